@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from penstock.errors import (
     DeadlineError,
     InternalError,
@@ -19,16 +21,16 @@ from penstock.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from penstock.json_schema import Members, MisfitError, Text, optional
 
 __all__ = [
     "CODES",
-    "ERROR",
-    "OIP_ERROR",
+    "Error",
+    "ErrorDetail",
+    "InferenceError",
+    "MisfitError",
     "RefusalError",
     "VersionNotFoundError",
     "grpc_code",
-    "misfit_refusal",
     "refusal_of",
     "without_folders",
 ]
@@ -98,19 +100,30 @@ def grpc_code(status: int) -> str:
     return {200: "OK", 499: "CANCELLED"}.get(status) or CODES[status].grpc
 
 
-_DETAIL = Members(
-    "ErrorDetail",
-    {"message": Text(), "type": Text(), "param": optional(Text()), "code": optional(Text())},
-    ("message", "type", "param", "code"),
-)
-ERROR: Final = Members("Error", {"error": _DETAIL}, ("error",))
-"""The schema of an error response."""
-OIP_ERROR: Final = Members(
-    "InferenceError",
-    {"error": Text(), "type": Text(), "param": optional(Text()), "code": optional(Text())},
-    ("error", "type", "param", "code"),
-)
-"""The schema of an error response of the Open Inference Protocol, whose clients expect ``error`` to be a string."""
+class ErrorDetail(msgspec.Struct, forbid_unknown_fields=True):
+    """``type`` depends on the status only.  ``param`` is the field at fault, ``code`` the failure."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(msgspec.Struct, forbid_unknown_fields=True):
+    """An error response."""
+
+    error: ErrorDetail
+
+
+class InferenceError(msgspec.Struct, forbid_unknown_fields=True):
+    """An error response of the Open Inference Protocol, whose clients expect ``error`` to be a string."""
+
+    error: str
+    type: str
+    param: str | None
+    code: str | None
+
+
 MAX_MESSAGE_CHARS: Final = 1000
 
 
@@ -172,7 +185,7 @@ class RefusalError(Exception):
         return json.dumps(body).encode()
 
 
-_KINDS = {
+_KINDS: Final = {
     "missing": "missing_required_parameter",
     "unknown": "unknown_parameter",
     "unsupported": "unsupported_parameter",
@@ -180,13 +193,18 @@ _KINDS = {
 }
 
 
+class MisfitError(RefusalError):
+    """Raised for a field of a request that is missing, unknown, unsupported or has a wrong value (``kind``).
+
+    ``path`` is the path of the field; "" is the body itself.
+    """
+
+    def __init__(self, path: str, message: str, kind: str = "value") -> None:
+        super().__init__(400, message, param=path or None, code=_KINDS[kind])
+
+
 _BODY_FIELDS = {"deadline_s": "timeout", "truncate_prompt": "truncate_prompt_tokens"}
 """Fields of RequestOptions, and what request bodies call them."""
-
-
-def misfit_refusal(misfit: MisfitError) -> RefusalError:
-    """Return the 400 response for a value that failed a check."""
-    return RefusalError(400, str(misfit), param=misfit.path or None, code=_KINDS[misfit.kind])
 
 
 def refusal_of(error: BaseException, request_id: str) -> RefusalError:
@@ -196,8 +214,6 @@ def refusal_of(error: BaseException, request_id: str) -> RefusalError:
     """
     if isinstance(error, RefusalError):
         return error
-    if isinstance(error, MisfitError):
-        return misfit_refusal(error)
     if isinstance(error, QueueFullError):
         return RefusalError(429, "The request queue is full. Retry later.", code=error.code)
     if isinstance(error, DeadlineError):

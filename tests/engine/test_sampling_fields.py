@@ -8,6 +8,7 @@ import importlib
 import sys
 from typing import get_type_hints
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,20 +19,27 @@ from penstock.engine.params import ResolvedSampling, SamplingKeywords, SamplingP
 from penstock.engine.row_state import ROW_DTYPE
 from penstock.errors import InvalidArgumentError
 from penstock.sampling_fields import FIELD_NAMES, NATIVE_FIELDS, SAMPLING_FIELDS, SamplingField
+from penstock.serving.openai.bodies import CompletionRequest
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.request_fields import COMPLETION, SAMPLING
+from penstock.serving.request_fields import SAMPLING
 
 READERS = (
     "penstock.engine.params",
     "penstock.engine.row_state",
     "penstock.engine.capabilities",
     "penstock.serving.request_fields",
+    "penstock.serving.openai.bodies",
+    "penstock.serving.oip.bodies",
     "penstock.serving.oip.language",
     "penstock.serving.workers.messages",
 )
 ADDED = SamplingField(
     name="extra_p", kind="number", wire=99, bounds=(0, 5), off=2.0, dtype="f4", is_filter=True, help="An extra filter."
 )
+
+
+def properties_of(struct):
+    return msgspec.json.schema(struct)["$defs"][struct.__name__]["properties"]
 
 
 def test_the_typed_names_are_those_of_the_table():
@@ -63,7 +71,7 @@ def test_the_wire_message_has_the_numbers_of_the_table():
 
 def test_the_service_has_every_field_with_its_help():
     assert set(SAMPLING) == {row.name for row in SAMPLING_FIELDS if row.is_common}
-    properties = COMPLETION.schema()["properties"]
+    properties = properties_of(CompletionRequest)
     for row in SAMPLING_FIELDS:
         if row.is_common:
             assert properties[row.name]["description"].startswith(row.help)
@@ -101,7 +109,7 @@ def test_a_field_added_to_the_table_appears_everywhere(monkeypatch):
     try:
         for name in READERS:
             sys.modules.pop(name)
-        params, row_state, _, fields, oip, _ = (importlib.import_module(name) for name in READERS)
+        params, row_state, _, _, openai, oip, *_ = (importlib.import_module(name) for name in READERS)
         assert params.SamplingParams().extra_p is None
         assert params.SamplingParams(extra_p=1).extra_p == 1.0
         with pytest.raises(InvalidArgumentError, match="extra_p must be a number from 0 to 5, not 6"):
@@ -109,9 +117,10 @@ def test_a_field_added_to_the_table_appears_everywhere(monkeypatch):
         with pytest.raises(InvalidArgumentError, match="did you mean extra_p"):
             params.SamplingParams(extra_pp=1)
         assert "extra_p" in row_state.ROW_DTYPE.names
-        for body in (fields.COMPLETION, fields.CHAT, oip.INFER):
-            assert body.fields["extra_p"].schema() == {"type": "number", "minimum": 0, "maximum": 5}
-        assert fields.CHAT.schema()["properties"]["extra_p"]["description"] == "An extra filter."
+        for struct in (openai.CompletionRequest, openai.ChatCompletionRequest, oip.InferParameters):
+            field = properties_of(struct)["extra_p"]
+            assert field["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 5}
+            assert field["description"] == "An extra filter."
     finally:
         for name, module in before.items():
             sys.modules[name] = module

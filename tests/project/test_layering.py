@@ -35,7 +35,6 @@ LEAVES = (
     "config",
     "env",
     "errors",
-    "json_schema",
     "logs",
     "sampling_fields",
     "tensors",

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.api_errors import RefusalError
+from penstock.api_errors import MisfitError, RefusalError
 from penstock.errors import DeadlineError
-from penstock.json_schema import MisfitError
 from tests.support.servable_folders import Host, request, write
 
 NUMBERS = """
@@ -193,7 +192,7 @@ def test_invalid_inputs_are_refused_by_name(host: Host) -> None:
     for path, (given, told) in wrong.items():
         with pytest.raises(MisfitError, match=told) as caught:
             host.ask("numbers.all_of_it", **given)
-        assert caught.value.path == path
+        assert caught.value.param == path
     for shape in ((2, 4), (2, 3, 1), (3,), (0, 3), (1, 3)):
         with pytest.raises(MisfitError):
             host.ask("numbers.all_of_it", **(good | {"y": np.zeros(shape, np.float32)}))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.api_errors import MisfitError
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
-from penstock.json_schema import MisfitError
 from penstock.tensors import (
     DTYPES,
     InferRequest,

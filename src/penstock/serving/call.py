@@ -78,7 +78,7 @@ def json_reply(value: Any) -> Reply:
 
 @dataclass
 class Call:
-    """An admitted request: its checked ``body``, the variable parts of its path.
+    """An admitted request: its ``body`` as the struct of its operation, and the variable parts of its path.
 
     ``origin``: the allowed Origin of a page of another host, or "".  ``facts``: fields for the log line.  ``is_gone``:
     the client has disconnected.  ``trace``: set if tracing is on.  ``sink``: where an HTTP response is written.
@@ -91,7 +91,7 @@ class Call:
 
     request_id: str
     path_values: Mapping[str, str]
-    body: dict[str, Any]
+    body: Any
     models: Models
     settings: GatewaySettings
     metrics: Metrics
@@ -111,11 +111,10 @@ class Call:
     is_counted: bool = False
     remaining_s: Callable[[], float] = lambda: math.inf
 
-    def model(self) -> Backend:
-        """Return the model that the body names, or the only model if it names none."""
+    def model(self, name: str | None) -> Backend:
+        """Return the model of a name, or the only model if there is no name."""
         if self.models.is_draining:
             raise RefusalError(503, "The service is stopping.", code="draining")
-        name = self.body.get("model")
         if name is None:
             known = self.models.list()
             # A model in its first load does not count: the load may fail.
@@ -131,8 +130,9 @@ class Call:
         else:
             backend = self.models.get(name)
         self.facts["model"] = backend.name
-        if "user" in self.body:
-            self.facts["user"] = self.body["user"]
+        user = getattr(self.body, "user", None)
+        if user is not None:
+            self.facts["user"] = user
         return backend
 
     def is_ready(self) -> bool:

@@ -11,18 +11,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from penstock.api_errors import RefusalError, misfit_refusal
-from penstock.config import parse_json
-from penstock.errors import InvalidFileError
-from penstock.json_schema import MisfitError
+from penstock.api_errors import RefusalError
 from penstock.serving.admission import Admission, check_single, deadline_s, within
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.call import SINK, Call, Receive, Reply, ResponseSink, Scope, Send
 from penstock.serving.http.compression import inflated
-from penstock.serving.json_bounds import check_counts, decode
+from penstock.serving.json_bounds import decode
 from penstock.serving.operations import Media, Operation, Routes, is_oip
+from penstock.serving.request_decoding import decode_body
 
 __all__ = ["Gateway"]
 
@@ -104,7 +102,7 @@ class Gateway:
         return host
 
     async def _read(self, operation: Operation, call: Call, receive: Receive) -> None:
-        """Read and check the body; keep only its bytes if the operation parses it itself."""
+        """Read and decode the body; keep only its bytes if the operation decodes it itself."""
         body, media = operation.body, operation.media
         if body is None:
             return
@@ -117,17 +115,7 @@ class Gateway:
             return
         if media.is_optional and not data:
             data = b"{}"
-
-        def checked() -> dict[str, Any]:
-            check_counts(data, "body")
-            return body.check(parse_json(data, "body", max_values=len(data), lets_threads_run=True), "")
-
-        try:
-            call.body = await decode(len(data), checked)
-        except InvalidFileError as error:
-            raise RefusalError(400, str(error), code="invalid_json") from None
-        except MisfitError as misfit:
-            raise misfit_refusal(misfit) from None
+        call.body = await decode(len(data), lambda: decode_body(data, body))
 
     async def _collect(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         limits = self.settings.limits
@@ -166,7 +154,7 @@ class Gateway:
             raise _GoneError
         sink.on_gone = gone
         try:
-            reply = await within(deadline_s(call, call.body.get("timeout")), operation.handler(call))
+            reply = await within(deadline_s(call, getattr(call.body, "timeout_s", None)), operation.handler(call))
         finally:
             sink.on_gone = None
         if reply is None:

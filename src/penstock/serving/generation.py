@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api_errors import RefusalError
 from penstock.errors import QueueFullError, UnavailableError
-from penstock.json_schema import Members, Whole
 
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions
     from penstock.engine.params import SamplingParams
     from penstock.llm.backend import Answer, Backend, Delta
     from penstock.serving.call import Call
+    from penstock.serving.openai.bodies import ChatCompletionRequest, CompletionRequest
 
-__all__ = ["USAGE", "Generation", "Take", "TakeNow", "refuse_together", "usage"]
+__all__ = ["Generation", "Take", "TakeNow", "check_stream_options", "includes_usage", "refuse_together", "usage"]
 
 Take = Callable[[int, "Answer", "Delta"], Awaitable[None]]
 """Handles a delta; its arguments are the index of the prompt, the prompt's answer and the delta."""
@@ -27,18 +27,6 @@ TakeNow = Callable[[int, "Answer", "Delta"], bool]
 MAX_AT_ONCE: Final = 32
 """The most prompts of one HTTP request that are open at a time; the others wait here, not in the engine's queue."""
 _RETRY_S: Final = 0.05
-_COUNT: Final = Whole(0, 2**53)
-
-USAGE: Final = Members(
-    "Usage",
-    {
-        "prompt_tokens": _COUNT,
-        "completion_tokens": _COUNT,
-        "total_tokens": _COUNT,
-        "prompt_tokens_details": Members("PromptTokensDetails", {"cached_tokens": _COUNT}, ("cached_tokens",)),
-    },
-    ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"),
-)
 
 
 def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
@@ -154,3 +142,14 @@ def refuse_together(is_wrong: bool, message: str, param: str) -> None:
     """Raise a 400 error if a combination of fields is wrong."""
     if is_wrong:
         raise RefusalError(400, message, param=param, code="invalid_value")
+
+
+def check_stream_options(body: CompletionRequest | ChatCompletionRequest) -> None:
+    """Raise a 400 error if a body has options of a stream and asks for none."""
+    is_wrong = body.stream_options is not None and not body.stream
+    refuse_together(is_wrong, "stream_options requires stream", "stream_options")
+
+
+def includes_usage(body: CompletionRequest | ChatCompletionRequest) -> bool:
+    """Return True if the stream that a body asks for ends with the token counts."""
+    return body.stream_options is not None and bool(body.stream_options.include_usage)

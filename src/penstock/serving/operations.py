@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Final, Protocol
 
-from penstock.json_schema import Members, Shape
+import msgspec
+
 from penstock.serving.call import Call, Reply
 
-__all__ = ["GRPC", "JSON", "Endpoint", "Media", "Operation", "Routes"]
+__all__ = ["GRPC", "JSON", "Endpoint", "Handler", "Media", "Operation", "Routes"]
 
 Handler = Callable[[Call], Awaitable[Reply | None]]
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"
@@ -65,7 +66,7 @@ class Media:
 
     ``types``: accepted values of Content-Type; "" accepts a missing header.  ``encodings``: accepted compressions.
     ``is_optional``: an empty body counts as an empty object.  ``is_raw``: the handler parses ``Call.data`` itself, and
-    the body's shape describes its JSON part.  ``headers``: JSON schemas of further headers that describe the body.
+    the body's type describes its JSON part.  ``headers``: JSON schemas of further headers that describe the body.
     """
 
     types: tuple[str, ...] = ("application/json",)
@@ -82,10 +83,11 @@ JSON: Final = Media()
 class Operation:
     """One method of one path.
 
-    ``handler`` returns a Reply, or None after it has sent the response itself.  ``answer``: the shape of a JSON
-    response, or a tuple of other content types.  ``refusals``: error statuses beside those that all routes share.
-    ``events``: the shape of an event, if the response may be a stream.  ``is_open``: needs no key.  ``is_admin``: needs
-    an admin key.  ``media``: the accepted formats of the body.  ``binary``: the response may have bytes after its JSON.
+    ``handler`` returns a Reply, or None after it has sent the response itself.  ``answer``: the type of a JSON
+    response, or a tuple of other content types.  ``body``: the struct of the request's body.  ``events``: the struct of
+    an event, if the response may be a stream.  ``refusals``: error statuses beside those that all routes share.
+    ``is_open``: needs no key.  ``is_admin``: needs an admin key.  ``media``: the accepted formats of the body.
+    ``binary``: the response may have bytes after its JSON.
     """
 
     method: str
@@ -93,9 +95,9 @@ class Operation:
     name: str
     summary: str
     handler: Handler
-    answer: Shape | tuple[str, ...]
-    body: Members | None = None
-    events: Shape | None = None
+    answer: Any
+    body: type[msgspec.Struct] | None = None
+    events: type[msgspec.Struct] | None = None
     refusals: tuple[int, ...] = ()
     is_open: bool = False
     is_admin: bool = False

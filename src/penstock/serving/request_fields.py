@@ -1,188 +1,174 @@
-"""The fields of all request bodies in one table, which both the checks and ``/openapi.json`` are made from."""
+"""The fields that request bodies of several routes share; the sampling fields come from ``sampling_fields.py``."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
+from msgspec import Meta
+
+from penstock.api_errors import MisfitError
+from penstock.config import show
 from penstock.engine.options import MAX_PRIORITY, MAX_SALT_CHARS
-from penstock.json_schema import Choice, Either, Entries, Flag, Items, Members, Nothing, Number, Shape, Text, Whole
 from penstock.sampling_fields import SAMPLING_FIELDS, SamplingField
+from penstock.serving.request_decoding import converted, refused
 from penstock.validation import MAX_BIASES, MAX_STRING_CHARS, MAX_STRINGS, MAX_TOKEN
 
-__all__ = ["CHAT", "COMPLETION", "DETOKENIZE", "EMBEDDING", "MAX_PROMPTS", "OPTIONS", "SAMPLING", "TOKENIZE"]
+__all__ = [
+    "MAX_NAME_CHARS", "MAX_PROMPTS", "MAX_TIMEOUT_S", "SAMPLING", "Body", "Inputs", "Prompts", "SamplingFields",
+    "ServingFields", "Token", "TokenIds", "checked_prompts", "extended",
+]  # fmt: skip
 
 MAX_PROMPTS: Final = 256
 MAX_NAME_CHARS: Final = 256
-MAX_MESSAGES: Final = 4096
 MAX_TIMEOUT_S: Final = 86400.0
+_PIECE: Final = 1 << 14
 
-TOKEN: Final = Whole(0, MAX_TOKEN)
-TOKENS: Final = Items(TOKEN, 1, None)
-STRINGS: Final = Either(
-    (Text(1, MAX_STRING_CHARS), Items(Text(1, MAX_STRING_CHARS), 0, MAX_STRINGS)), "a string or a list of strings"
-)
-PROMPTS: Final = Either(
-    (Text(), Items(Text(), 1, MAX_PROMPTS), TOKENS, Items(TOKENS, 1, MAX_PROMPTS)),
-    "a text, a list of token ids, or a list of those",
-)
-INPUTS: Final = Either(
-    (Text(1), Items(Text(1), 1, MAX_PROMPTS), TOKENS, Items(TOKENS, 1, MAX_PROMPTS)),
-    "a text, a list of token ids, or a list of those",
-)
+Token = Annotated[int, Meta(ge=0, le=MAX_TOKEN)]
+TokenIds = Annotated[list[Token], Meta(min_length=1)]
+String = Annotated[str, Meta(min_length=1, max_length=MAX_STRING_CHARS)]
+Strings = String | Annotated[list[String], Meta(max_length=MAX_STRINGS)]
+_BiasKey = Annotated[str, Meta(pattern=r"^[0-9]{1,10}\Z")]
 
 
-def _shape_of(row: SamplingField) -> Shape:
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request or of a response.  In a request, a null field counts as absent unless it is required."""
+
+
+def _type_of(row: SamplingField) -> Any:
     low, high = row.json_bounds or row.bounds
-    shapes: dict[str, Shape] = {
-        "integer": Whole(int(low), int(high)),
-        "number": Number(low, high),
-        "boolean": Flag(),
-        "strings": STRINGS,
-        "token_ids": Items(TOKEN, row.min_items, None),
-        "biases": Entries(r"[0-9]{1,10}", Number(low, high), MAX_BIASES),
+    types: dict[str, Any] = {
+        "integer": Annotated[int, Meta(ge=int(low), le=int(high))],
+        "number": Annotated[float, Meta(ge=low, le=high)],
+        "boolean": bool,
+        "strings": Strings,
+        "token_ids": Annotated[list[Token], Meta(min_length=row.min_items or None)],
+        "biases": Annotated[dict[_BiasKey, Annotated[float, Meta(ge=low, le=high)]], Meta(max_length=MAX_BIASES)],
     }
-    return shapes[row.kind]
+    return types[row.kind]
 
 
-SAMPLING_SHAPES: Final = {row.name: _shape_of(row) for row in SAMPLING_FIELDS}
-SAMPLING: Final = {row.name: SAMPLING_SHAPES[row.name] for row in SAMPLING_FIELDS if row.is_common}
-"""The fields of SamplingParams, under the same names; ``top_k`` -1 means 0, as in vLLM."""
-
-OPTIONS: Final[dict[str, Shape]] = {
-    "priority": Whole(-MAX_PRIORITY, MAX_PRIORITY),
-    "cache_salt": Text(0, MAX_SALT_CHARS),
-    "timeout": Number(0.001, MAX_TIMEOUT_S),
-    "truncate_prompt_tokens": Either((Whole(-1, -1), Whole(1, MAX_TOKEN)), "-1 or a whole number above 0"),
-}
-"""Fields that control how a request is served."""
-
-_NOTES: Final = {
-    "model": "A model name from /v1/models. Optional if only one model is served.",
-    **{row.name: row.help for row in SAMPLING_FIELDS if row.is_common},
-    "priority": "Requests with a lower number go first. Default: 0.",
-    "cache_salt": "Only requests with the same salt share cached prefixes.",
-    "timeout": "Time limit in seconds, after which the request ends with status 504.",
-    "truncate_prompt_tokens": "Keep only this many tokens from the end of the prompt; -1 keeps as many as fit.",
-    "user": "An identifier of the end user, written to the log.",
-}
-
-_COMMON: Final[dict[str, Shape]] = {
-    "model": Text(1, MAX_NAME_CHARS),
-    "user": Text(0, MAX_NAME_CHARS),
-    "stream": Flag(),
-    "stream_options": Members("StreamOptions", {"include_usage": Flag()}),
-}
+_ROWS: Final = {row.name: row for row in SAMPLING_FIELDS}
+SAMPLING: Final = tuple(row.name for row in SAMPLING_FIELDS if row.is_common)
+"""The names of the fields that every body of a request for text has; ``top_k`` -1 means 0, as in vLLM."""
 
 
-def _refused(*names: str, why: str = "") -> dict[str, Shape]:
-    return {name: Nothing(why) for name in names}
+def _field_of(name: str, row: SamplingField) -> tuple[str, Any, None]:
+    return name, Annotated[_type_of(row) | None, Meta(description=row.help)], None
 
 
-COMPLETION: Final = Members(
-    "CompletionRequest",
-    {
-        "prompt": PROMPTS,
-        **_COMMON,
-        **SAMPLING,
-        **{name: SAMPLING_SHAPES[name] for name in ("best_of", "echo", "logprobs")},
-        **OPTIONS,
-        **_refused("suffix", why="text can only be appended to the prompt"),
-        **_refused("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-        **_refused("prompt_logprobs", why="use echo with logprobs"),
-        **_refused("use_beam_search", "length_penalty", "prompt_embeds"),
-    },
-    ("prompt",),
-    {
-        **_NOTES,
-        **{row.name: row.help for row in SAMPLING_FIELDS if row.name in ("best_of", "echo", "logprobs")},
-        "max_tokens": f"{_NOTES['max_tokens']} 0 needs echo.",
-    },
-)
+def extended(
+    base: type[Body], sampling: dict[str, str] | Iterable[str] = (), refusals: dict[str, str] | None = None
+) -> type[Body]:
+    """Return a struct with the fields of ``base`` and more.
 
-_PART: Final = Members(
-    "ContentPart",
-    {
-        "text": Text(),
-        **_refused("image_url", "input_audio", "audio_url", "video_url", "file", why="only text input is supported"),
-        "type": Choice(("text",)),
-    },
-    ("type", "text"),
-)
-_MESSAGE: Final = Members(
-    "Message",
-    {
-        "role": Choice(("system", "developer", "user", "assistant")),
-        "content": Either((Text(), Items(_PART, 1, MAX_MESSAGES)), "a string or a list of text parts"),
-        "name": Text(0, MAX_NAME_CHARS),
-        **_refused(
-            "tool_calls", "tool_call_id", "function_call", "refusal", "audio", "reasoning_content", "annotations"
-        ),
-    },
-    ("role", "content"),
-)
+    ``sampling``: names of sampling fields, or a mapping from names in the body to them.  ``refusals``: fields that are
+    refused, separated by spaces, with the reason.
+    """
+    rows = sampling if isinstance(sampling, dict) else {one: one for one in sampling}
+    fields: list[Any] = [_field_of(one, _ROWS[of]) for one, of in rows.items()]
+    for names, why in (refusals or {}).items():
+        fields += [(one, refused(why), None) for one in names.split()]
+    struct: Any = msgspec.defstruct(
+        f"{base.__name__}AndMore", fields, bases=(base,), kw_only=True, forbid_unknown_fields=True
+    )
+    kind: type[Body] = struct
+    return kind
 
-CHAT: Final = Members(
-    "ChatCompletionRequest",
-    {
-        "messages": Items(_MESSAGE, 1, MAX_MESSAGES),
-        **_COMMON,
-        **SAMPLING,
-        "max_tokens": Whole(1, MAX_TOKEN),
-        "max_completion_tokens": Whole(1, MAX_TOKEN),
-        "logprobs": Flag(),
-        "top_logprobs": SAMPLING_SHAPES["logprobs"],
-        "add_generation_prompt": Flag(),
-        **OPTIONS,
-        "response_format": Members("ResponseFormat", {"type": Choice(("text",))}, ("type",)),
-        "modalities": Items(Choice(("text",)), 1, 1),
-        **_refused("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
-        **_refused("structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-        **_refused("chat_template", "chat_template_kwargs", why="the model's own template is always used"),
-        **_refused("continue_final_message", "audio", "prediction", "store", "metadata", "reasoning_effort"),
-        **_refused("service_tier", "web_search_options", "verbosity", "prompt_cache_key", "safety_identifier"),
-        **_refused("best_of", "echo", "prompt_logprobs", "use_beam_search", "length_penalty"),
-    },
-    ("messages",),
-    {**_NOTES, "logprobs": "Return the log-probability of each token. Default: false."},
-)
 
-EMBEDDING: Final = Members(
-    "EmbeddingRequest",
-    {
-        "input": INPUTS,
-        "model": _COMMON["model"],
-        "user": _COMMON["user"],
-        "encoding_format": Choice(("float", "base64")),
-        "pooling": Choice(("mean", "last")),
-        "normalize": Flag(),
-        **OPTIONS,
-        **_refused("dimensions", why="the model determines the length of its vectors"),
-    },
-    ("input",),
-    {
-        **_NOTES,
-        "pooling": "mean averages the rows of all tokens, last takes the row of the last token.",
-        "normalize": "Scale vectors to length 1. Default: true.",
-    },
-)
+class ServingFields(Body, kw_only=True):
+    """The fields that control how an engine serves a request."""
 
-TOKENIZE: Final = Members(
-    "TokenizeRequest",
-    {
-        "model": _COMMON["model"],
-        "prompt": Text(),
-        "messages": Items(_MESSAGE, 1, MAX_MESSAGES),
-        "add_special_tokens": Flag(),
-        "add_generation_prompt": Flag(),
-        "return_token_strs": Flag(),
-    },
-    (),
-    {"model": _NOTES["model"], "prompt": "Either prompt or messages is required."},
-)
+    user: Annotated[
+        Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None,
+        Meta(description="An identifier of the end user, written to the log."),
+    ] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None,
+        Meta(description="Requests with a lower number go first. Default: 0."),
+    ] = None
+    cache_salt: Annotated[
+        Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None,
+        Meta(description="Only requests with the same salt share cached prefixes."),
+    ] = None
+    timeout: Annotated[
+        Annotated[float, Meta(ge=0.001, le=MAX_TIMEOUT_S)] | None,
+        Meta(description="Time limit in seconds, after which the request ends with status 504."),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_TOKEN, extra_json_schema={"not": {"const": 0}})] | None,
+        Meta(description="Keep only this many tokens from the end of the prompt; -1 keeps as many as fit."),
+    ] = None
 
-DETOKENIZE: Final = Members(
-    "DetokenizeRequest",
-    {"model": _COMMON["model"], "tokens": Items(TOKEN, 0, None)},
-    ("tokens",),
-    {"model": _NOTES["model"]},
-)
+    def __post_init__(self) -> None:
+        """Refuse a prompt of no tokens, which the type cannot exclude."""
+        if self.truncate_prompt_tokens == 0:
+            name = "truncate_prompt_tokens"
+            raise MisfitError(name, f"{name} must be -1 or a whole number above 0, not 0")
+
+    @property
+    def timeout_s(self) -> float | None:
+        """The time limit in seconds, if there is one."""
+        return self.timeout
+
+
+if TYPE_CHECKING:
+
+    class SamplingFields(ServingFields):
+        """ServingFields, and the fields of SamplingParams under the same names."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    SamplingFields = extended(ServingFields, SAMPLING)
+
+_Input = Annotated[str, Meta(min_length=1)]
+_Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)]
+_Inputs = Annotated[list[_Input], Meta(min_length=1, max_length=MAX_PROMPTS)]
+_TokenLists = Annotated[list[TokenIds], Meta(min_length=1, max_length=MAX_PROMPTS)]
+
+
+def _any_of(*kinds: Any) -> Meta:
+    return Meta(extra_json_schema={"anyOf": [msgspec.json.schema(kind) for kind in kinds]})
+
+
+Prompts = Annotated[Any, _any_of(str, _Texts, TokenIds, _TokenLists)]
+"""Texts or token ids; no type of msgspec has both, so ``checked_prompts`` checks them."""
+Inputs = Annotated[Any, _any_of(_Input, _Inputs, TokenIds, _TokenLists)]
+"""Prompts without empty texts."""
+
+
+def checked_prompts(value: Any, path: str, *, allows_empty: bool = True) -> Any:
+    """Return a text, a list of texts, token ids or a list of those; ``allows_empty`` allows empty texts.
+
+    Raises MisfitError.
+    """
+    if isinstance(value, str):
+        kind: Any = str if allows_empty else _Input
+    elif not isinstance(value, list):
+        message = f"{path} must be a text, a list of token ids, or a list of those, not {show(value)}"
+        raise MisfitError(path, message)
+    elif not value or isinstance(value[0], str):
+        kind = _Texts if allows_empty else _Inputs
+    elif isinstance(value[0], list):
+        if len(value) <= MAX_PROMPTS and all(map(_are_token_ids, value)):
+            return value
+        kind = _TokenLists
+    else:
+        if _are_token_ids(value):
+            return value
+        kind = TokenIds
+    return converted(value, kind, path)
+
+
+def _are_token_ids(values: Any) -> bool:
+    """Return True for a list of token ids; they are checked in pieces, between which other threads can run."""
+    if type(values) is not list or not values:
+        return False
+    try:
+        for at in range(0, len(values), _PIECE):
+            msgspec.convert(values[at : at + _PIECE], TokenIds)
+    except msgspec.ValidationError:
+        return False
+    return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api_errors import RefusalError
@@ -15,6 +15,8 @@ from penstock.text.tokenizer_threads import call_tokenizer
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
+    from penstock.serving.openai.bodies import Message
+    from penstock.serving.request_fields import SamplingFields, ServingFields
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -47,7 +49,7 @@ def isolated_tokenizer(backend: Backend) -> Tokenizer | None:
 
 
 async def prompts_of(
-    backend: Backend, given: Any, field: str, body: Mapping[str, Any]
+    backend: Backend, given: Any, field: str, body: ServingFields
 ) -> list[tuple[list[int], str | None]]:
     """Return each prompt as token ids, truncated by ``truncate_prompt_tokens``, and its text if it was not truncated.
 
@@ -58,7 +60,8 @@ async def prompts_of(
     for index, one in enumerate(several):
         name = field if several is not given else f"{field}[{index}]"
         text = one if isinstance(one, str) else None
-        whole = await text_ids(backend, one, body, field) if isinstance(one, str) else one
+        is_cut = body.truncate_prompt_tokens is not None
+        whole = await text_ids(backend, one, field, is_cut=is_cut) if isinstance(one, str) else one
         ids = cut(whole, backend.card.max_len, body)
         if not ids:
             message = f"{name} is empty. It must have at least one token."
@@ -72,17 +75,17 @@ async def prompts_of(
 
 
 async def text_ids(
-    backend: Backend, text: str, body: Mapping[str, Any], field: str = "prompt", **named: Any
+    backend: Backend, text: str, field: str = "prompt", *, is_cut: bool = False, **named: Any
 ) -> list[int]:
     """Return the token ids of a text.
 
-    A text that cannot fit into the context is cut to its end if ``truncate_prompt_tokens`` is set; otherwise the
-    request is refused with 400 and ``field``.
+    A text that cannot fit into the context is cut to its end if ``is_cut`` is set; otherwise the request is refused
+    with 400 and ``field``.
     """
     tokenizer = tokenizer_of(backend)
     bound = await _bound(backend, tokenizer, len(text))
     if len(text) > bound:
-        if "truncate_prompt_tokens" not in body:
+        if not is_cut:
             raise _too_long(f"{field}: the text has {len(text)} characters", backend, field)
         text = text[-bound:]
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, **named)
@@ -109,66 +112,69 @@ def _too_long(what: str, backend: Backend, field: str) -> RefusalError:
     return RefusalError(400, message, param=field, code="context_length_exceeded")
 
 
-async def chat_ids(backend: Backend, messages: Sequence[Mapping[str, Any]], is_open: bool) -> list[int]:
+async def chat_ids(backend: Backend, messages: Sequence[Message], is_open: bool) -> list[int]:
     """Return the token ids of a conversation; ``is_open`` adds the beginning of the assistant's message."""
     tokenizer = tokenizer_of(backend)
     if tokenizer.chat_template is None:
         raise UnsupportedError("This model has no chat template. Use /v1/completions.")
-    num_chars = sum(len(_text(one["content"])) for one in messages)
+    num_chars = sum(len(_text(one)) for one in messages)
     if num_chars > await _bound(backend, tokenizer, num_chars):
         raise _too_long(f"messages have {num_chars} characters", backend, "messages")
-    plain = [{**one, "role": _role(one["role"]), "content": _text(one["content"])} for one in messages]
+    plain = [_plain(one) for one in messages]
     text = await asyncio.to_thread(_render, tokenizer, plain, is_open)  # rendering may be slow for a short text
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
     return ids
 
 
-def _role(role: str) -> str:
-    """Return the role for the template, which knows OpenAI's ``developer`` as ``system``."""
-    return "system" if role == "developer" else role
+def _plain(message: Message) -> dict[str, str]:
+    """Return a message for the template, which knows OpenAI's ``developer`` as ``system``."""
+    role = "system" if message.role == "developer" else message.role
+    named = {} if message.name is None else {"name": message.name}
+    return {"role": role, "content": _text(message), **named}
 
 
-def _text(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+def _text(message: Message) -> str:
+    content = message.content
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _render(tokenizer: Tokenizer, messages: list[dict[str, Any]], is_open: bool) -> str:
+def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], is_open: bool) -> str:
     from penstock.text.chat_template import render_chat
 
     template = tokenizer.chat_template or ""
     return render_chat(template, messages, tokenizer.special_tokens, add_generation_prompt=is_open)
 
 
-def sampling_of(body: Mapping[str, Any], **beyond: Any) -> SamplingParams:
+def sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:
     """Return the sampling parameters of a body; ``beyond`` are fields that a route has under other names."""
-    values = {name: body[name] for name in SAMPLING if name in body}
+    values = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if values.get("top_k") == -1:
         values["top_k"] = 0
     return SamplingParams(**values | beyond)
 
 
-def options_of(body: Mapping[str, Any], request_s: float, client: str) -> RequestOptions:
+def options_of(body: ServingFields, request_s: float, client: str) -> RequestOptions:
     """Return the options of a request of ``client``; its deadline is at most ``request_s`` seconds."""
     return RequestOptions(
-        priority=body.get("priority", 0),
-        deadline_s=min(body.get("timeout", request_s), request_s),
-        cache_salt=body.get("cache_salt", ""),
-        truncate_prompt=body.get("truncate_prompt_tokens") == -1,
+        priority=body.priority or 0,
+        deadline_s=min(body.timeout_s or request_s, request_s),
+        cache_salt=body.cache_salt or "",
+        truncate_prompt=body.truncate_prompt_tokens == -1,
         client=client,
     )
 
 
-def cut(ids: list[int], max_len: int, body: Mapping[str, Any]) -> list[int]:
+def cut(ids: list[int], max_len: int, body: ServingFields) -> list[int]:
     """Return the part of a prompt that ``truncate_prompt_tokens`` keeps; for -1 the engine makes the final cut."""
-    keep = body.get("truncate_prompt_tokens")
+    keep = body.truncate_prompt_tokens
     if keep is None:
         return ids
     return ids[-max_len if keep < 0 else -keep :]
 
 
-def check_count(num_prompts: int, body: Mapping[str, Any]) -> None:
+def check_count(num_prompts: int, body: SamplingFields) -> None:
     """Refuse a body that asks for more answers than a request may have."""
-    wanted = num_prompts * max(body.get("n", 1), body.get("best_of", 1))
+    wanted = num_prompts * max(body.n or 1, body.best_of or 1)
     if wanted > MAX_ANSWERS:
         raise RefusalError(
             400, f"n: {wanted} answers requested, but the maximum is {MAX_ANSWERS}", param="n", code="invalid_value"

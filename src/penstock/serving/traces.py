@@ -154,7 +154,8 @@ def _attributes(call: Call, trace: RequestTrace, operation: Endpoint, status: in
         found["error.type"] = str(status)
     if "model" in call.facts:
         found["gen_ai.request.model"] = found["gen_ai.response.model"] = call.facts["model"]
-    found |= {f"gen_ai.request.{name}": call.body[name] for name in _ASKED if call.body.get(name) is not None}
+    asked = {f"gen_ai.request.{name}": getattr(call.body, name, None) for name in _ASKED}
+    found |= {name: value for name, value in asked.items() if value is not None}
     for names, fact in (
         (("prompt_tokens", "input_tokens"), "prompt_tokens"),
         (("completion_tokens", "output_tokens"), "completion_tokens"),

@@ -15,7 +15,7 @@ from penstock import config
 from penstock.checkpoint.side_files import read_side_files
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.errors import InvalidFileError
-from penstock.serving import gateway
+from penstock.serving import request_decoding
 from penstock.serving.json_bounds import (
     MAX_ESCAPES,
     MAX_KEYS,
@@ -111,7 +111,7 @@ MANY = {
 
 @pytest.mark.parametrize("case", MANY)
 def test_more_values_than_may_be_are_refused_before_they_are_parsed(demo, case, monkeypatch):
-    monkeypatch.setattr(gateway, "parse_json", lambda *_: pytest.fail("it was parsed"))
+    monkeypatch.setattr(request_decoding, "parse_json", lambda *_: pytest.fail("it was parsed"))
     piece, most, name = MANY[case]
     body = b'{"prompt": [' + (piece * (most + 1))[:-1] + b"]}"
     status, _, data = demo.ask("POST", "/v1/completions", body)
@@ -121,8 +121,7 @@ def test_more_values_than_may_be_are_refused_before_they_are_parsed(demo, case, 
 
 
 def test_distinct_keys_are_counted_before_they_are_parsed(demo, monkeypatch):
-    monkeypatch.setattr(gateway, "parse_json", lambda *_: pytest.fail("it was parsed"))
-    monkeypatch.setattr("penstock.serving.oip.json_body.parse_json", lambda *_: pytest.fail("it was parsed"))
+    monkeypatch.setattr(request_decoding, "parse_json", lambda *_: pytest.fail("it was parsed"))
     for num_keys in (MAX_KEYS + 1, 700_000):
         body = b'{"logit_bias": {' + b",".join(b'"%x":0' % key for key in range(num_keys)) + b"}}"
         for path in ("/v1/completions", "/v2/models/demo/infer"):
@@ -153,7 +152,7 @@ def test_what_a_text_holds_is_not_counted(text):
 
 
 def test_one_large_body_is_decoded_at_a_time(demo, monkeypatch):
-    running, most, real = [], [], gateway.parse_json
+    running, most, real = [], [], request_decoding.parse_json
 
     def counting(data, file, **options):
         running.append(1)
@@ -162,7 +161,7 @@ def test_one_large_body_is_decoded_at_a_time(demo, monkeypatch):
         running.pop()
         return real(data, file, **options)
 
-    monkeypatch.setattr(gateway, "parse_json", counting)
+    monkeypatch.setattr(request_decoding, "parse_json", counting)
     body = {"prompt": "x " * 40_000}
     with ThreadPoolExecutor(8) as clients:
         found = list(clients.map(lambda _: demo.ask("POST", "/v1/completions", body)[0], range(8)))
@@ -191,14 +190,14 @@ def test_a_large_body_lets_other_threads_run(monkeypatch):
 
 
 def test_others_are_answered_while_a_large_body_is_parsed(demo, monkeypatch):
-    begun, let_go, real = threading.Event(), threading.Event(), gateway.parse_json
+    begun, let_go, real = threading.Event(), threading.Event(), request_decoding.parse_json
 
     def slow(data, file, **options):
         begun.set()
         assert let_go.wait(600)
         return real(data, file, **options)
 
-    monkeypatch.setattr(gateway, "parse_json", slow)
+    monkeypatch.setattr(request_decoding, "parse_json", slow)
     body = {"prompt": "x " * 40_000}
     asking = threading.Thread(target=demo.ask, args=("POST", "/v1/completions", body))
     asking.start()

@@ -4,45 +4,58 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.api_errors import refusal_of, without_folders
+from penstock.api_errors import MisfitError, refusal_of, without_folders
 from penstock.errors import FileAccessError, UnavailableError
-from penstock.json_schema import MisfitError
-from penstock.serving.request_fields import CHAT, COMPLETION, EMBEDDING, TOKENIZE
+from penstock.serving.openai.bodies import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
+from penstock.serving.request_decoding import converted
 
 LENGTHS = [
-    (COMPLETION, {"prompt": "x", "stop": ["a"] * 65}, "stop must be a list of 0 to 64 items, not of 65"),
-    (COMPLETION, {"prompt": "x", "stop": "a" * 4097}, "stop must be a string of 1 to 4096 characters, not of 4097"),
-    (COMPLETION, {"prompt": "x", "stop": ""}, "stop must be a string of 1 to 4096 characters, not of 0"),
-    (COMPLETION, {"prompt": "x", "bad_words": ["a"] * 65}, "bad_words must be a list of 0 to 64 items, not of 65"),
-    (COMPLETION, {"prompt": ["x"] * 257}, "prompt must be a list of 1 to 256 items, not of 257"),
-    (COMPLETION, {"prompt": [[1]] * 257}, "prompt must be a list of 1 to 256 items, not of 257"),
-    (COMPLETION, {"prompt": []}, "prompt must be a list of 1 to 256 items, not of 0"),
-    (EMBEDDING, {"input": ["x"] * 257}, "input must be a list of 1 to 256 items, not of 257"),
-    (EMBEDDING, {"input": ""}, "input must be a string of 1 or more characters, not of 0"),
+    (CompletionRequest, {"prompt": "x", "stop": ["a"] * 65}, "stop must be a list of 0 to 64 items, not of 65"),
     (
-        CHAT,
+        CompletionRequest,
+        {"prompt": "x", "stop": "a" * 4097},
+        "stop must be a string of 1 to 4096 characters, not of 4097",
+    ),
+    (CompletionRequest, {"prompt": "x", "stop": ""}, "stop must be a string of 1 to 4096 characters, not of 0"),
+    (
+        CompletionRequest,
+        {"prompt": "x", "bad_words": ["a"] * 65},
+        "bad_words must be a list of 0 to 64 items, not of 65",
+    ),
+    (CompletionRequest, {"prompt": ["x"] * 257}, "prompt must be a list of 1 to 256 items, not of 257"),
+    (CompletionRequest, {"prompt": [[1]] * 257}, "prompt must be a list of 1 to 256 items, not of 257"),
+    (CompletionRequest, {"prompt": []}, "prompt must be a list of 1 to 256 items, not of 0"),
+    (EmbeddingRequest, {"input": ["x"] * 257}, "input must be a list of 1 to 256 items, not of 257"),
+    (EmbeddingRequest, {"input": ""}, "input must be a string of 1 or more characters, not of 0"),
+    (
+        ChatCompletionRequest,
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 4097}]},
         "messages[0].content must be a list of 1 to 4096 items, not of 4097",
     ),
     (
-        TOKENIZE,
+        TokenizeRequest,
         {"messages": [{"role": "user", "content": "x"}] * 4097},
         "messages must be a list of 1 to 4096 items, not of 4097",
     ),
 ]
 TYPES = [
-    (COMPLETION, {"prompt": "x", "stop": 5}, "stop must be a string or a list of strings, not 5"),
-    (COMPLETION, {"prompt": "x", "stop": ["a", 5]}, "stop[1] must be a string, not 5"),
-    (COMPLETION, {"prompt": "x", "stop": [5] * 65}, "stop[0] must be a string, not 5"),
-    (COMPLETION, {"prompt": [1, "x"]}, "prompt[1] must be a whole number from 0 to 2147483647, not 'x'"),
-    (COMPLETION, {"prompt": {}}, "prompt must be a text, a list of token ids, or a list of those, not"),
+    (CompletionRequest, {"prompt": "x", "stop": 5}, "stop must be a string or a list of strings, not 5"),
+    (CompletionRequest, {"prompt": "x", "stop": ["a", 5]}, "stop[1] must be a string, not 5"),
+    (CompletionRequest, {"prompt": "x", "stop": [5] * 65}, "stop[0] must be a string, not 5"),
+    (CompletionRequest, {"prompt": [1, "x"]}, "prompt[1] must be a whole number from 0 to 2147483647, not 'x'"),
+    (CompletionRequest, {"prompt": {}}, "prompt must be a text, a list of token ids, or a list of those, not"),
 ]
 
 
-@pytest.mark.parametrize(("shape", "body", "message"), LENGTHS + TYPES)
-def test_what_is_too_long_is_told_by_its_length(shape, body, message):
+@pytest.mark.parametrize(("struct", "body", "message"), LENGTHS + TYPES)
+def test_what_is_too_long_is_told_by_its_length(struct, body, message):
     with pytest.raises(MisfitError) as raised:
-        shape.check(body, "")
+        converted(body, struct)
     assert str(raised.value).startswith(message)
 
 

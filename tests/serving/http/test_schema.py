@@ -21,10 +21,10 @@ from schemathesis.specs.openapi.checks import (
 from penstock.api_errors import CODES
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
-from penstock.json_schema import Number, Whole
+from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.http.app import operations
 from penstock.serving.http.openapi import describe
-from penstock.serving.request_fields import COMPLETION, SAMPLING
+from penstock.serving.openai.bodies import CompletionRequest
 
 CHECKS = [
     not_a_server_error,
@@ -57,21 +57,25 @@ def test_the_description_is_served(demo):
     assert json.loads(demo.ask("GET", "/openapi.json")[2]) == describe(operations())
 
 
-@pytest.mark.parametrize("name", [name for name, shape in SAMPLING.items() if isinstance(shape, (Whole, Number))])
-def test_bounds_are_the_engines(name):
+@pytest.mark.parametrize(
+    "row",
+    [row for row in SAMPLING_FIELDS if row.is_common and row.kind in ("integer", "number")],
+    ids=lambda row: row.name,
+)
+def test_bounds_are_the_engines(row):
     """What the table lets in the engine takes, and what the engine would take it lets in."""
-    shape = SAMPLING[name]
-    low = {"top_k": 0, "max_tokens": 1}.get(name, shape.low)  # the door makes 0 of -1, and an echo of 0
+    name, (low, high) = row.name, row.json_bounds or row.bounds
+    low = {"top_k": 0, "max_tokens": 1}.get(name, low)  # the door makes 0 of -1, and an echo of 0
     together = {"max_tokens": 2**31 - 1} if name == "min_tokens" else {}
-    for value in (low, shape.high):
+    for value in (low, high):
         SamplingParams(**{name: value} | together)
-    for value in (low - 1, shape.high + (1 if name != "seed" else 2**63 + 1)):
+    for value in (low - 1, high + (1 if name != "seed" else 2**63 + 1)):
         with pytest.raises(InvalidArgumentError, match=name):
             SamplingParams(**{name: value} | together)
 
 
 def test_every_field_of_the_engine_is_known():
-    assert set(SamplingParams.__dataclass_fields__) <= set(COMPLETION.fields)
+    assert set(SamplingParams.__dataclass_fields__) <= set(CompletionRequest.__struct_fields__)
 
 
 def test_every_status_is_in_the_table_of_codes():

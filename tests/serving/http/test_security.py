@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import inspect
 
 from penstock.api_errors import CODES
-from penstock.json_schema import Either, Entries, Items, Members, Nothing, Shape, Text
 from penstock.llm.local_backend import LocalModels
 from penstock.serving.grpc.oip_service import oip_methods
 from penstock.serving.http.admin import admin_operations
@@ -41,15 +41,20 @@ def test_the_documents_tables_are_the_codes():
     assert routes == {operation.path for operation in (*operations(), *admin_operations(Changes(LocalModels([]))))}
 
 
-def texts_of(shape: Shape, path: str) -> set[str]:
+def texts_of(info: inspect.Type, path: str) -> set[str]:
     """The paths of all fields that may hold a text."""
-    if isinstance(shape, Members):
-        return set().union(*(texts_of(one, f"{path}.{name}") for name, one in shape.fields.items()))
-    if isinstance(shape, Either):
-        return set().union(*(texts_of(one, path) for one in shape.shapes))
-    if isinstance(shape, (Items, Entries)):
-        return texts_of(shape.of, path)
-    return {path.lstrip(".")} if isinstance(shape, Text) else set()
+    match info:
+        case inspect.Metadata():
+            return texts_of(info.type, path)
+        case inspect.StructType():
+            return set().union(*(texts_of(one.type, f"{path}.{one.name}") for one in info.fields))
+        case inspect.UnionType():
+            return set().union(*(texts_of(one, path) for one in info.types))
+        case inspect.ListType():
+            return texts_of(info.item_type, path)
+        case inspect.DictType():
+            return texts_of(info.value_type, path)
+    return {path.lstrip(".")} if isinstance(info, (inspect.StrType, inspect.AnyType)) else set()
 
 
 def test_no_field_names_a_file_an_address_or_code():
@@ -57,11 +62,13 @@ def test_no_field_names_a_file_an_address_or_code():
         "prompt", "input", "messages.content", "messages.content.text", "messages.name", "stop", "bad_words", "model",
         "user", "cache_salt", "text_input", "id", "model_name", "model_version", "inputs.name", "outputs.name",
         "config",  # labels and versions of a servable
+        "inputs.data",
     }  # fmt: skip
     bodies = [operation.body for operation in operations() if operation.body is not None]
-    texts = {path.removeprefix("parameters.") for body in bodies for path in texts_of(body, "")}
+    texts = {path.removeprefix("parameters.") for body in bodies for path in texts_of(inspect.type_info(body), "")}
     assert texts - {"parameters"} == harmless  # whose names and values are checked as those of the model's fields
-    refused = {name for body in bodies for name, shape in body.fields.items() if isinstance(shape, Nothing)}
+    fields = [field for body in bodies for field in inspect.type_info(body).fields]
+    refused = {one.name for one in fields if isinstance(one.type, inspect.Metadata) and "why" in (one.type.extra or {})}
     assert {"chat_template", "chat_template_kwargs", "prompt_embeds", "tools", "suffix"} <= refused
 
 

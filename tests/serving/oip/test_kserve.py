@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.api_errors import MisfitError
 from penstock.errors import InvalidFileError
-from penstock.json_schema import MisfitError
 from penstock.llm.llm import LLM
 from penstock.serving.oip.messages import read_message
 from penstock.serving.proto import oip_pb2 as pb

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.api_errors import RefusalError
+from penstock.api_errors import MisfitError, RefusalError
 from penstock.errors import DeadlineError, QueueFullError, UnavailableError, UnsupportedError
-from penstock.json_schema import MisfitError
 from penstock.servables.process.pool import Pool
 from penstock.servables.schedule.method_run import MethodRun, Route, StepQueue
 from penstock.servables.schedule.per_instance import (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import msgspec
 
 from penstock.api_errors import without_folders
-from penstock.json_schema import Choice, Entries, Flag, Items, Members, Number, Shape, Text, Whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -14,46 +15,59 @@ if TYPE_CHECKING:
     from penstock.servables.lifecycle.repository import ServableRepository
     from penstock.servables.lifecycle.servable import Servable
 
-__all__ = ["SERVABLE_STATUS", "metric_lines", "servable_status"]
+__all__ = ["ServableStatus", "metric_lines", "servable_status"]
 
-_COUNT: Final = Whole(0, 2**63)
-_SECONDS: Final = Number(0, 1e15)
-_METHOD: Final[dict[str, Shape]] = {
-    "name": Text(),
-    "num_success": _COUNT,
-    "num_fail": _COUNT,
-    "num_rejected": _COUNT,
-    "num_cancelled": _COUNT,
-    "num_instances": _COUNT,
-    "num_batches": _COUNT,
-    "num_batched": _COUNT,
-    "queue_s": _SECONDS,
-    "compute_s": _SECONDS,
-}
-_PROCESS: Final[dict[str, Shape]] = {"pid": _COUNT, "runs": Text(), "status": Text(), "num_open": _COUNT}
-_VERSION: Final[dict[str, Shape]] = {
-    "version": Text(),
-    "state": Choice(("READY", "LOADING", "UNLOADING", "UNAVAILABLE")),
-    "reason": Text(),
-    "is_ready": Flag(),
-    "num_open": _COUNT,
-    "num_restarts": Entries("[a-z]+", _COUNT, 16),
-    "methods": Items(Members("ServableMethodStatus", _METHOD, tuple(_METHOD)), 0, None),
-    "processes": Items(Members("ServableProcess", _PROCESS, tuple(_PROCESS)), 0, None),
-}
-SERVABLE_STATUS: Final = Members(
-    "ServableStatus",
-    {
-        "name": Text(),
-        "labels": Entries("[A-Za-z][A-Za-z0-9_-]*", _COUNT, 1 << 16),
-        "versions": Items(Members("ServableVersionStatus", _VERSION, tuple(_VERSION)), 0, None),
-    },
-    ("name", "labels", "versions"),
-)
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class ServableMethodStatus(msgspec.Struct, forbid_unknown_fields=True):
+    """The counts and total times of a method."""
+
+    name: str
+    num_success: _Count
+    num_fail: _Count
+    num_rejected: _Count
+    num_cancelled: _Count
+    num_instances: _Count
+    num_batches: _Count
+    num_batched: _Count
+    queue_s: _Seconds
+    compute_s: _Seconds
+
+
+class ServableProcess(msgspec.Struct, forbid_unknown_fields=True):
+    """A process of a servable's version."""
+
+    pid: _Count
+    runs: str
+    status: str
+    num_open: _Count
+
+
+class ServableVersionStatus(msgspec.Struct, forbid_unknown_fields=True):
+    """A version of a servable, its methods and processes."""
+
+    version: str
+    state: Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
+    reason: str
+    is_ready: bool
+    num_open: _Count
+    num_restarts: dict[str, _Count]
+    methods: list[ServableMethodStatus]
+    processes: list[ServableProcess]
+
+
+class ServableStatus(msgspec.Struct, forbid_unknown_fields=True):
+    """A servable in ``/status``."""
+
+    name: str
+    labels: dict[str, _Count]
+    versions: list[ServableVersionStatus]
 
 
 def servable_status(servables: ServableRepository) -> list[dict[str, Any]]:
-    """Return each servable with its versions, their methods and processes, in the form of SERVABLE_STATUS."""
+    """Return each servable with its versions, their methods and processes, in the form of ServableStatus."""
     return [
         {
             "name": servable.name,

@@ -197,7 +197,7 @@ class _Stream:
         async def send(response: InferResponse, is_last: bool) -> None:
             await self._write(response, inference.name, message.id, is_last)
 
-        if call.body.get("stream", True):
+        if call.body.stream is not False:
             await inference.pieces(send)
         else:
             await send(await inference.whole(), True)

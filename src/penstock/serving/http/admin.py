@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from msgspec import Meta
 
 from penstock.api_errors import RefusalError
 from penstock.errors import (
@@ -15,13 +17,13 @@ from penstock.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from penstock.json_schema import Choice, Members, Text
 from penstock.serving.admission import Admission
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.gateway import Gateway
 from penstock.serving.http.app import description_of
-from penstock.serving.http.status import MODEL_STATUS, STATUS, model_status, status
+from penstock.serving.http.status import ModelStatus, Status, model_status, status
 from penstock.serving.operations import NAME, Operation, Routes
+from penstock.serving.request_fields import Body
 from penstock.serving.settings import GatewayLimits, GatewaySettings
 
 if TYPE_CHECKING:
@@ -32,14 +34,36 @@ if TYPE_CHECKING:
 __all__ = ["MAX_CONNECTIONS", "admin_operations", "make_admin"]
 
 MAX_CONNECTIONS: Final = 64
-_PATH: Final = Text(1, 4096)
-_NOTES: Final = {
-    "path": "Absolute path of a bundle or a checkpoint folder on the server.",
-    "name": "Name of the model in requests. Default: the name of the file.",
-}
-LOAD: Final = Members("LoadRequest", {"path": _PATH, "name": Text(1, 128, NAME)}, ("path",), _NOTES)
-UPDATE: Final = Members("UpdateRequest", {"path": _PATH}, ("path",), _NOTES)
-UNLOADED: Final = Members("Unloaded", {"id": Text(), "state": Choice(("unloaded",))}, ("id", "state"))
+_Path = Annotated[
+    str,
+    Meta(
+        min_length=1, max_length=4096,
+        description="Absolute path of a bundle or a checkpoint folder on the server.",
+    ),
+]  # fmt: skip
+_Name = Annotated[str, Meta(max_length=128, pattern=rf"^{NAME}\Z")]
+
+
+class LoadRequest(Body):
+    """The body of a load."""
+
+    path: _Path
+    name: Annotated[_Name | None, Meta(description="Name of the model in requests. Default: the name of the file.")] = (
+        None
+    )
+
+
+class UpdateRequest(Body):
+    """The body of an update."""
+
+    path: _Path
+
+
+class Unloaded(Body):
+    """The response of an unload."""
+
+    id: str
+    state: Literal["unloaded"]
 
 
 class _Routes:
@@ -50,16 +74,18 @@ class _Routes:
 
     async def load(self, call: Call) -> Reply:
         """Load a model under a new name."""
+        body: LoadRequest = call.body
         with _refusals_of_files():
-            backend = await self._changes.load(_absolute(call.body["path"]), call.body.get("name", ""))
+            backend = await self._changes.load(_absolute(body.path), body.name or "")
         call.facts["model"] = backend.name
         return json_reply(model_status(backend, call.metrics))
 
     async def update(self, call: Call) -> Reply:
         """Switch a model to new weights."""
+        body: UpdateRequest = call.body
         name = call.facts["model"] = call.path_values["model"]
         with _refusals_of_files():
-            backend = await self._changes.update(name, _absolute(call.body["path"]))
+            backend = await self._changes.update(name, _absolute(body.path))
         return json_reply(model_status(backend, call.metrics))
 
     async def unload(self, call: Call) -> Reply:
@@ -73,18 +99,18 @@ def admin_operations(changes: Changes) -> list[Operation]:
     """Return all routes of the admin listener."""
     routes = _Routes(changes)
     table = [
-        Operation("GET", "/admin/models", "admin_models", "Models and workers, as in /status.", status, STATUS),
+        Operation("GET", "/admin/models", "admin_models", "Models and workers, as in /status.", status, Status),
         Operation(
-            "POST", "/admin/models/load", "load_model", "Load a model.", routes.load, MODEL_STATUS, LOAD,
+            "POST", "/admin/models/load", "load_model", "Load a model.", routes.load, ModelStatus, LoadRequest,
             refusals=(429, 503, 504),
         ),
         Operation(
             "POST", "/admin/models/{model}/update", "update_model", "Switch a model to new weights.",
-            routes.update, MODEL_STATUS, UPDATE, refusals=(404, 429, 503, 504),
+            routes.update, ModelStatus, UpdateRequest, refusals=(404, 429, 503, 504),
         ),
         Operation(
             "POST", "/admin/models/{model}/unload", "unload_model", "Drain a model and free its memory.",
-            routes.unload, UNLOADED, refusals=(404, 429, 503, 504),
+            routes.unload, Unloaded, refusals=(404, 429, 503, 504),
         ),
     ]  # fmt: skip
     table.append(description_of(table))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.json_schema import Anything
-from penstock.serving import request_fields
 from penstock.serving.admission import Admission
 from penstock.serving.call import Call, Reply
 from penstock.serving.gateway import Gateway
@@ -14,7 +12,7 @@ from penstock.serving.http import health, page_files, status
 from penstock.serving.http.openapi import describe
 from penstock.serving.keys import ApiKeys
 from penstock.serving.oip.rest import oip_operations
-from penstock.serving.openai import chat, completions, embeddings, tokenize
+from penstock.serving.openai import bodies, chat, completions, embeddings, responses, tokenize
 from penstock.serving.operations import Operation, Routes
 from penstock.serving.settings import GatewaySettings
 
@@ -33,44 +31,44 @@ _WORK = (*_MODEL, 504)
 def operations() -> list[Operation]:
     """Return all routes of the service."""
     table = [
-        Operation("GET", "/v1/models", "list_models", "List the models.", health.models, health.MODELS),
+        Operation("GET", "/v1/models", "list_models", "List the models.", health.models, health.ModelList),
         Operation(
-            "GET", "/v1/models/{model}", "get_model", "Describe a model.", health.model, health.MODEL, refusals=(404,)
+            "GET", "/v1/models/{model}", "get_model", "Describe a model.", health.model, health.Model, refusals=(404,)
         ),
         Operation(
             "POST", "/v1/completions", "complete", "Complete prompts.", completions.complete,
-            completions.COMPLETION_ANSWER, request_fields.COMPLETION, completions.COMPLETION_EVENT, _WORK,
+            responses.CompletionResponse, bodies.CompletionRequest, responses.CompletionEvent, _WORK,
         ),
         Operation(
-            "POST", "/v1/chat/completions", "chat", "Answer a conversation.", chat.chat, chat.CHAT_ANSWER,
-            request_fields.CHAT, chat.CHAT_EVENT, _WORK,
+            "POST", "/v1/chat/completions", "chat", "Answer a conversation.", chat.chat,
+            responses.ChatCompletionResponse, bodies.ChatCompletionRequest, responses.ChatCompletionEvent, _WORK,
         ),
         Operation(
             "POST", "/v1/embeddings", "embed", "Embed texts or token ids.", embeddings.embeddings,
-            embeddings.EMBEDDING_ANSWER, request_fields.EMBEDDING, refusals=_WORK,
+            responses.EmbeddingResponse, bodies.EmbeddingRequest, refusals=_WORK,
         ),
         Operation(
             "POST", "/tokenize", "tokenize", "Tokenize a text or a conversation.", tokenize.tokenize,
-            tokenize.TOKENIZE_ANSWER, request_fields.TOKENIZE, refusals=_MODEL,
+            responses.TokenizeResponse, bodies.TokenizeRequest, refusals=_MODEL,
         ),
         Operation(
             "POST", "/detokenize", "detokenize", "Decode token ids into text.", tokenize.detokenize,
-            tokenize.DETOKENIZE_ANSWER, request_fields.DETOKENIZE, refusals=_MODEL,
+            responses.DetokenizeResponse, bodies.DetokenizeRequest, refusals=_MODEL,
         ),
         Operation(
-            "GET", "/health/live", "live", "Report that the service is running.", health.health_live, health.HEALTH,
+            "GET", "/health/live", "live", "Report that the service is running.", health.health_live, health.Health,
             is_open=True,
         ),
         Operation(
             "GET", "/health/ready", "ready", "Report whether a model accepts requests.", health.health_ready,
-            health.HEALTH, refusals=(503,), is_open=True,
+            health.Health, refusals=(503,), is_open=True,
         ),
         Operation(
             "GET", "/health", "health", "Same as /health/ready, under vLLM's name.", health.health_ready,
-            health.HEALTH, refusals=(503,), is_open=True,
+            health.Health, refusals=(503,), is_open=True,
         ),
-        Operation("GET", "/version", "version", "The version of Penstock.", health.version, health.VERSION),
-        Operation("GET", "/status", "status", "Status of models, workers and servables.", status.status, status.STATUS),
+        Operation("GET", "/version", "version", "The version of Penstock.", health.version, health.Version),
+        Operation("GET", "/status", "status", "Status of models, workers and servables.", status.status, status.Status),
         Operation("GET", "/", "page", "The web page.", page_files.page, ("text/html",), is_open=True),
         Operation(
             "GET", "/page/{file}", "page_file", "A file of the web page.", page_files.page_file, page_files.PAGE_TYPES,
@@ -92,7 +90,7 @@ def description_of(table: list[Operation]) -> Operation:
             texts.append(json.dumps(describe(table)).encode())
         return Reply(200, texts[0])
 
-    return Operation("GET", "/openapi.json", "openapi", "This OpenAPI description.", openapi, Anything())
+    return Operation("GET", "/openapi.json", "openapi", "This OpenAPI description.", openapi, Any)
 
 
 def make_app(

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import UNSET, UnsetType
 
 from penstock.api_errors import RefusalError
-from penstock.json_schema import Choice, Flag, Items, Members, Text, Whole
 from penstock.llm.backend import known_card
 from penstock.serving.call import Call, Reply, json_reply
-from penstock.serving.http.status import STATES
+from penstock.serving.http.status import Count, State
 from penstock.serving.metrics import CONTENT_TYPE
+from penstock.serving.request_fields import Body
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
 
 __all__ = [
-    "HEALTH",
-    "MODEL",
-    "MODELS",
-    "VERSION",
+    "Health",
+    "Model",
+    "ModelList",
+    "Version",
     "health_live",
     "health_ready",
     "metrics",
@@ -28,28 +30,41 @@ __all__ = [
     "version",
 ]
 
-_COUNT: Final = Whole(0, 2**53)
-MODEL: Final = Members(
-    "Model",
-    {
-        "id": Text(),
-        "object": Choice(("model",)),
-        "created": _COUNT,
-        "owned_by": Text(),
-        "max_model_len": _COUNT,
-        "state": STATES,
-        "is_ready": Flag(),
-        "version": _COUNT,
-        "scheme": Text(),
-        "network": Text(),
-        "has_chat_template": Flag(),
-        "has_embeddings": Flag(),
-    },
-    ("id", "object", "created", "owned_by", "state", "is_ready"),
-)
-MODELS: Final = Members("ModelList", {"object": Choice(("list",)), "data": Items(MODEL, 0, None)}, ("object", "data"))
-HEALTH: Final = Members("Health", {"status": Choice(("ok",))}, ("status",))
-VERSION: Final = Members("Version", {"version": Text()}, ("version",))
+
+class Model(Body):
+    """A model.  The fields with defaults are absent before its first load."""
+
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    state: State
+    is_ready: bool
+    max_model_len: Count | UnsetType = UNSET
+    version: Count | UnsetType = UNSET
+    scheme: str | UnsetType = UNSET
+    network: str | UnsetType = UNSET
+    has_chat_template: bool | UnsetType = UNSET
+    has_embeddings: bool | UnsetType = UNSET
+
+
+class ModelList(Body):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(Body):
+    """The response of a check of health."""
+
+    status: Literal["ok"]
+
+
+class Version(Body):
+    """The version of Penstock."""
+
+    version: str
 
 
 def _described(backend: Backend) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``/openapi.json``, generated from the table of operations and the shapes that check their bodies."""
+"""``/openapi.json``, generated from the table of operations and the structs of their bodies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.api_errors import CODES, ERROR, OIP_ERROR
+import msgspec
+
+from penstock.api_errors import CODES, Error, InferenceError
 from penstock.serving.operations import NAME, Operation
 from penstock.version import __version__
 
@@ -19,8 +21,13 @@ _AS_BYTES = {"type": "string", "format": "binary", "description": "JSON, followe
 
 def describe(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 description of the operations."""
+    types: list[Any] = []
+    for one in operations:
+        kinds = (one.answer, one.body, one.events, _error_of(one))
+        types += [kind for kind in kinds if kind is not None and not isinstance(kind, tuple)]
+    found, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas = dict(zip(types, found, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    schemas: dict[str, Any] = {}
     for one in operations:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas)
     return {
@@ -28,13 +35,36 @@ def describe(operations: Sequence[Operation]) -> dict[str, Any]:
         "info": {"title": "Penstock", "version": __version__, "summary": "Inference of language models."},
         "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": _plain(components),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _error_of(one: Operation) -> type[msgspec.Struct]:
+    return InferenceError if one.is_oip else Error
+
+
+def _plain(schema: Any) -> Any:
+    """Return msgspec's schema without ``default: null`` and empty ``required``, which say nothing.
+
+    Patterns end with the ``$`` of JSON schema instead of Python's ``\\Z``.
+    """
+    if isinstance(schema, list):
+        return [_plain(item) for item in schema]
+    if isinstance(schema, str):
+        return schema.replace(r"\Z", "$")
+    if not isinstance(schema, dict):
+        return schema
+    nothing: dict[str, Any] = {"default": None, "required": []}
+    return {key: _plain(item) for key, item in schema.items() if key not in nothing or item != nothing[key]}
+
+
+Schemas = dict[Any, dict[str, Any]]
+"""The JSON schema of each type: nearly always a reference to a component."""
+
+
+def _operation(one: Operation, schemas: Schemas) -> dict[str, Any]:
     found: dict[str, Any] = {
         "operationId": one.name,
         "summary": one.summary,
@@ -49,7 +79,7 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         {"name": n, "in": "path", "required": True, "schema": {"type": "string", "pattern": f"^{NAME}$"}} for n in names
     ]
     if one.body is not None:
-        content: dict[str, Any] = {"application/json": {"schema": _hoisted(one.body.schema(), schemas)}}
+        content: dict[str, Any] = {"application/json": {"schema": schemas[one.body]}}
         if one.binary:
             content[_BYTES] = {"schema": _AS_BYTES}
         found["requestBody"] = {"required": not one.media.is_optional, "content": content}
@@ -59,24 +89,24 @@ def _operation(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _answer(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _answer(one: Operation, schemas: Schemas) -> dict[str, Any]:
     if isinstance(one.answer, tuple):
         content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in one.answer}
     else:
-        content = {"application/json": {"schema": _hoisted(one.answer.schema(), schemas)}}
+        content = {"application/json": {"schema": schemas[one.answer]}}
     if one.binary:
         content[_BYTES] = {"schema": _AS_BYTES}
     if one.events is not None:
         # Events are described as in OpenAPI 3.2, because 3.1 cannot describe the items of a stream.
         note = "A JSON value with the schema `x-event`." + ("" if one.is_oip else " The last event is `[DONE]`.")
-        data = {"type": "string", "description": note, "x-event": _hoisted(one.events.schema(), schemas)}
+        data = {"type": "string", "description": note, "x-event": schemas[one.events]}
         schema = {"type": "object", "properties": {"data": data}, "required": ["data"]}
         content[_EVENT_STREAM] = {"schema": schema}
     return {"description": "Success.", "headers": _headers(200), "content": content}
 
 
-def _refusal(status: int, one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
-    content = {"application/json": {"schema": _hoisted((OIP_ERROR if one.is_oip else ERROR).schema(), schemas)}}
+def _refusal(status: int, one: Operation, schemas: Schemas) -> dict[str, Any]:
+    content = {"application/json": {"schema": schemas[_error_of(one)]}}
     return {"description": CODES[status].meaning, "headers": _headers(status), "content": content}
 
 
@@ -87,22 +117,3 @@ def _headers(status: int) -> dict[str, Any]:
     if status == 405:
         found["Allow"] = {"required": True, "schema": {"type": "string"}}
     return found
-
-
-def _hoisted(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema with each titled part moved to the components and replaced by a reference."""
-    moved: dict[str, Any] = {}
-    for key, value in schema.items():
-        if isinstance(value, dict):
-            moved[key] = _hoisted(value, schemas)
-        elif isinstance(value, list):
-            moved[key] = [_hoisted(item, schemas) if isinstance(item, dict) else item for item in value]
-        else:
-            moved[key] = value
-    title = moved.get("title")
-    if not isinstance(title, str) or "type" not in moved:
-        return moved
-    known = schemas.setdefault(title, moved)
-    if known != moved:
-        raise ValueError(f"two schemas have the title {title}")
-    return {"$ref": f"#/components/schemas/{title}"}

@@ -2,94 +2,102 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from msgspec import UNSET, Meta, UnsetType
 
 from penstock.api_errors import without_folders
-from penstock.json_schema import Choice, Entries, Flag, Items, Members, Number, Shape, Text, Whole, optional
 from penstock.llm.backend import known_card
-from penstock.servables.lifecycle.report import SERVABLE_STATUS, servable_status
+from penstock.servables.lifecycle.report import ServableStatus, servable_status
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.metrics import WINDOW
+from penstock.serving.request_fields import Body
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
     from penstock.serving.metrics import Metrics
 
-__all__ = ["MODEL_STATUS", "STATES", "STATUS", "model_status", "status"]
+__all__ = ["Count", "ModelStatus", "State", "Status", "model_status", "status"]
 
-STATES: Final = Choice(("loading", "ready", "updating", "failed", "draining"))
-_COUNT: Final = Whole(0, 2**53)
-_SECONDS: Final = Number(0, 1e12)
-_PERCENTILES: Final = optional(Members("Percentiles", {"p50": _SECONDS, "p99": _SECONDS}, ("p50", "p99")))
+State = Literal["loading", "ready", "updating", "failed", "draining"]
+Count = Annotated[int, Meta(ge=0)]
+_Seconds = Annotated[float, Meta(ge=0)]
 _LATENCIES: Final = ("first_token_s", "between_tokens_s", "e2e_s")
 _COUNTS: Final = (
     "num_running", "num_waiting", "num_pages", "num_held_pages", "num_prompt_tokens", "num_cached_tokens",
     "num_output_tokens", "num_preemptions",
 )  # fmt: skip
-_CARD: Final[dict[str, Shape]] = {
-    "scheme": Text(),
-    "network": Text(),
-    "source": Text(),
-    "version": _COUNT,
-    "max_model_len": _COUNT,
-    "has_chat_template": Flag(),
-    "has_tokenizer": Flag(),
-    "tail": Text(),
-}
-_WORKER: Final = Members(
-    "Worker",
-    {
-        "name": Text(),
-        "status": Text(),
-        "pid": _COUNT,
-        "version": _COUNT,
-        "heartbeat_age_s": optional(_SECONDS),
-        "num_open": _COUNT,
-    },
-    ("name", "status", "pid", "version", "heartbeat_age_s", "num_open"),
-)
-MODEL_STATUS: Final = Members(
-    "ModelStatus",
-    {
-        "id": Text(),
-        "state": STATES,
-        "is_ready": Flag(),
-        "error": Text(),
-        "heartbeat_age_s": optional(_SECONDS),
-        **_CARD,
-        **dict.fromkeys(_COUNTS, _COUNT),
-        "num_finished": Entries("[a-z]+", _COUNT, 16),
-        "num_restarts": Entries("[a-z]+", _COUNT, 16),
-        "window": Text(),
-        "latency": Members("Latencies", dict.fromkeys(_LATENCIES, _PERCENTILES), _LATENCIES),
-        "workers": Items(_WORKER, 0, None),
-    },
-    (
-        "id",
-        "state",
-        "is_ready",
-        "error",
-        "heartbeat_age_s",
-        *_COUNTS,
-        "num_finished",
-        "num_restarts",
-        "window",
-        "latency",
-        "workers",
-    ),
-)
-STATUS: Final = Members(
-    "Status",
-    {
-        "version": Text(),
-        "uptime_s": _SECONDS,
-        "is_draining": Flag(),
-        "models": Items(MODEL_STATUS, 0, None),
-        "servables": Items(SERVABLE_STATUS, 0, None),
-    },
-    ("version", "uptime_s", "is_draining", "models", "servables"),
-)
+_CARD: Final = (
+    "scheme", "network", "source", "version", "max_model_len", "has_chat_template", "has_tokenizer", "tail",
+)  # fmt: skip
+
+
+class Percentiles(Body):
+    """Percentiles of a time in seconds."""
+
+    p50: _Seconds
+    p99: _Seconds
+
+
+class Latencies(Body):
+    """Percentiles of a model's latencies; null before the first request."""
+
+    first_token_s: Percentiles | None
+    between_tokens_s: Percentiles | None
+    e2e_s: Percentiles | None
+
+
+class Worker(Body):
+    """A process that runs a model."""
+
+    name: str
+    status: str
+    pid: Count
+    version: Count
+    heartbeat_age_s: _Seconds | None
+    num_open: Count
+
+
+class ModelStatus(Body):
+    """A model's workers, counts and latencies.  The fields with defaults are absent before its first load."""
+
+    id: str
+    state: State
+    is_ready: bool
+    error: str
+    heartbeat_age_s: _Seconds | None
+    num_running: Count
+    num_waiting: Count
+    num_pages: Count
+    num_held_pages: Count
+    num_prompt_tokens: Count
+    num_cached_tokens: Count
+    num_output_tokens: Count
+    num_preemptions: Count
+    num_finished: dict[str, Count]
+    num_restarts: dict[str, Count]
+    window: str
+    latency: Latencies
+    workers: list[Worker]
+    scheme: str | UnsetType = UNSET
+    network: str | UnsetType = UNSET
+    source: str | UnsetType = UNSET
+    version: Count | UnsetType = UNSET
+    max_model_len: Count | UnsetType = UNSET
+    has_chat_template: bool | UnsetType = UNSET
+    has_tokenizer: bool | UnsetType = UNSET
+    tail: str | UnsetType = UNSET
+
+
+class Status(Body):
+    """Models, workers and servables."""
+
+    version: str
+    uptime_s: _Seconds
+    is_draining: bool
+    models: list[ModelStatus]
+    servables: list[ServableStatus]
 
 
 async def status(call: Call) -> Reply:

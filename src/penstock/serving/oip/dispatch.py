@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from penstock.api_errors import RefusalError
+import msgspec
+
+from penstock.api_errors import MisfitError, RefusalError
 from penstock.config import show
 from penstock.engine.options import MAX_PRIORITY
 from penstock.errors import NotFoundError
-from penstock.json_schema import Flag, MisfitError, Whole
 from penstock.serving.admission import deadline_s, within
 from penstock.serving.generation import Generation, Take, TakeNow
+from penstock.serving.oip.bodies import Microseconds
 from penstock.serving.oip.language import Asked, Choice, asked_of, response_of
-from penstock.serving.request_fields import MAX_NAME_CHARS, MAX_TIMEOUT_S
+from penstock.serving.request_decoding import converted
+from penstock.serving.request_fields import MAX_NAME_CHARS
 from penstock.serving.request_parsing import check_count, options_of, prompts_of, sampling_of
 from penstock.tensors import InferRequest, InferResponse, Method
 
@@ -25,8 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Inference", "answer", "check_version", "found_method", "language_model", "model_called", "run_method"]
 
 _LARGE: Final = 1 << 14
-_TIMEOUT: Final = Whole(1000, int(MAX_TIMEOUT_S * 1e6))
-_PRIORITY: Final = Whole(-MAX_PRIORITY, MAX_PRIORITY)
+_Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 _HINT: Final = "triton_enable_empty_final_response"  # ignored: the last response is never empty
 
 
@@ -79,7 +81,7 @@ async def answer(call: Call, request: InferRequest, model: str, version: str) ->
     if method is not None:
         return method.name, await run_method(call, method, request)
     inference = await language_model(call, request, model, version)
-    if call.body.get("stream"):
+    if call.body.stream:
         message = "stream must be false here. ModelStreamInfer and generate_stream support streaming."
         raise RefusalError(400, message, param="stream", code="invalid_value")
     response = await inference.whole()
@@ -107,13 +109,13 @@ async def run_method(call: Call, method: Method, request: InferRequest) -> Infer
     timeout_s, priority, is_each = None, 0, False
     for name, value in request.parameters.items():
         if name == "timeout":
-            timeout_s = _TIMEOUT.check(value, name) / 1e6
+            timeout_s = converted(value, Microseconds, name) / 1e6
         elif name == "priority":
-            priority = _PRIORITY.check(value, name)
+            priority = converted(value, _Priority, name)
         elif name == "per_instance_errors":
-            is_each = Flag().check(value, name)
+            is_each = converted(value, bool, name)
         elif name == _HINT:
-            Flag().check(value, name)
+            converted(value, bool, name)
         else:
             raise MisfitError(
                 name[:MAX_NAME_CHARS],
@@ -130,7 +132,7 @@ class Inference:
     """One request to a language model and its answers."""
 
     def __init__(self, call: Call, asked: Asked) -> None:
-        call.body = {**asked.body, "model": asked.model} if asked.model else asked.body
+        call.body = asked.body
         self._call, self._asked = call, asked
         self._version = 0
         self._num_finished = 0
@@ -189,13 +191,12 @@ class Inference:
     async def _run(self, take: Take, take_now: TakeNow | None = None) -> None:
         """Run the request; pass each delta to ``take`` with the index of its answer."""
         asked, call = self._asked, self._call
-        body, backend = call.body, call.model()
+        body, backend = asked.body, call.model(asked.model or None)
         self._backend = backend
         check_version(backend, asked.version)
         given = await prompts_of(backend, asked.prompt, asked.prompt_name, body)
         check_count(len(given), body)
-        own = {"best_of": body["best_of"]} if "best_of" in body else {}
-        params = sampling_of(body, **own)
+        params = sampling_of(body, best_of=body.best_of)
         self._num_answers = len(given) * params.n
 
         async def taken(prompt: int, answer: Answer, delta: Delta) -> None:
@@ -204,6 +205,6 @@ class Inference:
         def taken_now(prompt: int, answer: Answer, delta: Delta) -> bool:
             return take_now is not None and take_now(prompt * params.n + delta.index, answer, delta)
 
-        seconds = deadline_s(call, body.get("timeout"))
+        seconds = deadline_s(call, body.timeout_s)
         run = Generation(call, backend, params, options_of(body, seconds, call.client))
         await within(seconds, run.run([ids for ids, _ in given], taken, taken_now if take_now is not None else None))

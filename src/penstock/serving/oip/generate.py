@@ -3,60 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from penstock.api_errors import RefusalError
 from penstock.config import show
-from penstock.json_schema import Either, Items, Members, Shape, Text, Whole
 from penstock.serving.call import Call, Events, Reply, json_reply
 from penstock.serving.generation import refuse_together
+from penstock.serving.oip.bodies import GenerateRequest
 from penstock.serving.oip.dispatch import Inference, found_method
-from penstock.serving.oip.language import INFER, OUTPUTS, Asked, seconds_of
-from penstock.serving.oip.tensor_codec import MAX_ID_CHARS
-from penstock.serving.request_fields import TOKENS
+from penstock.serving.oip.language import OUTPUTS, Asked
 
 if TYPE_CHECKING:
     from penstock.tensors import InferResponse
 
-__all__ = ["GENERATE", "GENERATE_ANSWER", "GENERATE_EVENT", "generate", "generate_stream"]
-
-GENERATE: Final = Members(
-    "GenerateRequest",
-    {
-        "id": Text(0, MAX_ID_CHARS),
-        "text_input": Text(),
-        "input_ids": TOKENS,
-        "parameters": Members("GenerateParameters", INFER.fields),
-        **INFER.fields,
-    },
-    (),
-    {
-        "text_input": "Either text_input or input_ids is required.",
-        "parameters": "Accepts the same fields as the body. A field may be in only one of both places.",
-        "timeout": "Time limit in microseconds, after which the request ends with status 504.",
-    },
-)
-_COUNT: Final = Whole(0, 2**31)
-_IDS: Final = Items(Whole(0, 2**31), 0, None)
-_HEAD: Final[dict[str, Shape]] = {"id": Text(), "model_name": Text(), "model_version": Text()}
-_ONE: Final[dict[str, Shape]] = {
-    "text_output": Text(),
-    "finish_reason": Text(),
-    "output_ids": _IDS,
-    "index": _COUNT,
-    "num_prompt_tokens": _COUNT,
-    "num_output_tokens": _COUNT,
-}
-_ALWAYS: Final = ("model_name", "model_version", *_ONE)
-GENERATE_EVENT: Final = Members("GenerateEvent", {**_HEAD, **_ONE}, _ALWAYS)
-GENERATE_ANSWER: Final = Members(
-    "GenerateResponse",
-    {
-        **_HEAD,
-        **{name: Either((shape, Items(shape, 0, None)), "a value or a list") for name, shape in _ONE.items()},
-    },
-    _ALWAYS,
-)
+__all__ = ["generate", "generate_stream"]
 
 
 async def generate(call: Call) -> Reply:
@@ -84,26 +46,28 @@ async def generate_stream(call: Call) -> None:
 
 
 def _inference(call: Call, is_stream: bool) -> Inference:
-    body, name, version = call.body, call.path_values["model"], call.path_values.get("version", "")
+    body: GenerateRequest = call.body
+    name, version = call.path_values["model"], call.path_values.get("version", "")
     if found_method(call, name, version) is not None:
         message = f"{show(name)} is a servable, not a language model. Use infer with tensors."
         raise RefusalError(400, message, param="model", code="not_a_language_model")
-    given = {key: value for key, value in body.items() if key in INFER.fields}
-    for key, value in body.get("parameters", {}).items():
-        refuse_together(key in given, f"{key} must not be both in the body and in parameters", key)
-        given[key] = value
+    given = body
+    if body.parameters is not None:
+        named = {key: value for key, value in msgspec.structs.asdict(body.parameters).items() if value is not None}
+        for key in named:
+            is_twice = getattr(body, key) is not None
+            refuse_together(is_twice, f"{key} must not be both in the body and in parameters", key)
+        given = msgspec.structs.replace(body, **named)
     refuse_together(
-        given.get("stream", is_stream) is not is_stream,
+        given.stream is (not is_stream),
         f"stream must be {str(is_stream).lower()} here. generate returns one response, generate_stream a stream.",
         "stream",
     )
-    refuse_together(
-        ("text_input" in body) is ("input_ids" in body), "text_input: set either text_input or input_ids", "text_input"
-    )
-    prompt_name = "text_input" if "text_input" in body else "input_ids"
+    text, ids = body.text_input, body.input_ids
+    refuse_together((text is None) is (ids is None), "text_input: set either text_input or input_ids", "text_input")
     asked = Asked(
-        id=body.get("id", ""), model=name, version=version, prompt=body[prompt_name], prompt_name=prompt_name, rank=1,
-        body=seconds_of(given), outputs=tuple(OUTPUTS),
+        id=body.id or "", model=name, version=version, prompt=ids if text is None else text,
+        prompt_name="input_ids" if text is None else "text_input", rank=1, body=given, outputs=tuple(OUTPUTS),
     )  # fmt: skip
     return Inference(call, asked)
 

@@ -11,28 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.api_errors import RefusalError
-from penstock.config import parse_json, show
-from penstock.errors import InvalidFileError
-from penstock.json_schema import (
-    Anything,
-    Choice,
-    Either,
-    Entries,
-    Flag,
-    Items,
-    Members,
-    Number,
-    Text,
-    Whole,
-    optional,
-)
+from penstock.config import show
 from penstock.serving.call import encoded
-from penstock.serving.json_bounds import check_counts
+from penstock.serving.oip import bodies
 from penstock.serving.oip.tensor_codec import (
-    MAX_DIMS,
-    MAX_ID_CHARS,
-    MAX_NAME_CHARS,
-    MAX_TENSORS,
     What,
     byte_array,
     check_head,
@@ -41,78 +23,14 @@ from penstock.serving.oip.tensor_codec import (
     raw_array,
     wrong,
 )
+from penstock.serving.request_decoding import converted, decode_body
 from penstock.tensors import DTYPES, InferRequest, InferResponse, Tensor
 from penstock.tensors.codec import bfloat16_to_float32, encode_array, float32_to_bfloat16
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["INFER_ANSWER", "INFER_REQUEST", "Asking", "body_of", "read_body"]
-
-_SIZE: Final = Whole(0, 2**63 - 1)
-_NAME: Final = Text(1, MAX_NAME_CHARS)
-_DATATYPE: Final = Choice(tuple(DTYPES))
-_PARAMETERS: Final = Entries(
-    ".{1,256}",
-    Either((Text(), Flag(), Whole(-(2**63), 2**64 - 1), Number(-1e308, 1e308)), "a string, a number, true or false"),
-    MAX_TENSORS,
-)
-_INPUT: Final = Members(
-    "InferInput",
-    {
-        "name": _NAME,
-        "datatype": _DATATYPE,
-        "shape": Items(_SIZE, 0, MAX_DIMS),
-        "parameters": Members("InferInputParameters", {"binary_data_size": _SIZE}),
-        "data": Anything(),
-    },
-    ("name", "datatype", "shape"),
-    {"data": "The elements, nested or flat. Not with binary_data_size, which puts the bytes after the JSON."},
-)
-_WANTED: Final = Members(
-    "InferRequestedOutput",
-    {"name": _NAME, "parameters": Members("InferOutputParameters", {"binary_data": Flag()})},
-    ("name",),
-)
-INFER_REQUEST: Final = Members(
-    "InferRequest",
-    {
-        "id": Text(0, MAX_ID_CHARS),
-        "model_name": Text(0, MAX_NAME_CHARS),
-        "model_version": optional(Text(0, MAX_NAME_CHARS)),
-        "parameters": _PARAMETERS,
-        "inputs": Items(_INPUT, 1, MAX_TENSORS),
-        "outputs": Items(_WANTED, 0, MAX_TENSORS),
-    },
-    ("inputs",),
-    {
-        "model_name": "Same as in the path; some clients repeat it here.",
-        "model_version": "Same as in the path.",
-        "parameters": "binary_data_output: return all outputs as bytes. Other parameters are for the model.",
-    },
-)
-_OUTPUT: Final = Members(
-    "InferOutput",
-    {
-        "name": Text(),
-        "datatype": _DATATYPE,
-        "shape": Items(_SIZE, 0, None),
-        "parameters": Members("InferOutputSize", {"binary_data_size": _SIZE}),
-        "data": Items(Anything(), 0, None),
-    },
-    ("name", "datatype", "shape"),
-)
-INFER_ANSWER: Final = Members(
-    "InferResponse",
-    {
-        "id": Text(),
-        "model_name": Text(),
-        "model_version": Text(),
-        "parameters": _PARAMETERS,
-        "outputs": Items(_OUTPUT, 0, None),
-    },
-    ("model_name", "model_version", "outputs"),
-)
+__all__ = ["Asking", "body_of", "read_body"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,50 +53,54 @@ class Asking:
 
 
 def read_body(data: bytes, json_bytes: int) -> Asking:
-    """Decode a body whose first ``json_bytes`` bytes are JSON.  Raises MisfitError, InvalidFileError.
+    """Decode a body whose first ``json_bytes`` bytes are JSON.  Raises RefusalError.
 
     The remaining bytes belong to the inputs with ``binary_data_size``, in order.
     """
     if json_bytes > len(data):
-        raise InvalidFileError(f"body: expected {show(json_bytes)} bytes of JSON, found {len(data)} in all")
-    head = data[:json_bytes]
-    check_counts(head, "body")
-    body = INFER_REQUEST.check(parse_json(head, "body", max_values=len(head), lets_threads_run=True), "")
-    parameters = body.get("parameters", {})
-    is_binary = Flag().check(parameters.pop("binary_data_output", False), "binary_data_output")
+        raise _not_read(f"body: expected {show(json_bytes)} bytes of JSON, found {len(data)} in all")
+    body = decode_body(data[:json_bytes], bodies.InferRequest)
+    parameters = body.parameters or {}
+    is_binary: bool = converted(parameters.pop("binary_data_output", False), bool, "binary_data_output")
     rest, at = memoryview(data)[json_bytes:], 0
     inputs: dict[str, Tensor] = {}
-    for index, one in enumerate(body["inputs"]):
-        name = one["name"]
+    for index, one in enumerate(body.inputs):
+        name = one.name
         check_new(name, inputs, index)
-        num_bytes = one.get("parameters", {}).get("binary_data_size")
+        num_bytes = None if one.parameters is None else one.parameters.binary_data_size
         if num_bytes is None:
             array = _array(one, What(name))
         else:
-            if one.get("data") is not None:
+            if one.data is not None:
                 raise wrong(name, f"the input {show(name)} must have data or binary_data_size, not both")
             if num_bytes > len(rest) - at:
                 raise wrong(
                     name,
                     f"the input {show(name)} has binary_data_size {num_bytes}, but {len(rest) - at} bytes are left",
                 )
-            array = raw_array(name, one["datatype"], one["shape"], rest[at : at + num_bytes])
+            array = raw_array(name, one.datatype, one.shape, rest[at : at + num_bytes])
             at += num_bytes
-        inputs[name] = Tensor(name, one["datatype"], array)
+        inputs[name] = Tensor(name, one.datatype, array)
     if at != len(rest):
-        raise InvalidFileError(f"body: expected {at} bytes after the JSON by binary_data_size, found {len(rest)}")
+        raise _not_read(f"body: expected {at} bytes after the JSON by binary_data_size, found {len(rest)}")
     binary: dict[str, bool] = {}
-    for one in body.get("outputs", ()):
-        if one["name"] in binary:
-            raise wrong(one["name"], f"the output {show(one['name'])} is requested twice")
-        binary[one["name"]] = one.get("parameters", {}).get("binary_data", is_binary)
-    told = {name: body[name] for name in ("model_name", "model_version") if body.get(name)}
-    return Asking(InferRequest(body.get("id", ""), inputs, tuple(binary), parameters), is_binary, binary, told)
+    for wanted in body.outputs or ():
+        if wanted.name in binary:
+            raise wrong(wanted.name, f"the output {show(wanted.name)} is requested twice")
+        own = None if wanted.parameters is None else wanted.parameters.binary_data
+        binary[wanted.name] = is_binary if own is None else own
+    told = {name: value for name in ("model_name", "model_version") if (value := getattr(body, name))}
+    return Asking(InferRequest(body.id or "", inputs, tuple(binary), parameters), is_binary, binary, told)
 
 
-def _array(one: Mapping[str, Any], what: What) -> NDArray[Any]:
+def _not_read(message: str) -> RefusalError:
+    """Return the error for a body whose parts do not have the stated lengths."""
+    return RefusalError(400, message, code="invalid_json")
+
+
+def _array(one: bodies.InferInput, what: What) -> NDArray[Any]:
     """Return the elements of an input whose data is JSON."""
-    name, datatype, shape, data = one["name"], one["datatype"], one["shape"], one.get("data")
+    name, datatype, shape, data = one.name, one.datatype, one.shape, one.data
     count = check_head(name, datatype, shape)
     if data is None:
         raise wrong(name, f"{what} has neither data nor binary_data_size", "missing")

@@ -8,43 +8,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.api_errors import MisfitError
 from penstock.config import parse_json, show
 from penstock.errors import InvalidFileError
-from penstock.json_schema import Flag, Members, MisfitError, Nothing, Text, Whole
 from penstock.sampling_fields import SAMPLING_FIELDS
+from penstock.serving.oip.bodies import InferParameters
 from penstock.serving.oip.tensor_codec import MAX_ELEMENTS, byte_array, frozen, in_pieces
-from penstock.serving.request_fields import (
-    MAX_NAME_CHARS,
-    MAX_PROMPTS,
-    MAX_TIMEOUT_S,
-    OPTIONS,
-    SAMPLING,
-    SAMPLING_SHAPES,
-    TOKENS,
-)
+from penstock.serving.request_decoding import converted
+from penstock.serving.request_fields import MAX_PROMPTS, checked_prompts
 from penstock.tensors import InferRequest, InferResponse, Tensor
 from penstock.tensors.codec import bfloat16_to_float32
-from penstock.validation import MAX_TOKEN
 
 if TYPE_CHECKING:
     from penstock.llm.backend import ModelCard
 
-__all__ = ["INFER", "OUTPUTS", "Asked", "Choice", "asked_of", "inputs_of", "response_of", "seconds_of"]
+__all__ = ["OUTPUTS", "Asked", "Choice", "asked_of", "inputs_of", "response_of"]
 
-INFER: Final = Members(
-    "a request to a language model",
-    {
-        **SAMPLING,
-        "max_tokens": Whole(1, MAX_TOKEN),
-        "best_of": SAMPLING_SHAPES["best_of"],
-        **{name: shape for name, shape in OPTIONS.items() if name != "timeout"},
-        "timeout": Whole(1000, int(MAX_TIMEOUT_S * 1e6)),
-        "user": Text(0, MAX_NAME_CHARS),
-        "stream": Flag(),
-        **{name: Nothing("use /v1/completions") for name in ("echo", "logprobs")},
-    },
-)
-"""Parameters of a request, or inputs of the same names; ``timeout`` is in microseconds, as in Triton."""
 _PROMPTS: Final = ("text_input", "input_ids")
 _LISTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind in ("strings", "token_ids"))
 _OBJECTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind == "biases")
@@ -67,7 +46,7 @@ class Asked:
     """A checked request.
 
     ``prompt``: as in ``/v1/completions``; ``prompt_name``: its input; ``rank``: the rank of that input's tensor, which
-    the outputs share.  ``body``: the fields of INFER, with ``timeout`` in seconds.
+    the outputs share.
     """
 
     id: str
@@ -76,7 +55,7 @@ class Asked:
     prompt: Any
     prompt_name: str
     rank: int
-    body: dict[str, Any]
+    body: InferParameters
     outputs: tuple[str, ...]
 
 
@@ -95,13 +74,13 @@ def asked_of(request: InferRequest, model: str, version: str) -> Asked:
     """Check a request and return it.  Raises MisfitError with the name of the input, output or parameter at fault."""
     inputs, given = dict(request.inputs), dict(request.parameters)
     for name in _HINTS:
-        Flag().check(given.pop(name, False), name)
+        converted(given.pop(name, False), bool, name)
     values = {name: _object(value, name) if name in _OBJECTS else value for name, value in given.items()}
     prompts = [inputs.pop(name) for name in _PROMPTS if name in inputs]
     for name, tensor in inputs.items():
         if name in values:
             raise MisfitError(name, f"{show(name)[1:-1]} is both an input and a parameter")
-        if name == "timeout" or name not in INFER.fields:
+        if name == "timeout" or name not in InferParameters.__struct_fields__:
             message = f"Unknown input: {show(name)}. Pass the prompt as {' or '.join(_PROMPTS)}."
             raise MisfitError(name[:200], message, "unknown")
         values[name] = _value(tensor)
@@ -109,20 +88,13 @@ def asked_of(request: InferRequest, model: str, version: str) -> Asked:
         raise MisfitError(
             "inputs", "inputs must contain either text_input or input_ids", "value" if prompts else "missing"
         )
-    body = seconds_of(INFER.check(values, ""))
+    body: InferParameters = converted(values, InferParameters)
     (tensor,) = prompts
     prompt = _texts(tensor) if tensor.name == "text_input" else _ids(tensor)
     return Asked(
         id=request.request_id, model=model, version=version, prompt=prompt, prompt_name=tensor.name,
         rank=tensor.array.ndim, body=body, outputs=_outputs(request.outputs),
     )  # fmt: skip
-
-
-def seconds_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Return fields of INFER with ``timeout`` converted to seconds."""
-    if "timeout" in body:
-        body["timeout"] /= 1e6
-    return body
 
 
 def _outputs(names: Sequence[str]) -> tuple[str, ...]:
@@ -148,7 +120,7 @@ def _decoded(tensor: Tensor) -> list[Any]:
 
 
 def _value(tensor: Tensor) -> Any:
-    """Return the value of an input that is a field of INFER, whose shape is checked later."""
+    """Return the value of an input that is a field of InferParameters, whose type is checked later."""
     values = _decoded(tensor)
     if tensor.name in _LISTS:
         return values
@@ -190,7 +162,7 @@ def _ids(tensor: Tensor) -> list[int] | list[list[int]]:
     num_prompts = 1 if len(shape) == 1 else shape[0]
     if num_prompts > MAX_PROMPTS:
         raise MisfitError(tensor.name, f"input_ids must have at most {MAX_PROMPTS} rows, not {num_prompts}")
-    ids: list[int] = TOKENS.check(_decoded(tensor), "input_ids")
+    ids: list[int] = checked_prompts(_decoded(tensor), "input_ids")
     if num_prompts == 1:
         return ids
     return [ids[at : at + shape[1]] for at in range(0, len(ids), shape[1])]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.api_errors import MisfitError
 from penstock.config import show
-from penstock.json_schema import MisfitError
 from penstock.serving.oip.tensor_codec import (
     MAX_TENSORS,
     byte_array,

@@ -3,59 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from penstock.json_schema import Choice, Flag, Items, Members, Shape, Text, Whole
+from penstock.serving.oip.bodies import CONFIG_TYPES
 from penstock.serving.oip.dispatch import check_version, found_method, model_called
 from penstock.serving.oip.language import OUTPUTS, inputs_of
-from penstock.tensors import DTYPES
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
     from penstock.serving.call import Call
     from penstock.tensors import Method
 
-__all__ = ["MODEL_CONFIG", "config"]
-
-_TYPES: Final = {name: f"TYPE_{'STRING' if name == 'BYTES' else name}" for name in DTYPES}
-_COUNT: Final = Whole(0, 2**63 - 1)
-_NAMED: Final[dict[str, Shape]] = {
-    "name": Text(),
-    "data_type": Choice(tuple(_TYPES.values())),
-    "dims": Items(Whole(-1, 2**63 - 1), 0, None),
-}
-_GROUP: Final[dict[str, Shape]] = {"name": Text(), "kind": Choice(("KIND_CPU",)), "count": _COUNT}
-_BATCHING: Final[dict[str, Shape]] = {
-    "preferred_batch_size": Items(_COUNT, 0, None),
-    "max_queue_delay_microseconds": _COUNT,
-    "default_queue_policy": Members("ModelQueuePolicy", {"allow_timeout_override": Flag(), "max_queue_size": _COUNT}),
-}
-_POLICY: Final[dict[str, Shape]] = {
-    "latest": Members("LatestVersions", {"num_versions": _COUNT}),
-    "all": Members("AllVersions", {}),
-    "specific": Members("SpecificVersions", {"versions": Items(_COUNT, 0, None)}),
-}
-MODEL_CONFIG: Final = Members(
-    "ModelConfig",
-    {
-        "name": Text(),
-        "platform": Text(),
-        "backend": Text(),
-        "version_policy": Members("ModelVersionPolicy", _POLICY),
-        "max_batch_size": _COUNT,
-        "input": Items(Members("ModelInput", _NAMED, tuple(_NAMED)), 0, None),
-        "output": Items(Members("ModelOutput", _NAMED, tuple(_NAMED)), 0, None),
-        "instance_group": Items(Members("ModelInstanceGroup", _GROUP, tuple(_GROUP)), 0, None),
-        "dynamic_batching": Members("ModelDynamicBatching", _BATCHING, tuple(_BATCHING)),
-        "model_transaction_policy": Members("ModelTransactionPolicy", {"decoupled": Flag()}),
-    },
-    ("name", "platform", "backend", "version_policy", "max_batch_size", "input", "output", "instance_group"),
-    {
-        "max_batch_size": "Maximum instances per request. If it is above 0, dims omit the leading batch dimension.",
-        "dynamic_batching": "Batching of the stage that statistics count; absent if it takes one instance at a time.",
-        "model_transaction_policy": "decoupled: a request of a stream may have several responses.",
-    },
-)
+__all__ = ["config"]
 
 
 def config(call: Call, name: str, version: str) -> dict[str, Any]:
@@ -101,4 +60,4 @@ def _of_backend(backend: Backend) -> dict[str, Any]:
 
 
 def _named(name: str, datatype: str, sizes: Iterable[int]) -> dict[str, Any]:
-    return {"name": name, "data_type": _TYPES[datatype], "dims": [*sizes]}
+    return {"name": name, "data_type": CONFIG_TYPES[datatype], "dims": [*sizes]}

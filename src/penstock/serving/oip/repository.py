@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock.api_errors import RefusalError
+from msgspec import Meta
+
+from penstock.api_errors import MisfitError, RefusalError
 from penstock.config import parse_object, show
 from penstock.errors import FileAccessError, InvalidFileError, NotFoundError, UnsupportedError
-from penstock.json_schema import Flag, MisfitError, Text
+from penstock.serving.oip.bodies import MAX_CONFIG_CHARS
+from penstock.serving.request_decoding import converted
 from penstock.tensors import Methods
 
 if TYPE_CHECKING:
     from penstock.serving.call import Call
 
-__all__ = ["MAX_CONFIG_CHARS", "load", "unload"]
+__all__ = ["load", "unload"]
 
-MAX_CONFIG_CHARS: Final = 1 << 16
+_Config = Annotated[str, Meta(max_length=MAX_CONFIG_CHARS)]
 
 
 async def load(call: Call, name: str, parameters: Mapping[str, Any]) -> None:
@@ -30,7 +33,7 @@ async def load(call: Call, name: str, parameters: Mapping[str, Any]) -> None:
         if key != "config":
             why = " Files are not accepted over the network." if key.startswith("file:") else ""
             raise MisfitError(key[:200], f"Unknown parameter: {show(key)}. Only config is accepted.{why}", "unknown")
-        text = Text(0, MAX_CONFIG_CHARS).check(value, "config")
+        text: str = converted(value, _Config, "config")
         try:
             config = parse_object(text.encode(), "config")
         except InvalidFileError as error:
@@ -47,7 +50,7 @@ async def unload(call: Call, name: str, parameters: Mapping[str, Any]) -> None:
     for key, value in parameters.items():
         if key != "unload_dependents":
             raise MisfitError(key[:200], f"Unknown parameter: {show(key)}.", "unknown")
-        if Flag().check(value, key):
+        if converted(value, bool, key):
             raise MisfitError(key, "unload_dependents must be false: servables have no dependents", "unsupported")
     await methods.unload(name)
 

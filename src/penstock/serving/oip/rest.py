@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from penstock.api_errors import RefusalError
-from penstock.errors import InvalidFileError
-from penstock.json_schema import Choice, Flag, Items, Members, Text, Whole
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.http.compression import ENCODINGS, accepted, deflated
 from penstock.serving.json_bounds import decode
+from penstock.serving.oip import bodies
 from penstock.serving.oip.dispatch import answer
-from penstock.serving.oip.generate import GENERATE, GENERATE_ANSWER, GENERATE_EVENT, generate, generate_stream
-from penstock.serving.oip.json_body import INFER_ANSWER, INFER_REQUEST, Asking, body_of, read_body
-from penstock.serving.oip.model_config import MODEL_CONFIG, config
-from penstock.serving.oip.repository import MAX_CONFIG_CHARS, load, unload
+from penstock.serving.oip.generate import generate, generate_stream
+from penstock.serving.oip.json_body import Asking, body_of, read_body
+from penstock.serving.oip.model_config import config
+from penstock.serving.oip.repository import load, unload
 from penstock.serving.oip.state import (
     REST_EXTENSIONS,
     index,
@@ -25,7 +26,6 @@ from penstock.serving.oip.state import (
     statistics,
 )
 from penstock.serving.operations import Media, Operation
-from penstock.tensors import DTYPES
 
 if TYPE_CHECKING:
     from penstock.tensors import InferResponse
@@ -34,86 +34,7 @@ __all__ = ["oip_operations"]
 
 _LARGE: Final = 1 << 16
 _WORTH_PACKING: Final = 1 << 10
-_COUNT: Final = Whole(0, 2**64 - 1)
 _LENGTH_HEADER: Final = b"inference-header-content-length"
-
-_SPEC: Final = Members(
-    "TensorMetadata",
-    {"name": Text(), "datatype": Choice(tuple(DTYPES)), "shape": Items(Whole(-1, 2**63 - 1), 0, None)},
-    ("name", "datatype", "shape"),
-)
-_ALIVE: Final = Members("ServerLive", {"live": Flag()}, ("live",))
-_READY: Final = Members("ServerReady", {"ready": Flag()}, ("ready",))
-_MODEL_READY: Final = Members("ModelReady", {"name": Text(), "ready": Flag()}, ("name", "ready"))
-_SERVER: Final = Members(
-    "ServerMetadata",
-    {"name": Text(), "version": Text(), "extensions": Items(Text(), 0, None)},
-    ("name", "version", "extensions"),
-)
-_MODEL: Final = Members(
-    "ModelMetadata",
-    {
-        "name": Text(),
-        "versions": Items(Text(), 0, None),
-        "platform": Text(),
-        "inputs": Items(_SPEC, 0, None),
-        "outputs": Items(_SPEC, 0, None),
-    },
-    ("name", "versions", "platform", "inputs", "outputs"),
-)
-_DURATION: Final = Members("StatisticDuration", {"count": _COUNT, "ns": _COUNT}, ("count", "ns"))
-_PARTS: Final = ("compute_input", "compute_infer", "compute_output")
-_TIMES: Final = ("success", "fail", "queue", *_PARTS, "cache_hit", "cache_miss")
-_STATISTICS: Final = Members(
-    "ModelStatistics",
-    {
-        "name": Text(),
-        "version": Text(),
-        "last_inference": _COUNT,
-        "inference_count": _COUNT,
-        "execution_count": _COUNT,
-        "inference_stats": Members("InferStatistics", dict.fromkeys(_TIMES, _DURATION), _TIMES),
-        "batch_stats": Items(
-            Members(
-                "InferBatchStatistics",
-                {"batch_size": _COUNT, **dict.fromkeys(_PARTS, _DURATION)},
-                ("batch_size", *_PARTS),
-            ),
-            0,
-            None,
-        ),
-    },
-    ("name", "version", "last_inference", "inference_count", "execution_count", "inference_stats", "batch_stats"),
-)
-_ALL_STATISTICS: Final = Members("StatisticsResponse", {"model_stats": Items(_STATISTICS, 0, None)}, ("model_stats",))
-_INDEX: Final = Items(
-    Members(
-        "ModelIndex",
-        {
-            "name": Text(),
-            "version": Text(),
-            "state": Choice(("READY", "LOADING", "UNLOADING", "UNAVAILABLE")),
-            "reason": Text(),
-        },
-        ("name", "version", "state", "reason"),
-    ),
-    0,
-    None,
-)
-_NOTHING: Final = Members("Done", {})
-_INDEX_REQUEST: Final = Members(
-    "RepositoryIndexRequest", {"ready": Flag()}, (), {"ready": "List only models that are ready."}
-)
-_LOAD_REQUEST: Final = Members(
-    "RepositoryLoadRequest",
-    {"parameters": Members("RepositoryLoadParameters", {"config": Text(0, MAX_CONFIG_CHARS)})},
-    (),
-    {"parameters": "config: a string with a JSON object of settings."},
-)
-_UNLOAD_REQUEST: Final = Members(
-    "RepositoryUnloadRequest",
-    {"parameters": Members("RepositoryUnloadParameters", {"unload_dependents": Flag()})},
-)
 
 # Clients of the protocol send no Content-Type, or the same one for all requests.
 _TYPES: Final = ("application/json", "application/octet-stream", "")
@@ -166,19 +87,27 @@ async def model_statistics(call: Call) -> Reply:
 
 async def repository_index(call: Call) -> Reply:
     """Return the index of models and servables, ready or not."""
-    return json_reply(index(call, call.body.get("ready", False)))
+    return json_reply(index(call, bool(call.body.ready)))
 
 
 async def repository_load(call: Call) -> Reply:
     """Load a servable."""
-    await load(call, call.path_values["model"], call.body.get("parameters", {}))
+    body: bodies.RepositoryLoadRequest = call.body
+    await load(call, call.path_values["model"], _parameters(body.parameters))
     return json_reply({})
 
 
 async def repository_unload(call: Call) -> Reply:
     """Unload a servable."""
-    await unload(call, call.path_values["model"], call.body.get("parameters", {}))
+    body: bodies.RepositoryUnloadRequest = call.body
+    await unload(call, call.path_values["model"], _parameters(body.parameters))
     return json_reply({})
+
+
+def _parameters(struct: msgspec.Struct | None) -> dict[str, Any]:
+    """Return the fields that are set, by name."""
+    fields = {} if struct is None else msgspec.structs.asdict(struct)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _named(call: Call) -> tuple[str, str]:
@@ -189,10 +118,7 @@ def _named(call: Call) -> tuple[str, str]:
 async def infer(call: Call) -> Reply:
     """Run inference on tensors and return the whole response."""
     json_bytes = _json_bytes(call)
-    try:
-        asking = await decode(len(call.data), lambda: read_body(call.data, json_bytes))
-    except InvalidFileError as error:
-        raise RefusalError(400, str(error), code="invalid_json") from None
+    asking = await decode(len(call.data), lambda: read_body(call.data, json_bytes))
     name, version = _named(call)
     asking.check_path(name, version)
     called, response = await answer(call, asking.request, name, version)
@@ -227,32 +153,37 @@ def _reply(asking: Asking, model: str, response: InferResponse, encoding: str) -
 def oip_operations() -> list[Operation]:
     """Return all routes of the protocol."""
     table = [
-        Operation("GET", "/v2", "server_metadata", "Name, version and extensions of the server.", server, _SERVER),
-        # The protocol's OpenAPI file has this path, its text does not.
-        Operation("GET", "/v2/", "server_metadata_of_folder", "Same as /v2.", server, _SERVER),
         Operation(
-            "GET", "/v2/health/live", "server_live", "Report that the service is running.", live, _ALIVE, is_open=True
+            "GET", "/v2", "server_metadata", "Name, version and extensions of the server.", server,
+            bodies.ServerMetadata,
+        ),
+        # The protocol's OpenAPI file has this path, its text does not.
+        Operation("GET", "/v2/", "server_metadata_of_folder", "Same as /v2.", server, bodies.ServerMetadata),
+        Operation(
+            "GET", "/v2/health/live", "server_live", "Report that the service is running.", live, bodies.ServerLive,
+            is_open=True,
         ),
         Operation(
-            "GET", "/v2/health/ready", "server_ready", "Report whether a model accepts requests.", ready, _READY,
+            "GET", "/v2/health/ready", "server_ready", "Report whether a model accepts requests.", ready,
+            bodies.ServerReady,
             refusals=(503,), is_open=True,
         ),
         Operation(
             "GET", "/v2/models/stats", "all_statistics", "Statistics of all models.", model_statistics,
-            _ALL_STATISTICS,
+            bodies.StatisticsResponse,
         ),
         Operation(
             "POST", "/v2/repository/index", "repository_index", "List models and servables, ready or not.",
-            repository_index, _INDEX, _INDEX_REQUEST, media=_PLAIN,
+            repository_index, list[bodies.ModelIndex], bodies.RepositoryIndexRequest, media=_PLAIN,
         ),
         Operation(
             "POST", "/v2/repository/models/{model}/load", "repository_load", "Load a servable. Needs an admin key.",
-            repository_load, _NOTHING, _LOAD_REQUEST, refusals=_CHANGE, is_admin=True, media=_PLAIN,
+            repository_load, bodies.Done, bodies.RepositoryLoadRequest, refusals=_CHANGE, is_admin=True, media=_PLAIN,
         ),
         Operation(
             "POST", "/v2/repository/models/{model}/unload", "repository_unload",
-            "Unload a servable. Needs an admin key.", repository_unload, _NOTHING, _UNLOAD_REQUEST, refusals=_CHANGE,
-            is_admin=True, media=_PLAIN,
+            "Unload a servable. Needs an admin key.", repository_unload, bodies.Done,
+            bodies.RepositoryUnloadRequest, refusals=_CHANGE, is_admin=True, media=_PLAIN,
         ),
     ]  # fmt: skip
     for path, suffix in (("/v2/models/{model}", ""), ("/v2/models/{model}/versions/{version}", "_version")):
@@ -269,30 +200,32 @@ def _of_model(path: str, suffix: str) -> list[Operation]:
     """Return the routes of a model, or of a version of a model."""
     return [
         Operation(
-            "POST", f"{path}/infer", f"infer{suffix}", "Run inference on tensors.", infer, INFER_ANSWER, INFER_REQUEST,
-            refusals=_WORK, media=_INFER, binary=True,
+            "POST", f"{path}/infer", f"infer{suffix}", "Run inference on tensors.", infer,
+            bodies.InferResponse, bodies.InferRequest, refusals=_WORK, media=_INFER, binary=True,
         ),
         Operation(
             "POST", f"{path}/generate", f"generate{suffix}", "Generate text with a language model.", generate,
-            GENERATE_ANSWER, GENERATE, refusals=_WORK, media=Media(_TYPES),
+            bodies.GenerateResponse, bodies.GenerateRequest, refusals=_WORK, media=Media(_TYPES),
         ),
         Operation(
             "POST", f"{path}/generate_stream", f"generate_stream{suffix}", "Generate text as a stream of events.",
-            generate_stream, (), GENERATE, GENERATE_EVENT, _WORK, media=Media(_TYPES),
+            generate_stream, (), bodies.GenerateRequest, bodies.GenerateEvent, _WORK, media=Media(_TYPES),
         ),
         Operation(
-            "GET", path, f"model_metadata{suffix}", "The model's inputs and outputs.", model, _MODEL, refusals=_MAYBE
+            "GET", path, f"model_metadata{suffix}", "The model's inputs and outputs.", model, bodies.ModelMetadata,
+            refusals=_MAYBE,
         ),
         Operation(
-            "GET", f"{path}/config", f"model_config{suffix}", "Configuration of the model.", model_config, MODEL_CONFIG,
+            "GET", f"{path}/config", f"model_config{suffix}", "Configuration of the model.", model_config,
+            bodies.ModelConfig,
             refusals=_MAYBE,
         ),
         Operation(
             "GET", f"{path}/ready", f"model_ready{suffix}", "Report whether the model accepts requests.", model_ready,
-            _MODEL_READY, refusals=_MAYBE,
+            bodies.ModelReady, refusals=_MAYBE,
         ),
         Operation(
             "GET", f"{path}/stats", f"model_statistics{suffix}", "Statistics of the model.", model_statistics,
-            _ALL_STATISTICS, refusals=_MAYBE,
+            bodies.StatisticsResponse, refusals=_MAYBE,
         ),
     ]  # fmt: skip

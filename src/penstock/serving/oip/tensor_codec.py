@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.api_errors import MisfitError
 from penstock.config import show
-from penstock.json_schema import MisfitError
 from penstock.tensors import DTYPES
 from penstock.tensors.codec import bytes_array, decode_array
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from penstock.json_schema import NOTHING, Choice, Items, Members, Text, Whole, optional
 from penstock.serving.call import Call, Events, Reply, json_reply, quoted
-from penstock.serving.generation import USAGE, Generation, refuse_together, usage
-from penstock.serving.openai.logprobs import CHAT_LOGPROBS, ChatLogprobs
+from penstock.serving.generation import Generation, check_stream_options, includes_usage, refuse_together, usage
+from penstock.serving.openai.bodies import ChatCompletionRequest
+from penstock.serving.openai.logprobs import ChatLogprobs
 from penstock.serving.request_parsing import (
     chat_ids,
     check_fits,
@@ -25,64 +25,24 @@ if TYPE_CHECKING:
     from penstock.llm.backend import Answer, Backend, Delta
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["CHAT_ANSWER", "CHAT_EVENT", "chat"]
-
-_REASON: Final = Choice(("stop", "length"))
-_ROLE: Final = Choice(("assistant",))
-_HEAD: Final[dict[str, Any]] = {
-    "id": Text(), "created": Whole(0, 2**53), "model": Text(), "system_fingerprint": Text(),
-}  # fmt: skip
-_MESSAGE: Final = Members(
-    "ChatMessage", {"role": _ROLE, "content": Text(), "refusal": NOTHING}, ("role", "content", "refusal")
-)
-_CHOICE: Final = Members(
-    "ChatChoice",
-    {"index": Whole(0, 2**31), "message": _MESSAGE, "logprobs": optional(CHAT_LOGPROBS), "finish_reason": _REASON},
-    ("index", "message", "logprobs", "finish_reason"),
-)
-CHAT_ANSWER: Final = Members(
-    "ChatCompletionResponse",
-    {**_HEAD, "object": Choice(("chat.completion",)), "choices": Items(_CHOICE, 1, None), "usage": USAGE},
-    (*_HEAD, "object", "choices", "usage"),
-)
-_PIECE: Final = Members(
-    "ChatPiece",
-    {
-        "index": Whole(0, 2**31),
-        "delta": Members("ChatDelta", {"role": _ROLE, "content": Text()}),
-        "logprobs": optional(CHAT_LOGPROBS),
-        "finish_reason": optional(_REASON),
-    },
-    ("index", "delta", "logprobs", "finish_reason"),
-)
-CHAT_EVENT: Final = Members(
-    "ChatCompletionEvent",
-    {
-        **_HEAD,
-        "object": Choice(("chat.completion.chunk",)),
-        "choices": Items(_PIECE, 0, None),
-        "usage": optional(USAGE),
-    },
-    (*_HEAD, "object", "choices"),
-)
+__all__ = ["chat"]
 
 
 async def chat(call: Call) -> Reply | None:
     """Generate the next message of a conversation."""
-    body, backend = call.body, call.model()
-    wanted, is_stream = body.get("logprobs", False), body.get("stream", False)
+    body: ChatCompletionRequest = call.body
+    backend = call.model(body.model)
+    wanted = body.logprobs
     _refuse_what_does_not_go_together(body)
-    ids = await chat_ids(backend, body["messages"], body.get("add_generation_prompt", True))
+    ids = await chat_ids(backend, body.messages, body.add_generation_prompt is not False)
     ids = cut(ids, backend.card.max_len, body)
     check_fits(backend, ids, "messages")
-    own: dict[str, Any] = {"logprobs": body.get("top_logprobs", 0) if wanted else None}
-    if "max_completion_tokens" in body:
-        own["max_tokens"] = body["max_completion_tokens"]
-    params = sampling_of(body, **own)
+    num_top = (body.top_logprobs or 0) if wanted else None
+    params = sampling_of(body, logprobs=num_top, max_tokens=body.max_completion_tokens or body.max_tokens)
     run = Generation(call, backend, params, options_of(body, call.settings.limits.request_s, call.client))
     logprobs = ChatLogprobs(tokenizer_of(backend)) if wanted else None
     slow = isolated_tokenizer(backend) if wanted else None
-    if is_stream:
+    if body.stream:
         await _stream(call, run, ids, params.n, logprobs, _head(call, backend, "chat.completion.chunk"), slow)
         return None
     texts: list[list[str]] = [[] for _ in range(params.n)]
@@ -113,18 +73,16 @@ async def chat(call: Call) -> Reply | None:
     return json_reply({**_head(call, backend, "chat.completion"), "choices": choices, "usage": counts})
 
 
-def _refuse_what_does_not_go_together(body: dict[str, Any]) -> None:
-    most, other = body.get("max_tokens"), body.get("max_completion_tokens")
+def _refuse_what_does_not_go_together(body: ChatCompletionRequest) -> None:
+    most, other = body.max_tokens, body.max_completion_tokens
     refuse_together(
         most is not None and other is not None and most != other,
         "max_completion_tokens must equal max_tokens if both are set", "max_completion_tokens",
     )  # fmt: skip
     refuse_together(
-        "top_logprobs" in body and not body.get("logprobs"), "top_logprobs requires logprobs", "top_logprobs"
+        body.top_logprobs is not None and not body.logprobs, "top_logprobs requires logprobs", "top_logprobs"
     )
-    refuse_together(
-        "stream_options" in body and not body.get("stream", False), "stream_options requires stream", "stream_options"
-    )
+    check_stream_options(body)
 
 
 def _head(call: Call, backend: Backend, kind: str) -> dict[str, Any]:
@@ -151,7 +109,7 @@ async def _stream(
     ``slow``: a tokenizer in another process, which decodes tokens for the log-probabilities; None if there is none.
     """
     events = Events(call)
-    with_usage = call.body.get("stream_options", {}).get("include_usage", False)
+    with_usage = includes_usage(call.body)
     begin = "data: " + json.dumps(head, separators=(",", ":"))[:-1] + ',"choices":['
     end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
     begun = [False] * n

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from penstock.json_schema import Choice, Items, Members, Text, Whole, optional
 from penstock.serving.call import Call, Events, Reply, json_reply, quoted
-from penstock.serving.generation import USAGE, Generation, refuse_together, usage
-from penstock.serving.openai.logprobs import TEXT_LOGPROBS, TextLogprobs, joined
+from penstock.serving.generation import Generation, check_stream_options, includes_usage, refuse_together, usage
+from penstock.serving.openai.bodies import CompletionRequest
+from penstock.serving.openai.logprobs import TextLogprobs, joined
 from penstock.serving.request_parsing import (
     check_count,
     isolated_tokenizer,
@@ -25,38 +25,7 @@ if TYPE_CHECKING:
     from penstock.llm.backend import Answer, Backend, Delta
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["COMPLETION_ANSWER", "COMPLETION_EVENT", "complete"]
-
-_REASON: Final = Choice(("stop", "length"))
-_CHOICE: Final[dict[str, Any]] = {"index": Whole(0, 2**31), "text": Text(), "logprobs": optional(TEXT_LOGPROBS)}
-
-
-def _answer(title: str, choice: Members, count: Any, required: tuple[str, ...]) -> Members:
-    fields = {
-        "id": Text(),
-        "object": Choice(("text_completion",)),
-        "created": Whole(0, 2**53),
-        "model": Text(),
-        "system_fingerprint": Text(),
-        "choices": Items(choice, 0, None),
-        "usage": count,
-    }
-    return Members(title, fields, required)
-
-
-_ALWAYS: Final = ("id", "object", "created", "model", "system_fingerprint", "choices")
-COMPLETION_ANSWER: Final = _answer(
-    "CompletionResponse",
-    Members("CompletionChoice", {**_CHOICE, "finish_reason": _REASON}, (*_CHOICE, "finish_reason")),
-    USAGE,
-    (*_ALWAYS, "usage"),
-)
-COMPLETION_EVENT: Final = _answer(
-    "CompletionEvent",
-    Members("CompletionPiece", {**_CHOICE, "finish_reason": optional(_REASON)}, (*_CHOICE, "finish_reason")),
-    optional(USAGE),
-    _ALWAYS,
-)
+__all__ = ["complete"]
 
 
 class _Text:
@@ -98,10 +67,11 @@ class _Text:
 
 async def complete(call: Call) -> Reply | None:
     """Complete one or more prompts."""
-    body, backend = call.body, call.model()
+    body: CompletionRequest = call.body
+    backend = call.model(body.model)
     _refuse_what_does_not_go_together(body)
-    num_top, is_echo, is_stream = body.get("logprobs"), body.get("echo", False), body.get("stream", False)
-    given = await prompts_of(backend, body["prompt"], "prompt", body)
+    num_top, is_echo = body.logprobs, body.echo
+    given = await prompts_of(backend, body.prompt, "prompt", body)
     check_count(len(given), body)
     prompts = [ids for ids, _ in given]
     echoes: list[str | None] = [None] * len(prompts)
@@ -109,14 +79,10 @@ async def complete(call: Call) -> Reply | None:
         for i, (_, text) in enumerate(given):
             echoes[i] = text if text is not None else await _text_of(backend, prompts[i])
     head = _head(call, backend)
-    if body.get("max_tokens") == 0:
+    if body.max_tokens == 0:
         return await _echo_alone(call, backend, prompts, echoes, head)
-    own: dict[str, Any] = {"logprobs": num_top}
-    if is_echo and num_top is not None:
-        own["prompt_logprobs"] = num_top
-    if "best_of" in body:
-        own["best_of"] = body["best_of"]
-    params = sampling_of(body, **own)
+    prompt_logprobs = num_top if is_echo else None
+    params = sampling_of(body, logprobs=num_top, prompt_logprobs=prompt_logprobs, best_of=body.best_of)
     run = Generation(call, backend, params, options_of(body, call.settings.limits.request_s, call.client))
     n = params.n
     texts = {
@@ -125,7 +91,7 @@ async def complete(call: Call) -> Reply | None:
         for j in range(n)
     }
     slow = isolated_tokenizer(backend) if num_top is not None else None
-    if is_stream:
+    if body.stream:
         await _stream(call, run, prompts, texts, head, slow)
         return None
 
@@ -147,21 +113,19 @@ async def _text_of(backend: Backend, ids: list[int]) -> str:
     return text
 
 
-def _refuse_what_does_not_go_together(body: dict[str, Any]) -> None:
-    is_echo, is_stream = body.get("echo", False), body.get("stream", False)
-    n = body.get("n", 1)
-    refuse_together(body.get("max_tokens") == 0 and not is_echo, "max_tokens must not be 0 without echo", "max_tokens")
-    refuse_together(body.get("max_tokens") == 0 and is_stream, "max_tokens must not be 0 with stream", "max_tokens")
-    for name in ("n", "best_of"):
-        refuse_together(
-            body.get("max_tokens") == 0 and body.get(name, 1) > 1, f"{name} must be 1 if max_tokens is 0", name
-        )
+def _refuse_what_does_not_go_together(body: CompletionRequest) -> None:
+    n, best_of = body.n or 1, body.best_of or 1
+    if body.max_tokens == 0:
+        refuse_together(not body.echo, "max_tokens must not be 0 without echo", "max_tokens")
+        refuse_together(bool(body.stream), "max_tokens must not be 0 with stream", "max_tokens")
+        refuse_together(n > 1, "n must be 1 if max_tokens is 0", "n")
+        refuse_together(best_of > 1, "best_of must be 1 if max_tokens is 0", "best_of")
     refuse_together(
-        is_echo and body.get("truncate_prompt_tokens") == -1, "truncate_prompt_tokens must not be -1 with echo. Pass a "
+        body.echo and body.truncate_prompt_tokens == -1, "truncate_prompt_tokens must not be -1 with echo. Pass a "
         "number of tokens.", "truncate_prompt_tokens",
     )  # fmt: skip
-    refuse_together("stream_options" in body and not is_stream, "stream_options requires stream", "stream_options")
-    refuse_together(is_stream and body.get("best_of", n) > n, "best_of must equal n with stream", "best_of")
+    check_stream_options(body)
+    refuse_together(bool(body.stream) and best_of > n, "best_of must equal n with stream", "best_of")
 
 
 def _head(call: Call, backend: Backend) -> dict[str, Any]:
@@ -183,7 +147,8 @@ async def _echo_alone(
     call: Call, backend: Backend, prompts: list[list[int]], echoes: list[str | None], head: dict[str, Any]
 ) -> Reply:
     """Handle ``max_tokens`` 0: return the prompt itself, with its log-probabilities if requested."""
-    num_top, options = call.body.get("logprobs"), options_of(call.body, call.settings.limits.request_s, call.client)
+    body: CompletionRequest = call.body
+    num_top, options = body.logprobs, options_of(body, call.settings.limits.request_s, call.client)
     choices = []
     for index, (ids, echo) in enumerate(zip(prompts, echoes, strict=True)):
         found = None
@@ -209,7 +174,7 @@ async def _stream(
     ``slow``: a tokenizer in another process, which decodes tokens for the log-probabilities; None if there is none.
     """
     n, events = len(texts) // len(prompts), Events(call)
-    with_usage = call.body.get("stream_options", {}).get("include_usage", False)
+    with_usage = includes_usage(call.body)
     begin = "data: " + json.dumps(head, separators=(",", ":"))[:-1] + ',"choices":['
     end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
     begun = set()

@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Final
+from typing import Any
 
 from penstock.errors import UnsupportedError
-from penstock.json_schema import Choice, Either, Items, Members, Number, Text, Whole
 from penstock.serving.call import Call, Reply, json_reply
+from penstock.serving.openai.bodies import EmbeddingRequest
 from penstock.serving.request_parsing import options_of, prompts_of
 
-__all__ = ["EMBEDDING_ANSWER", "embeddings"]
-
-_COUNT: Final = Whole(0, 2**53)
-_VECTOR: Final = Members(
-    "Embedding",
-    {
-        "object": Choice(("embedding",)),
-        "index": _COUNT,
-        "embedding": Either((Items(Number(-1e38, 1e38), 1, None), Text()), "numbers, or base64 of float32"),
-    },
-    ("object", "index", "embedding"),
-)
-EMBEDDING_ANSWER: Final = Members(
-    "EmbeddingResponse",
-    {
-        "object": Choice(("list",)),
-        "model": Text(),
-        "data": Items(_VECTOR, 1, None),
-        "usage": Members(
-            "EmbeddingUsage",
-            {"prompt_tokens": _COUNT, "total_tokens": _COUNT},
-            ("prompt_tokens", "total_tokens"),
-        ),
-    },
-    ("object", "model", "data", "usage"),
-)
+__all__ = ["embeddings"]
 
 
 async def embeddings(call: Call) -> Reply:
     """Embed one or more inputs."""
-    body, backend = call.body, call.model()
+    body: EmbeddingRequest = call.body
+    backend = call.model(body.model)
     if not backend.card.has_embeddings:
         raise UnsupportedError("This model does not support embeddings.")
-    prompts = [ids for ids, _ in await prompts_of(backend, body["input"], "input", body)]
+    prompts = [ids for ids, _ in await prompts_of(backend, body.input, "input", body)]
     options = options_of(body, call.settings.limits.request_s, call.client)
-    pooling, normalize = body.get("pooling", "mean"), body.get("normalize", True)
+    pooling, normalize = body.pooling or "mean", body.normalize is not False
     found = await backend.embed(prompts, pooling, normalize, options, request_id=call.request_id)
-    is_text = body.get("encoding_format", "float") == "base64"
+    is_text = body.encoding_format == "base64"
     data: list[dict[str, Any]] = []
     for index, one in enumerate(found):
         vector: Any = one.vector.astype("<f4")

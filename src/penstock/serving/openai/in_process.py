@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.api_errors import RefusalError, refusal_of
 from penstock.engine.options import MAX_DEADLINE_S
 from penstock.errors import DeadlineError, InvalidArgumentError, UnavailableError
-from penstock.json_schema import MisfitError
-from penstock.serving import request_fields
 from penstock.serving.call import Call
 from penstock.serving.metrics import Metrics
 from penstock.serving.openai import chat, completions, embeddings
+from penstock.serving.openai.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from penstock.serving.operations import Handler
+from penstock.serving.request_decoding import converted
+from penstock.serving.request_fields import Body
 from penstock.serving.settings import GatewayLimits, GatewaySettings
 
 if TYPE_CHECKING:
@@ -23,10 +25,10 @@ __all__ = ["CHAT", "COMPLETIONS", "EMBEDDINGS", "InProcessApi"]
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
-_ENDPOINTS: Final = {
-    COMPLETIONS: (request_fields.COMPLETION, completions.complete),
-    CHAT: (request_fields.CHAT, chat.chat),
-    EMBEDDINGS: (request_fields.EMBEDDING, embeddings.embeddings),
+_ENDPOINTS: Final[dict[str, tuple[type[Body], Handler]]] = {
+    COMPLETIONS: (CompletionRequest, completions.complete),
+    CHAT: (ChatCompletionRequest, chat.chat),
+    EMBEDDINGS: (EmbeddingRequest, embeddings.embeddings),
 }
 
 
@@ -48,15 +50,13 @@ class InProcessApi:
         """
         if url not in _ENDPOINTS:
             raise InvalidArgumentError(f"url must be {', '.join(_ENDPOINTS)}, not {url!r:.100}")
-        shape, handler = _ENDPOINTS[url]
+        struct, handler = _ENDPOINTS[url]
         try:
-            checked = shape.check(body, "")
-            if checked.get("stream"):
+            decoded = converted(body, struct)
+            if getattr(decoded, "stream", None):
                 raise InvalidArgumentError("stream must be false: the response is a single object")
-            call = Call(request_id, {}, checked, self._models, self._settings, self._metrics)
+            call = Call(request_id, {}, decoded, self._models, self._settings, self._metrics)
             reply = await handler(call)
-        except MisfitError as error:
-            raise InvalidArgumentError(str(error)) from None
         except DeadlineError as error:
             raise DeadlineError(str(refusal_of(error, request_id))) from None
         except RefusalError as error:

@@ -5,36 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.json_schema import Entries, Items, Members, Number, Text, Whole, optional
-
 if TYPE_CHECKING:
     from penstock.engine.logprobs import TokenLogprobs
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["CHAT_LOGPROBS", "TEXT_LOGPROBS", "ChatLogprobs", "TextLogprobs", "joined"]
+__all__ = ["ChatLogprobs", "TextLogprobs", "joined"]
 
 LEAST: Final = -9999.0
 """The log-probability of an impossible token, as in OpenAI's API, because JSON has no infinity."""
-
-_LOGPROB: Final = Number(LEAST, 0.001)
-_BYTES: Final = optional(Items(Whole(0, 255), 0, None))
-_TOP: Final = Members(
-    "TopLogprob", {"token": Text(), "logprob": _LOGPROB, "bytes": _BYTES}, ("token", "logprob", "bytes")
-)
-_ENTRY: Final = Members(
-    "TokenLogprob", {**_TOP.fields, "top_logprobs": Items(_TOP, 0, None)}, (*_TOP.required, "top_logprobs")
-)
-CHAT_LOGPROBS: Final = Members("ChatLogprobs", {"content": Items(_ENTRY, 0, None)}, ("content",))
-TEXT_LOGPROBS: Final = Members(
-    "TextLogprobs",
-    {
-        "tokens": Items(Text(), 0, None),
-        "token_logprobs": Items(optional(_LOGPROB), 0, None),
-        "top_logprobs": Items(optional(Entries(r"(?s:.*)", _LOGPROB, 64)), 0, None),
-        "text_offset": Items(Whole(0, 2**53), 0, None),
-    },
-    ("tokens", "token_logprobs", "top_logprobs", "text_offset"),
-)
 
 
 class ChatLogprobs:

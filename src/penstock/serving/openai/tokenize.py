@@ -2,50 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from penstock.api_errors import RefusalError
-from penstock.json_schema import Items, Members, Text, Whole, optional
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.generation import refuse_together
+from penstock.serving.openai.bodies import DetokenizeRequest, TokenizeRequest
 from penstock.serving.request_parsing import chat_ids, text_ids, tokenizer_of
 from penstock.text.tokenizer_threads import call_tokenizer
 
-__all__ = ["DETOKENIZE_ANSWER", "TOKENIZE_ANSWER", "detokenize", "tokenize"]
-
-_COUNT: Final = Whole(0, 2**53)
-TOKENIZE_ANSWER: Final = Members(
-    "TokenizeResponse",
-    {
-        "count": _COUNT,
-        "max_model_len": _COUNT,
-        "tokens": Items(_COUNT, 0, None),
-        "token_strs": optional(Items(Text(), 0, None)),
-    },
-    ("count", "max_model_len", "tokens", "token_strs"),
-)
-DETOKENIZE_ANSWER: Final = Members("DetokenizeResponse", {"prompt": Text()}, ("prompt",))
+__all__ = ["detokenize", "tokenize"]
 
 
 async def tokenize(call: Call) -> Reply:
     """Return the token ids of a text, or of a conversation rendered by the chat template."""
-    body, backend = call.body, call.model()
+    body: TokenizeRequest = call.body
+    backend = call.model(body.model)
     tokenizer = tokenizer_of(backend)
-    refuse_together(("prompt" in body) == ("messages" in body), "prompt: set either prompt or messages", "prompt")
-    is_text = "prompt" in body
-    refuse_together(
-        is_text and "add_generation_prompt" in body, "add_generation_prompt requires messages", "add_generation_prompt"
-    )
-    refuse_together(
-        not is_text and "add_special_tokens" in body, "add_special_tokens requires prompt", "add_special_tokens"
-    )
-    if is_text:
-        text, special = body["prompt"], body.get("add_special_tokens", True)
-        ids = await text_ids(backend, text, body, add_special_tokens=special)
+    text, messages = body.prompt, body.messages
+    refuse_together((text is None) == (messages is None), "prompt: set either prompt or messages", "prompt")
+    if text is not None:
+        name = "add_generation_prompt"
+        refuse_together(body.add_generation_prompt is not None, f"{name} requires messages", name)
+        ids = await text_ids(backend, text, add_special_tokens=body.add_special_tokens is not False)
     else:
-        ids = await chat_ids(backend, body["messages"], body.get("add_generation_prompt", True))
+        name = "add_special_tokens"
+        refuse_together(body.add_special_tokens is not None, f"{name} requires prompt", name)
+        ids = await chat_ids(backend, messages or [], body.add_generation_prompt is not False)
     strings: Any = None
-    if body.get("return_token_strs", False):
+    if body.return_token_strs:
         strings = await call_tokenizer(
             tokenizer, len(ids), lambda: [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
         )
@@ -54,7 +39,8 @@ async def tokenize(call: Call) -> Reply:
 
 async def detokenize(call: Call) -> Reply:
     """Return the text of token ids, including special tokens."""
-    ids, backend = call.body["tokens"], call.model()
+    body: DetokenizeRequest = call.body
+    ids, backend = body.tokens, call.model(body.model)
     if ids and max(ids) >= backend.card.vocab_size:
         message = f"tokens: token id {max(ids)} is out of range. The model has {backend.card.vocab_size} tokens."
         raise RefusalError(400, message, param="tokens", code="invalid_value")

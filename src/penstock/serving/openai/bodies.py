@@ -1,0 +1,171 @@
+"""The request bodies of the routes in OpenAI's and vLLM's formats."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from msgspec import Meta
+
+from penstock.serving.request_fields import (
+    MAX_NAME_CHARS,
+    Body,
+    Inputs,
+    Prompts,
+    SamplingFields,
+    ServingFields,
+    Token,
+    checked_prompts,
+    extended,
+)
+from penstock.validation import MAX_TOKEN
+
+__all__ = [
+    "ChatCompletionRequest", "CompletionRequest", "DetokenizeRequest", "EmbeddingRequest", "Message", "StreamOptions",
+    "TokenizeRequest",
+]  # fmt: skip
+
+MAX_MESSAGES: Final = 4096
+
+_Model = Annotated[
+    Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)] | None,
+    Meta(description="A model name from /v1/models. Optional if only one model is served."),
+]
+_Count = Annotated[int, Meta(ge=1, le=MAX_TOKEN)]
+
+
+if TYPE_CHECKING:
+    _CompletionFields = SamplingFields
+    _ChatFields = SamplingFields
+    _EmbeddingFields = ServingFields
+    _MessageFields = Body
+    _PartFields = Body
+else:
+    _CompletionFields = extended(
+        SamplingFields,
+        ("best_of", "echo", "logprobs"),
+        {
+            "suffix": "text can only be appended to the prompt",
+            "prompt_logprobs": "use echo with logprobs",
+            "response_format structured_outputs guided_json guided_regex guided_choice": "",
+            "use_beam_search length_penalty prompt_embeds": "",
+        },
+    )
+    _ChatFields = extended(
+        SamplingFields,
+        {"top_logprobs": "logprobs"},
+        {
+            "chat_template chat_template_kwargs": "the model's own template is always used",
+            "tools tool_choice parallel_tool_calls functions function_call": "",
+            "structured_outputs guided_json guided_regex guided_choice": "",
+            "continue_final_message audio prediction store metadata reasoning_effort": "",
+            "service_tier web_search_options verbosity prompt_cache_key safety_identifier": "",
+            "best_of echo prompt_logprobs use_beam_search length_penalty": "",
+        },
+    )
+    _EmbeddingFields = extended(
+        ServingFields, refusals={"dimensions": "the model determines the length of its vectors"}
+    )
+    _MessageFields = extended(
+        Body,
+        refusals={"tool_calls tool_call_id function_call refusal audio reasoning_content annotations": ""},
+    )
+    _PartFields = extended(
+        Body, refusals={"image_url input_audio audio_url video_url file": "only text input is supported"}
+    )
+
+
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+
+
+class CompletionRequest(_CompletionFields, kw_only=True):
+    """The body of ``POST /v1/completions``.  ``max_tokens`` 0 needs ``echo``."""
+
+    prompt: Prompts
+    model: _Model = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot express."""
+        super().__post_init__()
+        self.prompt = checked_prompts(self.prompt, "prompt")
+
+
+class ContentPart(_PartFields, kw_only=True):
+    """A part of a message's content."""
+
+    text: str
+    type: Literal["text"]
+
+
+class Message(_MessageFields, kw_only=True):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[ContentPart], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    name: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
+
+
+_Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ResponseFormat(Body):
+    """The format of an answer."""
+
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(_ChatFields, kw_only=True):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: _Messages
+    model: _Model = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[_Count | None, Meta(description="Maximum number of tokens to generate.")] = None
+    max_completion_tokens: Annotated[_Count | None, Meta(description="OpenAI's newer name of max_tokens.")] = None
+    logprobs: Annotated[bool | None, Meta(description="Return the log-probability of each token. Default: false.")] = (
+        None
+    )
+    add_generation_prompt: bool | None = None
+    response_format: ResponseFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
+
+
+class EmbeddingRequest(_EmbeddingFields, kw_only=True):
+    """The body of ``POST /v1/embeddings``."""
+
+    input: Inputs
+    model: _Model = None
+    encoding_format: Literal["float", "base64"] | None = None
+    pooling: Annotated[
+        Literal["mean", "last"] | None,
+        Meta(description="mean averages the rows of all tokens, last takes the row of the last token."),
+    ] = None
+    normalize: Annotated[bool | None, Meta(description="Scale vectors to length 1. Default: true.")] = None
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot express."""
+        super().__post_init__()
+        self.input = checked_prompts(self.input, "input", allows_empty=False)
+
+
+class TokenizeRequest(Body):
+    """The body of ``POST /tokenize``.  Either ``prompt`` or ``messages`` is required."""
+
+    model: _Model = None
+    prompt: str | None = None
+    messages: _Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body, kw_only=True):
+    """The body of ``POST /detokenize``."""
+
+    tokens: list[Token]
+    model: _Model = None

@@ -1,0 +1,200 @@
+"""The response bodies of the routes in OpenAI's and vLLM's formats."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from penstock.serving.request_fields import Body
+
+__all__ = [
+    "ChatCompletionEvent", "ChatCompletionResponse", "CompletionEvent", "CompletionResponse", "DetokenizeResponse",
+    "EmbeddingResponse", "TokenizeResponse",
+]  # fmt: skip
+
+Count = Annotated[int, Meta(ge=0)]
+_FinishReason = Literal["stop", "length"]
+_Logprob = Annotated[float, Meta(ge=-9999, le=0.001)]
+
+
+class PromptTokensDetails(Body):
+    """``cached_tokens``: tokens of the prompt whose keys and values were in the cache."""
+
+    cached_tokens: Count
+
+
+class Usage(Body):
+    """The token counts of a request."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TextLogprobs(Body):
+    """The log-probabilities of a text's tokens, one item per token; offsets count characters."""
+
+    tokens: list[str]
+    token_logprobs: list[_Logprob | None]
+    top_logprobs: list[dict[str, _Logprob] | None]
+    text_offset: list[Count]
+
+
+class CompletionChoice(Body):
+    """An answer to a prompt."""
+
+    index: Count
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: _FinishReason
+
+
+class CompletionPiece(Body):
+    """The next part of an answer to a prompt."""
+
+    index: Count
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: _FinishReason | None
+
+
+class CompletionResponse(Body):
+    """The response of ``POST /v1/completions``."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: Count
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionEvent(Body):
+    """An event of the stream of ``POST /v1/completions``."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: Count
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionPiece]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TopLogprob(Body):
+    """One of the likeliest tokens at a position, its log-probability and its bytes."""
+
+    token: str
+    logprob: _Logprob
+    bytes: list[Annotated[int, Meta(ge=0, le=255)]] | None
+
+
+class TokenLogprob(TopLogprob):
+    """A token, its log-probability and the likeliest tokens in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Body):
+    """The log-probabilities of a message's tokens."""
+
+    content: list[TokenLogprob]
+
+
+class ChatMessage(Body):
+    """The message that was generated."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Body):
+    """An answer to a conversation."""
+
+    index: Count
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: _FinishReason
+
+
+class ChatDelta(Body):
+    """The next part of a message; the first has only the role."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatPiece(Body):
+    """The next part of an answer to a conversation."""
+
+    index: Count
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: _FinishReason | None
+
+
+class ChatCompletionResponse(Body):
+    """The response of ``POST /v1/chat/completions``."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: Count
+    model: str
+    system_fingerprint: str
+    choices: Annotated[list[ChatChoice], Meta(min_length=1)]
+    usage: Usage
+
+
+class ChatCompletionEvent(Body):
+    """An event of the stream of ``POST /v1/chat/completions``."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: Count
+    model: str
+    system_fingerprint: str
+    choices: list[ChatPiece]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Embedding(Body):
+    """A vector: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: Annotated[list[float], Meta(min_length=1)] | str
+
+
+class EmbeddingUsage(Body):
+    """The token counts of a request for embeddings."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class EmbeddingResponse(Body):
+    """The response of ``POST /v1/embeddings``."""
+
+    object: Literal["list"]
+    model: str
+    data: Annotated[list[Embedding], Meta(min_length=1)]
+    usage: EmbeddingUsage
+
+
+class TokenizeResponse(Body):
+    """The response of ``POST /tokenize``."""
+
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(Body):
+    """The response of ``POST /detokenize``."""
+
+    prompt: str
