@@ -154,7 +154,7 @@ def test_threads_sharing_an_engine_get_their_own_tokens(make_llm):
 def test_no_prompts_give_no_results(make_llm, capsys):
     llm = make_llm()
     assert (llm.generate([]), llm.generate([], []), llm.generate([], progress=True)) == ([], [], [])
-    with pytest.raises(InvalidArgumentError, match="progress must be True or False, not 'yes'"):
+    with pytest.raises(InvalidArgumentError, match="progress: expected True or False, got 'yes'"):
         llm.generate([], progress="yes")
     with pytest.raises(InvalidArgumentError, match="prompt is empty"):
         llm.stream([])
@@ -177,7 +177,7 @@ def test_items_of_the_wrong_kind_fail_alone_and_by_name(make_llm):
         with pytest.raises(InvalidArgumentError, match="items must be pairs"):
             next(llm.generate_each(wrong))
     for wrong in (-1, "x", 1.5, True):
-        with pytest.raises(InvalidArgumentError, match="max_open must be a whole number"):
+        with pytest.raises(InvalidArgumentError, match="max_open: expected an integer"):
             next(llm.generate_each([("x", good)], max_open=wrong))
 
 

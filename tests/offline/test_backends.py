@@ -171,7 +171,7 @@ def test_lengths_and_ends() -> None:
                 generate(["a", "b"], stream=True)
             with pytest.raises(InvalidArgumentError, match="SamplingParams has no field 'max_length'"):
                 generate("a", max_length=3)
-            with pytest.raises(InvalidArgumentError, match="add_special_tokens must be True or False, not 1"):
+            with pytest.raises(InvalidArgumentError, match="add_special_tokens: expected True or False, got 1"):
                 generate("a", add_special_tokens=1)
             assert generate([]) == []
         with pytest.raises(InvalidArgumentError, match="clos"):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.config import check_integer
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling
@@ -44,9 +45,7 @@ class Trace:
     def __post_init__(self) -> None:
         """Check the sizes."""
         for name in ("num_requests", "prompt_tokens", "new_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 20:
-                raise InvalidArgumentError(f"{name} must be an integer from 1 to {1 << 20}, not {value!r}", param=name)
+            check_integer(name, getattr(self, name), 1, 1 << 20)
         if not 0 <= self.spread <= 2:
             raise InvalidArgumentError(f"spread must be a number from 0 to 2, not {self.spread!r}", param="spread")
         if not 0 <= self.shared_tokens < self.prompt_tokens:

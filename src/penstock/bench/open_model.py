@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from penstock.config import check_integer
 from penstock.errors import UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.open import Opened, OpenOptions, open_program
 from penstock.runtime.program import MAX_REQUESTS, ProgramLimits
-from penstock.validation import given_number, whole
 
 __all__ = ["OpenModel", "check_size", "open_model"]
 
@@ -46,7 +46,7 @@ class OpenModel(Protocol):
 
 def check_size(name: str, value: object, minimum: int = 1) -> None:
     """Raise InvalidArgumentError unless it is an integer from ``minimum`` to 2**20 (``batch``: to MAX_REQUESTS)."""
-    given_number(name, whole(name, value, minimum, MAX_REQUESTS if name == "batch" else MAX_SIZE))
+    check_integer(name, value, minimum, MAX_REQUESTS if name == "batch" else MAX_SIZE)
 
 
 @contextmanager

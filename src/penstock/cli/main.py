@@ -93,7 +93,7 @@ def _load_ops(paths: Sequence[str]) -> None:
         try:
             load_ops(path)
         except PenstockError as error:
-            raise type(error)(f"--ops: {error}") from None
+            raise error.with_message(f"--ops: {error}") from None
 
 
 def _by_option(text: str, error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:

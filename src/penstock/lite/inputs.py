@@ -115,4 +115,4 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
 
 
 def _is_size(size: object, high: int) -> bool:
-    return is_integer(int(size) if isinstance(size, np.integer) else size, 1, high)
+    return is_integer(size, 1, high)

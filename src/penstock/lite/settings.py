@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config import check_integer
+from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.kv import KV_LAYOUTS
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
@@ -61,11 +61,8 @@ class ModelConfig:
         for name, allowed in (
             ("kv_cache", KV_LAYOUTS), ("logits", ("last", "all")), ("weights", ("mmap", "huge")),
         ):  # fmt: skip
-            if getattr(self, name) not in allowed:
-                value = getattr(self, name)
-                raise InvalidArgumentError(f"{name}: expected one of {', '.join(allowed)}, found {value!r:.60}")
-        if not isinstance(self.verify, bool):
-            raise InvalidArgumentError(f"verify: expected True or False, found {self.verify!r:.60}")
+            check_choice(name, getattr(self, name), allowed)
+        check_flag("verify", self.verify)
 
 
 def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None) -> ModelConfig:

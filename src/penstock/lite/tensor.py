@@ -200,7 +200,7 @@ def _checked_shape(shape: Sequence[int] | None) -> tuple[int, ...]:
         raise InvalidArgumentError(f"shape: expected a list of sizes, found {shape!r:.60}")
     sizes = () if shape is None else tuple(shape)
     for size in sizes:
-        if not is_integer(int(size) if isinstance(size, np.integer) else size, 0, sys.maxsize):
+        if not is_integer(size, 0, sys.maxsize):
             raise InvalidArgumentError(f"shape: expected integers from 0, found {size!r:.60}")
     if len(sizes) > _MAX_DIMS or math.prod(sizes) > _MAX_BYTES:
         raise InvalidArgumentError(

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.config import check_flag
 from penstock.engine.options import check_options
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
@@ -59,10 +60,7 @@ class Conversation:
     def __init__(
         self, llm: ConversationModel, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False
     ) -> None:
-        if not isinstance(drop_oldest, bool):
-            raise InvalidArgumentError(
-                f"drop_oldest must be True or False, not {drop_oldest!r:.60}", param="drop_oldest"
-            )
+        check_flag("drop_oldest", drop_oldest)
         self._llm = llm
         self._tokens = TurnTokens(llm.tokenizer)
         self._messages = check_messages(messages) if messages else []

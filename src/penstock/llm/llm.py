@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 import numpy as np
 
 from penstock.checkpoint.generation import GenerationConfig, read_generation_config
+from penstock.config import check_flag, check_integer
 from penstock.engine.capabilities import check_continues, refuse_logits
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, LLMFields, RequestOptions, check_options, engine_options
@@ -33,7 +34,6 @@ from penstock.llm.streamers import Streamer
 from penstock.runtime.open import Opened, OpenOptions, check_network, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 from penstock.text.tokenizer import Tokenizer
-from penstock.validation import flag, given_number, whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -190,7 +190,7 @@ class LLM:
             return result if is_one else [result]
         several, is_one = split_prompts(prompts)
         each = split_params(params, len(several))
-        options, progress = check_options(options), flag("progress", progress)
+        options, progress = check_options(options), check_flag("progress", progress)
         prepared = check_each(zip(several, each, strict=True), is_one, lambda pair: self.prepare(*pair, options))
         requests: list[list[Request]] = []
         try:
@@ -258,7 +258,7 @@ class LLM:
         """
         options = check_options(options)
         source = enumerate(check_items(items))
-        max_open = given_number("max_open", whole("max_open", max_open, 0, 2**31 - 1))
+        max_open = check_integer("max_open", max_open, 0, 2**31 - 1)
         max_open = max_open or 4 * self.engine.scheduler.max_requests
         unfinished: dict[int, tuple[list[Request], SamplingParams]] = {}
         try:

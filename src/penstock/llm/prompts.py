@@ -68,7 +68,7 @@ def of_prompt(index: int, is_one: bool, error: PenstockError, note: str = "") ->
     """Return the error with the index of its prompt among several; unchanged for a single prompt."""
     if is_one:
         return error
-    named = type(error)(f"prompts[{index}]: {error}{note}")
+    named = error.with_message(f"prompts[{index}]: {error}{note}")
     named.__cause__ = error
     return named
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.device import check_target
 
@@ -65,11 +66,7 @@ class InferConfig:
             )
         check_target([self.target])
         for name, maximum in (("infer_seq_length", _MAX_SEQ_LENGTH), ("device_id", 1 << 20), ("rank_id", 1 << 20)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
-                raise InvalidArgumentError(
-                    f"{name} must be an integer from 0 to {maximum}, not {value!r:.60}", param=name
-                )
+            check_integer(name, getattr(self, name), 0, maximum)
         for name in ("device_id", "rank_id"):
             if getattr(self, name):
                 raise UnsupportedError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.config import check_flag
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
@@ -113,8 +114,7 @@ class TextGeneration:
         UnsupportedError, which names the prompt or the field.
         """
         for name, value in (("stream", stream), ("add_special_tokens", add_special_tokens)):
-            if not isinstance(value, bool):
-                raise InvalidArgumentError(f"{name} must be True or False, not {value!r:.60}", param=name)
+            check_flag(name, value)
         check_process(self._pid, "pipeline")
         sampling_params = _params(params, sampling)
         generator = self._choose(is_sample_acceleration)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.config import check_choice
 from penstock.core import layouts
 from penstock.core.layouts import GROUP_LEN
 from penstock.errors import InvalidArgumentError
@@ -76,6 +77,4 @@ def quantizing_scheme(name: str) -> Scheme:
 
 def default_scheme(dtype: str) -> str:
     """Return the scheme that keeps the element type ``dtype`` ("f32", "f16", "bf16") of a checkpoint."""
-    if dtype not in ("f32", "f16", "bf16"):
-        raise InvalidArgumentError(f"dtype: expected f32, f16 or bf16, found {dtype!r}", param="dtype")
-    return dtype
+    return check_choice("dtype", dtype, ("f32", "f16", "bf16"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.config import check_integer
+from penstock.config import check_choice, check_flag, check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
@@ -58,10 +58,7 @@ class OpenOptions:
 
     def __post_init__(self) -> None:
         """Refuse a value of the wrong type, by name."""
-        if not isinstance(self.use_cache, bool):
-            raise InvalidArgumentError(
-                f"use_cache: expected True or False, found {self.use_cache!r:.60}", param="use_cache"
-            )
+        check_flag("use_cache", self.use_cache)
         if self.progress is not None and not callable(self.progress):
             raise InvalidArgumentError(
                 f"progress: expected a function, found {type(self.progress).__name__}", param="progress"
@@ -88,8 +85,7 @@ def open_program(
     """
     from penstock.core.context import MAX_THREADS
 
-    if mode not in MODES:
-        raise InvalidArgumentError(f"mode: expected graph or eager, found {mode!r}", param="mode")
+    check_choice("mode", mode, MODES)
     check_integer("threads", threads, 0, MAX_THREADS)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
         raise InvalidArgumentError(

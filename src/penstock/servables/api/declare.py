@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, SupportsIndex, TypeVar
 
+from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
 from penstock.servables.api.batch_rules import MAX_BATCH_SIZE, BatchRules
-from penstock.servables.api.checks import check_integer, check_number
 from penstock.servables.api.settings import MAX_PROCESSES, Settings
 from penstock.servables.api.specs import Spec, parse_specs
 from penstock.servables.api.tracing import Operation, SymbolicValue, record_call

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
-from penstock.servables.api.checks import check_integer, check_number
 from penstock.servables.api.version_policy import VersionPolicy, WantedVersions
 
 __all__ = ["MAX_PROCESSES", "Settings"]
@@ -45,7 +45,7 @@ class Settings:
         check_integer("model_threads", self.model_threads, 1, 1024)
         check_integer("max_waiting", self.max_waiting, 1, 1 << 30)
         check_integer("max_batch_mib", self.max_batch_mib, 1, 512)
-        check_number("timeout_s", self.timeout_s, 86_400, may_be_zero=False)
+        check_number("timeout_s", self.timeout_s, 86_400)
         if self.memory_limit_mib is not None:
             check_integer("memory_limit_mib", self.memory_limit_mib, 16, 1 << 24)
         if not isinstance(self.versions, str):
