@@ -91,10 +91,10 @@ def test_a_bad_field_is_refused_by_name(field, value):
     [
         ({"min_tokens": 9, "max_tokens": 8}, r"min_tokens: expected at most max_tokens \(8\), got 9"),
         ({"n": 3, "best_of": 2}, r"best_of: expected at least n \(3\), got 2"),
-        ({"logit_bias": {"x": 1}}, r"logit_bias's token id must be"),
-        ({"allowed_token_ids": [1, -2]}, r"allowed_token_ids\[1\] must be"),
-        ({"stop_token_ids": [1.5]}, r"stop_token_ids\[0\] must be"),
-        ({"stop_token_ids": [1, None]}, r"stop_token_ids\[1\] must be"),
+        ({"logit_bias": {"x": 1}}, r"logit_bias: expected token ids"),
+        ({"allowed_token_ids": [1, -2]}, r"allowed_token_ids\[1\]: expected"),
+        ({"stop_token_ids": [1.5]}, r"stop_token_ids\[0\]: expected"),
+        ({"stop_token_ids": [1, None]}, r"stop_token_ids\[1\]: expected"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused_by_name(fields, message):

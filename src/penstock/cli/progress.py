@@ -33,7 +33,7 @@ def format_bytes(num_bytes: int) -> str:
 
 
 class ProgressLine:
-    """Shows each Progress that it is called with; ``close`` removes the line."""
+    """A context manager that shows each Progress that it is called with, and removes the line at its end."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -60,8 +60,10 @@ class ProgressLine:
         share = f" {100 * progress.done // progress.total}% of {format_bytes(progress.total)}" if progress.total else ""
         self._write(f"{label}{share}")
 
-    def close(self) -> None:
-        """Clear the line, so that results start on an empty one."""
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._terminal and self._width:
             self._write("")
 

@@ -14,8 +14,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.open_model import open_llm
-from penstock.cli.options import add_cache_option, add_limit_options, add_model_options, add_parser_of
+from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_options, add_parser_of, open_llm
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 
 if TYPE_CHECKING:
@@ -42,14 +41,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl\n"
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl --max-requests 8",
     )
-    add_model_options(parser)
+    add_options(parser, *MODEL_OPTIONS)
     parser.add_argument("input", metavar="INPUT.jsonl", help="the requests, one JSON object per line")
     parser.add_argument(
         "output", metavar="OUTPUT.jsonl", help="the file for the results; results that it already has are kept"
     )
-    parser.add_argument("--max-requests", type=int, default=32, metavar="N", help="requests per step (default: 32)")
-    add_limit_options(parser)
-    add_cache_option(parser)
+    add_options(parser, "--max-requests")
+    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
     parser.set_defaults(run=run)
 
 

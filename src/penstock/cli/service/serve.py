@@ -7,15 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.options import (
-    add_cache_option,
-    add_limit_options,
-    add_ops_option,
-    add_parser_of,
-    add_scheme_option,
-    add_verify_option,
-    limits_of,
-)
+from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -55,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_folder_options(parser)
     _add_process_options(parser)
     _add_remote_worker_options(parser)
-    add_ops_option(parser)
+    add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
 
@@ -189,12 +181,8 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_folder_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("checkpoint folders")
-    add_scheme_option(group)
-    group.add_argument(
-        "--no-cache",
-        action="store_true",
-        help="do not keep the bundle made from a checkpoint folder (default: keep it in the cache folder)",
-    )
+    add_options(group, "--scheme")
+    add_options(group, "--no-cache")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -207,7 +195,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads per worker; 0 (default): an equal share of the cores",
     )
-    group.add_argument("--max-requests", type=int, default=32, metavar="N", help="requests per step (default: 32)")
+    add_options(group, "--max-requests")
     group.add_argument(
         "--max-waiting", type=int, default=256, metavar="N", help="requests that may wait in the queue (default: 256)"
     )
@@ -215,9 +203,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--weights", choices=("auto", "mmap", "huge"), default="auto",
         help="mmap: map the file; huge: copy the weights into huge pages; auto (default): huge if memory suffices",
     )  # fmt: skip
-    add_verify_option(group)
-    add_limit_options(parser)
-    add_cache_option(parser)
+    add_options(group, "--verify")
+    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
 
 
 def run(args: argparse.Namespace) -> int:
