@@ -27,7 +27,7 @@ BATCH_1_GOALS = {
     "bf16": {"348m": 1.2, "1.1b": 1.1},
 }
 START_PEERS = ("openvino", "onnxruntime")
-"""The goal of the start is against these alone."""
+"""The goal of the start compares only with these."""
 AGREE = 1.10
 """Probes agree when the highest is at most this many times the lowest."""
 MIN_PAIRS = 5

@@ -1,7 +1,7 @@
 """Play a trace to a system.  No dependencies: runs in every environment.
 
 A measure of ``load.py`` is the name of a trace file in the folder that the option ``traces`` names; what follows a
-colon in it is said to the system alone ("shared:uncached").
+colon in it is sent only to that system ("shared:uncached").
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def absent_lines(results: Results) -> list[str]:
 
 
 def peak_lines(results: Results) -> list[str]:
-    """Penstock's prefill as a share of the highest arithmetic peak probed: layers alone, attention and one row of the
+    """Penstock's prefill as a share of the highest arithmetic peak probed: only the layers, attention and one row of the
     head not."""
     shares = []
     for shape in shapes_in(results):

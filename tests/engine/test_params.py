@@ -134,7 +134,7 @@ def test_fields_that_do_not_fit_are_refused_by_name(fields, message):
     ],
 )
 def test_what_a_request_runs_with_is_checked_by_name(field, value):
-    with pytest.raises(InvalidArgumentError, match=rf"^{field}(\[0\])? must be"):
+    with pytest.raises(InvalidArgumentError, match=rf"^{field}(\[0\])?(:| must be)"):
         ResolvedSampling(**{field: value})
 
 
@@ -167,7 +167,7 @@ def test_numbers_of_numpy_are_numbers_in_options_too():
     assert (type(options.priority), type(options.deadline_s)) == (int, float)
     assert EngineOptions(max_chunk=np.int32(8), max_waiting=np.uint8(3)) == EngineOptions(max_chunk=8, max_waiting=3)
     for fields in ({"priority": None}, {"priority": np.float32(1)}, {"deadline_s": 10**400}, {"deadline_s": math.nan}):
-        with pytest.raises(InvalidArgumentError, match=f"^{next(iter(fields))} must be"):
+        with pytest.raises(InvalidArgumentError, match=rf"^{next(iter(fields))}(\[.*\])?(:| must be)"):
             RequestOptions(**fields)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.machine_limits import MachineLimits
+from penstock.bench.measure import MachineLimits
 from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
 from penstock.bench.open_model import check_size, open_model
 from penstock.bench.span_totals import Pass, add_up_spans

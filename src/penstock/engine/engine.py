@@ -23,10 +23,9 @@ from penstock.engine.deadlines import Deadlines
 from penstock.engine.fair_queue import heaviest
 from penstock.engine.interrupt import interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
-from penstock.engine.pages import PageLedger
+from penstock.engine.pages import PageKeys, PageLedger
 from penstock.engine.params import ResolvedSampling, check_num_top
 from penstock.engine.pooling import Pooling
-from penstock.engine.prefix import PageKeys
 from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Request, Status, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, row_arrays

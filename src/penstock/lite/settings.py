@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config import check_choice, check_flag, check_integer
-from penstock.core.kv import KV_LAYOUTS
+from penstock.core.layouts import KV_LAYOUTS
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
 __all__ = ["ModelConfig", "read_config", "read_values"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock.core import layouts, native
-from penstock.core.kv import KV_NUMBERS
+from penstock.core.layouts import KV_NUMBERS
 from penstock.env import use_reference
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.ops import reference

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core import native
-from penstock.core.kv import KV_NUMBERS
+from penstock.core.layouts import KV_NUMBERS
 from penstock.core.memory import make_memory, use_small_pages
 from penstock.errors import OutOfMemoryError
 from penstock.runtime.machine import memory

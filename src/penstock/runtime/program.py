@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.config import check_choice, check_integer
-from penstock.core.kv import KV_LAYOUTS, PAGE_TOKENS, kv_layout_of, pages_for
+from penstock.core.layouts import KV_LAYOUTS, PAGE_TOKENS, kv_layout_of, pages_for
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
