@@ -79,8 +79,10 @@ def absent_lines(results: Results) -> list[str]:
 
 
 def peak_lines(results: Results) -> list[str]:
-    """Penstock's prefill as a share of the highest arithmetic peak probed: only the layers, attention and one row of the
-    head not."""
+    """Return Penstock's prefill as a share of the highest arithmetic peak probed.
+
+    Only the layers count, without attention; the head computes one row.
+    """
     shares = []
     for shape in shapes_in(results):
         for system in SYSTEMS:

@@ -15,7 +15,7 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.llm.llm import LLM
 from penstock.text.tokenizer import Tokenizer
-from penstock.validation import MAX_TOKEN
+from penstock.validation import MAX_TOKEN, refusal
 
 __all__ = ["AutoConfig", "AutoModel", "AutoTokenizer"]
 
@@ -119,7 +119,7 @@ class AutoModel:
         of ``penstock.SamplingParams``: temperature, top_k, top_p, seed, stop, ignore_eos.
         """
         if do_sample not in (None, True, False):
-            raise InvalidArgumentError(f"do_sample must be True or False, not {do_sample!r}")
+            raise refusal("do_sample", "True or False", do_sample)
         for name in options:
             if name not in _OPTIONS:
                 raise InvalidArgumentError(

@@ -118,11 +118,11 @@ def test_arrays_that_make_no_tensor() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             T(array)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="shape: expected integers from 0, found -1"):
+    with pytest.raises(InvalidArgumentError, match="shape: expected integers from 0, got -1"):
         T(shape=[-1])
     with pytest.raises(InvalidArgumentError, match=r"shape: expected up to 8 dimensions and 2\^40 elements"):
         T(shape=[1 << 21, 1 << 21])
-    with pytest.raises(InvalidArgumentError, match="shape: expected a list of sizes, found 3"):
+    with pytest.raises(InvalidArgumentError, match="shape: expected a list of sizes, got 3"):
         T(shape=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="add_model: expected a Model, found int"):
         lite.ModelGroup().add_model(3)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from penstock.graph.ir import DType, Graph
 from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
+from penstock.validation import refusal
 
 __all__ = ["Bench", "MachineLimits", "Report", "bench"]
 
@@ -56,7 +57,7 @@ class Bench:
         for name, value in [*sizes, *(("batch", batch) for batch in self.batches)]:
             check_size(name, value)
         if not self.batches or len(set(self.batches)) != len(self.batches):
-            raise InvalidArgumentError(f"batch must be a list of different sizes, not {self.batches!r}", param="batch")
+            raise refusal("batch", "a list of different sizes", self.batches)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.open import OpenOptions, open_program
 from penstock.runtime.program import ProgramLimits
+from penstock.validation import refusal
 
 __all__ = ["OnlineBench", "OnlineReport", "RateReport", "Trace", "bench_online"]
 
@@ -47,7 +48,7 @@ class Trace:
         for name in ("num_requests", "prompt_tokens", "new_tokens"):
             check_integer(name, getattr(self, name), 1, 1 << 20)
         if not 0 <= self.spread <= 2:
-            raise InvalidArgumentError(f"spread must be a number from 0 to 2, not {self.spread!r}", param="spread")
+            raise refusal("spread", "a number from 0 to 2", self.spread)
         if not 0 <= self.shared_tokens < self.prompt_tokens:
             raise InvalidArgumentError(
                 f"shared_tokens must be at least 0 and less than prompt_tokens {self.prompt_tokens}, "
@@ -91,7 +92,7 @@ class OnlineBench:
             raise InvalidArgumentError(f"rate must have at most {MAX_RATES} entries", param="rate")
         for rate in self.rates + self.shares:
             if not 1e-3 <= rate <= 1e6:
-                raise InvalidArgumentError(f"rate must be from 0.001 to 1000000, not {rate!r}", param="rate")
+                raise refusal("rate", "a number from 0.001 to 1000000", rate)
 
 
 @dataclass

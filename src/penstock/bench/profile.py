@@ -27,6 +27,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
+from penstock.validation import refusal
 
 __all__ = ["PHASES", "PhaseReport", "Profile", "ProfileReport", "Row", "profile"]
 
@@ -69,9 +70,7 @@ class Profile:
         if self.steps > _MAX_STEPS:  # the spans of all passes are kept until the median is known
             raise InvalidArgumentError(f"steps: expected at most {_MAX_STEPS:,}, found {self.steps:,}", param="steps")
         if not self.phases or any(phase not in PHASES for phase in self.phases):
-            raise InvalidArgumentError(
-                f"phases must be some of {', '.join(PHASES)}, not {self.phases!r}", param="phases"
-            )
+            raise refusal("phases", f"some of {', '.join(PHASES)}", self.phases)
 
 
 @dataclass

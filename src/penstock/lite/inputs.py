@@ -12,6 +12,7 @@ from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError
 from penstock.lite.sequences import OutputSpec
 from penstock.lite.tensor import Tensor, array_of
+from penstock.validation import refusal
 
 __all__ = ["INPUTS", "check_inputs", "check_outputs", "checked_dims", "input_tensors"]
 
@@ -100,7 +101,7 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
     """Return B and T of the shapes that ``resize`` was called with."""
     tensors = _tensors(inputs, "inputs", INPUTS)
     if not isinstance(dims, (list, tuple)) or len(dims) != len(INPUTS):
-        raise InvalidArgumentError(f"dims: expected {len(INPUTS)} shapes, one per input, found {dims!r:.60}")
+        raise refusal("dims", f"{len(INPUTS)} shapes, one per input", dims)
     by_tensor = {id(tensor): shape for tensor, shape in zip(inputs, dims, strict=True)}  # type: ignore[call-overload]
     shapes = [by_tensor[id(tensor)] for tensor in tensors]
     for name, shape, rank in zip(INPUTS, shapes, (2, 1, 1), strict=True):

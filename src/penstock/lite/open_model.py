@@ -14,6 +14,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.affinity import BoundContext, chosen_cores
 from penstock.lite.device import Context, check_target
 from penstock.lite.settings import ModelConfig, read_config
+from penstock.validation import refusal
 
 __all__ = ["ModelType", "OpenModel"]
 
@@ -36,9 +37,9 @@ class OpenModel:
         config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None,
     ) -> None:
         if not isinstance(model_type, ModelType):
-            raise InvalidArgumentError(f"model_type: expected ModelType.PENSTOCK, found {model_type!r:.60}")
+            raise refusal("model_type", "ModelType.PENSTOCK", model_type)
         if not isinstance(path, (str, os.PathLike)) or not str(path):
-            raise InvalidArgumentError(f"model_path: expected the path of a bundle, found {path!r:.60}")
+            raise refusal("model_path", "the path of a bundle", path)
         if context is not None and not isinstance(context, Context):
             raise InvalidArgumentError(f"context: expected a Context, found {type(context).__name__}")
         self.context = context or Context()

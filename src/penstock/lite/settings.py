@@ -17,6 +17,7 @@ from typing import Any, Final
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.layouts import KV_LAYOUTS
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.validation import refusal
 
 __all__ = ["ModelConfig", "read_config", "read_values"]
 
@@ -81,7 +82,7 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig
     known = [field.name for field in fields(ModelConfig)]
     for name in config:
         if name not in known:
-            raise InvalidArgumentError(f"config: expected the fields {', '.join(known)}, found {name!r:.60}")
+            raise refusal("config", f"the fields {', '.join(known)}", name)
     return ModelConfig(**config)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.validation import refusal
 
 __all__ = ["DataType", "Tensor"]
 
@@ -189,7 +190,7 @@ def _checked_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any]:
     try:
         found = np.dtype(np.float32 if dtype is None else dtype)
     except TypeError:
-        raise InvalidArgumentError(f"dtype: expected one of DataType, found {dtype!r:.60}") from None
+        raise refusal("dtype", "one of DataType", dtype) from None
     if found not in _TYPES:
         raise InvalidArgumentError(f"dtype: expected one of DataType, found {found}")
     return found
@@ -197,11 +198,11 @@ def _checked_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any]:
 
 def _checked_shape(shape: Sequence[int] | None) -> tuple[int, ...]:
     if shape is not None and not isinstance(shape, (list, tuple)):
-        raise InvalidArgumentError(f"shape: expected a list of sizes, found {shape!r:.60}")
+        raise refusal("shape", "a list of sizes", shape)
     sizes = () if shape is None else tuple(shape)
     for size in sizes:
         if not is_integer(size, 0, sys.maxsize):
-            raise InvalidArgumentError(f"shape: expected integers from 0, found {size!r:.60}")
+            raise refusal("shape", "integers from 0", size)
     if len(sizes) > _MAX_DIMS or math.prod(sizes) > _MAX_BYTES:
         raise InvalidArgumentError(
             f"shape: expected up to {_MAX_DIMS} dimensions and 2^40 elements, found {list(sizes)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError
 from penstock.lite.open_model import OpenModel
 from penstock.lite.tensor import Tensor, array_of
+from penstock.validation import nearest
 
 __all__ = ["pack_updates", "write_updates"]
 
@@ -30,8 +30,8 @@ def pack_updates(opened: OpenModel, new_weights: object) -> Updates:
     known = {part.name for weight in weights for part in weight.parts}
     for name in tensors:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = nearest(name, known)
+            hint = f"; did you mean {near}?" if near else ""
             raise InvalidArgumentError(f"weights: expected tensors of the model, found {name!r:.200}{hint}")
     updates: Updates = []
     for weight in weights:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 from penstock.engine.logprobs import TokenLogprobs
 from penstock.errors import PenstockError
@@ -154,9 +153,7 @@ class EventAnswer:
     async def __aenter__(self) -> EventAnswer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     async def whole(self) -> StepEvent:

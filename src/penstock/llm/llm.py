@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
 import numpy as np
@@ -401,9 +400,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def prompt_ids(self, prompt: Prompt) -> Sequence[int]:

@@ -18,6 +18,7 @@ from penstock.offline.export_config import YAML_SUFFIXES, ExportConfig, read_exp
 from penstock.quant.scheme import find_scheme
 from penstock.runtime.build import build_in_child
 from penstock.runtime.open import registered_script
+from penstock.validation import refusal
 
 __all__ = ["export", "export_config"]
 
@@ -100,7 +101,7 @@ def _link(file: Path, other: Path) -> None:
 
 def _checked_out(out: Path | str | None) -> Path:
     if not isinstance(out, (str, os.PathLike)) or Path(out).suffix != ".psm":
-        raise InvalidArgumentError(f"out must be a file name that ends in .psm, not {out!r:.100}", param="out")
+        raise refusal("out", "a file name that ends in .psm", out)
     return Path(out)
 
 

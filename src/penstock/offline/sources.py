@@ -14,6 +14,7 @@ from penstock.graph.bundle import read_graph
 from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, YAML_SUFFIXES, check_sections, only_yaml
 from penstock.offline.infer_config import InferConfig, checked_copy, infer_config
 from penstock.offline.yaml_file import read_yaml
+from penstock.validation import refusal
 
 __all__ = ["check_pair", "find_source", "is_checkpoint"]
 
@@ -38,9 +39,7 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
         return _of_config(infer_config(values), search_path)
     if isinstance(model, (tuple, list)):
         if len(model) != 2 or not all(isinstance(one, (str, os.PathLike)) and str(one) for one in model):
-            raise InvalidArgumentError(
-                f"model: expected a pair of bundles (prefill, increment), found {model!r:.100}", param="model"
-            )
+            raise refusal("model", "a pair of bundles (prefill, increment)", model)
         paths = {"prefill_model_path": model[0], "increment_model_path": model[1]}
         return _of_config(infer_config({**values, **paths}), search_path)
     if not isinstance(model, (str, os.PathLike)) or not str(model):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.offline.infer_config import InferConfig, checked_copy
 from penstock.offline.text_generation import TextGeneration
+from penstock.validation import refusal
 
 __all__ = ["InferTask"]
 
@@ -33,7 +34,7 @@ class InferTask:
         others are refused before it is called.  InvalidArgumentError if the name is taken.
         """
         if not isinstance(task_type, str) or not task_type.isidentifier():
-            raise InvalidArgumentError(f"task_type must be a name, not {task_type!r:.60}", param="task_type")
+            raise refusal("task_type", "a name", task_type)
         if task_type in cls._tasks:
             raise InvalidArgumentError(f"task_type {task_type!r} is registered already", param="task_type")
         if not callable(make):
@@ -53,9 +54,7 @@ class InferTask:
         task. InvalidArgumentError for an unknown task, UnsupportedError for a processor that the task does not use.
         """
         if not cls.check_task_valid(task_type):
-            raise InvalidArgumentError(
-                f"task must be one of {', '.join(cls.support_list())}, not {task_type!r:.60}", param="task"
-            )
+            raise refusal("task", f"one of {', '.join(cls.support_list())}", task_type)
         if not isinstance(task_config, InferConfig):
             raise InvalidArgumentError(
                 f"task_config must be an InferConfig, not {type(task_config).__name__}", param="task_config"

@@ -12,6 +12,7 @@ from penstock.config import check_choice
 from penstock.core import layouts
 from penstock.core.layouts import GROUP_LEN
 from penstock.errors import InvalidArgumentError
+from penstock.validation import refusal
 
 __all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "quantizing_scheme"]
 
@@ -60,7 +61,7 @@ def find_scheme(name: str) -> Scheme:
     """Return the scheme called ``name``; InvalidArgumentError lists those that exist."""
     scheme = SCHEMES.get(name)
     if scheme is None:
-        raise InvalidArgumentError(f"scheme: expected one of {', '.join(SCHEMES)}, found {name!r}", param="scheme")
+        raise refusal("scheme", f"one of {', '.join(SCHEMES)}", name)
     return scheme
 
 

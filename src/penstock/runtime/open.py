@@ -16,6 +16,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryEr
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
+from penstock.validation import refusal
 
 __all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open_program", "registered_script"]
 
@@ -88,9 +89,7 @@ def open_program(
     check_choice("mode", mode, MODES)
     check_integer("threads", threads, 0, MAX_THREADS)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
-        raise InvalidArgumentError(
-            f"model: expected the path of a checkpoint folder or a .psm bundle, found {model!r}", param="model"
-        )
+        raise refusal("model", "the path of a checkpoint folder or a .psm bundle", model)
     if limits is not None and not isinstance(limits, ProgramLimits):
         raise InvalidArgumentError(f"limits: expected ProgramLimits, found {type(limits).__name__}", param="limits")
     check_network(network)

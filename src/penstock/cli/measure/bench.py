@@ -10,6 +10,7 @@ from penstock.cli.measure.bench_online import add_online_options, refuse_online_
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
+from penstock.validation import refusal
 
 if TYPE_CHECKING:
     from penstock.bench.measure import Report
@@ -44,7 +45,7 @@ def _batches(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InvalidArgumentError(f"batch must be numbers separated by commas, not {text!r}", param="batch") from None
+        raise refusal("batch", "numbers separated by commas", text) from None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.config import check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.validation import refusal
 
 if TYPE_CHECKING:
     from penstock.bench.online import OnlineReport
@@ -136,9 +137,7 @@ def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
             else:
                 rates.append(float(part))
     except ValueError:
-        raise InvalidArgumentError(
-            f"rate must be none, or numbers or percentages separated by commas, not {text!r}", param="rate"
-        ) from None
+        raise refusal("rate", "none, or numbers or percentages separated by commas", text) from None
     return tuple(rates), tuple(shares)
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_options, add_parser_of, open_llm
+from penstock.cli.progress import printable
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.text.terminal import write_text
 
@@ -209,7 +210,7 @@ def _value_of(text: str) -> Any:
 
 
 def _note(text: str) -> None:
-    print("".join(char if char.isprintable() or char == "\n" else "?" for char in text), file=sys.stderr, flush=True)
+    print(printable(text, keep="\n"), file=sys.stderr, flush=True)
 
 
 def _read_line(prompt: str) -> str:

@@ -14,6 +14,7 @@ from penstock.servables.api.declare import Declarations, Language, Method, Model
 from penstock.servables.api.plan import LanguagePlan, MethodPlan, ModelPlan, Plan, Step, Unit
 from penstock.servables.api.settings import Settings
 from penstock.servables.api.tracing import Node, Trace, trace_method
+from penstock.validation import refusal
 
 if TYPE_CHECKING:
     from penstock.servables.api.batch_rules import BatchRules
@@ -67,9 +68,7 @@ def build_plan(declared: Declarations) -> tuple[Plan, dict[int, StageProgram]]:
     if unused:
         raise InvalidArgumentError(f"the model {unused[0]} is not used by any method")
     if settings.default_method and settings.default_method not in declared.methods:
-        raise InvalidArgumentError(
-            f"default_method: expected one of {', '.join(declared.methods)}, got {settings.default_method!r}"
-        )
+        raise refusal("default_method", f"one of {', '.join(declared.methods)}", settings.default_method)
     plan = Plan(settings, tuple(methods), tuple(builder.units), builder.models, tuple(builder.languages))
     return plan, builder.programs
 

@@ -8,6 +8,7 @@ from typing import Final
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
 from penstock.servables.api.version_policy import VersionPolicy, WantedVersions
+from penstock.validation import refusal
 
 __all__ = ["MAX_PROCESSES", "Settings"]
 
@@ -59,9 +60,7 @@ class Settings:
             )
         self.wanted_versions()
         if not isinstance(self.default_method, str):
-            raise InvalidArgumentError(
-                f"default_method: expected a name, got {self.default_method!r:.100}", param="default_method"
-            )
+            raise refusal("default_method", "a name", self.default_method)
 
     def wanted_versions(self) -> WantedVersions:
         """Return the versions that servable.py asks for; raise InvalidArgumentError if it cannot be parsed."""
