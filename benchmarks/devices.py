@@ -66,7 +66,7 @@ def output_and_peak(command: list[str]) -> tuple[str, int]:
 
 
 class GraphMode:
-    """The engine in a process of its own (``answer_lines``), a line of token ids for a line of figures."""
+    """The engine in a separate process (``answer_lines``), a line of token ids for a line of figures."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         command = [sys.executable, __file__, str(args.bundle), "--answer", "--threads", str(args.threads)]

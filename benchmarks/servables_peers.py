@@ -177,7 +177,7 @@ def message() -> bytes:
 
 
 def install(peers: Path) -> None:
-    """Each into an environment of its own, with pip."""
+    """Each into a separate environment, with pip."""
     for name, packages in PACKAGES.items():
         python = peers / name / "bin" / "python"
         if not python.exists():

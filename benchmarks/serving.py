@@ -74,7 +74,7 @@ def trace_of(name: str, rate: float, seed: int, count: int) -> list[traces.Reque
 
 
 def runs_of(args: argparse.Namespace) -> Iterator[tuple[float, list[traces.Request]]]:
-    """Rates and their requests: each run has prompts of its own, else a prefix cache would know them."""
+    """Rates and their requests: each run has its own prompts, else a prefix cache would know them."""
     for number in range(args.rounds * len(args.rates)):
         rate = args.rates[number % len(args.rates)]
         yield rate, trace_of(args.trace, rate, args.seed + number, args.requests)

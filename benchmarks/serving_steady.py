@@ -46,7 +46,7 @@ def limits_of(batch: int, num_new: int) -> ProgramLimits:
 
 
 def run_engine(bundle: Path, threads: int, requests: list[Request], pipe: Pipe) -> None:
-    """In a process of its own: answer the batch, and say on demand when each step ended."""
+    """In a separate process: answer the batch, and say on demand when each step ended."""
     ended: list[float] = []
     with LLM(bundle, threads=threads, limits=limits_of(len(requests), requests[0].num_new)) as llm:
         llm.engine.observer = lambda _: ended.append(time.perf_counter())
@@ -79,7 +79,7 @@ def busy_s(pids: Sequence[int]) -> list[float]:
 
 
 class Streams:
-    """A client of the whole batch in a thread of its own, which notes when each piece of one answer came."""
+    """A client of the whole batch in a separate thread, which notes when each piece of one answer came."""
 
     def __init__(self, server: Server, requests: list[Request]) -> None:
         self.answers = [Answer(0.0) for _ in requests]

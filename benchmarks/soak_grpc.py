@@ -19,7 +19,7 @@ WRONG: tuple[dict[str, Any], ...] = ({"n": 0}, {"nonsense": 1}, {"temperature": 
 
 class GrpcTraffic:
     """Whole answers and streams of one to three requests, of which one in twenty is wrong; one client in five goes away
-    at some moment, and one in ten has a connection of its own.  ``ends`` counts how they ended.
+    at some moment, and one in ten has its own connection.  ``ends`` counts how they ended.
     """
 
     def __init__(self, address: str, draw: random.Random, ends: Counter[str]) -> None:

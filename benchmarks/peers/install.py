@@ -1,4 +1,4 @@
-"""Install the peers: each in an environment of its own, llama.cpp from source.
+"""Install the peers: each in a separate environment, llama.cpp from source.
 
     python benchmarks/peers/install.py build/peers [PEER...]
 

@@ -1,6 +1,6 @@
 """llama.cpp for load.py: its server, over HTTP on this machine, token ids in, a stream of tokens out.
 
-MODEL is a GGUF file.  Each request has a connection of its own.  Lines are noted with the time they came and read
+MODEL is a GGUF file.  Each request has its own connection.  Lines are noted with the time they came and read
 afterwards, so that the client takes as little of the processors as it can.
 """
 

@@ -1,7 +1,7 @@
 """llama.cpp for run.py: its own tools, llama-bench for batch 1 and prefill, llama-batched-bench for batches.
 
 MODEL is a GGUF file.  The tools make their prompts of random tokens, a different one for each sequence.  Each measure
-is a process of its own; the first token is the first byte of llama-completion's answer, or its end.
+is a separate process; the first token is the first byte of llama-completion's answer, or its end.
 """
 
 from __future__ import annotations

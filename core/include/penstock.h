@@ -21,7 +21,7 @@
  * against calls that are inside already.  Programs that share a context take turns inside a step.  In a forked child a
  * context's threads do not exist: steps are refused there; make a context in the child.
  *
- * Floating point.  Functions that compute do so in an environment of their own: they round to nearest, keep subnormal
+ * Floating point.  Functions that compute do so in their own environment: they round to nearest, keep subnormal
  * numbers and mask all exceptions, whatever the calling thread has set.  Its registers are the same again on return.
  *
  * Growing structs begin with struct_size, which the caller sets to sizeof(the struct); a field that the caller's struct
@@ -85,7 +85,7 @@ PS_API void ps_context_destroy(ps_context* context);
 PS_API int32_t ps_context_num_threads(const ps_context* context);     /* 0: not an open context */
 PS_API const char* ps_context_cpu_level(const ps_context* context);   /* null: not an open context; static text */
 
-/* ---- ops of one's own --------------------------------------------------------------------------------- */
+/* ---- a user's own ops --------------------------------------------------------------------------------- */
 struct ps_op_library; /* penstock_op.h: how to write one */
 /* Loads the shared library at `path`, a file, and makes its ops known, all or none, to every model opened afterwards; they and the
  * library stay until the process ends.  The library's code runs with the program's rights: load what you trust.  Nothing

@@ -215,7 +215,7 @@ class _Profiler:
         bandwidth = _probe(self.peaks)
         passes, plain = self._passes(steps)
         bandwidth, ops_per_s = max(bandwidth, _probe(self.peaks)), self.peaks.ops_per_s
-        counts = Counter(one.threads for one in passes)
+        counts = Counter(run.threads for run in passes)
         threads = max(counts, key=lambda number: (counts[number], number))
         if threads < self.program.info.num_threads:  # the step is too short for all threads
             with native.Context(threads, self.program.info.cpu_level) as context:
@@ -224,7 +224,7 @@ class _Profiler:
             ops_per_s = self.fewer.setdefault(threads, peaks.ops_per_s)
             for name, value in peaks.ops_per_s.items():
                 ops_per_s[name] = max(ops_per_s[name], value)
-        kept = sorted((one for one in passes if one.threads == threads), key=lambda one: one.wall)
+        kept = sorted((run for run in passes if run.threads == threads), key=lambda run: run.wall)
         quarter = len(kept) // 4
         kept = kept[quarter : len(kept) - quarter]
         nodes, between = self._rows(steps, kept)
@@ -238,7 +238,7 @@ class _Profiler:
             step_threads=threads,
             passes=len(passes),
             alike=counts[threads],
-            wall_s=statistics.fmean(one.wall for one in kept) * 1e-9,
+            wall_s=statistics.fmean(run.wall for run in kept) * 1e-9,
             plain_s=statistics.median(plain) * 1e-9,
             read_bytes_per_s=bandwidth,
             ops_per_s=ops_per_s,
@@ -312,9 +312,9 @@ class _Profiler:
         """Return the rows of the nodes and the seconds between them, as means over the passes."""
 
         def mean(name: str) -> Any:
-            return sum(getattr(one, name) for one in kept) / len(kept) * 1e-9
+            return sum(getattr(run, name) for run in kept) / len(kept) * 1e-9
 
-        executed = {int(node) for one in kept[0].spans for node in np.unique(one["node"])}
+        executed = {int(node) for run in kept[0].spans for node in np.unique(run["node"])}
         costs = [Cost() for _ in self.graph.nodes]
         for step in steps:
             for cost, more in zip(

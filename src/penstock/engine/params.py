@@ -189,7 +189,7 @@ class ResolvedSampling:
     def answer(self, index: int) -> ResolvedSampling:
         """Return the parameters of answer ``index`` to a prompt.
 
-        Answer 0 has these.  The others have a seed of their own, by SplitMix64, which gives the same answer alone.
+        Answer 0 has these.  Each other answer has its own seed, by SplitMix64, which gives the same answer for `n` 1.
         """
         return replace(self, seed=_mixed(self.seed + index * _GOLDEN)) if index else self
 

@@ -24,7 +24,7 @@ __all__ = ["ModelParallelRunner"]
 
 
 class _Worker(NamedTuple):
-    """A program with threads of its own."""
+    """A program with its own threads."""
 
     context: BoundContext
     sequences: Sequences

@@ -88,11 +88,11 @@ def _pack_part(
     packed: npt.NDArray[np.uint8],
 ) -> None:
     expected = _expected_shape(weight, part)
-    found = list(array.shape)
-    if weight.rows == 1 and len(found) == 2 and found[0] == 1:
-        found = found[1:]
-    if found != expected:
-        raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, found {found}")
+    shape = list(array.shape)
+    if weight.rows == 1 and len(shape) == 2 and shape[0] == 1:
+        shape = shape[1:]
+    if shape != expected:
+        raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, found {shape}")
     dtype = _DTYPES[array.dtype]
     try:
         check_finite(array, dtype)

@@ -179,7 +179,7 @@ class AsyncLLM:
         return await self._call_with_requests(embed_prompts, prompts, pooling, normalize, options)
 
     async def _call_with_requests(self, call: Callable[..., _Returned], *arguments: Any) -> _Returned:
-        """Run a call that opens requests of its own in a thread, and abort them if the caller is cancelled."""
+        """Run a call that opens requests in a thread, and abort them if the caller is cancelled."""
         opened = OpenRequests(self.llm.engine)
         try:
             return await self._in_thread(call, self.llm.engine, self.llm.prompt_ids, *arguments, opened)

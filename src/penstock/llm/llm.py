@@ -25,7 +25,7 @@ from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.embed import embed_prompts
 from penstock.llm.open_requests import finish_all, run_prompts, submit_when_room
 from penstock.llm.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
-from penstock.llm.resolve import answer_text, end_ids, resolve_params
+from penstock.llm.resolve import answer_text, default_sampling, end_ids, resolve_params
 from penstock.llm.result import Embedding, Result, Score, all_finished, all_or_error, outcome
 from penstock.llm.score import score_prompts
 from penstock.llm.stream import Stream
@@ -116,9 +116,7 @@ class LLM:
         self.generation: GenerationConfig = read_generation_config(opened.files)
         self.engine = Engine(opened.program, options)
         self._stop_ids = frozenset(self.generation.eos_token_ids)
-        self._defaults = ResolvedSampling() if self.info.tail else ResolvedSampling.of_model(self.generation)
-        if self.info.bidirectional:
-            self._defaults = replace(self._defaults, max_tokens=1)
+        self._defaults = default_sampling(self.generation, self.info.tail, self.info.bidirectional)
 
     @property
     def info(self) -> ProgramInfo:
@@ -227,7 +225,7 @@ class LLM:
             several, is_one = split_prompts(prompts)
             each = split_params(params, len(several))
             if len(several) != 1 or (each[0].best_of or each[0].n) > 1:
-                answers = sum(one.best_of or one.n for one in each)
+                answers = sum(item.best_of or item.n for item in each)
                 raise InvalidArgumentError(
                     f"A streamer takes one answer, with n and best_of 1. This call has {answers}."
                 )
@@ -252,7 +250,7 @@ class LLM:
         """Continue prompts as they arrive, and yield each item's index with its result or error, in the order they end.
 
         An error ends only its own item.  At most ``max_open`` items are read ahead (0: four times the requests of a
-        step).  An item that is an error is passed on.  ``options`` apply to items that have none of their own.  Leaving
+        step).  An item that is an error is passed on.  ``options`` apply to items without options.  Leaving
         the loop early aborts what is still open.
         """
         options = check_options(options)

@@ -90,7 +90,7 @@ def split_params(params: object, num_prompts: int) -> list[SamplingParams]:
         return [SamplingParams()] * num_prompts
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
-    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+    if not isinstance(params, Sequence) or not all(isinstance(item, SamplingParams) for item in params):
         raise InvalidArgumentError(
             f"params must be SamplingParams or a list of them, not {type(params).__name__}", param="params"
         )

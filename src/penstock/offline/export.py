@@ -106,7 +106,7 @@ def _checked_out(out: Path | str | None) -> Path:
 
 
 def _has_yaml(path: Path) -> bool:
-    return path.is_dir() and any(one.suffix in YAML_SUFFIXES for one in path.iterdir())
+    return path.is_dir() and any(entry.suffix in YAML_SUFFIXES for entry in path.iterdir())
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
     if model is None:
         return _of_config(infer_config(values), search_path)
     if isinstance(model, (tuple, list)):
-        if len(model) != 2 or not all(isinstance(one, (str, os.PathLike)) and str(one) for one in model):
+        if len(model) != 2 or not all(isinstance(path, (str, os.PathLike)) and str(path) for path in model):
             raise refusal("model", "a pair of bundles (prefill, increment)", model)
         paths = {"prefill_model_path": model[0], "increment_model_path": model[1]}
         return _of_config(infer_config({**values, **paths}), search_path)
@@ -91,7 +91,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:
-    if not any(one.suffix in (".psm", *YAML_SUFFIXES) for one in folder.iterdir()):
+    if not any(entry.suffix in (".psm", *YAML_SUFFIXES) for entry in folder.iterdir()):
         raise InvalidFileError(
             f"{folder}: expected a checkpoint folder (config.json, *.safetensors) or a model folder (a YAML file, "
             f"*{PREFILL_SUFFIX})"

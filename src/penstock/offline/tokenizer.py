@@ -42,7 +42,7 @@ class OtherTokenizer(Tokenizer):
     def __init__(self, tokenizer: Any) -> None:
         self._other = tokenizer
         self._is_isolated = False
-        self._specials = frozenset(int(one) for one in getattr(tokenizer, "all_special_ids", ()))
+        self._specials = frozenset(int(token) for token in getattr(tokenizer, "all_special_ids", ()))
         self.special_tokens = {}
         template = getattr(tokenizer, "chat_template", None)
         self.chat_template = template if isinstance(template, str) else None

@@ -141,7 +141,7 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         info = model.info
     details = {"path": str(path), "kind": "bundle", **asdict(info), **describe(path)}
     details["verified"] = bool(args.verify)
-    tables = sum(one["bytes"] for one in details["segments"] if one["name"] == TOKENIZER_SEGMENT)
+    tables = sum(segment["bytes"] for segment in details["segments"] if segment["name"] == TOKENIZER_SEGMENT)
     total = {"tokenizer_bytes": tables, "total_bytes": plan.total_bytes + tables}
     details["plan"] = {"limits": asdict(limits), **asdict(plan), **total}
     return details

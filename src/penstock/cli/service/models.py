@@ -101,7 +101,7 @@ def _line(model: dict[str, Any]) -> str:
         parts += [f"version {model['version']}", f"{model['source']}, {model['scheme']}"]
         parts.append(f"context {model['max_model_len']}")
     workers = model["workers"]
-    parts.append(f"{sum(one['status'] == 'ready' for one in workers)} of {len(workers)} workers ready")
+    parts.append(f"{sum(worker['status'] == 'ready' for worker in workers)} of {len(workers)} workers ready")
     parts.append(f"{model['num_running']} running, {model['num_waiting']} waiting")
     if restarts := sum(model["num_restarts"].values()):
         parts.append(f"{restarts} restarts")

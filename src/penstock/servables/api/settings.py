@@ -24,7 +24,7 @@ class Settings:
     ``memory_limit_mib``: a process that uses more memory (MiB) is replaced between batches.
     ``model_threads``: the number of threads of each process that runs a model.
     ``max_waiting``: the maximum number of instances that wait for one stage or model; more are refused with 429.
-    ``max_batch_mib``: the maximum size (MiB) of a batch's inputs; a larger instance runs in a batch of its own.
+    ``max_batch_mib``: the maximum size (MiB) of a batch's inputs; a larger instance runs in a separate batch.
     ``versions`` and ``labels``: which versions are served.
     ``default_method``: the method that requests for the bare name of the servable call.
 
