@@ -177,7 +177,7 @@ def test_config_files(tmp_path: Path) -> None:
         assert other.get_outputs()[0].shape == [2, 1, VOCAB]
         for text, words in (
             ("[ascend_context]\nprovider=ge\n", r"expected only the section \[model\], found \[ascend_context\]"),
-            ("[model]\nbatch = 2\n", "found 'batch'"),
+            ("[model]\nbatch = 2\n", "got 'batch'"),
             ("[model]\nbatch_size = two\n", "batch_size: expected an integer"),
             ("batch_size = 2\n", "no section headers"),
         ):

@@ -231,7 +231,7 @@ def test_tasks() -> None:
     with pytest.raises(InvalidArgumentError, match="unexpected keyword argument 'batch'"):
         pipeline("text_generation", BUNDLE, batch=3)
     with pytest.raises(
-        InvalidArgumentError, match=r"one of graph, lite, eager \(or ms for graph, mslite for lite\), not 'ascend'"
+        InvalidArgumentError, match=r"one of graph, lite, eager \(or ms for graph, mslite for lite\), got 'ascend'"
     ):
         pipeline("text_generation", BUNDLE, backend="ascend")
     for name, backend in (("ms", "graph"), ("mslite", "lite")):

@@ -11,12 +11,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from penstock.bench.open_model import check_size, open_model
+from penstock.bench.open_model import OpenModel, check_size, open_model
 from penstock.core import native
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
@@ -38,18 +37,13 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Settings of a measurement.  Sizes in tokens; ``threads`` 0 is all allowed cores."""
+class Bench(OpenModel):
+    """Settings of a measurement.  Sizes in tokens."""
 
-    model: Path | str
-    scheme: str | None = None
     prompt_tokens: int = 512
     new_tokens: int = 128
     batches: tuple[int, ...] = (1, 8, 32)
-    threads: int = 0
-    network: str | None = None
     weights: str = "mmap"
-    verify: str = "once"
 
     def __post_init__(self) -> None:
         """Check the sizes."""

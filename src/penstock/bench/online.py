@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
+from penstock.bench.open_model import OpenModel
 from penstock.config import check_integer
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
-from penstock.runtime.open import OpenOptions, open_program
 from penstock.runtime.program import ProgramLimits
 from penstock.validation import refusal
 
@@ -68,23 +67,18 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class OnlineBench:
+class OnlineBench(OpenModel):
     """Settings of a measurement.
 
     ``rates`` in requests per second; ``shares`` are rates as shares of the measured capacity.  With neither, only the
     offline run is done.
     """
 
-    model: Path | str
     trace: Trace = field(default_factory=Trace)
     rates: tuple[float, ...] = ()
     shares: tuple[float, ...] = (0.5, 0.8)
-    scheme: str | None = None
-    threads: int = 0
-    network: str | None = None
     limits: ProgramLimits = field(default_factory=ProgramLimits)
     options: EngineOptions = field(default_factory=EngineOptions)
-    verify: str = "once"
 
     def __post_init__(self) -> None:
         """Check the rates."""
@@ -132,14 +126,7 @@ class OnlineReport:
 
 def bench_online(settings: OnlineBench) -> OnlineReport:
     """Measure a bundle or a checkpoint folder; InvalidArgumentError if the trace does not fit the model."""
-    opened = open_program(
-        settings.model,
-        scheme=settings.scheme,
-        threads=settings.threads,
-        limits=settings.limits,
-        network=settings.network,
-        options=OpenOptions(verify=settings.verify),
-    )
+    opened = settings.open(settings.limits)
     program, info = opened.program, opened.program.info
     try:
         engine = Engine(program, settings.options)

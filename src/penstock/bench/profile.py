@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.bench.measure import MachineLimits
 from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
-from penstock.bench.open_model import check_size, open_model
+from penstock.bench.open_model import OpenModel, check_size, open_model
 from penstock.bench.span_totals import Pass, add_up_spans
 from penstock.core import native, spans
 from penstock.errors import InvalidArgumentError
@@ -41,25 +40,20 @@ _SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(OpenModel):
     """Settings of a profile.
 
     ``prompt_tokens`` None is 512 and ``context`` None is 128, or as many as the model's context holds.  ``steps`` 0 is
     as many passes as fit into one second, at least three.
     """
 
-    model: Path | str
-    scheme: str | None = None
     phases: tuple[str, ...] = PHASES
     prompt_tokens: int | None = None
     context: int | None = None
     batch: int = 1
-    threads: int = 0
     kv_cache: str = "auto"
     weights: str = "mmap"
     steps: int = 0
-    network: str | None = None
-    verify: str = "once"
 
     def __post_init__(self) -> None:
         """Check the sizes and the phases."""
