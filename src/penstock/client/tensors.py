@@ -69,12 +69,11 @@ def tensor_of(name: str, value: Any) -> Tensor:
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     datatype = _NAMES.get(array.dtype)
     if datatype is None:
-        raise InvalidArgumentError(f"input {name}: expected one of the dtypes {_supported()}, got {array.dtype}")
+        supported = ", ".join(map(str, _NAMES))
+        raise InvalidArgumentError(
+            f"input {name}: expected one of the dtypes {supported}, bfloat16, bytes and str, got {array.dtype}"
+        )
     return Tensor(name, datatype, array)
-
-
-def _supported() -> str:
-    return ", ".join(str(dtype) for dtype in _NAMES) + ", bfloat16, bytes and str"
 
 
 def _bytes(name: str, value: Any) -> bytes:

@@ -105,7 +105,11 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
     by_tensor = {id(tensor): shape for tensor, shape in zip(inputs, dims, strict=True)}  # type: ignore[call-overload]
     shapes = [by_tensor[id(tensor)] for tensor in tensors]
     for name, shape, rank in zip(INPUTS, shapes, (2, 1, 1), strict=True):
-        if not isinstance(shape, (list, tuple)) or len(shape) != rank or not all(map(_is_size, shape, _MAX_DIMS)):
+        if (
+            not isinstance(shape, (list, tuple))
+            or len(shape) != rank
+            or not all(map(is_integer, shape, (1, 1), _MAX_DIMS))
+        ):
             expected = ", ".join(f"{size} from 1 to {high}" for size, high in zip("BT"[:rank], _MAX_DIMS, strict=False))
             raise InvalidArgumentError(f"dims of {name}: expected [{expected}], found {shape!r:.60}")
     batch_size, seq_len = (int(size) for size in shapes[0])
@@ -113,7 +117,3 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
         if shape[0] != batch_size:
             raise InvalidArgumentError(f"dims of {name}: expected [{batch_size}] as of token_ids, found {list(shape)}")
     return batch_size, seq_len
-
-
-def _is_size(size: object, high: int) -> bool:
-    return is_integer(size, 1, high)

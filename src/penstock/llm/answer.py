@@ -42,7 +42,7 @@ class EventAnswer:
         self._on_abort: Callable[[], None] | None = on_abort
         self._unread: deque[Delta] = deque()
         self._error: BaseException | None = None
-        self._ended = False
+        self.is_over = False  # True: nothing more will come
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, event: StepEvent) -> None:
@@ -63,7 +63,7 @@ class EventAnswer:
         if self.take_now is None or settles or not self._offer(event):
             self._append(event)
         if event.is_last:
-            self._ended, self._on_abort, self.is_complete = True, None, True
+            self.is_over, self._on_abort, self.is_complete = True, None, True
         if self._unread or settles or self._error is not None:
             self._wake()
         if settles:
@@ -71,9 +71,9 @@ class EventAnswer:
 
     def fail(self, error: BaseException) -> None:
         """End with an error, which the reader gets after everything that came before."""
-        if self._ended:
+        if self.is_over:
             return
-        self._error, self._ended, self._on_abort = error, True, None
+        self._error, self.is_over, self._on_abort = error, True, None
         self._wake()
         self._settle()
 
@@ -106,11 +106,6 @@ class EventAnswer:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    @property
-    def is_over(self) -> bool:
-        """True if nothing more will come."""
-        return self._ended
-
     def __aiter__(self) -> EventAnswer:
         return self
 
@@ -120,7 +115,7 @@ class EventAnswer:
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
-            if self._ended:
+            if self.is_over:
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -132,7 +127,7 @@ class EventAnswer:
 
     def _settle(self) -> None:
         on_settled = self.on_settled
-        if self._ended:  # break the reference cycle: a collection by the garbage collector would stop all threads
+        if self.is_over:  # break the reference cycle: a collection by the garbage collector would stop all threads
             self.on_settled = _nothing
         on_settled()
 
@@ -142,7 +137,7 @@ class EventAnswer:
 
     def close(self) -> None:
         """End the request without a coroutine."""
-        self._ended, self.take_now = True, None
+        self.is_over, self.take_now = True, None
         self._unread.clear()
         self._wake()
         if self._on_abort is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.device import check_target
 from penstock.validation import nearest, refusal
 
-__all__ = ["InferConfig", "checked_copy", "infer_config"]
+__all__ = ["InferConfig", "infer_config"]
 
 _PATHS: Final = ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path")
 _MAX_SEQ_LENGTH: Final = 1 << 24
@@ -93,11 +93,6 @@ def infer_config(values: Mapping[str, Any], where: str = "pipeline") -> InferCon
         if name not in FIELDS:
             raise InvalidArgumentError(_no_field(where, name))
     return InferConfig(**values)
-
-
-def checked_copy(config: InferConfig) -> InferConfig:
-    """Return a copy of the configuration, with every field checked again."""
-    return replace(config)
 
 
 def _no_field(where: str, name: object) -> str:

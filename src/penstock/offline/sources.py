@@ -12,7 +12,7 @@ from penstock import env
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.graph.bundle import read_graph
 from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, YAML_SUFFIXES, check_sections, only_yaml
-from penstock.offline.infer_config import InferConfig, checked_copy, infer_config
+from penstock.offline.infer_config import InferConfig, infer_config
 from penstock.offline.yaml_file import read_yaml
 from penstock.validation import refusal
 
@@ -31,7 +31,7 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
     if isinstance(model, InferConfig):
         if values:
             raise InvalidArgumentError(f"{next(iter(values))}: set it in the InferConfig")
-        return _of_config(checked_copy(model), search_path)
+        return _of_config(replace(model), search_path)
     for name in ("prefill_model_path", "increment_model_path"):
         if name in values and model is not None:
             raise InvalidArgumentError(f"{name}: cannot be combined with model", param=name)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.offline.infer_config import InferConfig, checked_copy
+from penstock.offline.infer_config import InferConfig
 from penstock.offline.text_generation import TextGeneration
 from penstock.validation import refusal
 
@@ -59,7 +60,7 @@ class InferTask:
             raise InvalidArgumentError(
                 f"task_config must be an InferConfig, not {type(task_config).__name__}", param="task_config"
             )
-        task, config = cls._tasks[task_type], checked_copy(task_config)
+        task, config = cls._tasks[task_type], replace(task_config)  # checks its fields again
         for name in PROCESSORS:
             if name not in task.uses and options.pop(name, None) is not None:
                 raise UnsupportedError(f"{name}: not used by the task {task_type}", param=name)

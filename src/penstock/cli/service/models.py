@@ -71,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     elif action == "unload":
         answer = client.unload(args.model)
     else:
-        name, path = _named(args.model)
+        from penstock.cli.service.serve import named_model
+
+        name, path = named_model(args.model)
         if action == "update" and not name:
             raise InvalidArgumentError(
                 f"update: expected NAME=PATH (the model and its new weights), got {args.model!r}"
@@ -79,12 +81,6 @@ def run(args: argparse.Namespace) -> int:
         answer = client.load(path, name) if action == "load" else client.update(name, path)
     print(json.dumps(answer) if args.json else _text(action, answer))
     return 0
-
-
-def _named(text: str) -> tuple[str, str]:
-    from penstock.cli.service.serve import named_model
-
-    return named_model(text)
 
 
 def _text(action: str, answer: dict[str, Any]) -> str:

@@ -17,7 +17,6 @@ from penstock.servables.api.tracing import Node, Trace, trace_method
 from penstock.validation import refusal
 
 if TYPE_CHECKING:
-    from penstock.servables.api.batch_rules import BatchRules
     from penstock.servables.api.specs import Spec
 
 __all__ = ["StageCall", "StageProgram", "build_plan"]
@@ -151,7 +150,8 @@ def _group_nodes(trace: Trace) -> list[list[Node]]:
     sources: dict[int, tuple[int, Any]] = {}  # by value: the trips before it, and the kind of group that makes it
     groups: dict[tuple[int, Any], list[Node]] = {}
     for node in trace.nodes:
-        kind = ("stages", _rules_of(node)) if isinstance(node.operation, Stage) else ("node", id(node))
+        operation = node.operation
+        kind = ("stages", operation.rules) if isinstance(operation, Stage) else ("node", id(node))
         depth = 0
         for value in node.inputs:
             if value in sources:
@@ -161,7 +161,3 @@ def _group_nodes(trace: Trace) -> list[list[Node]]:
             sources[value] = (depth, kind)
         groups.setdefault((depth, kind), []).append(node)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
-
-
-def _rules_of(node: Node) -> BatchRules | None:
-    return node.operation.rules if isinstance(node.operation, Stage) else None
