@@ -69,7 +69,7 @@ def test_several_prompts_and_objects(expected: str, penstock_command: Run, tmp_p
         (["--model", DEMO, "--seq-length", "999999"], "infer_seq_length 999999 is more than the model's 1024"),
         (["--model", DEMO, "--threads", "1025"], "threads: expected an integer from 0 to 1024"),
         (["--model", DEMO, "--model-type", "mindir"], "--model-type must be 'penstock', a bundle (.psm), not 'mindir'"),
-        (["--model", DEMO, "--target", "Ascend"], "target: expected 'cpu', found 'Ascend'"),
+        (["--model", DEMO, "--target", "Ascend"], "target: expected 'cpu', got 'Ascend'"),
         (["--model", DEMO, "--prefill-model-path", DEMO], "--prefill-model-path: cannot be combined with model"),
         (["--model", DEMO, "--stream", "--json"], "--stream cannot be combined with --json"),
         (

@@ -32,7 +32,7 @@ def test_models_are_loaded_updated_and_unloaded(tmp_path: Path, capsys: pytest.C
         assert models(*asked).split()[:4] == ["first", "ready", "version", "1"]
         assert models(*asked) == models("list", *asked) == models(*asked, "list")
         refusal = models("load", spaced, *asked, status=1)
-        assert "not 'my model'; give it a name of its own (NAME=PATH)" in refusal
+        assert "'my model'. Pass NAME=PATH" in refusal
         loaded = models("load", f"second={spaced}", *asked)
         assert loaded.startswith("second  ready  version 1  my model.psm, w8a8  context 1024  1 of 1 workers ready")
         assert "version 2" in models("update", f"second={DEMO}", *asked)

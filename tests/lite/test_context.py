@@ -70,7 +70,7 @@ def test_the_fastest_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     ("owner", "name", "value", "words"),
     [
         ("", "target", ["gpu"], "target: expected 'cpu', found 'gpu'"),
-        ("", "target", ["Ascend"], "target: expected 'cpu', found 'Ascend'"),
+        ("", "target", ["Ascend"], "target: expected 'cpu', got 'Ascend'"),
         ("", "target", [], "target: expected"),
         ("", "target", ["cpu", "cpu"], "target: expected one"),
         ("cpu", "thread_num", -1, "thread_num: expected an integer from 0 to 1024, got -1"),

@@ -189,7 +189,7 @@ def test_by_config(expected: list[int], backend: str, tmp_path: Path) -> None:
     ("fields", "words"),
     [
         ({"model_type": "mindir"}, "model_type must be 'penstock'"),
-        ({"target": "Ascend"}, "target: expected 'cpu', found 'Ascend'"),
+        ({"target": "Ascend"}, "target: expected 'cpu', got 'Ascend'"),
         ({"target": "gpu"}, "target: expected 'cpu', found 'gpu'"),
         ({"device_id": 1}, "device_id must be 0, not 1"),
         ({"rank_id": 1}, "rank_id must be 0, not 1"),
@@ -213,7 +213,7 @@ def test_fields_that_are_set_later() -> None:
         config.infer_seq_len = 4  # type: ignore[attr-defined]
     config.target = "Ascend"
     for make in (InferTask.get_infer_task, pipeline):
-        with pytest.raises(InvalidArgumentError, match="target: expected 'cpu', found 'Ascend'"):
+        with pytest.raises(InvalidArgumentError, match="target: expected 'cpu', got 'Ascend'"):
             make("text_generation", config)
     config.target, config.infer_seq_length = "cpu", 16
     with pipeline("text_generation", config) as generate:
