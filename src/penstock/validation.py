@@ -11,7 +11,7 @@ from penstock.errors import InvalidArgumentError
 __all__ = [
     "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "nearest", "optional_integer",
     "optional_number", "refusal", "required", "set_fields", "some_token_ids", "strings", "token_id", "token_ids",
-    "word_ids",
+    "word_ids", "wrong_type",
 ]  # fmt: skip
 
 MAX_STRINGS: Final = 64
@@ -24,6 +24,11 @@ MAX_TOKEN: Final = 2**31 - 1
 def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
     """Return the error that tells what a field must be and what it is."""
     return InvalidArgumentError(f"{name}: expected {expected}, got {found!r:.200}", param=name)
+
+
+def wrong_type(name: str, expected: str, found: object) -> InvalidArgumentError:
+    """Return the error that tells what a field must be and what type it has."""
+    return InvalidArgumentError(f"{name}: expected {expected}, got {type(found).__name__}", param=name)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -170,11 +170,11 @@ def test_items_of_the_wrong_kind_fail_alone_and_by_name(make_llm):
     found = dict(llm.generate_each([*items, ("x", good), ("x", None), ("x", good, None)]))
     for index, item in enumerate(items):
         assert isinstance(found[index], InvalidArgumentError), item
-        assert re.match(r"an item must be|params must be|options must be", str(found[index]))
+        assert re.match(r"an item must be|params: expected|options: expected", str(found[index]))
     assert len(found[8].token_ids) == len(found[10].token_ids) == 2
     assert found[9].finish_reason
     for wrong in (5, None, "xy", {"a": good}):
-        with pytest.raises(InvalidArgumentError, match="items must be pairs"):
+        with pytest.raises(InvalidArgumentError, match="items: expected pairs"):
             next(llm.generate_each(wrong))
     for wrong in (-1, "x", 1.5, True):
         with pytest.raises(InvalidArgumentError, match="max_open: expected an integer"):
@@ -184,9 +184,9 @@ def test_items_of_the_wrong_kind_fail_alone_and_by_name(make_llm):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"limits": 5}, "limits: expected ProgramLimits, found int"),
+        ({"limits": 5}, "limits: expected ProgramLimits, got int"),
         ({"use_cache": "no"}, "use_cache: expected True or False"),
-        ({"progress": 5}, "progress: expected a function, found int"),
+        ({"progress": 5}, "progress: expected a function, got int"),
     ],
 )
 def test_what_a_model_is_opened_with_is_checked_by_name(fields, message):

@@ -212,7 +212,7 @@ def test_the_engine_refuses_what_would_end_other_requests(llm, fields):
         llm.engine.submit([5, 6], ResolvedSampling(max_tokens=4, **fields))
     with pytest.raises(InvalidArgumentError, match="num_top: expected"):
         llm.engine.submit([5, 6], ResolvedSampling(max_tokens=4), prompt_rows=PromptScores(10**6))
-    with pytest.raises(InvalidArgumentError, match="sampling must be ResolvedSampling, not SamplingParams"):
+    with pytest.raises(InvalidArgumentError, match="sampling: expected ResolvedSampling, got SamplingParams"):
         llm.engine.submit([5, 6], greedy())
     assert num_tokens + sum(len(delta.token_ids) for delta in healthy) == 6
 

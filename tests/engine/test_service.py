@@ -195,11 +195,11 @@ def test_options_go_for_every_call(make_llm):
             assert call(salted) > 0
         with pytest.raises(DeadlineError):
             call(RequestOptions(deadline_s=1e-9))
-        with pytest.raises(InvalidArgumentError, match="options must be RequestOptions, not dict"):
+        with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got dict"):
             call({"priority": 1})
-    with pytest.raises(InvalidArgumentError, match="options must be RequestOptions, not dict"):
+    with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got dict"):
         llm.stream(prompt, params, {"priority": 1})
-    with pytest.raises(InvalidArgumentError, match="options must be RequestOptions, not str"):
+    with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got str"):
         llm.engine.submit(prompt, options="x")
     llm.score(prompt, options=RequestOptions(cache_salt="scored"))
     assert llm.generate(prompt, params, options=RequestOptions(cache_salt="scored")).num_cached_tokens > 0

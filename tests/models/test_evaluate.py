@@ -106,7 +106,7 @@ def test_answers_end_before_a_stop_or_at_their_length(evaluator: Evaluator) -> N
     assert stopped == greedy[: min(greedy.find(end) for end in ("\n", "return") if end in greedy)]
     kept = llm.tokenizer.encode(TEXT, add_special_tokens=False)[-(CONTEXT_LEN - 10) :]
     assert long == llm.generate(kept, _greedy(10)).text
-    with pytest.raises(InvalidArgumentError, match="generate_until: num_beams: not known"):
+    with pytest.raises(InvalidArgumentError, match="unknown num_beams"):
         evaluator.generate_until([("x", {"num_beams": 2})])
     assert evaluator.generate_until([]) == []
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from penstock.core.library import BatchStruct, SampledStruct, SamplingStruct, sized
 from penstock.errors import InvalidArgumentError
 from penstock.sampling_fields import NATIVE_FIELDS
-from penstock.validation import refusal
+from penstock.validation import refusal, wrong_type
 
 __all__ = [
     "ROW_MASKED", "ROW_NOT_FINITE", "ROW_OK", "Biases", "Penalties", "Sampled", "Sampling", "StepBatch", "batch_struct",
@@ -132,7 +132,7 @@ class Sampled(NamedTuple):
 def _pointer(array: Any, dtype: Any, shape: tuple[int, ...], name: str) -> int:
     """Return the address of an array; InvalidArgumentError unless it has exactly this type and shape."""
     if not isinstance(array, np.ndarray):
-        raise InvalidArgumentError(f"{name}: expected a numpy array, found {type(array).__name__}")
+        raise wrong_type(name, "a numpy array", array)
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         expected = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
         found = f"{array.dtype.name} {list(array.shape)}"

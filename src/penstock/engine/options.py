@@ -9,7 +9,7 @@ from typing import Any, Final, TypedDict
 from penstock.config import check_flag, check_integer, check_number
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import ProgramLimits
-from penstock.validation import nearest, refusal, set_fields
+from penstock.validation import nearest, refusal, set_fields, wrong_type
 
 __all__ = [
     "PRIORITY_S",
@@ -146,5 +146,5 @@ def check_options(options: object) -> RequestOptions:
     if options is None:
         return RequestOptions()
     if not isinstance(options, RequestOptions):
-        raise InvalidArgumentError(f"options must be RequestOptions, not {type(options).__name__}", param="options")
+        raise wrong_type("options", "RequestOptions", options)
     return options

@@ -12,7 +12,7 @@ from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError
 from penstock.lite.sequences import OutputSpec
 from penstock.lite.tensor import Tensor, array_of
-from penstock.validation import refusal
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["INPUTS", "check_inputs", "check_outputs", "checked_dims", "input_tensors"]
 
@@ -36,7 +36,7 @@ def input_tensors(batch_size: int, seq_len: int) -> list[Tensor]:
 def _tensors(given: object, what: str, names: Sequence[str]) -> list[Tensor]:
     """Return the tensors in the order of ``names``: matched by name if every tensor has one of them, else as given."""
     if not isinstance(given, (list, tuple)):
-        raise InvalidArgumentError(f"{what}: expected a list of Tensors, found {type(given).__name__}")
+        raise wrong_type(what, "a list of Tensors", given)
     for index, tensor in enumerate(given):
         if not isinstance(tensor, Tensor):
             hint = "; use Tensor(array)" if isinstance(tensor, np.ndarray) else ""

@@ -17,7 +17,7 @@ from typing import Any, Final
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.layouts import KV_LAYOUTS
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
-from penstock.validation import refusal
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["ModelConfig", "read_config", "read_values"]
 
@@ -78,7 +78,7 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig
     if isinstance(config, (str, os.PathLike)):
         return ModelConfig(**read_values(Path(config)))
     if not isinstance(config, Mapping):
-        raise InvalidArgumentError(f"config: expected a dictionary or a file name, found {type(config).__name__}")
+        raise wrong_type("config", "a dictionary or a file name", config)
     known = [field.name for field in fields(ModelConfig)]
     for name in config:
         if name not in known:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.validation import refusal
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["DataType", "Tensor"]
 
@@ -60,7 +60,7 @@ class Tensor:
         shape: Sequence[int] | None = None,
     ) -> None:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"name: expected a string, found {type(name).__name__}")
+            raise wrong_type("name", "a string", name)
         if tensor is None:
             tensor = np.zeros(_checked_shape(shape), _checked_dtype(dtype))
         elif dtype is not None or shape is not None:
@@ -80,7 +80,7 @@ class Tensor:
     @name.setter
     def name(self, name: str) -> None:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"name: expected a string, found {type(name).__name__}")
+            raise wrong_type("name", "a string", name)
         self._name = name
 
     @property
@@ -142,7 +142,7 @@ class Tensor:
         without DLPack, for a type that numpy lacks (such as bfloat16), and for an array that is not C-contiguous.
         """
         if not hasattr(data, "__dlpack__") or not hasattr(data, "__dlpack_device__"):
-            raise InvalidArgumentError(f"data: expected an array with __dlpack__, found {type(data).__name__}")
+            raise wrong_type("data", "an array with __dlpack__", data)
         device = data.__dlpack_device__()
         if int(device[0]) != _CPU:
             raise UnsupportedError(f"data: expected CPU memory, found DLPack device type {int(device[0])}")
@@ -173,7 +173,7 @@ def array_of(tensor: Tensor) -> npt.NDArray[Any]:
 
 def _checked_array(array: object, name: str = "tensor") -> npt.NDArray[Any]:
     if not isinstance(array, np.ndarray):
-        raise InvalidArgumentError(f"{name}: expected a numpy array, found {type(array).__name__}")
+        raise wrong_type(name, "a numpy array", array)
     if array.dtype not in _TYPES or not array.dtype.isnative:
         raise InvalidArgumentError(f"{name}: dtype: expected numbers or booleans, found {array.dtype}")
     if not array.flags.c_contiguous:

@@ -14,7 +14,7 @@ from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError
 from penstock.lite.open_model import OpenModel
 from penstock.lite.tensor import Tensor, array_of
-from penstock.validation import nearest
+from penstock.validation import nearest, wrong_type
 
 __all__ = ["pack_updates", "write_updates"]
 
@@ -62,7 +62,7 @@ def _by_name(new_weights: object) -> dict[str, npt.NDArray[Any]]:
     arrays: dict[str, npt.NDArray[Any]] = {}
     for tensor in flat:
         if not isinstance(tensor, Tensor):
-            raise InvalidArgumentError(f"weights: expected Tensors, found {type(tensor).__name__}")
+            raise wrong_type("weights", "Tensors", tensor)
         if not tensor.name:
             raise InvalidArgumentError("weights: expected Tensors named as in the checkpoint, found one without a name")
         if tensor.name in arrays:

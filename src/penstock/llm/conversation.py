@@ -13,6 +13,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.llm.prompts import split_params
 from penstock.llm.result import Delta, Result
 from penstock.text.chat_template import TurnTokens, check_messages
+from penstock.validation import wrong_type
 
 if TYPE_CHECKING:
     from penstock.engine.engine import Engine
@@ -89,7 +90,7 @@ class Conversation:
     ) -> Turn:
         """Send a message and return the answer as a stream.  A turn that fails leaves the conversation unchanged."""
         if not isinstance(content, str):
-            raise InvalidArgumentError(f"content must be a string, not {type(content).__name__}", param="content")
+            raise wrong_type("content", "a string", content)
         return self._begin([*self._messages, {"role": "user", "content": content}], params, options)
 
     def retry(self, params: SamplingParams | None = None, *, options: RequestOptions | None = None) -> Turn:

@@ -18,7 +18,7 @@ from penstock.offline.export_config import YAML_SUFFIXES, ExportConfig, read_exp
 from penstock.quant.scheme import find_scheme
 from penstock.runtime.build import build_in_child
 from penstock.runtime.open import registered_script
-from penstock.validation import refusal
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["export", "export_config"]
 
@@ -113,9 +113,7 @@ def _has_yaml(path: Path) -> bool:
 def _saved(network: Any) -> Iterator[Path]:
     """Yield a temporary checkpoint folder with the weights of a network in memory."""
     if not callable(getattr(network, "named_parameters", None)):
-        raise InvalidArgumentError(
-            f"model must be a path or a network from penstock.load_network, not {type(network).__name__}", param="model"
-        )
+        raise wrong_type("model", "a path or a network from penstock.load_network", network)
     from penstock.models.loader import save_network
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:

@@ -14,7 +14,7 @@ from penstock.graph.bundle import read_graph
 from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, YAML_SUFFIXES, check_sections, only_yaml
 from penstock.offline.infer_config import InferConfig, infer_config
 from penstock.offline.yaml_file import read_yaml
-from penstock.validation import refusal
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["check_pair", "find_source", "is_checkpoint"]
 
@@ -43,9 +43,7 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
         paths = {"prefill_model_path": model[0], "increment_model_path": model[1]}
         return _of_config(infer_config({**values, **paths}), search_path)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
-        raise InvalidArgumentError(
-            f"model: expected a path, a pair of paths or a name, found {type(model).__name__}", param="model"
-        )
+        raise wrong_type("model", "a path, a pair of paths or a name", model)
     path = Path(model)
     is_name = path.name == os.fspath(model) and path.suffix not in (".psm", *YAML_SUFFIXES)
     if path.exists() and not (is_name and search_path is not None):  # with a search path, it is a name

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.offline.infer_config import InferConfig
 from penstock.offline.text_generation import TextGeneration
-from penstock.validation import refusal
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["InferTask"]
 
@@ -39,7 +39,7 @@ class InferTask:
         if task_type in cls._tasks:
             raise InvalidArgumentError(f"task_type {task_type!r} is registered already", param="task_type")
         if not callable(make):
-            raise InvalidArgumentError(f"make must be a function, not {type(make).__name__}", param="make")
+            raise wrong_type("make", "a function", make)
         used = frozenset(uses)
         if not used <= set(PROCESSORS):
             raise InvalidArgumentError(
@@ -57,9 +57,7 @@ class InferTask:
         if not cls.check_task_valid(task_type):
             raise refusal("task", f"one of {', '.join(cls.support_list())}", task_type)
         if not isinstance(task_config, InferConfig):
-            raise InvalidArgumentError(
-                f"task_config must be an InferConfig, not {type(task_config).__name__}", param="task_config"
-            )
+            raise wrong_type("task_config", "an InferConfig", task_config)
         task, config = cls._tasks[task_type], replace(task_config)  # checks its fields again
         for name in PROCESSORS:
             if name not in task.uses and options.pop(name, None) is not None:

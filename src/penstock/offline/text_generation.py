@@ -30,7 +30,7 @@ from penstock.offline.infer_config import InferConfig
 from penstock.offline.lite_generator import LiteGenerator
 from penstock.offline.sources import check_pair, find_source
 from penstock.offline.tokenizer import open_tokenizer
-from penstock.validation import refusal
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["TextGeneration"]
 
@@ -185,5 +185,5 @@ def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> Sampl
     if sampling:
         raise InvalidArgumentError(f"{next(iter(sampling))}: set it in params")
     if not isinstance(params, SamplingParams):
-        raise InvalidArgumentError(f"params must be SamplingParams, not {type(params).__name__}", param="params")
+        raise wrong_type("params", "SamplingParams", params)
     return params

@@ -16,7 +16,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryEr
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
-from penstock.validation import refusal
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open_program", "registered_script"]
 
@@ -61,9 +61,7 @@ class OpenOptions:
         """Refuse a value of the wrong type, by name."""
         check_flag("use_cache", self.use_cache)
         if self.progress is not None and not callable(self.progress):
-            raise InvalidArgumentError(
-                f"progress: expected a function, found {type(self.progress).__name__}", param="progress"
-            )
+            raise wrong_type("progress", "a function", self.progress)
         check_verify(self.verify)
 
 
@@ -91,7 +89,7 @@ def open_program(
     if not isinstance(model, (str, os.PathLike)) or not str(model):
         raise refusal("model", "the path of a checkpoint folder or a .psm bundle", model)
     if limits is not None and not isinstance(limits, ProgramLimits):
-        raise InvalidArgumentError(f"limits: expected ProgramLimits, found {type(limits).__name__}", param="limits")
+        raise wrong_type("limits", "ProgramLimits", limits)
     check_network(network)
     path, options = Path(model), options or OpenOptions()
     limits = limits or ProgramLimits()
