@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
 import threading
 from contextlib import closing
+from typing import BinaryIO
 from urllib.parse import unquote
 
 import pytest
@@ -43,6 +45,15 @@ def no_pauses(monkeypatch):
     monkeypatch.setattr("penstock.client.retries.MAX_PAUSE_S", 0.0)
 
 
+def read_request(stream: BinaryIO) -> bytes:
+    """Return the bytes of the next request; empty at the end of the connection."""
+    head = b""
+    while (line := stream.readline()) and line != b"\r\n":
+        head += line
+    length = re.search(rb"(?i)content-length: *([0-9]+)", head)
+    return head + line + (stream.read(int(length[1])) if length else b"")
+
+
 class Script:
     """A server that answers each request with the next line of a script; b"" closes the connection."""
 
@@ -59,9 +70,9 @@ class Script:
     def _run(self) -> None:
         while self.answers:
             connection, _ = self._listener.accept()
-            with connection:
+            with connection, connection.makefile("rb") as stream:
                 self.num_connections += 1
-                while self.answers and (request := connection.recv(65536)):
+                while self.answers and (request := read_request(stream)):
                     self.requests.append(request)
                     self.num_asked += 1
                     answer = self.answers.pop(0)

@@ -122,6 +122,7 @@ class Model:
     """Stands for a language model: it answers with the prompt's bytes once it may, and counts."""
 
     is_ready = True
+    is_isolated = False
 
     def __init__(self) -> None:
         self.tokenizer = self
