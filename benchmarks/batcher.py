@@ -22,7 +22,7 @@ CASES = (
 
 
 def cost(rules: BatchRules, waiting: int) -> float:
-    """Microseconds a request, the least of three."""
+    """Return the microseconds per request, the lowest of three."""
     found = []
     for _ in range(3):
         batcher: Batcher[int] = Batcher(rules)

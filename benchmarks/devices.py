@@ -53,7 +53,7 @@ def first_byte_s(command: list[str]) -> float:
 
 
 def output_and_peak(command: list[str]) -> tuple[str, int]:
-    """What a command prints, and the peak of its resident memory: not below this process's own, which is small."""
+    """Return the output of a command and its peak resident memory, which is at least that of this process."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         if process.stdout is None:
             raise SystemExit(f"{command[0]}: no output")
@@ -66,7 +66,7 @@ def output_and_peak(command: list[str]) -> tuple[str, int]:
 
 
 class GraphMode:
-    """The engine in a process of its own (``answer_lines``), a line of token ids for a line of figures."""
+    """The engine in a separate process (``answer_lines``): it answers each line of token ids with a line of figures."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         command = [sys.executable, __file__, str(args.bundle), "--answer", "--threads", str(args.threads)]
@@ -91,7 +91,7 @@ class GraphMode:
 
 
 def answer_lines(args: argparse.Namespace) -> None:
-    """The other side of GraphMode."""
+    """Run the process of GraphMode."""
     from penstock import LLM, SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
@@ -105,7 +105,7 @@ def answer_lines(args: argparse.Namespace) -> None:
 
 
 class Lite:
-    """penstock-lite: starts and decodes."""
+    """Measures the start and the decode speed of penstock-lite."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.command, self.tokens = [str(args.lite), str(args.bundle), "--threads", str(args.threads)], args.tokens
@@ -126,7 +126,7 @@ class Lite:
 
 
 class LlamaCpp:
-    """llama.cpp's programs: llama-completion starts, llama-bench decodes."""
+    """Measures llama.cpp: the start with llama-completion, the decode speed with llama-bench."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.tools, self.common = args.tools, ["-m", str(args.gguf), "-t", str(args.threads)]
@@ -143,7 +143,7 @@ class LlamaCpp:
 
 
 def bandwidth(threads: int) -> float:
-    """Bytes per second that can be read now."""
+    """Return the current read bandwidth in bytes per second."""
     done = subprocess.run(
         [sys.executable, str(PROBE), "--threads", str(threads)], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -151,7 +151,7 @@ def bandwidth(threads: int) -> float:
 
 
 def one_round(args: argparse.Namespace, number: int, systems: dict[str, Any]) -> Found:
-    """Everybody's figures; the order turns about."""
+    """Return the figures of every system; every second round reverses the order."""
     found: Found = {name: {} for name in systems}
     order = list(systems) if number % 2 == 0 else list(reversed(systems))
     prompt = [random.Random(number).randrange(300, 4000) for _ in range(args.prompt_tokens)]
@@ -180,7 +180,7 @@ def row(name: str, values: list[float], unit: str) -> None:
 
 
 def report(rounds: list[Found], probes: list[float]) -> None:
-    """Figures of each, then penstock-lite's to the others' of the same round."""
+    """Print the figures of each system, then the ratios of penstock-lite to the others in the same round."""
     units = {"start_ms": "ms", "tokens_per_s": "tokens/s", "memory_mb": "MB"}
     titles = {"start_ms": "start to first byte", "tokens_per_s": "decode", "memory_mb": "peak memory"}
     for figure, unit in units.items():

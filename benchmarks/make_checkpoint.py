@@ -116,8 +116,7 @@ def write_weights(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str) ->
 
 
 def fill_vocabulary(model: dict[str, Any], vocab: int) -> None:
-    """What the corpus did not yield becomes merges of pairs of learned words: as long to load as a vocabulary that
-    was learned whole."""
+    """Fill the vocabulary with merges of pairs of learned words, which take as long to load as learned merges."""
     words, merges = model["vocab"], model["merges"]
     learned = [word for word in words if not word.startswith("<|")]
     rng = np.random.default_rng(0)

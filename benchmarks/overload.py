@@ -48,13 +48,13 @@ REFUSAL_S, NORMAL_S = 0.05, 5.0
 
 
 def share(values: Sequence[float], part: float) -> float:
-    """The value that so large a part is not above; 0 without any."""
+    """Return the quantile of some values; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
 
 
 class Asking:
-    """Requests of one kind, no two alike, and what came of them."""
+    """Different requests of one kind, and their outcomes."""
 
     def __init__(self, server: Server, num_prompt: int, num_new: int) -> None:
         self.server, self.kept = server, list[Connection]()
@@ -65,13 +65,13 @@ class Asking:
         return [self._stream.randrange(300, 4000) for _ in range(self._sizes[0])]
 
     def message(self, part: float = 1.0) -> bytes:
-        """One request, for so large a part of the tokens."""
+        """Return a request for a part of the tokens."""
         prompt, num_new = self.prompt(), max(1, int(part * self._sizes[1]))
         body = {"prompt": prompt, "max_tokens": num_new, "temperature": 0, "ignore_eos": True, "stream": True}
         return self.server.message("/completions", body)
 
     async def play(self, messages: Sequence[bytes], due: Sequence[float]) -> list[Outcome]:
-        """Send each request when it is due; seconds count from now."""
+        """Send each request when it is due, in seconds from now."""
         start_s, answers = await play(self.server, messages, due, kept=self.kept)
         self.without_hint += refusals_without_hint(answers)
         return [outcome_of(one, start_s) for one in answers]
@@ -81,7 +81,7 @@ class Asking:
         return (await self.play([self.message(part)], [0.0]))[0]
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         hang_up(self.kept)
 
     async def first_s(self) -> float:
@@ -90,10 +90,10 @@ class Asking:
         return found.pieces_s[0] - found.sent_s if found.pieces_s else float("inf")
 
     async def rate(self, num_clients: int, seconds: float) -> float:
-        """Requests a second that are done for so many clients; the first fifth is not counted.
+        """Return the requests per second that are completed for a number of clients; the first fifth is not counted.
 
-        Each client begins with another part of a request: else all end together, and a whole number of such waves is
-        counted.
+        Each client begins with a different part of a request.  Otherwise all would end together, and the result would
+        be a whole number of such waves.
         """
         begin = time.perf_counter()
         ends: list[float] = []
@@ -114,7 +114,7 @@ class Asking:
 
 
 class GrpcAsking(Asking):
-    """The same at the gRPC door."""
+    """The same over gRPC."""
 
     def __init__(self, address: str, num_prompt: int, num_new: int) -> None:
         super().__init__(Server(""), num_prompt, num_new)
@@ -123,16 +123,16 @@ class GrpcAsking(Asking):
 
     @property
     def _client(self) -> Client:
-        """Made in the event loop that it is used in."""
+        """Create the client in the event loop that uses it."""
         self._made = self._made or Client(self._address)
         return self._made
 
     def message(self, part: float = 1.0) -> bytes:
-        """One request, for so large a part of the tokens."""
+        """Return a request for a part of the tokens."""
         return message(self.prompt(), max(1, int(part * self._sizes[1])), temperature=0.0, ignore_eos=True)
 
     async def play(self, messages: Sequence[bytes], due: Sequence[float]) -> list[Outcome]:
-        """Send each request when it is due; seconds count from now."""
+        """Send each request when it is due, in seconds from now."""
         found = await self._client.play(messages, due)
         self.without_hint = self._client.without_hint
         return found
@@ -143,13 +143,13 @@ class GrpcAsking(Asking):
         return found.pieces_s[0] - found.sent_s if found.pieces_s else float("inf")
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         if self._made is not None:
             await self._made.close()
 
 
 async def watch(service: Service, readings: list[float]) -> None:
-    """Resident bytes of its primary, each quarter of a second."""
+    """Record the resident bytes of the primary every quarter of a second."""
     while True:
         readings.append(float(service.held()[0].num_bytes))
         await asyncio.sleep(0.25)
@@ -161,7 +161,7 @@ def refusals_without_hint(answers: Sequence[Answer]) -> int:
 
 
 async def overload(service: Service, asking: Asking, args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a run."""
+    """Return the figures of a run."""
     idle = [await asking.first_s() for _ in range(20)]
     rate = await asking.rate(args.max_requests, args.measure)
     count, stream = int(args.times * rate * args.seconds), random.Random(2)
@@ -201,7 +201,7 @@ async def overload(service: Service, asking: Asking, args: argparse.Namespace) -
 
 
 def judge(found: dict[str, Any]) -> bool:
-    """Print the figures; whether all hold."""
+    """Print the figures; return True if all checks hold."""
 
     def ms(name: str) -> str:
         p50, p99, most = (1e3 * share(found[name], part) for part in (0.5, 0.99, 1.0))

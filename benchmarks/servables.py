@@ -47,7 +47,7 @@ def free_ports() -> tuple[int, int]:
 
 
 def measure(system: System, folder: Path, peers: Path, seconds: float) -> dict[tuple[str, int], Figures]:
-    """Figures by the protocol and the requests in flight."""
+    """Return the figures by protocol and number of requests in flight."""
     found = {}
     ports = free_ports()
     with running(system, folder, peers, ports):
@@ -63,7 +63,7 @@ def measure(system: System, folder: Path, peers: Path, seconds: float) -> dict[t
 
 
 def write_network(path: Path) -> None:
-    """Two layers of 1024 x 1024 and one of 10, random."""
+    """Write a random network: two layers of 1024 x 1024 and one of 10."""
     import numpy as np
     import onnx
     from onnx import TensorProto, helper, numpy_helper
@@ -88,7 +88,7 @@ def write_network(path: Path) -> None:
 
 
 def network(size: int) -> System:
-    """Penstock with the network, in batches of up to ``size``."""
+    """Return Penstock with the network, in batches of up to ``size``."""
 
     def write(folder: Path, peers: Path, port: int, grpc_port: int) -> tuple[list[str], dict[str, str]]:
         place = folder / "servables" / "noop"
@@ -102,12 +102,12 @@ def network(size: int) -> System:
 
 
 def medians(turns: list[dict[tuple[str, int], Figures]]) -> dict[tuple[str, int], Figures]:
-    """Of each cell the turn with the median rate."""
+    """Return for each cell the turn with the median rate."""
     return {cell: sorted((one[cell] for one in turns), key=lambda one: one.rate)[len(turns) // 2] for cell in turns[0]}
 
 
 def table(found: dict[str, dict[tuple[str, int], Figures]]) -> str:
-    """The figures for a document."""
+    """Return the figures as a Markdown table."""
     lines = ["| | in flight | " + " | ".join(found) + " |", "|---|---|" + "---|" * len(found)]
     for protocol in ("REST", "gRPC"):
         for concurrency in CONCURRENCY:

@@ -22,7 +22,7 @@ STREAMS_OF_CONNECTION = 64
 
 @dataclass(frozen=True)
 class Figures:
-    """Of the requests that ended in the time that counts: how many a second, seconds each took, how many failed."""
+    """The requests that ended in the measured time: rate per second, latencies in seconds, number of failures."""
 
     rate: float
     p50: float
@@ -43,7 +43,7 @@ class Figures:
 
 @dataclass
 class Tally:
-    """What is counted: only what ends while ``is_on``."""
+    """Counts the requests that end while ``is_on``."""
 
     is_on: bool = False
     is_over: bool = False
@@ -61,7 +61,7 @@ class Tally:
 
 
 def _is_whole(data: bytes) -> bool:
-    """Whether an answer has come to its end, by its length or its last chunk."""
+    """Return True if an answer is complete, by its length or its last chunk."""
     end = data.find(b"\r\n\r\n")
     if end < 0:
         return False
@@ -74,7 +74,7 @@ def _is_whole(data: bytes) -> bool:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One request after the other on a connection that is kept."""
+    """Sends one request after the other on a connection that stays open."""
 
     def __init__(self, request: bytes, tally: Tally) -> None:
         self._request, self._tally = request, tally
@@ -109,12 +109,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _field(name: bytes, value: bytes) -> bytes:
-    """A header that no table keeps, so that every request has the same bytes."""
+    """Return a header without indexing, so that every request has the same bytes."""
     return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
 
 
 class GrpcConnection(asyncio.Protocol):
-    """Streams of one HTTP/2 connection, ``num_streams`` at a time, each the same unary request."""
+    """Sends the same unary request on ``num_streams`` concurrent streams of one HTTP/2 connection."""
 
     def __init__(self, authority: str, method: str, message: bytes, num_streams: int, tally: Tally) -> None:
         names = {":method": "POST", ":scheme": "http", ":path": method, ":authority": authority}
@@ -185,7 +185,7 @@ class GrpcConnection(asyncio.Protocol):
 async def load(
     host: str, port: int, make: Callable[[int, Tally], asyncio.Protocol], in_flight: list[int], seconds: float
 ) -> Figures:
-    """So many requests in flight on each connection; a fifth of the time, before, is not counted."""
+    """Keep a number of requests in flight on each connection; the first fifth of the time is not counted."""
     tally, loop = Tally(), asyncio.get_running_loop()
     opened = [await loop.create_connection(lambda n=number: make(n, tally), host, port) for number in in_flight]
     await asyncio.sleep(seconds / 5)
@@ -200,14 +200,14 @@ async def load(
 
 
 def http_load(host: str, port: int, path: str, body: bytes, concurrency: int, seconds: float) -> Figures:
-    """POST a body of JSON, one connection for each request in flight."""
+    """POST a JSON body, with one connection for each request in flight."""
     lines = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
     request = f"{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body
     return asyncio.run(load(host, port, lambda _, tally: HttpConnection(request, tally), [1] * concurrency, seconds))
 
 
 def grpc_load(host: str, port: int, method: str, message: bytes, concurrency: int, seconds: float) -> Figures:
-    """Call a method, up to 64 requests in flight on a connection."""
+    """Call a method, with up to 64 requests in flight on a connection."""
     whole, rest = divmod(concurrency, STREAMS_OF_CONNECTION)
     in_flight = [STREAMS_OF_CONNECTION] * whole + ([rest] if rest else [])
 

@@ -106,7 +106,7 @@ def noop(x):
 
 @dataclass(frozen=True)
 class System:
-    """``write`` makes its files in a folder and returns the command for two ports; ``path`` is the route over HTTP."""
+    """A system.  ``write`` makes its files and returns the command for two ports; ``path`` is the HTTP route."""
 
     name: str
     path: str
@@ -158,13 +158,13 @@ SYSTEMS = (
 
 
 def body() -> bytes:
-    """The request over HTTP, the same for all: one instance of four numbers."""
+    """Return the HTTP request, which is the same for all systems: one instance of four numbers."""
     x = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}
     return json.dumps({"inputs": [x]}).encode()
 
 
 def message() -> bytes:
-    """The request over gRPC, the same for all."""
+    """Return the gRPC request, which is the same for all systems."""
     import numpy as np
 
     from penstock.serving.proto import oip_pb2 as pb
@@ -177,7 +177,7 @@ def message() -> bytes:
 
 
 def install(peers: Path) -> None:
-    """Each into an environment of its own, with pip."""
+    """Install each system with pip into a separate environment."""
     for name, packages in PACKAGES.items():
         python = peers / name / "bin" / "python"
         if not python.exists():
@@ -187,7 +187,7 @@ def install(peers: Path) -> None:
 
 @contextmanager
 def running(system: System, folder: Path, peers: Path, ports: tuple[int, int]) -> Iterator[None]:
-    """The system while it answers; SystemExit, with what it wrote, when it does not."""
+    """Yield the running system; SystemExit with its output if it does not answer."""
     folder.mkdir(parents=True)
     command, more = system.write(folder, peers, *ports)
     log = folder / "log"

@@ -35,7 +35,7 @@ HEAD = (
 
 
 def messages_of(server: Server, requests: Sequence[traces.Request], extra: dict[str, Any], whole: bool) -> list[bytes]:
-    """The requests as HTTP; a field of ``extra`` that is None is left out."""
+    """Return the requests as HTTP messages, without the fields of ``extra`` that are None."""
     stream = {} if whole else {"stream": True, "stream_options": {"include_usage": True}}
     made = []
     for one in requests:
@@ -53,7 +53,7 @@ async def measure(
     whole: bool = False,
     patience_s: float = 600.0,
 ) -> dict[str, Any]:
-    """The figures of one run of a trace.  Answers are read once all have come, without the collector in between."""
+    """Return the figures of one run of a trace.  Answers are parsed at the end, without garbage collection before."""
     messages = messages_of(server, requests, extra or {}, whole)
     gc.collect()
     gc.disable()
@@ -65,7 +65,7 @@ async def measure(
 
 
 def trace_of(name: str, rate: float, seed: int, count: int) -> list[traces.Request]:
-    """ "mixed", "shared", or a file whose requests come at their own times."""
+    """Return the trace "mixed", "shared", or that of a file with its own arrival times."""
     if name == "mixed":
         return traces.mixed(rate, seed, count)
     if name == "shared":
@@ -74,14 +74,14 @@ def trace_of(name: str, rate: float, seed: int, count: int) -> list[traces.Reque
 
 
 def runs_of(args: argparse.Namespace) -> Iterator[tuple[float, list[traces.Request]]]:
-    """Rates and their requests: each run has prompts of its own, else a prefix cache would know them."""
+    """Return rates and their requests.  Each run has its own prompts, which are not in a prefix cache."""
     for number in range(args.rounds * len(args.rates)):
         rate = args.rates[number % len(args.rates)]
         yield rate, trace_of(args.trace, rate, args.seed + number, args.requests)
 
 
 def line_of(name: str, rate: float, found: dict[str, Any]) -> str:
-    """A row of the table: 50th, 90th and 99th percentiles."""
+    """Return a row of the table: 50th, 90th and 99th percentiles."""
 
     def times(key: str, scale: float, form: str) -> str:
         return " / ".join(form.format(scale * found[key][p]) for p in ("50", "90", "99"))

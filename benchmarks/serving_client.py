@@ -50,7 +50,7 @@ class Server:
 
 @dataclass
 class Answer:
-    """What came for one request.  Seconds of time.perf_counter; ``ended_s`` 0 and a word in ``lost`` without an end."""
+    """The answer to one request.  Times are of time.perf_counter; 0 in ``ended_s`` if it was lost."""
 
     due_s: float
     sent_s: float = 0.0
@@ -107,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         return None
 
     def _begin(self, answer: Answer) -> None:
-        """As long as the end of the headers was not there: whether a length is told, or chunks come."""
+        """Read the headers: find the length of the body, or that it comes in chunks."""
         head, end, body = b"".join(data for _, data in answer.reads).partition(HEAD_END)
         if not end:
             return
@@ -158,7 +158,7 @@ async def play(
     patience_s: float = 600.0,
     kept: list[Connection] | None = None,
 ) -> tuple[float, list[Answer]]:
-    """Send each request when it is due (seconds from the beginning); the beginning, and the answers in that order.
+    """Send each request when it is due (seconds from the start); return the start, and the answers in the same order.
 
     An answer that has not ended ``patience_s`` after it was due is given up: its connection is closed.  With ``kept``,
     connections come from there and stay there, for a next call in the same event loop; else all are closed.

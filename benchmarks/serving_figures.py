@@ -67,7 +67,7 @@ def outcome_of(answer: Answer, start_s: float) -> Outcome:
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What a client saw.
+    """Return the figures that a client observed.
 
     All seconds count from when a request was due, not from when it was sent: a client that falls behind, or a server
     that does not take connections, makes them longer.  ``late_s`` says by how much the client fell behind.  Throughput

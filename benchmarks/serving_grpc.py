@@ -21,7 +21,7 @@ KINDS = {"OK": "done", "RESOURCE_EXHAUSTED": "429"}
 
 
 def message(prompt: Sequence[int], num_new: int, **parameters: Any) -> bytes:
-    """A ModelInferRequest; parameters are whole numbers, texts, flags or floats."""
+    """Return a ModelInferRequest; parameters are integers, strings, booleans or floats."""
     found = pb.ModelInferRequest()
     one = found.inputs.add(name="input_ids", datatype="INT32", shape=[len(prompt)])
     one.contents.int_contents.extend(prompt)
@@ -32,13 +32,13 @@ def message(prompt: Sequence[int], num_new: int, **parameters: Any) -> bytes:
 
 
 def num_tokens_of(response: pb.ModelInferResponse) -> int:
-    """Tokens of an answer, or of a piece."""
+    """Return the number of tokens of an answer, or of a part of it."""
     names = [one.name for one in response.outputs]
     return int.from_bytes(response.raw_output_contents[names.index("num_output_tokens")], "little")
 
 
 class Client:
-    """One channel.  ``without_hint`` counts refusals that do not say when to come back."""
+    """A client with one channel.  ``without_hint`` counts refusals without retry-after."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
@@ -48,7 +48,7 @@ class Client:
         self._turns = itertools.count()
 
     async def whole(self, data: bytes, outcome: Outcome, now: Callable[[], float]) -> None:
-        """ModelInfer."""
+        """Call ModelInfer."""
         try:
             response = pb.ModelInferResponse.FromString(await self._infer(data))
             outcome.num_tokens = num_tokens_of(response)
@@ -58,7 +58,7 @@ class Client:
             self._hint(outcome, [name for name, _ in error.trailing_metadata() or ()])
 
     async def streamed(self, data: bytes, outcome: Outcome, now: Callable[[], float]) -> None:
-        """ModelStreamInfer, with one request."""
+        """Call ModelStreamInfer with one request."""
         outcome.kind = "cut short"
         try:
             stream = self._stream()
@@ -85,7 +85,7 @@ class Client:
     async def play(
         self, messages: Sequence[bytes], due: Sequence[float], stream_every: int = STREAM_EVERY
     ) -> list[Outcome]:
-        """Send each request when it is due (seconds from now); what became of them."""
+        """Send each request when it is due (seconds from now); return the outcomes."""
         start = time.perf_counter()
 
         def now() -> float:
@@ -102,5 +102,5 @@ class Client:
         return list(await asyncio.gather(*(one(index) for index in range(len(messages)))))
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the channel."""
         await self._channel.close()

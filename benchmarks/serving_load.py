@@ -21,7 +21,7 @@ class Taken:
     waited_s: float = 0.0
 
     def since(self, before: Taken) -> Taken:
-        """What came to it."""
+        """Return the increase since an earlier measurement."""
         return Taken(self.used_s - before.used_s, self.waited_s - before.waited_s)
 
     def __str__(self) -> str:
@@ -52,12 +52,12 @@ class Machine:
         return {name: taken_by(pids) for name, pids in self._parts.items()}
 
     async def look(self) -> None:
-        """Until cancelled."""
+        """Measure until cancelled."""
         while True:
             due = time.perf_counter() + LOOK_S
             await asyncio.sleep(LOOK_S)
             self.late.append(max(0.0, time.perf_counter() - due))
 
     def taken(self) -> dict[str, Taken]:
-        """By each part, since this was made."""
+        """Return the usage of each part since this object was created."""
         return {name: one.since(self._before[name]) for name, one in self._now().items()}

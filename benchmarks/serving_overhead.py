@@ -37,14 +37,14 @@ FIRST_PROMPT, FIRST_NEW = 16, 4
 
 
 def requests_of(seed: int, count: int, num_prompt: int, num_new: int) -> list[Request]:
-    """Different prompts, all due at once."""
+    """Return requests with different prompts, all due at once."""
     stream = random.Random(seed)
     return [Request(0.0, [stream.randrange(300, 4000) for _ in range(num_prompt)], num_new) for _ in range(count)]
 
 
 @contextmanager
 def service(bundle: Path, threads: int, limits: ProgramLimits, *more: str) -> Iterator[Server]:
-    """``penstock serve`` on a free port, with ``more`` options."""
+    """Run ``penstock serve`` on a free port, with ``more`` options."""
     command = [sys.executable, "-m", "penstock", "serve", f"bench={bundle}", "--port", "0", "--log", "warning"]
     command += ["--threads", threads, "--max-requests", limits.max_requests, "--context-len", limits.context_len]
     command += ["--weights", "mmap", *more]
@@ -64,7 +64,7 @@ def sampling(num_new: int) -> SamplingParams:
 
 
 class Ways:
-    """Seconds that a batch takes, each way."""
+    """Measures the seconds of a batch in each way."""
 
     def __init__(self, llm: LLM, other: LLM, server: Server) -> None:
         self.llm, self.server = llm, server
@@ -109,7 +109,7 @@ class Ways:
         return self.streamed(requests, whole=True)
 
     def first_engine(self, one: Request) -> float:
-        """Seconds to the first text."""
+        """Return the seconds to the first text."""
         start = time.perf_counter()
         for delta in self.llm.stream(one.prompt, sampling(one.num_new)):
             if delta.text:
@@ -117,7 +117,7 @@ class Ways:
         raise SystemExit("an answer has no text")
 
     def first_streamed(self, one: Request) -> float:
-        """The same through the service, on a connection that stays open."""
+        """Return the same through the service, on a connection that stays open."""
         messages = messages_of(self.server, [one], {}, False)
         start_s, answers = self.runner.run(play(self.server, messages, [0.0], kept=self.kept))
         outcome = outcome_of(answers[0], start_s)
@@ -132,7 +132,7 @@ class Ways:
 
 
 def lost_of(base: Sequence[float], seconds: Sequence[float]) -> float:
-    """Per cent of throughput, the median of turns; below zero where more is made."""
+    """Return the loss of throughput in per cent, as the median over turns; negative for a gain."""
     return 100 * (1 - statistics.median(a / b for a, b in zip(base, seconds, strict=True)))
 
 

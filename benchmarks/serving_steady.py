@@ -46,7 +46,7 @@ def limits_of(batch: int, num_new: int) -> ProgramLimits:
 
 
 def run_engine(bundle: Path, threads: int, requests: list[Request], pipe: Pipe) -> None:
-    """In a process of its own: answer the batch, and say on demand when each step ended."""
+    """Answer the batch in a separate process, and report on request when each step ended."""
     ended: list[float] = []
     with LLM(bundle, threads=threads, limits=limits_of(len(requests), requests[0].num_new)) as llm:
         llm.engine.observer = lambda _: ended.append(time.perf_counter())
@@ -59,7 +59,7 @@ def run_engine(bundle: Path, threads: int, requests: list[Request], pipe: Pipe) 
 
 
 def processes_of(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and its descendants."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -68,18 +68,18 @@ def processes_of(pid: int) -> list[int]:
 
 
 def is_served(pid: int) -> bool:
-    """Whether it is a process of ``penstock serve``."""
+    """Return True for a process of ``penstock serve``."""
     return b"\0penstock" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def busy_s(pids: Sequence[int]) -> list[float]:
-    """Seconds of processor time of each process so far."""
+    """Return the processor time of each process in seconds."""
     ticks = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in pids]
     return [sum(map(int, pair)) / os.sysconf("SC_CLK_TCK") for pair in ticks]
 
 
 class Streams:
-    """A client of the whole batch in a thread of its own, which notes when each piece of one answer came."""
+    """A client of the whole batch in a separate thread, which records when each part of one answer arrived."""
 
     def __init__(self, server: Server, requests: list[Request]) -> None:
         self.answers = [Answer(0.0) for _ in requests]
@@ -102,7 +102,7 @@ class Streams:
         return [at_s for at_s, _ in self.answers[-1].reads]
 
     def close(self) -> None:
-        """Leave in the middle."""
+        """Close the streams before their end."""
         self._loop.call_soon_threadsafe(hang_up, self._connections)
 
 

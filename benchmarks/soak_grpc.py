@@ -18,8 +18,9 @@ WRONG: tuple[dict[str, Any], ...] = ({"n": 0}, {"nonsense": 1}, {"temperature": 
 
 
 class GrpcTraffic:
-    """Whole answers and streams of one to three requests, of which one in twenty is wrong; one client in five goes away
-    at some moment, and one in ten has a connection of its own.  ``ends`` counts how they ended.
+    """Runs calls and streams of one to three requests, of which one in twenty is invalid.
+
+    One client in five disconnects at some moment, and one in ten has its own connection.  ``ends`` counts the outcomes.
     """
 
     def __init__(self, address: str, draw: random.Random, ends: Counter[str]) -> None:
@@ -27,7 +28,7 @@ class GrpcTraffic:
         self._shared: list[grpc.aio.Channel] = []
 
     def _message(self) -> tuple[bytes, bool]:
-        """A request, and whether it is a right one."""
+        """Return a request, and True if it is valid."""
         draw = self.random
         prompt = [draw.randrange(300, 4000) for _ in range(draw.randrange(1, 60))]
         named: dict[str, Any] = draw.choice([{}, {"n": 2}, {"stop": "x"}, {"cache_salt": str(draw.random())}])
@@ -36,7 +37,7 @@ class GrpcTraffic:
         return message(prompt, draw.randrange(1, 24), temperature=draw.random(), **named), True
 
     async def one(self) -> None:
-        """One call, or a part of one."""
+        """Make one call, or a part of one."""
         draw = self.random
         is_own = draw.random() < 0.1
         if len(self._shared) < NUM_SHARED:
@@ -85,7 +86,7 @@ class GrpcTraffic:
         return "as expected over gRPC" if is_right else f"status {ends} ends, {errors} errors over gRPC"
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the channels."""
         with suppress(grpc.aio.AioRpcError):
             await asyncio.gather(*(one.close() for one in self._shared))
         self._shared.clear()

@@ -44,7 +44,7 @@ NUM_LONG, LONG_TOKENS = 600, 992
 
 
 class AdminConnection(http.client.HTTPConnection):
-    """HTTP on a unix socket."""
+    """HTTP over a unix socket."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=300)
@@ -57,7 +57,7 @@ class AdminConnection(http.client.HTTPConnection):
 
 
 def switch(path: Path, model: Path) -> int:
-    """Replace the model; the status of the answer."""
+    """Replace the model; return the status of the response."""
     admin = AdminConnection(path)
     body = json.dumps({"path": str(model.resolve())})
     admin.request("POST", "/admin/models/soak/update", body, {"Content-Type": "application/json"})
@@ -68,7 +68,7 @@ def switch(path: Path, model: Path) -> int:
 
 
 class Traffic:
-    """Clients, each with a connection for each request: what is sent, and how it ended."""
+    """Clients with one connection per request; counts how requests end."""
 
     def __init__(self, service: Service, seed: int) -> None:
         self.host, _, port = service.url.removeprefix("http://").rpartition(":")
@@ -80,7 +80,7 @@ class Traffic:
         self.grpc = GrpcTraffic(service.grpc_address, self.random, self.ends)
 
     def request(self) -> tuple[str, dict[str, Any], int]:
-        """A path, a body, and the status that it must have."""
+        """Return a path, a body and the expected status."""
         draw = self.random
         if draw.random() < 0.05:
             wrong = [{"prompt": ""}, {"prompt": [1], "n": 0}, {"prompt": "x", "tools": []}, {"prompt": [2**30]}]
@@ -99,12 +99,12 @@ class Traffic:
         return "/v1/completions", body, 200
 
     def long(self) -> tuple[str, dict[str, Any], int]:
-        """A request that the primary remembers 31 beginnings of."""
+        """Return a request of which the primary remembers 31 prefixes."""
         prompt = [self.random.randrange(300, 4000) for _ in range(LONG_TOKENS)]
         return "/v1/completions", {"prompt": prompt, "max_tokens": 1}, 200
 
     async def one(self) -> None:
-        """One request, or a part of one."""
+        """Send one request, or a part of one."""
         if self.num_sent > NUM_LONG and self.random.random() < 0.4:
             await self.grpc.one()
             return
@@ -138,20 +138,20 @@ class Traffic:
                 await writer.wait_closed()
 
     async def client(self) -> None:
-        """Requests one after the other until so many were sent."""
+        """Send requests one after the other up to a number."""
         while self.num_sent < self.goal:
             self.num_sent += 1
             await self.one()
 
     async def run(self, count: int, num_clients: int) -> None:
-        """So many requests more."""
+        """Send a number of further requests."""
         self.goal += count
         await asyncio.gather(*(self.client() for _ in range(num_clients)))
         await self.grpc.close()
 
 
 async def quiet(service: Service) -> tuple[Held, Held]:
-    """What is held once nothing is open any more; ends the run when that does not come."""
+    """Return the resources when nothing is open any more; end the run if that does not happen."""
     status: dict[str, Any] = {}
     for _ in range(600):
         status = await asyncio.to_thread(status_of, service)
@@ -173,13 +173,13 @@ def status_of(service: Service) -> dict[str, Any]:
 
 
 def growth(values: Sequence[float]) -> float:
-    """Of a line through the last three quarters, over their mean."""
+    """Return the growth of a line through the last three quarters, divided by their mean."""
     tail = np.array(values[len(values) // 4 :], float)
     return float(np.polyfit(np.arange(len(tail)), tail, 1)[0] * len(tail) / tail.mean())
 
 
 class Verdict:
-    """Lines that hold or do not."""
+    """Prints checks and whether they hold."""
 
     def __init__(self) -> None:
         self.holds = True
@@ -214,7 +214,7 @@ async def soak(service: Service, args: argparse.Namespace, admin: Path, verdict:
 
 
 async def switches(service: Service, args: argparse.Namespace, admin: Path, traffic: Traffic, verdict: Verdict) -> None:
-    """Replace the model again and again under traffic; the primary holds no more in the end."""
+    """Replace the model repeatedly under traffic; check that the resources of the primary do not grow."""
     going = asyncio.ensure_future(traffic.run(1 << 40, args.clients))
     before, statuses, readings = service.held()[0], Counter[int](), []
     for _ in range(args.switches):

@@ -37,7 +37,7 @@ def make_batch(case: str, context: int, groups: int) -> StepBatch:
 
 
 def table(nodes: list[spans.NodeInfo], runs: list[np.ndarray], threads: int) -> list[str]:
-    """Lines for a list of runs' spans: milliseconds a step of each (op, phase) and of waiting before it."""
+    """Return the lines of a table: milliseconds per step of each (op, phase), and of the wait before it."""
     names = [f"{node.op} {'|'.join(n.rpartition('.')[2] for n in node.name.split('|'))[-24:]}" for node in nodes]
     busy: dict[str, list[float]] = {}
     lost: dict[str, list[float]] = {}

@@ -1,8 +1,8 @@
-"""The same random-weight models in every system's format, made once and kept.
+"""Makes the same random models in the format of every system, and keeps them.
 
     python benchmarks/peers/convert.py build/peers --shape 348m [--system "openvino int4" ...]
 
-A format is written under another name first, so that what lies there under its own is whole.
+A file is written under another name first, so that a file with the final name is complete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPENVINO_EXTRA = {"int4": ["--group-size", "128", "--ratio", "1.0", "--sym"]}
 
 
 def checkpoint_of(folder: Path, shape: str) -> Path:
-    """The checkpoint of a shape, made when missing."""
+    """Return the checkpoint of a shape; make it if it is missing."""
     checkpoint = folder / "models" / f"llama-{shape}"
     if not checkpoint.exists():
         partial = folder / "models" / f"partial-{shape}"
@@ -38,7 +38,7 @@ def checkpoint_of(folder: Path, shape: str) -> Path:
 
 
 def scripts_fingerprint(scripts: Iterable[str]) -> str:
-    """Of what measures, and how: figures that were taken in different ways are not mixed either."""
+    """Return a fingerprint of the measuring scripts, because figures of different scripts are not mixed."""
     value = 0
     for name in sorted({*scripts, "processes.py", "protocol.py", "systems.py"}):
         value = zlib.crc32((HERE / name).read_bytes(), value)
@@ -46,7 +46,7 @@ def scripts_fingerprint(scripts: Iterable[str]) -> str:
 
 
 def penstock_fingerprint() -> str:
-    """Of the library that is loaded and the package's sources: figures of different builds are not mixed."""
+    """Return a fingerprint of the library and the sources, because figures of different builds are not mixed."""
     import penstock
     from penstock.core.native import library_file
 
@@ -58,7 +58,7 @@ def penstock_fingerprint() -> str:
 
 
 def format_path(folder: Path, shape: str, system: System) -> Path:
-    """Where a system's model lies; Penstock's has its build in the name, for the format may change with it."""
+    """Return the path of a system's model.  That of Penstock contains the build, because the format may change."""
     place = folder / "formats" / shape
     if system.peer == PENSTOCK:
         return place / f"penstock-{system.mode}-{penstock_fingerprint()}.psm"
@@ -95,7 +95,7 @@ def _commands(folder: Path, shape: str, system: System, out: Path) -> list[list[
 
 
 def convert(folder: Path, shape: str, system: System) -> Path:
-    """The model in the system's format, made when missing."""
+    """Return the model in the system's format; make it if it is missing."""
     path = format_path(folder, shape, system)
     if path.exists():
         return path
@@ -122,9 +122,9 @@ def remove(path: Path) -> None:
 
 
 def bits_per_weight(path: Path, config: dict[str, int], embedding_bits: float) -> float:
-    """Bits read for each weight that a token needs, the head and scales included, the embedding not.
+    """Return the bits read per weight of a token, with the head and the scales, without the embedding.
 
-    From the size of the files: names, tokenizers and graphs in them weigh up to about 1 %.
+    The result comes from file sizes, of which names, tokenizers and graphs are up to about 1 %.
     """
     suffixes = {".safetensors", ".bin", ".data", ".gguf"}
     files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in suffixes]
@@ -136,14 +136,14 @@ def bits_per_weight(path: Path, config: dict[str, int], embedding_bits: float) -
 
 
 def num_layer_weights(config: dict[str, int]) -> int:
-    """Of the linear layers without the head, which every token of a prompt is multiplied with."""
+    """Return the number of weights in linear layers without the head, which every token of a prompt uses."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
     return config["num_hidden_layers"] * hidden * (2 * hidden + 2 * kv + 3 * inner)
 
 
 def num_weights_read(config: dict[str, int]) -> int:
-    """Of the linear layers and the head, which every new token reads."""
+    """Return the number of weights in linear layers and the head, which every new token reads."""
     return num_layer_weights(config) + config["vocab_size"] * config["hidden_size"]
 
 

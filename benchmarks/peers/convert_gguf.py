@@ -63,7 +63,7 @@ def write_tokenizer(writer: gguf.GGUFWriter, content: dict[str, Any], config: di
 
 
 def interleave(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of a query or key projection in llama.cpp's order, which rotates neighbours instead of halves."""
+    """Return the rows of a query or key projection in the order of llama.cpp, which rotates neighbours, not halves."""
     half = rows.shape[0] // heads // 2
     return rows.reshape(heads, 2, half, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 

@@ -25,7 +25,7 @@ def quantize_w8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def quantize_w4(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Eight values of 4 bits in an int32, the first in its lowest bits, each stored plus 8."""
+    """Pack eight values of 4 bits into an int32, the first in the lowest bits, each plus 8."""
     groups = weight.view(weight.shape[0], -1, GROUP)
     scale = groups.abs().amax(2, keepdim=True) / 7
     values = (groups / scale).round().clamp(-8, 7).add(8).to(torch.int32).view(weight.shape[0], -1, 8)

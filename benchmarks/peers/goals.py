@@ -1,6 +1,6 @@
-"""The ratios that Penstock is to reach, and what was reached: pairs close in time, then medians.
+"""The goals of Penstock as ratios, and the measured ratios: medians of pairs that are close in time.
 
-Every ratio is written so that more is better: tokens per second over the peer's, the peer's seconds or bytes over
+In every ratio more is better: tokens per second over the peer's, the peer's seconds or bytes over
 Penstock's.
 """
 
@@ -27,7 +27,7 @@ BATCH_1_GOALS = {
     "bf16": {"348m": 1.2, "1.1b": 1.1},
 }
 START_PEERS = ("openvino", "onnxruntime")
-"""The goal of the start is against these alone."""
+"""The goal of the start compares only with these."""
 AGREE = 1.10
 """Probes agree when the highest is at most this many times the lowest."""
 MIN_PAIRS = 5
@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def by_share(self) -> bool:
-        """Met by the clause: at batch 1, 95 % of the bandwidth in at least five pairs whose probes agree."""
+        """True if at batch 1 at least five pairs whose probes agree reach 95 % of the bandwidth."""
         return self.share is not None and self.share >= MIN_SHARE and self.pairs >= MIN_PAIRS
 
     @property
@@ -65,7 +65,7 @@ def goal_of(shape: str, precision: str, column: str) -> float:
 
 
 def rows_of(results: Results, shape: str, system: System, column: str) -> dict[int, Row]:
-    """Figures of a column by round."""
+    """Return the figures of a column by round."""
     measure = column.replace("memory", "decode")
     return {
         row["round"]: row
@@ -75,7 +75,7 @@ def rows_of(results: Results, shape: str, system: System, column: str) -> dict[i
 
 
 def value_of(row: Row, column: str) -> float:
-    """Tokens per second, seconds, or bytes."""
+    """Return tokens per second, seconds or bytes."""
     name = {"start": "seconds", "memory": "peak_rss_bytes"}.get(column.partition(":")[0], "tokens_per_s")
     return float(row[name])
 
@@ -85,13 +85,13 @@ def gain(own: float, other: float, column: str) -> float:
 
 
 def steady(*rows: Row) -> bool:
-    """Whether all probes around these figures agree."""
+    """Return True if all probes around these figures agree."""
     probes = [row[name] for row in rows for name in ("probe_before", "probe_after")]
     return max(probes) <= AGREE * min(probes)
 
 
 def bytes_per_token(header: Row, shape: str, system: System, row: Row) -> float:
-    """What a token of batch 1 reads: weights; Penstock's keys and values too, at the middle of what was measured."""
+    """Return the bytes that a token reads at batch 1: weights and, for Penstock, keys and values in mid-run."""
     if system.peer == PENSTOCK:
         positions = CONTEXT_LEN + DECODE_STEPS / 2
         return float(row["weight_bytes_per_token"] + positions * row["kv_bytes_per_position"])
@@ -99,13 +99,13 @@ def bytes_per_token(header: Row, shape: str, system: System, row: Row) -> float:
 
 
 def share_of(header: Row, shape: str, system: System, row: Row) -> float:
-    """Of the mean of the two bandwidths probed around a figure of batch 1."""
+    """Return the share of the mean of the two bandwidths probed around a figure of batch 1."""
     read = bytes_per_token(header, shape, system, row) * row["tokens_per_s"]
     return float(read / statistics.mean((row["probe_before"], row["probe_after"])))
 
 
 def cell(results: Results, shape: str, precision: str, column: str) -> Cell | None:
-    """Penstock against the best peer of the precision; None when either is missing."""
+    """Return the ratio to the best peer of the precision; None if either is missing."""
     own: dict[int, Row] = {}
     best: tuple[float, System, dict[int, Row]] | None = None
     for system in SYSTEMS:

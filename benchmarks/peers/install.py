@@ -1,8 +1,8 @@
-"""Install the peers: each in an environment of its own, llama.cpp from source.
+"""Install the peers: each in a separate environment, llama.cpp from source.
 
     python benchmarks/peers/install.py build/peers [PEER...]
 
-Without names every peer and every converter is installed; what is there already is left alone.  About 12 GB.
+Without names every peer and converter is installed; existing ones are not changed.  About 12 GB.
 
 PyTorch is pinned, and installed before anything else in an environment that needs it: a looser request, such as the
 one that optimum-intel makes through torchvision, replaces it by a build with gigabytes of CUDA.  torchvision itself is
@@ -94,7 +94,7 @@ def python_of(folder: Path, environment: str) -> Path:
 
 
 def versions_of(place: Path) -> dict[str, str]:
-    """Packages and versions of what was installed there."""
+    """Return the installed packages and their versions."""
     text = (place / "versions.json").read_text()
     return {package["name"]: package["version"] for package in json.loads(text)}
 

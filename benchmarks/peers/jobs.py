@@ -1,4 +1,4 @@
-"""Which processes a run consists of, in which order, and which of their figures are there already."""
+"""The processes of a run, their order, and the figures that exist already."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key = tuple[str, str, str, int]
 
 @dataclass(frozen=True)
 class Job:
-    """One process, or the few that a start takes."""
+    """One process, or the few processes that measure a start."""
 
     shape: str
     system: System
@@ -35,7 +35,7 @@ class Rounds:
 
 
 def plan(shapes: Sequence[str], systems: Sequence[System], measures: Sequence[str], rounds: Rounds) -> list[Job]:
-    """Jobs in their order: a round of everything, then the next.
+    """Return the jobs in order, one complete round after the other.
 
     Systems of one precision follow each other in every measure, and in every second round the other way about, so
     that those which are compared are close in time.
@@ -67,7 +67,7 @@ def _of_precision(
 
 
 def missing(jobs: Iterable[Job], done: set[Key]) -> list[Job]:
-    """The jobs with what is done taken out."""
+    """Return the jobs without the figures that exist."""
     left = []
     for job in jobs:
         measures = tuple(m for m in job.measures if (job.shape, job.system.name, m, job.round) not in done)
@@ -89,7 +89,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """What is there.  A last line that was cut off by an interruption is dropped."""
+        """Return the existing results.  An incomplete last line is dropped."""
         results = cls(path)
         if not path.exists():
             return results
@@ -104,7 +104,7 @@ class Results:
         return results
 
     def begin(self, header: dict[str, Any]) -> None:
-        """Start a file, or go on with one; SystemExit when it holds figures of something else."""
+        """Start a file or continue one; SystemExit if it has figures of another configuration."""
         if not self.header:
             self.header = header
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class Results:
         self.add_limits(header["limits"])
 
     def check(self, of_now: dict[str, Any]) -> None:
-        """SystemExit when what is there was measured with something else; ``of_now``: what a header says of it."""
+        """Raise SystemExit if existing figures are of another configuration; ``of_now`` is what the header has."""
         for name in ("penstock", "scripts", "threads", "options", "machine"):
             was, now = self.header.get(name), of_now.get(name)
             if self.header and was != now:
@@ -137,11 +137,11 @@ class Results:
 
     @property
     def limits(self) -> list[dict[str, float]]:
-        """All that were probed, the first in the header."""
+        """Return all probed limits; the first are in the header."""
         return [self.header["limits"], *self.later_limits]
 
     def note(self, name: str, value: Any) -> None:
-        """Add what was found on the way to the header."""
+        """Add a fact to the header."""
         self.header = self.header | {name: value}
         self._append({"header": self.header})
 
@@ -154,5 +154,5 @@ class Results:
             stream.write(json.dumps(row) + "\n")
 
     def done(self) -> set[Key]:
-        """Figures that are there; what failed is tried again."""
+        """Return the existing figures; failed ones are measured again."""
         return {(row["shape"], row["system"], row["measure"], row["round"]) for row in self.rows if "error" not in row}

@@ -66,7 +66,7 @@ def parse() -> argparse.Namespace:
 
 
 def capacity_of(results: Results, shape: str, precision: str) -> float:
-    """Requests per second of the best peer when all are due at once; kept once it was taken."""
+    """Return the requests per second of the best peer when all are due at once; measured once and kept."""
     key = f"{shape} {precision}"
     kept: dict[str, float] = results.header.get("capacity", {})
     if key not in kept:
@@ -84,7 +84,7 @@ def capacity_of(results: Results, shape: str, precision: str) -> float:
 
 
 def write_traces(folder: Path, results: Results, shape: str, precision: str, measures: list[str]) -> Path:
-    """The traces of these measures, as files; the folder that they are in."""
+    """Write the traces of these measures as files; return their folder."""
     place = folder / "traces" / f"{shape}-{precision.replace(' ', '')}"
     for measure in measures:
         name = measure.partition(":")[0]

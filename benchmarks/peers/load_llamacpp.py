@@ -1,6 +1,6 @@
 """llama.cpp for load.py: its server, over HTTP on this machine, token ids in, a stream of tokens out.
 
-MODEL is a GGUF file.  Each request has a connection of its own.  Lines are noted with the time they came and read
+MODEL is a GGUF file.  Each request has its own connection.  Lines are noted with the time they came and read
 afterwards, so that the client takes as little of the processors as it can.
 """
 
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 def count_tokens(lines: Sequence[tuple[float, bytes]], number: int) -> list[Event]:
-    """Events of one stream.  A token that ends amid a character is held back, so counts are of what was made."""
+    """Return the token events of one stream.  A token that ends inside a character is held back but counted."""
     events, made = [], 0
     for at_s, line in lines:
         if not line.startswith(b"data: "):
@@ -90,7 +90,7 @@ class LlamaCpp:
         return f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def _stream(self, body: bytes, due_s: float, start: float) -> list[tuple[float, bytes]]:
-        """The lines of an answer, with the seconds from ``start`` at which they came."""
+        """Yield the lines of an answer with their times in seconds from ``start``."""
         await asyncio.sleep(max(0.0, start + due_s - time.perf_counter()))
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 22)
         writer.write(body)
@@ -101,10 +101,10 @@ class LlamaCpp:
         return lines
 
     def forget(self) -> None:
-        """A process measures one trace: none of its prompts were there before."""
+        """Do nothing: a process measures one trace, so no prompt occurred before."""
 
     def figures(self) -> dict[str, object]:
-        """The server's own peak of resident memory instead of this client's."""
+        """Return the peak resident memory of the server instead of this client's."""
         text = Path(f"/proc/{self.server.pid}/status").read_text()
         peak = next(line for line in text.splitlines() if line.startswith("VmHWM:"))
         return {"peak_rss_bytes": int(peak.split()[1]) * 1024}

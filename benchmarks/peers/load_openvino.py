@@ -55,7 +55,7 @@ class OpenVino:
         return play_steps(self, requests)
 
     def forget(self) -> None:
-        """Nothing can be forgotten, so a process measures one trace: none of its prompts were there before."""
+        """Do nothing: a process measures one trace, so no prompt occurred before."""
 
     def figures(self) -> dict[str, object]:
         return {}

@@ -1,4 +1,4 @@
-"""The table of load.py's results, as markdown: ratios first, then what each system did.
+"""Prints the results of load.py as a Markdown table: ratios first, then the figures of each system.
 
 python benchmarks/peers/load_table.py build/peers/results-load.jsonl
 """
@@ -42,7 +42,7 @@ def between_p99(row: Row) -> float:
 
 
 def rows_of(results: Results, shape: str, system: System, measure: str) -> dict[int, Row]:
-    """Figures by round."""
+    """Return the figures by round."""
     key = (shape, system.name, measure)
     return {
         row["round"]: row
@@ -53,7 +53,7 @@ def rows_of(results: Results, shape: str, system: System, measure: str) -> dict[
 
 @dataclass(frozen=True)
 class Ratio:
-    """Penstock's figure to another's, more is better: the median over rounds that both have."""
+    """Penstock's figure divided by another's, where more is better: the median over common rounds."""
 
     value: float
     other: str
@@ -74,7 +74,7 @@ def ratio(own: dict[int, Row], other: dict[int, Row], pick: Pick, less_is_better
 
 
 def to_peer(results: Results, shape: str, precision: str, peer: str, goal: float) -> Ratio | None:
-    """Throughput of the mixed trace, all at once, to that of one peer."""
+    """Return the ratio of throughput to one peer in the mixed trace, all at once."""
     mine, its = (next(s for s in SYSTEMS if (s.peer, s.precision) == (p, precision)) for p in (PENSTOCK, peer))
     value = ratio(
         rows_of(results, shape, mine, AT_ONCE), rows_of(results, shape, its, AT_ONCE), throughput, less_is_better=False
@@ -83,7 +83,7 @@ def to_peer(results: Results, shape: str, precision: str, peer: str, goal: float
 
 
 def to_best(results: Results, shape: str, precision: str, measure: str, pick: Pick) -> Ratio | None:
-    """A latency to that of the peer with the lowest."""
+    """Return the ratio of a latency to that of the best peer."""
     mine = next(s for s in SYSTEMS if (s.peer, s.precision) == (PENSTOCK, precision))
     own = rows_of(results, shape, mine, measure)
     found = []
@@ -165,7 +165,7 @@ def _values(results: Results, shape: str, system: System, measure: str, rows: di
 
 
 def pictures(results: Results) -> dict[str, str]:
-    """SVGs by shape and precision: the 99th percentiles of each system at the two rates."""
+    """Return SVGs by shape and precision: the 99th percentiles of each system at the two rates."""
     drawn = {}
     for shape in shapes_in(results):
         for precision in PRECISIONS:

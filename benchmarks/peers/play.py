@@ -1,7 +1,7 @@
 """Play a trace to a system.  No dependencies: runs in every environment.
 
 A measure of ``load.py`` is the name of a trace file in the folder that the option ``traces`` names; what follows a
-colon in it is said to the system alone ("shared:uncached").
+colon in it is sent only to that system ("shared:uncached").
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ class Player(Protocol):
     """A system with its model open."""
 
     def play(self, requests: Sequence[Request]) -> list[Event]:
-        """Ask for everything when it is due, and note the tokens as they come."""
+        """Send each request when it is due, and record the tokens as they arrive."""
 
     def forget(self) -> None:
-        """Forget the prompts of traces before."""
+        """Forget the prompts of earlier traces."""
 
     def figures(self) -> dict[str, object]:
-        """The system's own figures of the last trace."""
+        """Return the system's own figures of the last trace."""
 
 
 class Steps(Protocol):
     """A system whose loop the caller drives in its own process."""
 
     def submit(self, number: int, request: Request) -> None:
-        """Take a request."""
+        """Submit a request."""
 
     def step(self) -> list[tuple[int, int]]:
-        """Run one step: the numbers of the requests that got tokens, and how many."""
+        """Run one step; return the numbers of the requests that got tokens, and how many."""
 
 
 def play_steps(steps: Steps, requests: Sequence[Request]) -> list[Event]:
-    """Submit between steps what is due by then; sleep while nothing is."""
+    """Submit due requests between steps; sleep while none is due."""
     start = time.perf_counter()
     left = {number: request.num_new for number, request in enumerate(requests)}
     events: list[Event] = []
@@ -65,7 +65,7 @@ def play_steps(steps: Steps, requests: Sequence[Request]) -> list[Event]:
 
 
 def serve_traces(open_player: Callable[[Launch], Player]) -> None:
-    """The main of every ``load_<peer>.py``."""
+    """Run the main program of a ``load_<peer>.py``."""
     folders: list[Path] = []
 
     def opened(launch: Launch) -> Player:

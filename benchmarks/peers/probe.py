@@ -1,4 +1,4 @@
-"""The machine's limits, from a process of its own: bytes per second that can be read, operations per second.
+"""The machine's limits, from a separate process: bytes per second that can be read, operations per second.
 
 python benchmarks/peers/probe.py [--threads 2] [--compute]
 """

@@ -55,7 +55,7 @@ class Bench:
 
 
 def probe(bench: Bench, *options: str) -> dict[str, float]:
-    """The machine's limits now, from a process of its own."""
+    """Measure the machine's limits in a separate process."""
     command = [sys.executable, str(HERE / "probe.py"), "--threads", str(bench.threads), *options]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return found

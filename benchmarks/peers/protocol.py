@@ -1,4 +1,4 @@
-"""What the runner and the processes that it measures say to each other.  No dependencies: runs in every environment.
+"""The protocol between the runner and the processes that it measures.  No dependencies: runs in every environment.
 
 The runner starts ``run_<peer>.py MODEL --mode M --threads N MEASURE...``.  For each measure the child prints
 ``{"ready": MEASURE}`` and waits for a line on standard input, while the runner probes the bandwidth; then it measures
@@ -34,13 +34,13 @@ START_TEXT = "def fibonacci(n):\n    return n if n < 2 else"
 
 
 class Peer(Protocol):
-    """What a peer can do once its model is open; its constructor opened it and warmed it up."""
+    """A peer whose model is open and warm."""
 
     def prefill_s(self, prompt: list[int]) -> float:
-        """Seconds from handing over a prompt of token ids to its first new token."""
+        """Return the seconds from a prompt of token ids to its first new token."""
 
     def decode_step_s(self, prompts: list[list[int]], num_steps: int) -> float:
-        """Seconds of a step that makes one token for each prompt, over that many steps after all the prompts."""
+        """Return the seconds of a step that makes one token per prompt, over a number of steps after all prompts."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Launch:
 
 
 def prompt(num_tokens: int, seed: int) -> list[int]:
-    """Token ids from a fixed random stream, clear of special tokens and within any vocabulary that is measured."""
+    """Return token ids from a fixed random stream, without special tokens and within every measured vocabulary."""
     stream = random.Random(seed)
     return [stream.randrange(300, 4000) for _ in range(num_tokens)]
 
 
 def batch_of(measure: str) -> int:
-    """8 for ``decode:8``; one for everything that is not decoding."""
+    """Return the batch size: 8 for ``decode:8``, and 1 for other measures."""
     kind, _, size = measure.partition(":")
     return int(size) if kind == "decode" else 1
 
@@ -71,13 +71,13 @@ def steps_of(batch: int) -> int:
 
 
 def peak_rss_bytes() -> int:
-    """The most that this process had resident; not getrusage, whose figure may be the parent's."""
+    """Return the peak resident memory of this process, not by getrusage, whose figure may be the parent's."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) * 1024 if found else 0
 
 
 def measure_one(peer: Peer, measure: str) -> dict[str, object]:
-    """The figures of one measure: tokens per second of every run, and their median."""
+    """Return the figures of one measure: tokens per second of every run, and their median."""
     kind, _, size = measure.partition(":")
     if kind == "prefill":
         rates = [int(size) / peer.prefill_s(prompt(int(size), 100 + run)) for run in range(RUNS)]
@@ -92,7 +92,7 @@ def measure_one(peer: Peer, measure: str) -> dict[str, object]:
 
 
 def decode_step_s(peer: Peer, prompts: list[list[int]], num_steps: int) -> float:
-    """Seconds of a step.  Where two answers are subtracted a disturbed one can make nonsense: then once more."""
+    """Return the seconds of a step.  A difference of two answers that is not positive is measured again."""
     for _ in range(3):
         seconds = peer.decode_step_s(prompts, num_steps)
         if seconds > 0:
@@ -124,7 +124,7 @@ def serve(
     first_token: Callable[[Launch], None],
     measure: Callable[[Peer, str], dict[str, object]] = measure_one,
 ) -> None:
-    """The main of every ``run_<peer>.py``.
+    """Run the main program of a ``run_<peer>.py``.
 
     ``open_peer`` imports the peer, opens the model and warms it up; ``first_token`` imports, opens and makes one
     token of ``START_TEXT``, which is all that ``start`` measures.

@@ -40,7 +40,7 @@ QUICK_SYSTEMS = tuple(
 
 
 def machine() -> str:
-    """Processor, cores that we may use, memory."""
+    """Return the processor, the usable cores and the memory."""
     name = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -51,14 +51,14 @@ def machine() -> str:
 
 
 def revision() -> str:
-    """The commit, with a plus when files differ from it."""
+    """Return the commit, with a plus if files differ from it."""
     git = ["git", "-C", str(ROOT)]
     done = subprocess.run([*git, "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
 def versions(folder: Path, systems: list[System]) -> dict[str, str]:
-    """Of the package that each peer is measured through."""
+    """Return the version of the package of each peer."""
     packages = {
         "openvino": "openvino-genai",
         "onnxruntime": "onnxruntime-genai",
@@ -76,7 +76,7 @@ def versions(folder: Path, systems: list[System]) -> dict[str, str]:
 
 
 def measured_with(bench: Bench) -> dict[str, Any]:
-    """What must be the same for all figures of a file."""
+    """Return the configuration that all figures of a file share."""
     return {
         "machine": machine(),
         "threads": bench.threads,

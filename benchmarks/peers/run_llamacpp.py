@@ -1,7 +1,7 @@
 """llama.cpp for run.py: its own tools, llama-bench for batch 1 and prefill, llama-batched-bench for batches.
 
 MODEL is a GGUF file.  The tools make their prompts of random tokens, a different one for each sequence.  Each measure
-is a process of its own; the first token is the first byte of llama-completion's answer, or its end.
+is a separate process; the first token is the first byte of llama-completion's answer, or its end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LlamaCpp:
         self.peak_rss_bytes = 0
 
     def call(self, tool: str, *arguments: str) -> str:
-        """A tool's standard output; notes its peak of resident memory."""
+        """Return the standard output of a tool; record its peak resident memory."""
         command = [str(self.tools / tool), "-m", str(self.model), "-t", self.threads, *arguments]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             if process.stdout is None:
@@ -40,12 +40,12 @@ class LlamaCpp:
         return output
 
     def rates(self, *arguments: str) -> list[float]:
-        """Tokens per second of each of llama-bench's repetitions."""
+        """Return the tokens per second of each repetition of llama-bench."""
         found: list[float] = json.loads(self.call("llama-bench", "-o", "json", *arguments))[0]["samples_ts"]
         return found
 
     def batch_rate(self, batch: int) -> float:
-        """Tokens per second of all sequences together."""
+        """Return the tokens per second of all sequences together."""
         steps = steps_of(batch)
         sizes = ["-npp", str(CONTEXT_LEN), "-ntg", str(steps), "-npl", str(batch)]
         room = str(batch * (CONTEXT_LEN + 2 * steps))
@@ -67,7 +67,7 @@ def measure(peer: LlamaCpp, name: str) -> dict[str, object]:
 
 
 def start_command(tools: Path, model: Path, threads: int) -> list[str]:
-    """llama-completion, printing nothing but one token: the runner times it itself, without this script around it."""
+    """Return the command of llama-completion for one token; the runner times it without this script."""
     options = ["-n", "1", "-c", "2048", "-no-cnv", "--no-display-prompt", "--no-warmup", "--temp", "0"]
     return [str(tools / "llama-completion"), "-m", str(model), "-t", str(threads), "-p", START_TEXT, *options]
 

@@ -11,7 +11,7 @@ from protocol import START_TEXT, Launch, prompt, serve
 
 
 def open_model(launch: Launch) -> Any:
-    """The model, with the number of threads written into its configuration, where it is read."""
+    """Return the model, after writing the number of threads into its configuration."""
     import onnxruntime_genai
 
     path = launch.model / "genai_config.json"
@@ -22,7 +22,7 @@ def open_model(launch: Launch) -> Any:
 
 
 def generator_of(model: Any, prompts: list[list[int]], num_tokens: int) -> Any:
-    """A greedy generator that has not seen its prompts yet."""
+    """Return a greedy generator without prompts."""
     import onnxruntime_genai
 
     length = len(prompts[0]) + num_tokens + 1
@@ -37,7 +37,7 @@ class OnnxRuntime:
         self._run([prompt(16, 0)], 4)
 
     def _run(self, prompts: list[list[int]], num_tokens: int) -> tuple[float, list[float]]:
-        """Seconds to the first tokens, and of each step after them."""
+        """Return the seconds to the first tokens, and of each later step."""
         import numpy as np
 
         generator = generator_of(self.model, prompts, num_tokens)

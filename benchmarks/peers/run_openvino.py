@@ -44,7 +44,7 @@ class OpenVino:
         self._steps([prompt(16, 0)], 4)
 
     def _steps(self, prompts: list[list[int]], num_tokens: int) -> list[float]:
-        """Seconds of each step until every prompt has its answer."""
+        """Return the seconds of each step until every prompt has its answer."""
         import numpy as np
         import openvino
 
@@ -71,7 +71,7 @@ class OpenVino:
 
 
 def first_token(launch: Launch) -> None:
-    """The plain pipeline with a cache of what it compiled starts sooner than the continuous-batching one."""
+    """Use the plain pipeline with its compile cache, which starts sooner than the continuous-batching one."""
     import openvino_genai
 
     cache = launch.model.with_name(f"{launch.model.name}-cache")

@@ -21,7 +21,7 @@ STEP_TOKENS = 512
 
 
 def positions_of(measure: str) -> int:
-    """The most that one request of a measure takes."""
+    """Return the largest number of tokens of one request of a measure."""
     kind, _, size = measure.partition(":")
     if kind == "prefill":
         return int(size) + 2
@@ -31,7 +31,7 @@ def positions_of(measure: str) -> int:
 
 
 def limits_of(launch: Launch) -> ProgramLimits:
-    """Room for what is measured, and no more."""
+    """Return limits that are just enough for the measures."""
     context_len = max(positions_of(measure) for measure in launch.measures)
     num_pages = max(batch_of(measure) * (pages_for(positions_of(measure)) + 1) for measure in launch.measures)
     batch = max(batch_of(measure) for measure in launch.measures)
@@ -45,7 +45,7 @@ def limits_of(launch: Launch) -> ProgramLimits:
 
 
 def chosen(launch: Launch) -> dict[str, str]:
-    """Limits that the caller chose; the rest is Penstock's default."""
+    """Return the limits that the caller chose; the others are Penstock's defaults."""
     fields = {"kv-cache": "kv_layout", "weights": "weights"}
     return {fields[name]: value for name, value in launch.options.items() if name in fields}
 
@@ -64,7 +64,7 @@ class Penstock:
                 raise request.error
 
     def _submit(self, prompts: list[list[int]]) -> list[Request]:
-        """Requests with their first token made."""
+        """Submit requests and wait for their first token."""
         endless = ResolvedSampling(max_tokens=self.engine.max_len)
         requests = [self.engine.submit(ids, endless) for ids in prompts]
         while not all(request.output_ids for request in requests):

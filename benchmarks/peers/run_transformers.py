@@ -18,7 +18,7 @@ def open_model(launch: Launch) -> Any:
 
 
 def run(model: Any, prompts: list[list[int]], num_tokens: int) -> tuple[float, list[float]]:
-    """Seconds to the first tokens, and of each step after them."""
+    """Return the seconds to the first tokens, and of each later step."""
     import torch
     from transformers import DynamicCache
 

@@ -56,7 +56,7 @@ class Vllm:
         self.prefill_s(prompt(512, 1))
 
     def _submit(self, prompts: list[list[int]], num_tokens: int) -> dict[str, int]:
-        """Names of requests with at least their first token made, and the tokens made so far."""
+        """Return the names of requests that have a token, and the number of tokens so far."""
         made: dict[str, int] = {}
         for ids in prompts:
             self.num_asked += 1

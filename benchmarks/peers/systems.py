@@ -1,4 +1,4 @@
-"""What is compared: each system is a peer, or Penstock, with weights of one precision."""
+"""The systems to compare: a peer or Penstock, with weights of one precision."""
 
 from __future__ import annotations
 

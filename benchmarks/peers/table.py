@@ -1,4 +1,4 @@
-"""The table of a results file, as markdown: ratios first, then the values, the limits and the versions.
+"""Prints a results file as Markdown: ratios first, then the values, the limits and the versions.
 
 python benchmarks/peers/table.py build/peers/results.jsonl
 """
@@ -30,7 +30,7 @@ PREFILL_SHARE = 0.8
 
 
 def lines_of(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A markdown table; the first row is its head."""
+    """Return a Markdown table; the first row is its head."""
     head, *body = rows
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return [*lines, *("| " + " | ".join(row) + " |" for row in body), ""]
@@ -67,7 +67,7 @@ def ratio_lines(results: Results) -> list[str]:
 
 
 def absent_lines(results: Results) -> list[str]:
-    """A ratio is to the best of those that were run: who was not, of the precisions that were."""
+    """Return lines that name the peers that were not measured, because ratios are to the best measured peer."""
     lines = []
     for shape in shapes_in(results):
         ran = {row["system"] for row in results.rows if row["shape"] == shape}
@@ -79,8 +79,10 @@ def absent_lines(results: Results) -> list[str]:
 
 
 def peak_lines(results: Results) -> list[str]:
-    """Penstock's prefill as a share of the highest arithmetic peak probed: layers alone, attention and one row of the
-    head not."""
+    """Return Penstock's prefill as a share of the highest arithmetic peak probed.
+
+    Only the layers count, without attention; the head computes one row.
+    """
     shares = []
     for shape in shapes_in(results):
         for system in SYSTEMS:
@@ -96,7 +98,7 @@ def peak_lines(results: Results) -> list[str]:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """The median, and the range when there are several."""
+    """Return the median, and the range if there are several values."""
     median = f"{statistics.median(values):,.{digits}f}"
     if len(values) < 2:
         return median
@@ -118,7 +120,7 @@ def _value_text(results: Results, shape: str, system: System, column: str) -> st
 
 
 def _limit_texts(results: Results, shape: str, system: System) -> list[str]:
-    """Bits per weight, share of the bandwidth at batch 1, the bandwidths probed there."""
+    """Return bits per weight, the share of the bandwidth at batch 1, and the bandwidths probed there."""
     rows = list(rows_of(results, shape, system, "decode:1").values())
     if not rows:
         return ["-", "-", "-"]
@@ -194,7 +196,7 @@ def report(results: Results) -> str:
 
 
 def print_report(text_of: Callable[[Results], str], doc: str | None) -> None:
-    """The command line of a table: a file of results, printed by ``text_of``."""
+    """Run the command line of a table: print a results file with ``text_of``."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     results = Results.read(parser.parse_args().results)

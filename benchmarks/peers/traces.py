@@ -1,4 +1,4 @@
-"""Traces of requests, and what became of them.  No dependencies: runs in every environment.
+"""Traces of requests, and their outcomes.  No dependencies: runs in every environment.
 
 A trace is a file of one JSON object a line: ``due_s`` (seconds from the beginning), ``prompt`` (token ids) and
 ``num_new`` (tokens to make, whatever they are: nothing ends an answer early).  It is made once from a seed, and every
@@ -33,7 +33,7 @@ CACHE_GIB = 2
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked, and when."""
+    """A request and its due time."""
 
     due_s: float
     prompt: list[int]
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Event:
-    """``num_tokens`` of the request of that number were there at ``at_s``, seconds from the beginning."""
+    """The request with this number had ``num_tokens`` tokens at ``at_s``, in seconds from the start."""
 
     at_s: float
     number: int
@@ -50,7 +50,7 @@ class Event:
 
 
 def _tokens(stream: random.Random, count: int) -> list[int]:
-    """Clear of special tokens, within any vocabulary that is measured."""
+    """Return token ids without special tokens, within every measured vocabulary."""
     return [stream.randrange(300, 4000) for _ in range(count)]
 
 
@@ -60,7 +60,7 @@ def _length(stream: random.Random, mean: int) -> int:
 
 
 def mixed(rate: float = 0.0, seed: int = 0, num_requests: int = NUM_REQUESTS) -> list[Request]:
-    """Lognormal lengths; Poisson arrivals at ``rate`` requests per second, the first at once, or all at once (0).
+    """Return requests of lognormal lengths with Poisson arrivals at ``rate`` per second; 0 is all at once.
 
     The requests are those of the seed, and so is the pattern of their arrivals, whatever the rate.
     """
@@ -74,7 +74,7 @@ def mixed(rate: float = 0.0, seed: int = 0, num_requests: int = NUM_REQUESTS) ->
 
 
 def shared(seed: int = 0, num_requests: int = NUM_REQUESTS) -> list[Request]:
-    """Prompts of equal length that begin with the same tokens, all at once."""
+    """Return prompts of equal length that begin with the same tokens, all at once."""
     stream = random.Random(f"shared {seed}")
     head = _tokens(stream, SHARED_TOKENS)
     rest = SHARED_PROMPT - SHARED_TOKENS
@@ -82,7 +82,7 @@ def shared(seed: int = 0, num_requests: int = NUM_REQUESTS) -> list[Request]:
 
 
 def warm_up() -> list[Request]:
-    """What every system runs before it is measured: a long prompt, full batches, none of a trace's own prompts."""
+    """Return the warm-up of every system: a long prompt and full batches, without prompts of a trace."""
     stream = random.Random("warm-up")
     lengths = [STEP_TOKENS, *(16 for _ in range(MAX_BATCH - 1))]
     return [Request(0.0, _tokens(stream, length), 8) for length in lengths]
@@ -98,7 +98,7 @@ def read(path: Path) -> list[Request]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """The 50th, 90th and 99th, between values where they fall there; one value is all of them."""
+    """Return the 50th, 90th and 99th percentiles, interpolated between values."""
     if len(values) < 2:
         return dict.fromkeys(("50", "90", "99"), values[0] if values else 0.0)
     cuts = statistics.quantiles(values, n=100, method="inclusive")
@@ -106,7 +106,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def figures(requests: Sequence[Request], events: Sequence[Event]) -> dict[str, object]:
-    """What a client saw; SystemExit when an answer has another number of tokens than was asked.
+    """Return the figures that a client observed; SystemExit if an answer has the wrong number of tokens.
 
     Seconds to the first token count from when a request was due, not from when the system took it.  Seconds between
     tokens are of all requests together; tokens that came at once are nothing apart.

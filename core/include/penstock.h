@@ -11,7 +11,7 @@
  * Ownership.  Handles (ps_context, ps_model, ps_program, ps_tokenizer) belong to whoever made them and are given back
  * by their destroy or close function, which takes null.  They may be given back in any order: a program keeps the model
  * and the context that it was made of, and a tokenizer its model.  A handle is no address and never comes again: every
- * function refuses one that was given back, and any pointer that is none.  Arguments are read during the call alone,
+ * function refuses one that was given back, and any pointer that is none.  Arguments are read only during the call,
  * strings and arrays too: the caller keeps them.  Views (segments, logits ...) point into the handle's memory and end as
  * each says.
  *
@@ -21,7 +21,7 @@
  * against calls that are inside already.  Programs that share a context take turns inside a step.  In a forked child a
  * context's threads do not exist: steps are refused there; make a context in the child.
  *
- * Floating point.  Functions that compute do so in an environment of their own: they round to nearest, keep subnormal
+ * Floating point.  Functions that compute do so in their own environment: they round to nearest, keep subnormal
  * numbers and mask all exceptions, whatever the calling thread has set.  Its registers are the same again on return.
  *
  * Growing structs begin with struct_size, which the caller sets to sizeof(the struct); a field that the caller's struct
@@ -85,7 +85,7 @@ PS_API void ps_context_destroy(ps_context* context);
 PS_API int32_t ps_context_num_threads(const ps_context* context);     /* 0: not an open context */
 PS_API const char* ps_context_cpu_level(const ps_context* context);   /* null: not an open context; static text */
 
-/* ---- ops of one's own --------------------------------------------------------------------------------- */
+/* ---- a user's own ops --------------------------------------------------------------------------------- */
 struct ps_op_library; /* penstock_op.h: how to write one */
 /* Loads the shared library at `path`, a file, and makes its ops known, all or none, to every model opened afterwards; they and the
  * library stay until the process ends.  The library's code runs with the program's rights: load what you trust.  Nothing
@@ -267,7 +267,7 @@ typedef struct ps_sampled {
 /* Computes one step.  Refused before anything is computed: a count beyond the program's limits, a token outside the
  * vocabulary, a position beyond the context, a page that two requests write to, a row that is not a token of the step. */
 PS_API ps_status ps_program_run(ps_program* program, const ps_batch* batch);
-/* Draws a token for each row of the last step.  A token is a function of logits, parameters, seed and counter alone. */
+/* Draws a token for each row of the last step.  A token is a function only of logits, parameters, seed and counter. */
 PS_API ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, const ps_sampled* out);
 /* Both in one; everything is checked before the step begins. */
 PS_API ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling,

@@ -33,7 +33,7 @@ typedef enum ps_layout {
 PS_API const char* ps_cpu_level_at(int32_t index, int32_t* runnable);
 
 /* ---- programs with flags ---------------------------------------------------------------------------------- */
-#define PS_PROGRAM_EMPTY_KERNELS 1u /* run everything but the kernels: measures the executor alone */
+#define PS_PROGRAM_EMPTY_KERNELS 1u /* run everything but the kernels: measures only the executor */
 #define PS_PROGRAM_POISON 2u        /* fill temporaries with NaN before each step: finds aliasing mistakes */
 #define PS_PROGRAM_ALL_THREADS 4u   /* every thread for every step, however short, few the cores or late the threads:
                                        for tests and measurements */
@@ -75,7 +75,7 @@ PS_API ps_status ps_program_profile(ps_program* program, int32_t on);
 PS_API ps_status ps_program_profile_spans(const ps_program* program, const ps_span** spans, int64_t* count);
 
 typedef struct ps_dim { /* factor * size + offset */
-  int32_t symbol;       /* size: 0 num_tokens, 1 num_requests, 2 page_table_width, 3 num_rows; -1: offset alone */
+  int32_t symbol;       /* size: 0 num_tokens, 1 num_requests, 2 page_table_width, 3 num_rows; -1: only offset */
   int32_t reserved;
   int64_t factor, offset;
 } ps_dim;
@@ -90,7 +90,7 @@ typedef struct ps_node_info {
   int32_t layout;                   /* ps_layout of its first weight; 0: it has none */
   int32_t num_kv_heads, head_dim, window; /* of its state; 0 without one */
   int32_t kept; /* 1: where a step wants the logits of half its tokens at most, each once and in order, and does not have
-                   PS_BATCH_HIDDEN, the node runs over the wanted tokens alone */
+                   PS_BATCH_HIDDEN, the node runs only over the wanted tokens */
 } ps_node_info;
 PS_API ps_status ps_model_node(const ps_model* model, int32_t index, ps_node_info* out);
 

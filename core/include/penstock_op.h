@@ -5,7 +5,7 @@
  * docs/custom-ops.md tells how the same op is written in Python.
  *
  * An op is a name with the owner's in front ("acme::clipped_relu"), a version, a schema, a rule for the shapes of its outputs
- * and a function that computes some rows of them.  A bundle that was exported with version 2 takes version 2 alone: a new
+ * and a function that computes some rows of them.  A bundle that was exported with version 2 takes only version 2: a new
  * version is a new op, whose results may differ.
  *
  * The schema is a line like "(Tensor x, Weight? bias, *, float limit, str mode) -> Tensor": up to 8 arguments of type Tensor
@@ -87,7 +87,7 @@ typedef struct ps_op {
   int32_t version;      /* 1 or more */
   const char* name;     /* "owner::op", each of a to z, 0 to 9 and _, in all up to 63 */
   const char* schema;
-  /* Bit i: row r of the outputs needs row r of argument i alone; the argument has as many rows.  Sound as 0; where it is
+  /* Bit i: row r of the outputs needs only row r of argument i; the argument has as many rows.  Sound as 0; where it is
    * right, the op shares a pass over memory with its neighbours, and rows that nobody wants are left out. */
   uint32_t row_inputs;
   uint32_t flags; /* 0 */

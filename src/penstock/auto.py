@@ -6,16 +6,16 @@ These are thin wrappers over ``penstock.LLM``.  ``generate`` refuses an option t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.side_files import read_side_files
-from penstock.config import ConfigReader, parse_object
+from penstock.config import ConfigReader, check_integer, parse_object
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.llm.llm import LLM
 from penstock.text.tokenizer import Tokenizer
+from penstock.validation import MAX_TOKEN, refusal
 
 __all__ = ["AutoConfig", "AutoModel", "AutoTokenizer"]
 
@@ -77,9 +77,8 @@ class AutoTokenizer:
         """Return the text of one token id or several."""
         ids = list(token_ids) if isinstance(token_ids, Iterable) else [token_ids]
         for token in ids:
-            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < 1 << 31:
-                raise InvalidArgumentError(f"token_ids must be integers from 0, got {token!r}")
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+            check_integer("token_ids", token, 0, MAX_TOKEN)
+        return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=skip_special_tokens)
 
     def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
         """Return the texts of several lists of token ids."""
@@ -120,7 +119,7 @@ class AutoModel:
         of ``penstock.SamplingParams``: temperature, top_k, top_p, seed, stop, ignore_eos.
         """
         if do_sample not in (None, True, False):
-            raise InvalidArgumentError(f"do_sample must be True or False, not {do_sample!r}")
+            raise refusal("do_sample", "True or False", do_sample)
         for name in options:
             if name not in _OPTIONS:
                 raise InvalidArgumentError(

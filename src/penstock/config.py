@@ -11,12 +11,14 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = [
-    "ConfigReader", "RopeConfig", "check_integer", "is_integer", "is_number", "parse_json", "parse_object", "show",
+    "ConfigReader", "RopeConfig", "check_choice", "check_flag", "check_integer", "check_number", "is_integer",
+    "is_number", "parse_json", "parse_object", "show",
 ]  # fmt: skip
 
 MAX_CONFIG_BYTES: Final = 16 << 20
@@ -41,7 +43,7 @@ def show(value: object) -> str:
         return f"an object with {len(value)} keys"
     if isinstance(value, list) and len(value) > 8:
         return f"a list of {len(value)} items"
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
+    if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, bool):
         return json.dumps(value)
@@ -377,20 +379,47 @@ class ConfigReader:
         return base
 
 
-def is_integer(value: object, low: int, high: int) -> bool:
-    """Return True for an int from ``low`` to ``high``; True and False are not integers."""
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+def is_integer(value: Any, low: int, high: int) -> bool:
+    """Return True for an integer, Python's or numpy's, from ``low`` to ``high``; True and False are not integers."""
+    is_int = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    return is_int and low <= value <= high
 
 
-def is_number(value: object, low: float, high: float) -> bool:
-    """Return True for an int or a float from ``low`` to ``high``; True, False and NaN are not numbers."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+def is_number(value: Any, low: float, high: float) -> bool:
+    """Return True for a number, Python's or numpy's, from ``low`` to ``high``; True, False and NaN are not numbers."""
+    is_real = type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
+    return is_real and low <= value <= high
 
 
-def check_integer(name: str, value: object, low: int, high: int) -> int:
-    """Return an argument that must be an integer from ``low`` to ``high``; InvalidArgumentError names it otherwise."""
-    if not isinstance(value, int) or not is_integer(value, low, high):
-        raise InvalidArgumentError(f"{name}: expected an integer from {low} to {high}, found {value!r:.60}", param=name)
+def check_integer(name: str, value: Any, low: int, high: int) -> int:
+    """Return an argument as an int.  InvalidArgumentError names one that is not an integer from ``low`` to ``high``."""
+    if not is_integer(value, low, high):
+        raise InvalidArgumentError(f"{name}: expected an integer from {low} to {high}, got {value!r:.100}", param=name)
+    return int(value)
+
+
+def check_number(name: str, value: Any, high: float, *, may_be_zero: bool = False) -> float:
+    """Return an argument as a float.  InvalidArgumentError names one that is not a number from 0 to ``high``.
+
+    0 is refused unless ``may_be_zero``.
+    """
+    if not is_number(value, 0, high) or not (value or may_be_zero):
+        low = "from 0 to" if may_be_zero else "above 0 and up to"
+        raise InvalidArgumentError(f"{name}: expected a number {low} {high:,.0f}, got {value!r:.100}", param=name)
+    return float(value)
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
+    """Return an argument that must be one of ``choices``; InvalidArgumentError lists them for any other value."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidArgumentError(f"{name}: expected one of {', '.join(choices)}, got {value!r:.60}", param=name)
+    return value
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return an argument that must be True or False; InvalidArgumentError names any other."""
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{name}: expected True or False, got {value!r:.100}", param=name)
     return value
 
 

@@ -20,7 +20,7 @@ A message says what was expected and what was found.  ``param`` is the name of t
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = [
     "DeadlineError",
@@ -53,6 +53,13 @@ class PenstockError(Exception):
     def __init__(self, *arguments: object, param: str | None = None, code: str | None = None) -> None:
         super().__init__(*arguments)
         self.param, self.code = param, code or self.default_code
+
+    def with_message(self, message: str) -> Self:
+        """Return an error of the same class, ``param`` and ``code`` with another message."""
+        error = type(self).__new__(type(self))
+        error.args = (message,)
+        error.__dict__.update(self.__dict__)
+        return error
 
     def naming(self, param: str) -> str:
         """Return the message with the field under another name, as another interface calls it."""

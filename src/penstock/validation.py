@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from numbers import Integral, Real
 from typing import Any, Final
 
+from penstock.config import check_integer, is_integer, is_number
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
-    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "flag", "given_number",
-    "nearest", "number", "refusal", "set_fields", "some_token_ids", "strings", "token_id", "token_ids", "whole",
-    "word_ids",
+    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "nearest", "optional_integer",
+    "optional_number", "refusal", "required", "set_fields", "some_token_ids", "strings", "token_id", "token_ids",
+    "word_ids", "wrong_type",
 ]  # fmt: skip
 
 MAX_STRINGS: Final = 64
@@ -24,7 +23,12 @@ MAX_TOKEN: Final = 2**31 - 1
 
 def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
     """Return the error that tells what a field must be and what it is."""
-    return InvalidArgumentError(f"{name} must be {expected}, not {found!r:.200}", param=name)
+    return InvalidArgumentError(f"{name}: expected {expected}, got {found!r:.200}", param=name)
+
+
+def wrong_type(name: str, expected: str, found: object) -> InvalidArgumentError:
+    """Return the error that tells what a field must be and what type it has."""
+    return InvalidArgumentError(f"{name}: expected {expected}, got {type(found).__name__}", param=name)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -34,26 +38,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return next(iter(get_close_matches(name, list(known), 1)), "")
 
 
-def whole(name: str, value: object, low: int, high: int) -> int | None:
-    """Check a whole number within bounds, of any type (numpy's too).  None is returned as it is."""
-    if value is None or (type(value) is int and low <= value <= high):  # nearly always
-        return value
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
-        raise refusal(name, f"a whole number from {low} to {high}", value)
-    return int(value)
+def optional_integer(name: str, value: object, low: int, high: int) -> int | None:
+    """Check an integer within bounds.  None is returned as it is."""
+    return None if value is None else check_integer(name, value, low, high)
 
 
-def number(name: str, value: object, low: float, high: float, expected: str = "") -> float | None:
-    """Check a number within bounds, of any type.  NaN is refused; None is returned as it is."""
-    if value is None or (type(value) is float and low <= value <= high):  # nearly always
-        return value
-    try:
-        found = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # an integer beyond the range of a float
-        found = math.nan
-    if not low <= found <= high:
+def optional_number(name: str, value: Any, low: float, high: float, expected: str = "") -> float | None:
+    """Check a number within bounds.  None is returned as it is."""
+    if value is None:
+        return None
+    if not is_number(value, low, high):
         raise refusal(name, expected or f"a number from {low:g} to {high:g}", value)
-    return found
+    return float(value)
 
 
 def strings(name: str, value: object) -> tuple[str, ...]:
@@ -63,19 +59,17 @@ def strings(name: str, value: object) -> tuple[str, ...]:
         raise refusal(name, "a string or a list of strings", value)
     if len(several) > MAX_STRINGS:
         raise InvalidArgumentError(f"{name} must be at most {MAX_STRINGS} strings, not {len(several)}", param=name)
-    for one in several:
-        if not 0 < len(one) <= MAX_STRING_CHARS:
+    for text in several:
+        if not 0 < len(text) <= MAX_STRING_CHARS:
             raise InvalidArgumentError(
-                f"{name} must be strings of 1 to {MAX_STRING_CHARS} characters, not of {len(one)}", param=name
+                f"{name} must be strings of 1 to {MAX_STRING_CHARS} characters, not of {len(text)}", param=name
             )
     return tuple(several)
 
 
 def token_ids(name: str, value: object) -> tuple[int, ...]:
     """Check token ids and return each once.  Submission checks them against the vocabulary."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise refusal(name, "a list of token ids", value)
-    ids = tuple(value)
+    ids = _listed(name, value)
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN:  # nearly always, and there may be many
         return tuple(dict.fromkeys(ids))
     return tuple(dict.fromkeys(token_id(f"{name}[{i}]", token) for i, token in enumerate(ids)))
@@ -83,10 +77,7 @@ def token_ids(name: str, value: object) -> tuple[int, ...]:
 
 def token_id(name: str, value: object) -> int:
     """Check one token id."""
-    token = whole(name, value, 0, MAX_TOKEN)
-    if token is None:
-        raise refusal(name, "a token id", None)
-    return token
+    return check_integer(name, value, 0, MAX_TOKEN)
 
 
 class Biases(Mapping[int, float]):
@@ -118,16 +109,13 @@ def biases(value: object) -> Biases:
         raise InvalidArgumentError(
             f"logit_bias must be a mapping of at most {MAX_BIASES} token ids, not of {len(value)}", param="logit_bias"
         )
-    found = {}
+    checked = {}
     for key, bias in value.items():
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key
-        if (
-            whole("logit_bias's token id", token, 0, MAX_TOKEN) is None
-            or number("logit_bias", bias, -MAX_BIAS, MAX_BIAS) is None
-        ):
-            raise refusal("logit_bias", "a mapping of token ids to numbers", value)
-        found[int(token)] = float(bias)
-    return Biases(found)
+        if not is_integer(token, 0, MAX_TOKEN) or not is_number(bias, -MAX_BIAS, MAX_BIAS):
+            raise refusal("logit_bias", f"token ids and numbers from -{MAX_BIAS} to {MAX_BIAS}", {key: bias})
+        checked[int(token)] = float(bias)
+    return Biases(checked)
 
 
 def bias_pairs(name: str, value: Any) -> tuple[tuple[int, float], ...]:
@@ -139,7 +127,7 @@ def bias_pairs(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     return tuple(biases(mapping).items())
 
 
-def given_number(name: str, value: Any) -> Any:
+def required(name: str, value: Any) -> Any:
     """Refuse None where a number is required."""
     if value is None:
         raise refusal(name, "a number", None)
@@ -162,19 +150,16 @@ def some_token_ids(name: str, value: object) -> tuple[int, ...]:
 
 def word_ids(name: str, value: object) -> tuple[int, ...]:
     """Check the token ids of a word, at least one, and keep their order and repetitions."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise refusal(name, "a list of token ids", value)
-    ids = tuple(token_id(f"{name}[{i}]", token) for i, token in enumerate(value))
+    ids = tuple(token_id(f"{name}[{i}]", token) for i, token in enumerate(_listed(name, value)))
     if not ids:
         raise refusal(name, "at least one token id", [])
     return ids
 
 
-def flag(name: str, value: object) -> bool:
-    """Check True or False."""
-    if not isinstance(value, bool):
-        raise refusal(name, "True or False", value)
-    return value
+def _listed(name: str, value: object) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise refusal(name, "a list of token ids", value)
+    return tuple(value)
 
 
 def check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:

@@ -55,7 +55,7 @@ def test_shares_are_counted_from_the_graph(monkeypatch):
 
 @pytest.mark.parametrize("fields", [{"batches": ()}, {"batches": (0,)}, {"new_tokens": 0}, {"prompt_tokens": True}])
 def test_sizes_are_checked(fields):
-    with pytest.raises(InvalidArgumentError, match="must"):
+    with pytest.raises(InvalidArgumentError, match="expected"):
         Bench(DEMO, **fields)
 
 

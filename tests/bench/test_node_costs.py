@@ -157,5 +157,5 @@ def test_a_step_that_one_thread_walks_has_the_limits_of_one(monkeypatch):
 
 
 def test_profiles_of_nothing_are_refused():
-    with pytest.raises(InvalidArgumentError, match="phases must be some of prefill, decode"):
+    with pytest.raises(InvalidArgumentError, match="phases: expected some of prefill, decode"):
         Profile(DEMO, phases=())

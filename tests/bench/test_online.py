@@ -107,7 +107,7 @@ def test_the_picture_is_sound_and_shows_every_rate(report):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rates": (0.0,)}, "rate must be from"),
+        ({"rates": (0.0,)}, "rate: expected a number from"),
         ({"rates": (1.0,) * 33}, "rate must have at most 32"),
         ({"trace": Trace(prompt_tokens=5000)}, "the context holds 1024"),
     ],

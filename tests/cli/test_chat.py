@@ -68,7 +68,7 @@ def test_wrong_commands_are_named_and_the_chat_continues(penstock_command):
         "unknown command /frob",
         "/set: expected a field",
         "'temprature'",
-        "temperature must be",
+        "temperature: expected",
         "n and best_of",
         "system: ",
         "/retry: ",

@@ -44,5 +44,5 @@ def test_an_existing_folder_is_not_changed(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize("name", ["1a", "a.b", "a b", "../a", "", "a" * 129])
 def test_invalid_names_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["new", "servable", name, "--into", str(tmp_path)]) == 2
-    assert "NAME must be a letter" in capsys.readouterr().err
+    assert "NAME: expected a letter" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.main import make_parser
-from penstock.cli.open_model import open_llm
+from penstock.cli.options import open_llm
 from tests.support.command import DEMO
 
 

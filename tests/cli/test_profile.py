@@ -183,8 +183,8 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
         (["--phase", "decode", "--prompt-tokens", "9"], "--prompt-tokens requires the phase prefill, not decode"),
         (["--phase", "prefill", "--batch", "2"], "--batch requires the phase decode, not prefill"),
         (["--phase", "prefill", "--context", "2"], "--context requires the phase decode"),
-        (["--batch", "0"], "batch must be a whole number from 1"),
-        (["--steps", "-1"], "steps must be a whole number from 0"),
+        (["--batch", "0"], "batch: expected an integer from 1"),
+        (["--steps", "-1"], "steps: expected an integer from 0"),
         (["--steps", "10001"], "--steps: expected at most 10,000, found 10,001"),
         (["--context", "1024"], "--context 1024 plus one token is more than"),
         (

@@ -197,7 +197,7 @@ def test_options_become_settings() -> None:
     assert (settings.options.limits.kv_layout, settings.options.weights) == ("int8", "mmap")
     assert settings.options.threads >= 1
     for wrong in ("--workers", "--hang-seconds", "--drain-seconds", "--max-open", "--max-body-bytes", "--max-seconds"):
-        with pytest.raises(InvalidArgumentError, match=wrong):
+        with pytest.raises(InvalidArgumentError, match=wrong[2:].replace("-", "[-_]")):
             settings_of(parser.parse_args(["serve", "m.psm", wrong, "0"]))
     for alone, value in (
         ("--threads", "1025"),
@@ -205,7 +205,7 @@ def test_options_become_settings() -> None:
         ("--worker-token-file", "token"),
         ("--worker-port", "0"),
     ):
-        with pytest.raises(InvalidArgumentError, match=alone):
+        with pytest.raises(InvalidArgumentError, match=alone[2:].replace("-", "[-_]")):
             settings_of(parser.parse_args(["serve", "m.psm", alone, value]))
     for host in ("http://host", "host:8000", "[::1]", "", "a b"):
         with pytest.raises(InvalidArgumentError, match="can never match"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.core.kv import KV_NUMBERS
+from penstock.core.layouts import KV_NUMBERS
 from penstock.core.native import Context, CoreProgram, Model
 from penstock.errors import InvalidArgumentError, InvalidFileError, OutOfMemoryError
 from penstock.graph.ir import KvLayout

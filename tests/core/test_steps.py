@@ -215,7 +215,7 @@ BATCHES: dict[str, tuple[dict[str, Any], str]] = {
     "dtype": ({"token_ids": np.zeros(5, np.int64)}, r"token_ids: expected C-contiguous int32 \[5\], found int64 \[5\]"),
     "groups": ({"page_tables": np.zeros((2, 2, 2), np.int32)}, r"page_tables: .* \[1, 2, 2\], found int32 \[2, 2, 2\]"),
     "strided": ({"positions": np.arange(10, dtype=np.int32)[::2]}, "positions: .*not C-contiguous"),
-    "list": ({"positions": [0, 1, 2, 33, 34]}, "positions: expected a numpy array, found list"),
+    "list": ({"positions": [0, 1, 2, 33, 34]}, "positions: expected a numpy array, got list"),
 }  # fmt: skip
 
 

@@ -99,9 +99,9 @@ def test_texts_are_embedded_up_to_a_whole_context(make_llm):
 
 def test_what_cannot_be_embedded_is_refused_by_name(make_llm):
     llm = make_llm()
-    with pytest.raises(InvalidArgumentError, match="pooling must be one of mean, last, not 'cls'"):
+    with pytest.raises(InvalidArgumentError, match="pooling: expected one of mean, last, got 'cls'"):
         llm.embed("the", "cls")
-    with pytest.raises(InvalidArgumentError, match="normalize must be True or False, not 1"):
+    with pytest.raises(InvalidArgumentError, match="normalize: expected True or False, got 1"):
         llm.embed("the", normalize=1)
     with pytest.raises(InvalidArgumentError, match="the context holds 512"):
         llm.embed([3] * 513)

@@ -154,7 +154,7 @@ def test_threads_sharing_an_engine_get_their_own_tokens(make_llm):
 def test_no_prompts_give_no_results(make_llm, capsys):
     llm = make_llm()
     assert (llm.generate([]), llm.generate([], []), llm.generate([], progress=True)) == ([], [], [])
-    with pytest.raises(InvalidArgumentError, match="progress must be True or False, not 'yes'"):
+    with pytest.raises(InvalidArgumentError, match="progress: expected True or False, got 'yes'"):
         llm.generate([], progress="yes")
     with pytest.raises(InvalidArgumentError, match="prompt is empty"):
         llm.stream([])
@@ -170,23 +170,23 @@ def test_items_of_the_wrong_kind_fail_alone_and_by_name(make_llm):
     found = dict(llm.generate_each([*items, ("x", good), ("x", None), ("x", good, None)]))
     for index, item in enumerate(items):
         assert isinstance(found[index], InvalidArgumentError), item
-        assert re.match(r"an item must be|params must be|options must be", str(found[index]))
+        assert re.match(r"an item must be|params: expected|options: expected", str(found[index]))
     assert len(found[8].token_ids) == len(found[10].token_ids) == 2
     assert found[9].finish_reason
     for wrong in (5, None, "xy", {"a": good}):
-        with pytest.raises(InvalidArgumentError, match="items must be pairs"):
+        with pytest.raises(InvalidArgumentError, match="items: expected pairs"):
             next(llm.generate_each(wrong))
     for wrong in (-1, "x", 1.5, True):
-        with pytest.raises(InvalidArgumentError, match="max_open must be a whole number"):
+        with pytest.raises(InvalidArgumentError, match="max_open: expected an integer"):
             next(llm.generate_each([("x", good)], max_open=wrong))
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"limits": 5}, "limits: expected ProgramLimits, found int"),
+        ({"limits": 5}, "limits: expected ProgramLimits, got int"),
         ({"use_cache": "no"}, "use_cache: expected True or False"),
-        ({"progress": 5}, "progress: expected a function, found int"),
+        ({"progress": 5}, "progress: expected a function, got int"),
     ],
 )
 def test_what_a_model_is_opened_with_is_checked_by_name(fields, message):

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.engine.pages import PageKeys
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.pooling import Pooling
-from penstock.engine.prefix import PageKeys
 from penstock.engine.prompt_logits import PromptScores
 from penstock.engine.request import Request, Status
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError

@@ -170,7 +170,7 @@ def test_clients_that_left_are_forgotten() -> None:
 
 @pytest.mark.parametrize("client", [None, 7, b"key", "x" * 65])
 def test_a_client_is_a_short_string(client: object) -> None:
-    with pytest.raises(InvalidArgumentError, match="client must be a string of at most 64 characters"):
+    with pytest.raises(InvalidArgumentError, match="client: expected a string of at most 64 characters"):
         RequestOptions(client=client)
 
 

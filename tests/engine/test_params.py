@@ -16,7 +16,7 @@ from penstock.errors import InvalidArgumentError
 
 def test_min_tokens_above_default_max_tokens_is_refused():
     defaults = ResolvedSampling(max_tokens=9)
-    with pytest.raises(InvalidArgumentError, match=r"min_tokens must be at most max_tokens .*default, 9\), not 10"):
+    with pytest.raises(InvalidArgumentError, match=r"min_tokens: expected at most max_tokens .*default, 9\), got 10"):
         ResolvedSampling.of(SamplingParams(min_tokens=10), defaults)
     assert ResolvedSampling.of(SamplingParams(min_tokens=10, max_tokens=10), defaults).max_tokens == 10
     assert ResolvedSampling.of(SamplingParams(min_tokens=9), defaults).max_tokens == 9
@@ -82,19 +82,19 @@ def test_min_tokens_above_default_max_tokens_is_refused():
     ],
 )
 def test_a_bad_field_is_refused_by_name(field, value):
-    with pytest.raises(InvalidArgumentError, match=rf"^{field} must be"):
+    with pytest.raises(InvalidArgumentError, match=rf"^{field}(\[.*\])?(:| must be)"):
         SamplingParams(**{field: value})
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"min_tokens": 9, "max_tokens": 8}, r"min_tokens must be at most max_tokens \(8\), not 9"),
-        ({"n": 3, "best_of": 2}, r"best_of must be at least n \(3\), not 2"),
-        ({"logit_bias": {"x": 1}}, r"logit_bias's token id must be"),
-        ({"allowed_token_ids": [1, -2]}, r"allowed_token_ids\[1\] must be"),
-        ({"stop_token_ids": [1.5]}, r"stop_token_ids\[0\] must be"),
-        ({"stop_token_ids": [1, None]}, r"stop_token_ids\[1\] must be"),
+        ({"min_tokens": 9, "max_tokens": 8}, r"min_tokens: expected at most max_tokens \(8\), got 9"),
+        ({"n": 3, "best_of": 2}, r"best_of: expected at least n \(3\), got 2"),
+        ({"logit_bias": {"x": 1}}, r"logit_bias: expected token ids"),
+        ({"allowed_token_ids": [1, -2]}, r"allowed_token_ids\[1\]: expected"),
+        ({"stop_token_ids": [1.5]}, r"stop_token_ids\[0\]: expected"),
+        ({"stop_token_ids": [1, None]}, r"stop_token_ids\[1\]: expected"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused_by_name(fields, message):
@@ -134,7 +134,7 @@ def test_fields_that_do_not_fit_are_refused_by_name(fields, message):
     ],
 )
 def test_what_a_request_runs_with_is_checked_by_name(field, value):
-    with pytest.raises(InvalidArgumentError, match=rf"^{field}(\[0\])? must be"):
+    with pytest.raises(InvalidArgumentError, match=rf"^{field}(\[0\])?(:| must be)"):
         ResolvedSampling(**{field: value})
 
 
@@ -167,7 +167,7 @@ def test_numbers_of_numpy_are_numbers_in_options_too():
     assert (type(options.priority), type(options.deadline_s)) == (int, float)
     assert EngineOptions(max_chunk=np.int32(8), max_waiting=np.uint8(3)) == EngineOptions(max_chunk=8, max_waiting=3)
     for fields in ({"priority": None}, {"priority": np.float32(1)}, {"deadline_s": 10**400}, {"deadline_s": math.nan}):
-        with pytest.raises(InvalidArgumentError, match=f"^{next(iter(fields))} must be"):
+        with pytest.raises(InvalidArgumentError, match=rf"^{next(iter(fields))}(\[.*\])?(:| must be)"):
             RequestOptions(**fields)
 
 
@@ -232,7 +232,7 @@ def test_what_has_no_order_is_no_prompt(make_llm, prompts):
             dict.fromkeys(range(4097), 1.0),
             "logit_bias must be a mapping of at most 4096 token ids, not of 4097",
         ),
-        ("logit_bias", [1, 2], "logit_bias must be a mapping of token ids to numbers, not [1, 2]"),
+        ("logit_bias", [1, 2], "logit_bias: expected a mapping of token ids to numbers, got [1, 2]"),
     ],
 )
 def test_what_is_too_many_or_too_long_is_told_so(field, value, message):

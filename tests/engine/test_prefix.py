@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
-from penstock.engine.pages import FREED, PageLedger, PagePool
+from penstock.engine.pages import FREED, PageKeys, PageLedger, PagePool
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.engine.prefix import PageKeys
 from penstock.engine.request import Request
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError

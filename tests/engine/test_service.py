@@ -195,11 +195,11 @@ def test_options_go_for_every_call(make_llm):
             assert call(salted) > 0
         with pytest.raises(DeadlineError):
             call(RequestOptions(deadline_s=1e-9))
-        with pytest.raises(InvalidArgumentError, match="options must be RequestOptions, not dict"):
+        with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got dict"):
             call({"priority": 1})
-    with pytest.raises(InvalidArgumentError, match="options must be RequestOptions, not dict"):
+    with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got dict"):
         llm.stream(prompt, params, {"priority": 1})
-    with pytest.raises(InvalidArgumentError, match="options must be RequestOptions, not str"):
+    with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got str"):
         llm.engine.submit(prompt, options="x")
     llm.score(prompt, options=RequestOptions(cache_salt="scored"))
     assert llm.generate(prompt, params, options=RequestOptions(cache_salt="scored")).num_cached_tokens > 0
@@ -289,15 +289,15 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"priority": 1.5}, "priority must be a whole number"),
-        ({"priority": 2**31}, "priority must be"),
-        ({"priority": True}, "priority must be"),
-        ({"deadline_s": 0}, "deadline_s must be seconds above 0"),
-        ({"deadline_s": float("nan")}, "deadline_s must be"),
-        ({"deadline_s": "1"}, "deadline_s must be"),
-        ({"cache_salt": b"x"}, "cache_salt must be a string"),
+        ({"priority": 1.5}, "priority: expected an integer"),
+        ({"priority": 2**31}, "priority: expected"),
+        ({"priority": True}, "priority: expected"),
+        ({"deadline_s": 0}, "deadline_s: expected a number above 0"),
+        ({"deadline_s": float("nan")}, "deadline_s: expected"),
+        ({"deadline_s": "1"}, "deadline_s: expected"),
+        ({"cache_salt": b"x"}, "cache_salt: expected a string"),
         ({"cache_salt": "x" * 1025}, "at most 1024"),
-        ({"truncate_prompt": 1}, "truncate_prompt must be True or False"),
+        ({"truncate_prompt": 1}, "truncate_prompt: expected True or False"),
     ],
 )
 def test_a_bad_request_option_is_refused_by_name(fields, message):

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.engine.options import RequestOptions
-from penstock.engine.pages import PageLedger
-from penstock.engine.prefix import PageKeys
+from penstock.engine.pages import PageKeys, PageLedger
 from penstock.engine.request import Request, Status
 from penstock.engine.scheduler import Scheduler
 

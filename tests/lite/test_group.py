@@ -76,7 +76,7 @@ def test_what_differs_is_not_shared(tmp_path: Path) -> None:
 
 def test_what_it_refuses() -> None:
     group = lite.ModelGroup()
-    with pytest.raises(InvalidArgumentError, match="add_model: expected a Model, found str"):
+    with pytest.raises(InvalidArgumentError, match="add_model: expected a Model, got str"):
         group.add_model(["demo.psm"])  # type: ignore[list-item]
     with build() as model, build(weights="huge") as huge:
         group.add_model(model)

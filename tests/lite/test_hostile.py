@@ -55,7 +55,7 @@ def replaced(index: int, array: np.ndarray) -> Callable[[], Inputs]:
         (lambda: tensors([[1, 2, 3, 4]])[:2], r"inputs: expected 3 \(token_ids, num_tokens, reset\), found 2"),
         (lambda: [1, 2, 3], r"inputs\[0\]: expected a Tensor, found int"),
         (lambda: [np.zeros((1, 4), I32)] * 3, r"found ndarray; use Tensor\(array\)"),
-        (lambda: np.zeros((3, 4)), "inputs: expected a list of Tensors, found ndarray"),
+        (lambda: np.zeros((3, 4)), "inputs: expected a list of Tensors, got ndarray"),
     ],
 )
 def test_inputs(model: lite.Model, make: Callable[[], Inputs], words: str) -> None:
@@ -114,17 +114,17 @@ def test_arrays_that_make_no_tensor() -> None:
         (np.array([None]), "tensor: dtype: expected numbers or booleans"),
         (np.zeros(2, ">i4"), "tensor: dtype: expected numbers or booleans, found >i4"),
         (np.zeros((1,) * 9), "tensor: expected up to 8 dimensions, found 9"),
-        ([1, 2], "tensor: expected a numpy array, found list"),
+        ([1, 2], "tensor: expected a numpy array, got list"),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             T(array)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="shape: expected integers from 0, found -1"):
+    with pytest.raises(InvalidArgumentError, match="shape: expected integers from 0, got -1"):
         T(shape=[-1])
     with pytest.raises(InvalidArgumentError, match=r"shape: expected up to 8 dimensions and 2\^40 elements"):
         T(shape=[1 << 21, 1 << 21])
-    with pytest.raises(InvalidArgumentError, match="shape: expected a list of sizes, found 3"):
+    with pytest.raises(InvalidArgumentError, match="shape: expected a list of sizes, got 3"):
         T(shape=3)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="add_model: expected a Model, found int"):
+    with pytest.raises(InvalidArgumentError, match="add_model: expected a Model, got int"):
         lite.ModelGroup().add_model(3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="dtype: expected one of DataType"):
         T(dtype="complex64", shape=[1])
@@ -163,7 +163,7 @@ def test_dlpack_shares_memory_both_ways() -> None:
         T.from_dlpack(source.T)
     with pytest.raises(InvalidArgumentError, match="DLPack conversion failed"):
         T.from_dlpack(torch.zeros(2, dtype=torch.bfloat16))
-    with pytest.raises(InvalidArgumentError, match="expected an array with __dlpack__, found list"):
+    with pytest.raises(InvalidArgumentError, match="expected an array with __dlpack__, got list"):
         T.from_dlpack([1])
 
     class Elsewhere:

@@ -177,7 +177,7 @@ def test_config_files(tmp_path: Path) -> None:
         assert other.get_outputs()[0].shape == [2, 1, VOCAB]
         for text, words in (
             ("[ascend_context]\nprovider=ge\n", r"expected only the section \[model\], found \[ascend_context\]"),
-            ("[model]\nbatch = 2\n", "found 'batch'"),
+            ("[model]\nbatch = 2\n", "got 'batch'"),
             ("[model]\nbatch_size = two\n", "batch_size: expected an integer"),
             ("batch_size = 2\n", "no section headers"),
         ):
@@ -201,7 +201,7 @@ def test_huge_weights_compute_the_same(rows: npt.NDArray[np.float32]) -> None:
         ({"seq_len": 2000}, "seq_len: expected at most the context's 1024"),
         ({"kv_cache": "f8"}, "kv_cache: expected one of auto, f32, bf16, int8"),
         ({"logits": "first"}, "logits: expected one of last, all"),
-        ({"device": 0}, "config: expected the fields .* found 'device'"),
+        ({"device": 0}, "config: expected the fields .* got 'device'"),
     ],
 )
 def test_configs_that_are_refused(config: dict[str, object], words: str) -> None:
@@ -213,7 +213,7 @@ def test_files_that_are_not_bundles_are_refused() -> None:
     model = lite.Model()
     with pytest.raises(InvalidFileError, match="not a bundle"):
         model.build_from_file(ROOT / "demo" / "model" / "model.safetensors", lite.ModelType.PENSTOCK)
-    with pytest.raises(InvalidArgumentError, match=r"model_type: expected ModelType\.PENSTOCK, found 'mindir'"):
+    with pytest.raises(InvalidArgumentError, match=r"model_type: expected ModelType\.PENSTOCK, got 'mindir'"):
         model.build_from_file(BUNDLE, "mindir")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="call build_from_file first"):
         model.get_inputs()

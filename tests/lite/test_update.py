@@ -104,7 +104,7 @@ def tensor(name: str, *shape: int, dtype: npt.DTypeLike = np.float32) -> lite.Te
         (tensor("model.norm.weight", 255), r"model.norm.weight: shape: expected \[256\], found \[255\]"),
         (tensor(LAYER + "self_attn.k_proj.weight", 256, 128), r"expected \[128, 256\], found \[256, 128\]"),
         (tensor("model.norm.weight", 256, dtype=np.int8), "dtype: expected float32 or float16, found int8"),
-        (np.ones(256, np.float32), "weights: expected Tensors, found ndarray"),
+        (np.ones(256, np.float32), "weights: expected Tensors, got ndarray"),
     ],
 )
 def test_an_error_changes_nothing(wrong: object, words: str) -> None:

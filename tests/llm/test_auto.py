@@ -71,7 +71,7 @@ def test_tokenizers_refuse_what_is_no_text_and_no_id():
         with pytest.raises(InvalidArgumentError, match="token_ids"):
             tokenizer.decode(ids)
     for text in (None, 5, ["a", None]):
-        with pytest.raises(InvalidArgumentError, match="text must be a string"):
+        with pytest.raises(InvalidArgumentError, match="text: expected a string"):
             tokenizer(text)
     with pytest.raises(InvalidArgumentError, match="pass the folder"):
         AutoTokenizer.from_pretrained(FOLDER / "tokenizer.json")

@@ -151,7 +151,7 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(llm):
     conversation.ask(ASK, sampled(1))
     before = conversation.messages
     for content, more, message in (
-        (1, {}, "content must be a string"),
+        (1, {}, "content: expected a string"),
         ("x", {"params": SamplingParams(n=2)}, "n and best_of"),
         ("x", {"params": SamplingParams(echo=True)}, "echo must be False"),
         ("x", {"options": RequestOptions(truncate_prompt=True)}, "truncate_prompt must be False"),
@@ -162,7 +162,7 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(llm):
         assert conversation.messages == before
     with pytest.raises(InvalidArgumentError, match="has no answer yet"):
         llm.conversation().retry()
-    with pytest.raises(InvalidArgumentError, match="drop_oldest must be"):
+    with pytest.raises(InvalidArgumentError, match="drop_oldest: expected"):
         llm.conversation(drop_oldest=1)
     with pytest.raises(InvalidArgumentError, match=r"messages\[0\]"):
         llm.conversation([{"content": "x"}])

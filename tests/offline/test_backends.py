@@ -146,9 +146,9 @@ def test_models_that_are_open_already() -> None:
                 one(PROMPTS[0], is_sample_acceleration=True)
         assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=1)).token_ids  # closing the pipeline left it open
         assert model.get_model_info("scheme") == "w8a8"
-        with pytest.raises(InvalidArgumentError, match="backend must be 'graph', that of the LLM"):
+        with pytest.raises(InvalidArgumentError, match="backend: expected 'graph', that of the LLM"):
             pipeline(model=llm, backend="lite")
-        with pytest.raises(InvalidArgumentError, match=r"backend must be 'lite' for a lite\.Model, not 'graph'"):
+        with pytest.raises(InvalidArgumentError, match=r"backend: expected 'lite' for a lite\.Model, got 'graph'"):
             pipeline(model=model, backend="ms")
         with pytest.raises(InvalidArgumentError, match=r"device_id: .*already open"):
             pipeline(model=llm, device_id=0)
@@ -171,7 +171,7 @@ def test_lengths_and_ends() -> None:
                 generate(["a", "b"], stream=True)
             with pytest.raises(InvalidArgumentError, match="SamplingParams has no field 'max_length'"):
                 generate("a", max_length=3)
-            with pytest.raises(InvalidArgumentError, match="add_special_tokens must be True or False, not 1"):
+            with pytest.raises(InvalidArgumentError, match="add_special_tokens: expected True or False, got 1"):
                 generate("a", add_special_tokens=1)
             assert generate([]) == []
         with pytest.raises(InvalidArgumentError, match="clos"):
@@ -223,7 +223,7 @@ def test_tasks() -> None:
     assert InferTask.support_list() == ["text_generation"]
     assert InferTask.check_task_valid("text_generation")
     assert not InferTask.check_task_valid("image_to_text")
-    with pytest.raises(InvalidArgumentError, match="task must be one of text_generation, not 'image_to_text'"):
+    with pytest.raises(InvalidArgumentError, match="task: expected one of text_generation, got 'image_to_text'"):
         pipeline("image_to_text", BUNDLE)
     for name in ("image_processor", "audio_processor"):
         with pytest.raises(UnsupportedError, match=f"^{name}: not used by the task text_generation"):
@@ -231,7 +231,7 @@ def test_tasks() -> None:
     with pytest.raises(InvalidArgumentError, match="unexpected keyword argument 'batch'"):
         pipeline("text_generation", BUNDLE, batch=3)
     with pytest.raises(
-        InvalidArgumentError, match=r"one of graph, lite, eager \(or ms for graph, mslite for lite\), not 'ascend'"
+        InvalidArgumentError, match=r"one of graph, lite, eager \(or ms for graph, mslite for lite\), got 'ascend'"
     ):
         pipeline("text_generation", BUNDLE, backend="ascend")
     for name, backend in (("ms", "graph"), ("mslite", "lite")):

@@ -94,7 +94,7 @@ def test_a_network_in_memory(here: list[dict[str, Any]], tmp_path: Path) -> None
     with penstock.pipeline(model=out) as one, penstock.pipeline(model=tmp_path / "b.psm") as other:
         assert one("a", seed=1, max_tokens=8).token_ids == other("a", seed=1, max_tokens=8).token_ids
     with pytest.raises(
-        InvalidArgumentError, match=r"model must be a path or a network from penstock\.load_network, not int"
+        InvalidArgumentError, match=r"model: expected a path or a network from penstock\.load_network, got int"
     ):
         penstock.export(3, out)
     with pytest.raises(InvalidArgumentError, match=r"expected a network from penstock\.load_network"):

@@ -189,16 +189,16 @@ def test_by_config(expected: list[int], backend: str, tmp_path: Path) -> None:
     ("fields", "words"),
     [
         ({"model_type": "mindir"}, "model_type must be 'penstock'"),
-        ({"target": "Ascend"}, "target: expected 'cpu', found 'Ascend'"),
+        ({"target": "Ascend"}, "target: expected 'cpu', got 'Ascend'"),
         ({"target": "gpu"}, "target: expected 'cpu', found 'gpu'"),
         ({"device_id": 1}, "device_id must be 0, not 1"),
         ({"rank_id": 1}, "rank_id must be 0, not 1"),
-        ({"device_id": -1}, "device_id must be an integer"),
-        ({"infer_seq_length": "512"}, "infer_seq_length must be an integer"),
-        ({"model_name": ""}, "model_name must be a non-empty string"),
+        ({"device_id": -1}, "device_id: expected an integer"),
+        ({"infer_seq_length": "512"}, "infer_seq_length: expected an integer"),
+        ({"model_name": ""}, "model_name: expected a non-empty string"),
         ({"config_path": "a", "ge_config_path": "b"}, "config_path and ge_config_path are the same"),
         ({"increment_model_path": "a"}, "increment_model_path requires prefill_model_path"),
-        ({"prefill_model_path": 3}, "prefill_model_path must be a file name"),
+        ({"prefill_model_path": 3}, "prefill_model_path: expected a file name"),
     ],
 )
 def test_fields_that_are_refused(fields: dict[str, object], words: str) -> None:
@@ -213,7 +213,7 @@ def test_fields_that_are_set_later() -> None:
         config.infer_seq_len = 4  # type: ignore[attr-defined]
     config.target = "Ascend"
     for make in (InferTask.get_infer_task, pipeline):
-        with pytest.raises(InvalidArgumentError, match="target: expected 'cpu', found 'Ascend'"):
+        with pytest.raises(InvalidArgumentError, match="target: expected 'cpu', got 'Ascend'"):
             make("text_generation", config)
     config.target, config.infer_seq_length = "cpu", 16
     with pipeline("text_generation", config) as generate:
@@ -257,7 +257,7 @@ def test_what_cannot_be_said_together(tmp_path: Path) -> None:
             pipeline("text_generation", BUNDLE, backend=backend, scheme="w4a8")
         with pytest.raises(InvalidArgumentError, match=r"network.* bundle"):
             pipeline("text_generation", BUNDLE, backend=backend, network="a.py:Net")
-    with pytest.raises(InvalidArgumentError, match=r"^search_path must be a folder"):
+    with pytest.raises(InvalidArgumentError, match=r"^search_path: expected a folder"):
         pipeline("text_generation", "a", search_path=3)
     for model in (BUNDLE, str(BUNDLE), FOLDER, (BUNDLE, BUNDLE), InferConfig(str(BUNDLE))):
         with pytest.raises(InvalidArgumentError, match=r"^search_path: expected none, because .* is a path"):

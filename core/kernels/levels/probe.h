@@ -65,7 +65,7 @@ int64_t peak_int8(int64_t iterations, float* sink) {
 #endif
 
 int64_t peak(int32_t dtype, int64_t iterations, float* sink) {
-#ifdef PS_GENERIC  // no instruction of its own for either: the multiplications and additions of the baseline bound both
+#ifdef PS_GENERIC  // no special instruction for either: the multiplications and additions of the baseline bound both
   float acc[16];
   for (int j = 0; j < 16; ++j) acc[j] = *sink + float(j);
   const float a = *sink;

@@ -156,7 +156,7 @@ struct Kernels {
   int64_t (*linear_panel_bytes)(int32_t layout, int64_t cols, int64_t m, int32_t planes);
   // m rows of x rounded to bf16, columns padded with zero to a multiple of 32, bf16_bytes an element: bf16 where the level
   // has a dot product of them, in blocks as of QuantizedRows, [cols / 32][rows][32], else the same values as f32, row after row.  q and stride (in
-  // bytes) of `out` alone are used.
+  // bytes) of `out` are used and no others.
   void (*round_rows_bf16)(const float* x, int64_t x_stride, int64_t cols, int64_t m, const QuantizedRows& out,
                           int64_t begin, int64_t end);
   int64_t bf16_bytes;

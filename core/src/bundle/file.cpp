@@ -9,10 +9,10 @@
 
 // Bundles are mapped and read as they lie in the file, and sizes are 64 bit.
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "Penstock runs on little-endian machines alone: this compiler builds for a big-endian one"
+#error "Penstock runs only on little-endian machines: this compiler builds for a big-endian one"
 #endif
 #if __SIZEOF_POINTER__ != 8
-#error "Penstock runs on 64-bit machines alone: this compiler builds for addresses of other sizes"
+#error "Penstock runs only on 64-bit machines: this compiler builds for addresses of other sizes"
 #endif
 
 namespace ps {

@@ -1,4 +1,4 @@
-// Copying a range of a bundle into private memory with all threads.  It is a file of its own because the program that
+// Copying a range of a bundle into private memory with all threads.  It is a separate file because the program that
 // PENSTOCK_OPS_FROM builds reads bundles without the thread pool.
 #include <fcntl.h>
 #include <string.h>

@@ -11,24 +11,24 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from penstock.bench.machine_limits import MachineLimits
-from penstock.bench.open_model import check_size, open_model
+from penstock.bench.open_model import OpenModel, check_size, open_model
+from penstock.core import native
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
-from penstock.graph.ir import Graph
+from penstock.graph.ir import DType, Graph
 from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
+from penstock.validation import refusal
 
-__all__ = ["Bench", "Report", "bench"]
+__all__ = ["Bench", "MachineLimits", "Report", "bench"]
 
 STEP_TOKENS = 512
 PREFILL_RUNS = 3
@@ -37,18 +37,13 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Settings of a measurement.  Sizes in tokens; ``threads`` 0 is all allowed cores."""
+class Bench(OpenModel):
+    """Settings of a measurement.  Sizes in tokens."""
 
-    model: Path | str
-    scheme: str | None = None
     prompt_tokens: int = 512
     new_tokens: int = 128
     batches: tuple[int, ...] = (1, 8, 32)
-    threads: int = 0
-    network: str | None = None
     weights: str = "mmap"
-    verify: str = "once"
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -56,7 +51,7 @@ class Bench:
         for name, value in [*sizes, *(("batch", batch) for batch in self.batches)]:
             check_size(name, value)
         if not self.batches or len(set(self.batches)) != len(self.batches):
-            raise InvalidArgumentError(f"batch must be a list of different sizes, not {self.batches!r}", param="batch")
+            raise refusal("batch", "a list of different sizes", self.batches)
 
 
 @dataclass
@@ -254,3 +249,29 @@ class _Measurement:
         bandwidth = self.peaks.probe_bandwidth()
         reset_peak_rss()  # the probe's buffer is not the model's memory
         return bandwidth
+
+
+_DTYPES: Final = {"f32": DType.F32, "bf16": DType.BF16, "int8": DType.I8}
+
+
+class MachineLimits:
+    """The arithmetic peaks and read bandwidths of a context's threads, as measured so far.
+
+    ``ops_per_s`` keeps the highest peak per type, because another process may have used the cores.  ``bandwidths``
+    keeps every bandwidth, in bytes per second, because memory on a shared machine changes speed within seconds.
+    """
+
+    def __init__(self, context: native.Context) -> None:
+        self._context = context
+        self.ops_per_s = dict.fromkeys(_DTYPES, 0.0)
+        self.bandwidths: list[float] = []
+
+    def probe_compute(self, seconds: float = 0.1) -> None:
+        """Measure the peak of each type for ``seconds``."""
+        for name, dtype in _DTYPES.items():
+            self.ops_per_s[name] = max(self.ops_per_s[name], native.probe_compute(self._context, int(dtype), seconds))
+
+    def probe_bandwidth(self) -> float:
+        """Measure, record and return the read bandwidth."""
+        self.bandwidths.append(native.probe_bandwidth(self._context))
+        return self.bandwidths[-1]

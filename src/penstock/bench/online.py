@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
+from penstock.bench.open_model import OpenModel
+from penstock.config import check_integer
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
-from penstock.runtime.open import OpenOptions, open_program
 from penstock.runtime.program import ProgramLimits
+from penstock.validation import refusal
 
 __all__ = ["OnlineBench", "OnlineReport", "RateReport", "Trace", "bench_online"]
 
@@ -44,11 +45,9 @@ class Trace:
     def __post_init__(self) -> None:
         """Check the sizes."""
         for name in ("num_requests", "prompt_tokens", "new_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 20:
-                raise InvalidArgumentError(f"{name} must be an integer from 1 to {1 << 20}, not {value!r}", param=name)
+            check_integer(name, getattr(self, name), 1, 1 << 20)
         if not 0 <= self.spread <= 2:
-            raise InvalidArgumentError(f"spread must be a number from 0 to 2, not {self.spread!r}", param="spread")
+            raise refusal("spread", "a number from 0 to 2", self.spread)
         if not 0 <= self.shared_tokens < self.prompt_tokens:
             raise InvalidArgumentError(
                 f"shared_tokens must be at least 0 and less than prompt_tokens {self.prompt_tokens}, "
@@ -68,23 +67,18 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class OnlineBench:
+class OnlineBench(OpenModel):
     """Settings of a measurement.
 
     ``rates`` in requests per second; ``shares`` are rates as shares of the measured capacity.  With neither, only the
     offline run is done.
     """
 
-    model: Path | str
     trace: Trace = field(default_factory=Trace)
     rates: tuple[float, ...] = ()
     shares: tuple[float, ...] = (0.5, 0.8)
-    scheme: str | None = None
-    threads: int = 0
-    network: str | None = None
     limits: ProgramLimits = field(default_factory=ProgramLimits)
     options: EngineOptions = field(default_factory=EngineOptions)
-    verify: str = "once"
 
     def __post_init__(self) -> None:
         """Check the rates."""
@@ -92,7 +86,7 @@ class OnlineBench:
             raise InvalidArgumentError(f"rate must have at most {MAX_RATES} entries", param="rate")
         for rate in self.rates + self.shares:
             if not 1e-3 <= rate <= 1e6:
-                raise InvalidArgumentError(f"rate must be from 0.001 to 1000000, not {rate!r}", param="rate")
+                raise refusal("rate", "a number from 0.001 to 1000000", rate)
 
 
 @dataclass
@@ -132,14 +126,7 @@ class OnlineReport:
 
 def bench_online(settings: OnlineBench) -> OnlineReport:
     """Measure a bundle or a checkpoint folder; InvalidArgumentError if the trace does not fit the model."""
-    opened = open_program(
-        settings.model,
-        scheme=settings.scheme,
-        threads=settings.threads,
-        limits=settings.limits,
-        network=settings.network,
-        options=OpenOptions(verify=settings.verify),
-    )
+    opened = settings.open(settings.limits)
     program, info = opened.program, opened.program.info
     try:
         engine = Engine(program, settings.options)

@@ -12,21 +12,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.machine_limits import MachineLimits
+from penstock.bench.measure import MachineLimits
 from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
-from penstock.bench.open_model import check_size, open_model
+from penstock.bench.open_model import OpenModel, check_size, open_model
 from penstock.bench.span_totals import Pass, add_up_spans
 from penstock.core import native, spans
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
+from penstock.validation import refusal
 
 __all__ = ["PHASES", "PhaseReport", "Profile", "ProfileReport", "Row", "profile"]
 
@@ -40,25 +40,20 @@ _SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(OpenModel):
     """Settings of a profile.
 
     ``prompt_tokens`` None is 512 and ``context`` None is 128, or as many as the model's context holds.  ``steps`` 0 is
     as many passes as fit into one second, at least three.
     """
 
-    model: Path | str
-    scheme: str | None = None
     phases: tuple[str, ...] = PHASES
     prompt_tokens: int | None = None
     context: int | None = None
     batch: int = 1
-    threads: int = 0
     kv_cache: str = "auto"
     weights: str = "mmap"
     steps: int = 0
-    network: str | None = None
-    verify: str = "once"
 
     def __post_init__(self) -> None:
         """Check the sizes and the phases."""
@@ -69,9 +64,7 @@ class Profile:
         if self.steps > _MAX_STEPS:  # the spans of all passes are kept until the median is known
             raise InvalidArgumentError(f"steps: expected at most {_MAX_STEPS:,}, found {self.steps:,}", param="steps")
         if not self.phases or any(phase not in PHASES for phase in self.phases):
-            raise InvalidArgumentError(
-                f"phases must be some of {', '.join(PHASES)}, not {self.phases!r}", param="phases"
-            )
+            raise refusal("phases", f"some of {', '.join(PHASES)}", self.phases)
 
 
 @dataclass
@@ -216,7 +209,7 @@ class _Profiler:
         bandwidth = _probe(self.peaks)
         passes, plain = self._passes(steps)
         bandwidth, ops_per_s = max(bandwidth, _probe(self.peaks)), self.peaks.ops_per_s
-        counts = Counter(one.threads for one in passes)
+        counts = Counter(run.threads for run in passes)
         threads = max(counts, key=lambda number: (counts[number], number))
         if threads < self.program.info.num_threads:  # the step is too short for all threads
             with native.Context(threads, self.program.info.cpu_level) as context:
@@ -225,7 +218,7 @@ class _Profiler:
             ops_per_s = self.fewer.setdefault(threads, peaks.ops_per_s)
             for name, value in peaks.ops_per_s.items():
                 ops_per_s[name] = max(ops_per_s[name], value)
-        kept = sorted((one for one in passes if one.threads == threads), key=lambda one: one.wall)
+        kept = sorted((run for run in passes if run.threads == threads), key=lambda run: run.wall)
         quarter = len(kept) // 4
         kept = kept[quarter : len(kept) - quarter]
         nodes, between = self._rows(steps, kept)
@@ -239,7 +232,7 @@ class _Profiler:
             step_threads=threads,
             passes=len(passes),
             alike=counts[threads],
-            wall_s=statistics.fmean(one.wall for one in kept) * 1e-9,
+            wall_s=statistics.fmean(run.wall for run in kept) * 1e-9,
             plain_s=statistics.median(plain) * 1e-9,
             read_bytes_per_s=bandwidth,
             ops_per_s=ops_per_s,
@@ -313,9 +306,9 @@ class _Profiler:
         """Return the rows of the nodes and the seconds between them, as means over the passes."""
 
         def mean(name: str) -> Any:
-            return sum(getattr(one, name) for one in kept) / len(kept) * 1e-9
+            return sum(getattr(run, name) for run in kept) / len(kept) * 1e-9
 
-        executed = {int(node) for one in kept[0].spans for node in np.unique(one["node"])}
+        executed = {int(node) for run in kept[0].spans for node in np.unique(run["node"])}
         costs = [Cost() for _ in self.graph.nodes]
         for step in steps:
             for cost, more in zip(

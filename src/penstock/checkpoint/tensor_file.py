@@ -75,7 +75,7 @@ def _read_entry(name: str, entry: object, file: str) -> tuple[str, tuple[int, ..
     try:
         return _checked_entry(entry)
     except (InvalidFileError, UnsupportedError) as error:
-        raise type(error)(f"{file}: tensor {show(name)}: {error}") from None
+        raise error.with_message(f"{file}: tensor {show(name)}: {error}") from None
 
 
 def _checked_entry(entry: object) -> tuple[str, tuple[int, ...], int, int]:

@@ -1,6 +1,6 @@
 """Convert ``tokenizer.model`` (SentencePiece) to ``tokenizer.json`` with transformers: extra penstock[sentencepiece].
 
-The conversion runs in a process of its own, so that the serving process never loads transformers.
+The conversion runs in a separate process, so that the serving process never loads transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ``tokenizers`` library in a process of its own, with limits on memory and time.
+"""The ``tokenizers`` library in a separate process, with limits on memory and time.
 
 A ``tokenizer.json`` is untrusted, and the library that runs it limits neither the memory nor the time of a text.  So it
 runs in a child process: when it exceeds a limit, the child dies, the call raises TokenizerError, and the next call

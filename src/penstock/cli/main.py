@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from penstock.cli.progress import printable
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.version import __version__
 
@@ -93,7 +94,7 @@ def _load_ops(paths: Sequence[str]) -> None:
         try:
             load_ops(path)
         except PenstockError as error:
-            raise type(error)(f"--ops: {error}") from None
+            raise error.with_message(f"--ops: {error}") from None
 
 
 def _by_option(text: str, error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
@@ -112,7 +113,7 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     text = " ".join(text.split()) or type(error).__name__
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return printable(text)
 
 
 def _open_missing_streams() -> None:

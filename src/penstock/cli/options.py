@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import textwrap
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from penstock.cli.progress import ProgressLine
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from penstock.llm.llm import LLM
     from penstock.runtime.program import ProgramLimits
 
 __all__ = [
-    "add_cache_option", "add_kv_cache_option", "add_limit_options", "add_model_options", "add_network_option",
-    "add_ops_option", "add_parser_of", "add_sampling_option", "add_scheme_option", "add_threads_option",
-    "add_verify_option", "add_weights_option", "limits_of", "utf8_text",
+    "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "add_options", "add_parser_of", "limits_of", "open_llm",
+    "spellings", "utf8_text",
 ]  # fmt: skip
 
 
@@ -37,128 +38,102 @@ def add_parser_of(
     )
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL and the options that say how to open it."""
-    parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
-    add_scheme_option(parser)
-    add_threads_option(parser)
-    add_network_option(parser)
-    parser.add_argument(
-        "--no-cache",
-        action="store_true",
-        help="do not keep the bundle made from a checkpoint folder (default: keep it in the cache folder)",
-    )
-    add_verify_option(parser)
-    add_ops_option(parser)
-
-
-def add_scheme_option(parser: argparse._ActionsContainer) -> None:
-    """Add the number format of the weights."""
-    parser.add_argument(
-        "--scheme",
-        help="store the weights of a checkpoint folder as f32, f16, bf16, w8a16, w8a8, w4a16 or w4a8 (default: the "
+_SHARED: Final[dict[str, dict[str, Any]]] = {
+    "model": {"metavar": "MODEL", "help": "a .psm bundle or a checkpoint folder"},
+    "--scheme": {
+        "help": "store the weights of a checkpoint folder as f32, f16, bf16, w8a16, w8a8, w4a16 or w4a8 (default: the "
         "type in the checkpoint)",
-    )
-
-
-def add_threads_option(parser: argparse._ActionsContainer) -> None:
-    """Add the number of threads."""
-    parser.add_argument(
-        "--threads", type=int, default=0, metavar="N", help="number of threads; 0 (default): all allowed cores"
-    )
-
-
-def add_network_option(parser: argparse._ActionsContainer) -> None:
-    """Add the script that defines a network."""
-    parser.add_argument(
-        "--network",
-        metavar="FILE.py:CLASS",
-        help="your own network script for a checkpoint folder (default: the built-in network of its model_type)",
-    )
-
-
-_SAMPLING: Final[dict[str, tuple[type, str, str]]] = {
-    "max_tokens": (int, "N", "generate at most N tokens (default: the model's default, or 256)"),
-    "temperature": (float, "T", "sampling temperature; 0 is greedy (default: the model's default, or 0)"),
-    "top_k": (int, "K", "sample from the K likeliest tokens; 0 is all (default: the model's default, or 0)"),
-    "top_p": (
-        float,
-        "P",
-        "sample from the smallest set of tokens whose probability reaches P; 1 is all (default: the model's default, "
-        "or 1)",
-    ),
-    "seed": (int, "S", "seed of the sampling; the same seed gives the same text (default: random)"),
-}
-
-
-def add_sampling_option(parser: argparse._ActionsContainer, name: str, *, with_underscores: bool = False) -> None:
-    """Add the option of a sampling field; ``with_underscores`` also spells it with underscores."""
-    kind, metavar, text = _SAMPLING[name]
-    spellings = {f"--{name.replace('_', '-')}": None, **({f"--{name}": None} if with_underscores else {})}
-    parser.add_argument(*spellings, type=kind, metavar=metavar, help=text)
-
-
-def add_verify_option(parser: argparse._ActionsContainer, default: str | None = "once") -> None:
-    """Add the choice of when to verify a bundle's checksums; ``default`` None leaves it to a file."""
-    parser.add_argument(
-        "--verify",
-        choices=("once", "always", "never"),
-        default=default,
-        help="when to check a bundle's checksums: once (default; the cache folder remembers verified files), always "
+    },
+    "--threads": {
+        "type": int,
+        "default": 0,
+        "metavar": "N",
+        "help": "number of threads; 0 (default): all allowed cores",
+    },
+    "--network": {
+        "metavar": "FILE.py:CLASS",
+        "help": "your own network script for a checkpoint folder (default: the built-in network of its model_type)",
+    },
+    "--no-cache": {
+        "action": "store_true",
+        "help": "do not keep the bundle made from a checkpoint folder (default: keep it in the cache folder)",
+    },
+    "--verify": {
+        "choices": ("once", "always", "never"),
+        "default": "once",
+        "help": "when to check a bundle's checksums: once (default; the cache folder remembers verified files), always "
         "or never",
-    )
+    },
+    "--ops": {  # main loads them
+        "action": "append",
+        "default": [],
+        "metavar": "LIB.so",
+        "help": "run your own ops from a shared library (docs/custom-ops.md); may be repeated (default: none)",
+    },
+    "--context-len": {
+        "type": int,
+        "default": 0,
+        "metavar": "N",
+        "help": "plan memory for N tokens of prompt and answer per request; 0 (default): as many as fit",
+    },
+    "--kv-cache": {
+        "choices": ("auto", "f32", "bf16", "int8"),
+        "default": "auto",
+        "help": "type of keys and values; auto (default): f32 with scheme f32, otherwise bf16",
+    },
+    "--no-prefix-cache": {
+        "action": "store_true",
+        "help": "compute equal beginnings of prompts each time (default: once, then reuse their pages)",
+    },
+    "--weights": {
+        "choices": ("mmap", "huge"),
+        "default": "mmap",
+        "help": "mmap (default): map the file; huge: copy the weights into huge pages first",
+    },
+    "--max-requests": {"type": int, "default": 32, "metavar": "N", "help": "requests per step (default: 32)"},
+    "--max-tokens": {
+        "type": int,
+        "metavar": "N",
+        "help": "generate at most N tokens (default: the model's default, or 256)",
+    },
+    "--temperature": {
+        "type": float,
+        "metavar": "T",
+        "help": "sampling temperature; 0 is greedy (default: the model's default, or 0)",
+    },
+    "--top-k": {
+        "type": int,
+        "metavar": "K",
+        "help": "sample from the K likeliest tokens; 0 is all (default: the model's default, or 0)",
+    },
+    "--top-p": {
+        "type": float,
+        "metavar": "P",
+        "help": "sample from the smallest set of tokens whose probability reaches P; 1 is all (default: the model's "
+        "default, or 1)",
+    },
+    "--seed": {
+        "type": int,
+        "metavar": "S",
+        "help": "seed of the sampling; the same seed gives the same text (default: random)",
+    },
+}
+MODEL_OPTIONS: Final = ("model", "--scheme", "--threads", "--network", "--no-cache", "--verify", "--ops")
+"""MODEL and the options that say how to open it."""
+LIMIT_OPTIONS: Final = ("--context-len", "--kv-cache")
+"""The limits that memory is planned for."""
+SAMPLING_OPTIONS: Final = ("--max-tokens", "--temperature", "--top-k", "--top-p", "--seed")
 
 
-def add_ops_option(parser: argparse.ArgumentParser) -> None:
-    """Add the libraries with the user's own ops, which ``main`` loads."""
-    parser.add_argument(
-        "--ops",
-        action="append",
-        default=[],
-        metavar="LIB.so",
-        help="run your own ops from a shared library (docs/custom-ops.md); may be repeated (default: none)",
-    )
+def add_options(parser: argparse._ActionsContainer, *names: str, with_underscores: bool = False) -> None:
+    """Add options that several commands have; ``with_underscores`` also spells them with underscores."""
+    for name in names:
+        parser.add_argument(*(spellings(name) if with_underscores else (name,)), **_SHARED[name])
 
 
-def add_limit_options(parser: argparse.ArgumentParser) -> None:
-    """Add the limits that memory is planned for."""
-    parser.add_argument(
-        "--context-len",
-        type=int,
-        default=0,
-        metavar="N",
-        help="plan memory for N tokens of prompt and answer per request; 0 (default): as many as fit",
-    )
-    add_kv_cache_option(parser)
-
-
-def add_kv_cache_option(parser: argparse._ActionsContainer) -> None:
-    """Add the number format of keys and values."""
-    parser.add_argument(
-        "--kv-cache",
-        choices=("auto", "f32", "bf16", "int8"),
-        default="auto",
-        help="type of keys and values; auto (default): f32 with scheme f32, otherwise bf16",
-    )
-
-
-def add_cache_option(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of whether requests share pages."""
-    parser.add_argument(
-        "--no-prefix-cache",
-        action="store_true",
-        help="compute equal beginnings of prompts each time (default: once, then reuse their pages)",
-    )
-
-
-def add_weights_option(parser: argparse.ArgumentParser) -> None:
-    """Add the choice of where the weights are kept in memory."""
-    parser.add_argument(
-        "--weights",
-        choices=("mmap", "huge"),
-        default="mmap",
-        help="mmap (default): map the file; huge: copy the weights into huge pages first",
-    )
+def spellings(name: str) -> tuple[str, ...]:
+    """Return an option with hyphens and with underscores; scripts for MindFormers use the latter."""
+    return tuple(dict.fromkeys((name, "--" + name[2:].replace("-", "_"))))
 
 
 def utf8_text(data: str | bytes, name: str) -> str:
@@ -183,3 +158,25 @@ def limits_of(args: argparse.Namespace, *, max_requests: int, max_tokens: int = 
         kv_layout=args.kv_cache,
         weights=getattr(args, "weights", "mmap"),  # commands that only plan have no --weights
     )
+
+
+def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -> LLM:
+    """Open the model that the options describe; show progress on standard error.
+
+    The parser has MODEL_OPTIONS, LIMIT_OPTIONS and ``--no-prefix-cache``.
+    """
+    from penstock.llm.llm import LLM
+
+    with ProgressLine() as progress:
+        return LLM(
+            args.model,
+            scheme=args.scheme,
+            mode=mode,
+            threads=args.threads,
+            network=args.network,
+            limits=limits_of(args, max_requests=max_requests, max_tokens=max(512, max_requests)),
+            use_cache=not args.no_cache,
+            progress=progress,
+            prefix_cache=not args.no_prefix_cache,
+            verify=args.verify,
+        )

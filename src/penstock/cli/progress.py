@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 if TYPE_CHECKING:
     from penstock.runtime.build import Progress
 
-__all__ = ["ProgressLine", "format_bytes"]
+__all__ = ["ProgressLine", "format_bytes", "printable"]
 
 _LABELS: Final = {
     "capture": "capturing the network",
@@ -32,8 +32,13 @@ def format_bytes(num_bytes: int) -> str:
     return f"{value:.{decimals}f} {_UNITS[unit]}"
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Return the text with a question mark for each character that a terminal cannot show; ``keep`` stays."""
+    return "".join(char if char.isprintable() or char in keep else "?" for char in text)
+
+
 class ProgressLine:
-    """Shows each Progress that it is called with; ``close`` removes the line."""
+    """A context manager that shows each Progress that it is called with, and removes the line at its end."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -60,8 +65,10 @@ class ProgressLine:
         share = f" {100 * progress.done // progress.total}% of {format_bytes(progress.total)}" if progress.total else ""
         self._write(f"{label}{share}")
 
-    def close(self) -> None:
-        """Clear the line, so that results start on an empty one."""
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._terminal and self._width:
             self._write("")
 

@@ -61,18 +61,19 @@ def tensor_of(name: str, value: Any) -> Tensor:
         if array.dtype == np.float64:
             array = array.astype("<f4")
     if array.dtype.kind in "SUO":
-        return Tensor(name, "BYTES", bytes_array([_bytes(name, one) for one in array.ravel().tolist()], array.shape))
+        return Tensor(
+            name, "BYTES", bytes_array([_bytes(name, element) for element in array.ravel().tolist()], array.shape)
+        )
     if array.dtype.name == "bfloat16":
         return Tensor(name, "BF16", array.view("<u2"))
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     datatype = _NAMES.get(array.dtype)
     if datatype is None:
-        raise InvalidArgumentError(f"input {name}: expected one of the dtypes {_supported()}, got {array.dtype}")
+        supported = ", ".join(map(str, _NAMES))
+        raise InvalidArgumentError(
+            f"input {name}: expected one of the dtypes {supported}, bfloat16, bytes and str, got {array.dtype}"
+        )
     return Tensor(name, datatype, array)
-
-
-def _supported() -> str:
-    return ", ".join(str(dtype) for dtype in _NAMES) + ", bfloat16, bytes and str"
 
 
 def _bytes(name: str, value: Any) -> bytes:
@@ -92,7 +93,7 @@ def listed(tensor: Tensor) -> list[Any]:
     """Return the elements of a tensor for JSON.  Raises InvalidArgumentError for bytes that are not UTF-8."""
     if tensor.datatype == "BYTES":
         try:
-            return [one.decode() for one in tensor.array.ravel().tolist()]
+            return [element.decode() for element in tensor.array.ravel().tolist()]
         except UnicodeDecodeError:
             reason = "JSON cannot hold these bytes. Use a client with binary=True."
             raise InvalidArgumentError(f"input {tensor.name}: {reason}") from None
@@ -117,6 +118,6 @@ def array_of_list(datatype: str, shape: Sequence[int], data: Sequence[Any]) -> N
     if len(data) != math.prod(shape) or datatype not in DTYPES:
         raise ConnectionError(f"malformed output: {len(data)} elements for {datatype} of shape {list(shape)}")
     if datatype == "BYTES":
-        return bytes_array([str(one).encode() for one in data], shape)
+        return bytes_array([str(element).encode() for element in data], shape)
     dtype = np.dtype("<f4") if datatype == "BF16" else DTYPES[datatype]
     return np.array(data, dtype).reshape(tuple(shape))

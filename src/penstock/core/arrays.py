@@ -11,6 +11,7 @@ import numpy.typing as npt
 from penstock.core.library import BatchStruct, SampledStruct, SamplingStruct, sized
 from penstock.errors import InvalidArgumentError
 from penstock.sampling_fields import NATIVE_FIELDS
+from penstock.validation import refusal, wrong_type
 
 __all__ = [
     "ROW_MASKED", "ROW_NOT_FINITE", "ROW_OK", "Biases", "Penalties", "Sampled", "Sampling", "StepBatch", "batch_struct",
@@ -131,7 +132,7 @@ class Sampled(NamedTuple):
 def _pointer(array: Any, dtype: Any, shape: tuple[int, ...], name: str) -> int:
     """Return the address of an array; InvalidArgumentError unless it has exactly this type and shape."""
     if not isinstance(array, np.ndarray):
-        raise InvalidArgumentError(f"{name}: expected a numpy array, found {type(array).__name__}")
+        raise wrong_type(name, "a numpy array", array)
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         expected = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
         found = f"{array.dtype.name} {list(array.shape)}"
@@ -143,7 +144,7 @@ def _pointer(array: Any, dtype: Any, shape: tuple[int, ...], name: str) -> int:
 def _length(array: Any, name: str, ndim: int = 1) -> int:
     shape = getattr(array, "shape", None)
     if shape is None or len(shape) != ndim:
-        raise InvalidArgumentError(f"{name}: expected a numpy array with {ndim} dimensions, found {array!r:.60}")
+        raise refusal(name, f"a numpy array with {ndim} dimensions", array)
     return int(shape[-1] if ndim > 1 else shape[0])
 
 

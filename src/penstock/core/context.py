@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
@@ -61,9 +60,7 @@ class Handle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

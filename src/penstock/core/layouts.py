@@ -1,12 +1,13 @@
-"""The numbers of ``ps_dtype`` and ``ps_layout`` (core/include/penstock.h), and the sizes of a weight's tiles."""
+"""The numbers of the core's enums (core/include/penstock.h), the sizes of a weight's tiles, and those of KV pages."""
 
 from __future__ import annotations
 
 from typing import Final
 
 __all__ = [
-    "BF16", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "ROWS_BF16", "ROWS_F16", "ROWS_F32",
-    "ROWS_I32", "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8", "TILE_ROWS", "U8",
+    "BF16", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS", "KV_NUMBERS", "PAGE_TOKENS",
+    "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8",
+    "TILE_ROWS", "U8", "kv_layout_of", "pages_for",
 ]  # fmt: skip
 
 F32: Final = 1
@@ -33,3 +34,27 @@ TILE_ROWS: Final = 16
 """Rows of a tile in every ``T16`` layout."""
 GROUP_LEN: Final = 32
 """Columns that share a step and an offset in a 4-bit weight."""
+
+PAGE_TOKENS: Final = 32
+"""The number of tokens in a KV page (``PS_PAGE_TOKENS``)."""
+
+KV_LAYOUTS: Final = ("auto", "f32", "bf16", "int8")
+"""The formats of keys and values; "auto" lets the core choose: f32 under the scheme f32, else bf16."""
+
+KV_NUMBERS: Final = {"f32": 1, "bf16": 2, "int8": 3}
+"""The numbers of ``ps_kv_layout`` by name."""
+
+
+def pages_for(num_tokens: int) -> int:
+    """Return the number of pages that ``num_tokens`` tokens of one request need."""
+    return -(-num_tokens // PAGE_TOKENS)
+
+
+def kv_layout_of(kv_layout: str, scheme: str) -> str:
+    """Return the format that ``kv_layout`` means under a scheme: resolves "auto" and returns others unchanged."""
+    if kv_layout != "auto":
+        return kv_layout
+    from penstock.core.library import library  # imported here: the engine's page planning must not load the core
+
+    number = library().ps_auto_kv_layout(scheme.encode())
+    return next(name for name, layout in KV_NUMBERS.items() if layout == number)

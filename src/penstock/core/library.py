@@ -20,6 +20,7 @@ from penstock.errors import (
     PenstockError,
     UnsupportedError,
 )
+from penstock.validation import refusal
 
 __all__ = ["check", "library", "library_file", "load_ops", "sized", "warn_of_newer"]
 
@@ -323,9 +324,7 @@ def load_ops(path: str | os.PathLike[str]) -> None:
     """
     name = os.fsdecode(path)
     if not name or "\0" in name or os.pathsep in name:
-        raise InvalidArgumentError(
-            f"path: expected the path of a shared library, without {os.pathsep}, found {name!r:.80}"
-        )
+        raise refusal("path", f"the path of a shared library, without {os.pathsep}", name)
     check(library().ps_ops_load(os.fsencode(name)))
     env.pass_on_op_library(os.path.abspath(name))
 

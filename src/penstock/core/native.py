@@ -42,6 +42,7 @@ from penstock.core.library import (
 )
 from penstock.core.weights import QuantizedRows, crc32, layout_bytes
 from penstock.errors import InvalidArgumentError
+from penstock.validation import refusal
 
 __all__ = [
     "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Biases", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo",
@@ -107,7 +108,7 @@ class Model(Handle):
         out = ctypes.c_void_p()
         name = os.fsencode(path)
         if b"\0" in name:
-            raise InvalidArgumentError(f"path: expected a file name, found {path!r}")
+            raise refusal("path", "a file name", path)
         check(library().ps_model_open(name, ctypes.byref(options), ctypes.byref(out)))
         model = cls(address_of(out))
         model._is_private = not mmap
@@ -160,7 +161,7 @@ class Model(Handle):
         """
         segment = self.segment(name)
         if not self._is_private or segment is None:
-            raise InvalidArgumentError(f"overwrite: expected a segment in private memory, found {name!r:.60}")
+            raise refusal("overwrite", "a segment in private memory", name)
         if offset < 0 or offset + data.nbytes > segment.nbytes or not data.flags.c_contiguous:
             raise InvalidArgumentError(f"overwrite: expected bytes within the segment {name!r:.60}")
         ctypes.memmove(np.frombuffer(segment, np.uint8).ctypes.data + offset, data.ctypes.data, data.nbytes)

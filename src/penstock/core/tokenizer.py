@@ -62,7 +62,7 @@ class Tokenizer(Handle):
         try:
             check(library().ps_tokenizer_open_data(data, len(data), ctypes.byref(out)))
         except PenstockError as error:
-            raise type(error)(f"{TOKENIZER_SEGMENT}: {error}") from None
+            raise error.with_message(f"{TOKENIZER_SEGMENT}: {error}") from None
         Handle.__init__(tokenizer, address_of(out))
         tokenizer._data = data
         return tokenizer

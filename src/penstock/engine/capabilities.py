@@ -11,6 +11,7 @@ from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.sampling_fields import SAMPLING_FIELDS
+from penstock.validation import wrong_type
 
 if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
@@ -42,9 +43,7 @@ def check_sampling(sampling: object, info: ProgramInfo) -> ResolvedSampling:
     if sampling is None:
         return ResolvedSampling(max_tokens=1) if info.bidirectional else ResolvedSampling()
     if not isinstance(sampling, ResolvedSampling):
-        raise InvalidArgumentError(
-            f"sampling must be ResolvedSampling, not {type(sampling).__name__}", param="sampling"
-        )
+        raise wrong_type("sampling", "ResolvedSampling", sampling)
     sampling.check_vocabulary(info.vocab_size)
     if info.bidirectional:
         check_continues(sampling.max_tokens)

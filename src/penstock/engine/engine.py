@@ -23,10 +23,9 @@ from penstock.engine.deadlines import Deadlines
 from penstock.engine.fair_queue import heaviest
 from penstock.engine.interrupt import interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
-from penstock.engine.pages import PageLedger
+from penstock.engine.pages import PageKeys, PageLedger
 from penstock.engine.params import ResolvedSampling, check_num_top
 from penstock.engine.pooling import Pooling
-from penstock.engine.prefix import PageKeys
 from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Request, Status, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
@@ -82,7 +81,7 @@ class Engine:
         self._ended: list[Request] = []  # not reported to the observer
         self._deadlines = Deadlines()
         self._busy = False
-        self._closed = False
+        self.is_closed = False  # True: no more requests are accepted
 
     def _new_scheduler(self) -> Scheduler:
         limits, options = self.program.limits, self.options
@@ -149,7 +148,7 @@ class Engine:
             self._incoming.append(request)
         if self._displaced:
             self._settle()
-        if self._closed:  # closed by another thread, which may have looked for open requests before
+        if self.is_closed:  # closed by another thread, which may have looked for open requests before
             with self._exclusive():
                 self._accept_calls()
                 self._end(request, "abort")
@@ -406,11 +405,6 @@ class Engine:
         """True if a step would have something to do.  Any thread may read this."""
         return bool(self._incoming or self._aborts or self._displaced or self.scheduler.has_work)
 
-    @property
-    def is_closed(self) -> bool:
-        """True if the engine accepts no more requests."""
-        return self._closed
-
     def figures(self) -> EngineStats:
         """Return the counters of this moment.  Any thread may call this."""
         scheduler = self.scheduler
@@ -450,9 +444,9 @@ class Engine:
         if is_forked(self._pid):
             return  # the parent owns the threads and the memory
         with self._exclusive():
-            if self._closed:
+            if self.is_closed:
                 return
-            self._closed = True  # first, so that a submit that does not see it is seen here
+            self.is_closed = True  # first, so that a submit that does not see it is seen here
             self._accept_calls()
             for request in self._everyone():
                 self._end(request, "abort")
@@ -467,7 +461,7 @@ class Engine:
         check_process(self._pid, "LLM")
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.is_closed:
             raise InvalidArgumentError("the engine is closed")
 
     def _settle(self) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypedDict
 
+from penstock.config import check_flag, check_integer, check_number
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import ProgramLimits
-from penstock.validation import flag, given_number, nearest, number, set_fields, whole
+from penstock.validation import nearest, refusal, set_fields, wrong_type
 
 __all__ = [
     "PRIORITY_S",
@@ -27,7 +28,6 @@ MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_S: Final = 1e9
 MAX_SALT_CHARS: Final = 1024
 MAX_CLIENT_CHARS: Final = 64
-_ABOVE_0: Final = 5e-324
 _ELSEWHERE: Final = {
     "dtype": "scheme",
     "quantization": "scheme",
@@ -64,16 +64,10 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        set_fields(
-            self,
-            max_chunk=given_number("max_chunk", whole("max_chunk", self.max_chunk, 0, 2**31 - 1)),
-            max_mixed_tokens=given_number(
-                "max_mixed_tokens", whole("max_mixed_tokens", self.max_mixed_tokens, 0, 2**31 - 1)
-            ),
-            prefix_cache=flag("prefix_cache", self.prefix_cache),
-            max_waiting=given_number("max_waiting", whole("max_waiting", self.max_waiting, 0, 2**31 - 1)),
-            priority_s=given_number("priority_s", _seconds("priority_s", self.priority_s)),
-        )
+        integers = ("max_chunk", "max_mixed_tokens", "max_waiting")
+        set_fields(self, **{name: check_integer(name, getattr(self, name), 0, 2**31 - 1) for name in integers})
+        check_flag("prefix_cache", self.prefix_cache)
+        set_fields(self, priority_s=check_number("priority_s", self.priority_s, MAX_DEADLINE_S))
 
 
 class EngineFields(TypedDict, total=False):
@@ -97,7 +91,7 @@ def engine_options(given: Mapping[str, Any], others: Iterable[str]) -> EngineOpt
 
     Raises InvalidArgumentError for an unknown keyword, with the nearest known one.
     """
-    limits = [one.name for one in fields(ProgramLimits)]
+    limits = [field.name for field in fields(ProgramLimits)]
     known = [*others, *EngineFields.__annotations__]
     for name in given:
         if name in EngineFields.__annotations__:
@@ -137,24 +131,14 @@ class RequestOptions:
         """Check every field."""
         set_fields(
             self,
-            priority=given_number("priority", whole("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)),
-            deadline_s=_seconds("deadline_s", self.deadline_s),
-            truncate_prompt=flag("truncate_prompt", self.truncate_prompt),
+            priority=check_integer("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY),
+            deadline_s=None if self.deadline_s is None else check_number("deadline_s", self.deadline_s, MAX_DEADLINE_S),
         )
-        if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
-            raise InvalidArgumentError(
-                f"cache_salt must be a string of at most {MAX_SALT_CHARS} characters, not {self.cache_salt!r:.60}",
-                param="cache_salt",
-            )
-        if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT_CHARS:
-            raise InvalidArgumentError(
-                f"client must be a string of at most {MAX_CLIENT_CHARS} characters, not {self.client!r:.60}",
-                param="client",
-            )
-
-
-def _seconds(name: str, value: object) -> float | None:
-    return number(name, value, _ABOVE_0, MAX_DEADLINE_S, "seconds above 0 and up to 1e9")
+        check_flag("truncate_prompt", self.truncate_prompt)
+        for name, limit in (("cache_salt", MAX_SALT_CHARS), ("client", MAX_CLIENT_CHARS)):
+            value = getattr(self, name)
+            if not isinstance(value, str) or len(value) > limit:
+                raise refusal(name, f"a string of at most {limit} characters", value)
 
 
 def check_options(options: object) -> RequestOptions:
@@ -162,5 +146,5 @@ def check_options(options: object) -> RequestOptions:
     if options is None:
         return RequestOptions()
     if not isinstance(options, RequestOptions):
-        raise InvalidArgumentError(f"options must be RequestOptions, not {type(options).__name__}", param="options")
+        raise wrong_type("options", "RequestOptions", options)
     return options

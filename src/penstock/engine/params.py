@@ -9,8 +9,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final
 
+from penstock.config import check_flag, check_integer
 from penstock.errors import InvalidArgumentError
 from penstock.sampling_fields import DEFAULT_MAX_TOKENS, FIELD_NAMES, MAX_LOGPROBS, SAMPLING_FIELDS, SamplingField
 from penstock.validation import (
@@ -18,62 +19,33 @@ from penstock.validation import (
     biases,
     check_listed,
     check_vocabulary,
-    flag,
-    given_number,
     nearest,
-    number,
+    optional_integer,
+    optional_number,
     refusal,
+    required,
     set_fields,
     some_token_ids,
     strings,
     token_ids,
-    whole,
     word_ids,
 )
 
 if TYPE_CHECKING:
     from penstock.checkpoint.generation import GenerationConfig
 
-__all__ = ["ResolvedSampling", "SamplingKeywords", "SamplingParams", "check_num_top"]
+__all__ = ["ResolvedSampling", "SamplingParams", "check_num_top"]
 
 
 def check_num_top(value: object, vocab_size: int) -> int:
     """Check the number of likeliest tokens to list: at most MAX_LOGPROBS, and at most the vocabulary."""
-    count = whole("num_top", value, 0, min(MAX_LOGPROBS, vocab_size))
-    if count is None:
-        raise refusal("num_top", "a whole number", None)
-    return count
+    return check_integer("num_top", value, 0, min(MAX_LOGPROBS, vocab_size))
 
 
-class SamplingKeywords(TypedDict, total=False):
-    """The keywords of SamplingParams, with vLLM's names."""
-
-    max_tokens: int | None
-    min_tokens: int
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    typical_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float] | None
-    allowed_token_ids: Sequence[int] | None
-    bad_words: str | Sequence[str]
-    seed: int | None
-    n: int
-    best_of: int | None
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    include_stop_str_in_output: bool
-    ignore_eos: bool
-    logprobs: int | None
-    prompt_logprobs: int | None
-    echo: bool
+_DEFAULT: Final[dict[str, Any]] = {row.name: row.default for row in SAMPLING_FIELDS}
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to continue a prompt, with vLLM's names.  None means the value of the model's generation_config.json.
 
@@ -102,42 +74,43 @@ class SamplingParams:
     Raises InvalidArgumentError naming the field that is unknown or out of range.
     """
 
-    max_tokens: int | None
-    min_tokens: int
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    typical_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float] | None = field(hash=False)
-    allowed_token_ids: Sequence[int] | None
-    bad_words: Sequence[str]
-    seed: int | None
-    n: int
-    best_of: int | None
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    include_stop_str_in_output: bool
-    ignore_eos: bool
-    logprobs: int | None
-    prompt_logprobs: int | None
-    echo: bool
+    max_tokens: int | None = _DEFAULT["max_tokens"]
+    min_tokens: int = _DEFAULT["min_tokens"]
+    temperature: float | None = _DEFAULT["temperature"]
+    top_k: int | None = _DEFAULT["top_k"]
+    top_p: float | None = _DEFAULT["top_p"]
+    min_p: float | None = _DEFAULT["min_p"]
+    typical_p: float | None = _DEFAULT["typical_p"]
+    repetition_penalty: float | None = _DEFAULT["repetition_penalty"]
+    presence_penalty: float = _DEFAULT["presence_penalty"]
+    frequency_penalty: float = _DEFAULT["frequency_penalty"]
+    logit_bias: Mapping[int, float] | None = field(default=_DEFAULT["logit_bias"], hash=False)
+    allowed_token_ids: Sequence[int] | None = _DEFAULT["allowed_token_ids"]
+    bad_words: str | Sequence[str] = _DEFAULT["bad_words"]
+    seed: int | None = _DEFAULT["seed"]
+    n: int = _DEFAULT["n"]
+    best_of: int | None = _DEFAULT["best_of"]
+    stop: str | Sequence[str] = _DEFAULT["stop"]
+    stop_token_ids: Sequence[int] = _DEFAULT["stop_token_ids"]
+    include_stop_str_in_output: bool = _DEFAULT["include_stop_str_in_output"]
+    ignore_eos: bool = _DEFAULT["ignore_eos"]
+    logprobs: int | None = _DEFAULT["logprobs"]
+    prompt_logprobs: int | None = _DEFAULT["prompt_logprobs"]
+    echo: bool = _DEFAULT["echo"]
 
-    def __init__(self, **given: Unpack[SamplingKeywords]) -> None:
-        """Check every field.  Numbers of numpy become plain ones, and lists become tuples."""
-        values: dict[str, Any] = {**given}
-        for name in values:
-            if name not in _CHECKS:
-                raise _unknown_field(name)
-        set_fields(self, **_DEFAULTS)  # checked once: a request names few fields
-        set_fields(self, **{name: _CHECKS[name](name, value) for name, value in values.items()})
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise refusal("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
-        if self.best_of is not None and self.best_of < self.n:
-            raise refusal("best_of", f"at least n ({self.n})", self.best_of)
+    if not TYPE_CHECKING:  # type checkers see the keywords of the fields
+
+        def __init__(self, **values: Any) -> None:
+            """Check every field.  Numbers of numpy become plain ones, and lists become tuples."""
+            for name in values:
+                if name not in _CHECKS:
+                    raise _unknown_field(name)
+            set_fields(self, **_DEFAULTS)  # checked once: a request names few fields
+            set_fields(self, **{name: _CHECKS[name](name, value) for name, value in values.items()})
+            if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+                raise refusal("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+            if self.best_of is not None and self.best_of < self.n:
+                raise refusal("best_of", f"at least n ({self.n})", self.best_of)
 
 
 def _unknown_field(name: str) -> InvalidArgumentError:
@@ -153,16 +126,16 @@ def _check_of(row: SamplingField) -> _Check:
     """Return the function that checks a value of a field; it takes the field's name and the value."""
     low, high = row.bounds
     checks: dict[str, _Check] = {
-        "integer": lambda name, value: whole(name, value, int(low), int(high)),
-        "number": lambda name, value: number(name, value, low, high, row.expected),
-        "boolean": flag,
+        "integer": lambda name, value: optional_integer(name, value, int(low), int(high)),
+        "number": lambda name, value: optional_number(name, value, low, high, row.expected),
+        "boolean": check_flag,
         "strings": strings,
         "token_ids": some_token_ids if row.min_items else token_ids,
         "biases": lambda _name, value: biases(value),
     }
     check = checks[row.kind]
     if row.kind in ("integer", "number") and row.is_required:
-        return lambda name, value: given_number(name, check(name, value))
+        return lambda name, value: required(name, check(name, value))
     if row.kind == "token_ids" and not row.is_required:
         return lambda name, value: None if value is None else check(name, value)
     return check
@@ -200,7 +173,7 @@ class ResolvedSampling:
 
     def __post_init__(self) -> None:
         """Check every field, because one that the core refuses would end every request of its step."""
-        checked = {name: given_number(name, check(name, getattr(self, name))) for name, check in _RESOLVED_NUMBERS}
+        checked = {name: required(name, check(name, getattr(self, name))) for name, check in _RESOLVED_NUMBERS}
         if not isinstance(self.bad_words, (list, tuple)):
             raise refusal("bad_words", "a list of lists of token ids", self.bad_words)
         allowed = self.allowed_token_ids
@@ -216,7 +189,7 @@ class ResolvedSampling:
     def answer(self, index: int) -> ResolvedSampling:
         """Return the parameters of answer ``index`` to a prompt.
 
-        Answer 0 has these.  The others have a seed of their own, by SplitMix64, which gives the same answer alone.
+        Answer 0 has these.  Each other answer has its own seed, by SplitMix64, which gives the same answer for `n` 1.
         """
         return replace(self, seed=_mixed(self.seed + index * _GOLDEN)) if index else self
 

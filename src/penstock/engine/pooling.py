@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import InternalError, InvalidArgumentError
+from penstock.config import check_choice, check_flag
+from penstock.errors import InternalError
 
 __all__ = ["POOLINGS", "Pooling", "check_embedding"]
 
@@ -56,9 +57,5 @@ class Pooling:
 
 def check_embedding(pooling: object, normalize: object) -> None:
     """Raise InvalidArgumentError for an unknown ``pooling``, or a ``normalize`` that is not a bool."""
-    if pooling not in POOLINGS:
-        raise InvalidArgumentError(
-            f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}", param="pooling"
-        )
-    if not isinstance(normalize, bool):
-        raise InvalidArgumentError(f"normalize must be True or False, not {normalize!r:.60}", param="normalize")
+    check_choice("pooling", pooling, POOLINGS)
+    check_flag("normalize", normalize)

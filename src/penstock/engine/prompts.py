@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from operator import index as as_index
 
 from penstock.errors import InvalidArgumentError
+from penstock.validation import wrong_type
 
 __all__ = ["check_token_ids"]
 
@@ -17,9 +18,7 @@ def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, an
     ``answer_len`` of ``max_len`` tokens for the answer.
     """
     if isinstance(prompt_ids, (str, bytes, Mapping, Set)) or not hasattr(prompt_ids, "__len__"):
-        raise InvalidArgumentError(
-            f"prompt: expected a list of token ids, got {type(prompt_ids).__name__}", param="prompt"
-        )
+        raise wrong_type("prompt", "a list of token ids", prompt_ids)
     if not len(prompt_ids):
         raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
     if len(prompt_ids) + answer_len > max_len:

@@ -30,8 +30,7 @@ from typing import Final
 
 from penstock.engine.fair_queue import FairQueue
 from penstock.engine.options import PRIORITY_S
-from penstock.engine.pages import PageLedger
-from penstock.engine.prefix import PageKeys
+from penstock.engine.pages import PageKeys, PageLedger
 from penstock.engine.request import Request, Status
 from penstock.engine.stats import STEP_TOKENS
 from penstock.errors import InternalError, InvalidArgumentError

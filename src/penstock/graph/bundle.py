@@ -166,7 +166,7 @@ class BundleWriter:
             _sync_folder(self.path.parent)
         except PenstockError as error:  # from the core, which knows the temporary name
             self.abort()
-            raise type(error)(str(error).replace(str(self._temporary), str(self.path))) from None
+            raise error.with_message(str(error).replace(str(self._temporary), str(self.path))) from None
         except OSError as error:
             self.abort()
             raise FileAccessError(f"{self.path}: {error.strerror or error}") from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from penstock.core import layouts
-from penstock.core.kv import KV_NUMBERS
+from penstock.core.layouts import KV_NUMBERS
 
 __all__ = ["AttrValue", "DType", "Dim", "Graph", "KvLayout", "Layout", "Node", "Operand", "Part",
            "Segment", "State", "Symbol", "Value", "Weight"]  # fmt: skip

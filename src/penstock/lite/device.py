@@ -10,6 +10,7 @@ from penstock.config import check_integer
 from penstock.core.context import MAX_THREADS
 from penstock.core.library import load_ops
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.validation import refusal
 
 __all__ = ["Context", "CpuOptions", "GpuOptions", "ParallelOptions"]
 
@@ -62,7 +63,7 @@ class CpuOptions:
     @thread_affinity_core_list.setter
     def thread_affinity_core_list(self, value: Sequence[int]) -> None:
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise InvalidArgumentError(f"thread_affinity_core_list: expected a list of cores, found {value!r:.60}")
+            raise refusal("thread_affinity_core_list", "a list of cores", value)
         cores = [check_integer("thread_affinity_core_list", core, 0, 1 << 20) for core in value]
         allowed = os.sched_getaffinity(0)
         for core in cores:
@@ -84,7 +85,7 @@ class CpuOptions:
     def precision_mode(self, value: str) -> None:
         if value not in _PRECISIONS:
             listed = ", ".join(map(repr, _PRECISIONS))
-            raise InvalidArgumentError(f"precision_mode: expected one of {listed}, found {value!r:.60}")
+            raise refusal("precision_mode", f"one of {listed}", value)
         self._precision_mode = value
 
 
@@ -167,7 +168,7 @@ class Context:
     @ops.setter
     def ops(self, value: Sequence[str | os.PathLike[str]]) -> None:
         if isinstance(value, (str, os.PathLike)) or not isinstance(value, Sequence):
-            raise InvalidArgumentError(f"ops: expected a list of shared libraries, found {value!r:.60}")
+            raise refusal("ops", "a list of shared libraries", value)
         for path in value:
             load_ops(path)
         self._ops = [os.fspath(path) for path in value]
@@ -188,12 +189,12 @@ def check_target(targets: object) -> list[str]:
     Raises UnsupportedError for "gpu", for which this build has no backend, and InvalidArgumentError for any other name.
     """
     if not isinstance(targets, Sequence) or not targets:
-        raise InvalidArgumentError(f"target: expected ['cpu'], found {targets!r:.60}")
+        raise refusal("target", "['cpu']", targets)
     for target in targets:
         if target == "gpu":
             raise UnsupportedError("target: expected 'cpu', found 'gpu', for which this build has no backend")
         if target != "cpu":
-            raise InvalidArgumentError(f"target: expected 'cpu', found {target!r:.60}")
+            raise refusal("target", "'cpu'", target)
     if len(targets) > 1:
         raise InvalidArgumentError(f"target: expected one target, found {list(targets)}")
     return ["cpu"]

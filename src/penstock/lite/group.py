@@ -19,6 +19,7 @@ from penstock.core.metadata import open_again, read_metadata, stored_segments
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.lite.model import Model
 from penstock.lite.open_model import OpenModel
+from penstock.validation import wrong_type
 
 __all__ = ["ModelGroup"]
 
@@ -57,7 +58,7 @@ class ModelGroup:
         several: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
         for model in several:
             if not isinstance(model, Model):
-                raise InvalidArgumentError(f"add_model: expected a Model, found {type(model).__name__}")
+                raise wrong_type("add_model", "a Model", model)
             if model.group is not None:
                 raise InvalidArgumentError("add_model: expected a Model without a group, found one in a group")
         for model in several:

@@ -12,6 +12,7 @@ from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError
 from penstock.lite.sequences import OutputSpec
 from penstock.lite.tensor import Tensor, array_of
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["INPUTS", "check_inputs", "check_outputs", "checked_dims", "input_tensors"]
 
@@ -35,7 +36,7 @@ def input_tensors(batch_size: int, seq_len: int) -> list[Tensor]:
 def _tensors(given: object, what: str, names: Sequence[str]) -> list[Tensor]:
     """Return the tensors in the order of ``names``: matched by name if every tensor has one of them, else as given."""
     if not isinstance(given, (list, tuple)):
-        raise InvalidArgumentError(f"{what}: expected a list of Tensors, found {type(given).__name__}")
+        raise wrong_type(what, "a list of Tensors", given)
     for index, tensor in enumerate(given):
         if not isinstance(tensor, Tensor):
             hint = "; use Tensor(array)" if isinstance(tensor, np.ndarray) else ""
@@ -100,11 +101,15 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
     """Return B and T of the shapes that ``resize`` was called with."""
     tensors = _tensors(inputs, "inputs", INPUTS)
     if not isinstance(dims, (list, tuple)) or len(dims) != len(INPUTS):
-        raise InvalidArgumentError(f"dims: expected {len(INPUTS)} shapes, one per input, found {dims!r:.60}")
+        raise refusal("dims", f"{len(INPUTS)} shapes, one per input", dims)
     by_tensor = {id(tensor): shape for tensor, shape in zip(inputs, dims, strict=True)}  # type: ignore[call-overload]
     shapes = [by_tensor[id(tensor)] for tensor in tensors]
     for name, shape, rank in zip(INPUTS, shapes, (2, 1, 1), strict=True):
-        if not isinstance(shape, (list, tuple)) or len(shape) != rank or not all(map(_is_size, shape, _MAX_DIMS)):
+        if (
+            not isinstance(shape, (list, tuple))
+            or len(shape) != rank
+            or not all(map(is_integer, shape, (1, 1), _MAX_DIMS))
+        ):
             expected = ", ".join(f"{size} from 1 to {high}" for size, high in zip("BT"[:rank], _MAX_DIMS, strict=False))
             raise InvalidArgumentError(f"dims of {name}: expected [{expected}], found {shape!r:.60}")
     batch_size, seq_len = (int(size) for size in shapes[0])
@@ -112,7 +117,3 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
         if shape[0] != batch_size:
             raise InvalidArgumentError(f"dims of {name}: expected [{batch_size}] as of token_ids, found {list(shape)}")
     return batch_size, seq_len
-
-
-def _is_size(size: object, high: int) -> bool:
-    return is_integer(int(size) if isinstance(size, np.integer) else size, 1, high)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Protocol, Self
 
 from penstock.core import native as core
 from penstock.core.forked import check_process, is_forked
@@ -20,6 +18,7 @@ from penstock.lite.sequences import Sequences
 from penstock.lite.settings import ModelConfig
 from penstock.lite.tensor import Tensor, array_of
 from penstock.lite.update import pack_updates, write_updates
+from penstock.validation import nearest, refusal
 
 __all__ = ["Model", "WeightGroup"]
 
@@ -177,7 +176,7 @@ class Model:
     def get_file(self, name: str) -> bytes | None:
         """Return a file that the bundle contains ("tokenizer.json", "config.json" ...); None if there is none."""
         if not isinstance(name, str) or not name.isprintable():
-            raise InvalidArgumentError(f"name: expected the name of a file, found {name!r:.60}")
+            raise refusal("name", "the name of a file", name)
         with self.in_use() as (opened, _):
             segment = opened.native.segment(name)
             return None if segment is None else bytes(segment)
@@ -224,9 +223,7 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -237,7 +234,7 @@ def _check_seq_len(seq_len: int, sequences: Sequences) -> None:
 
 def _entry(info: dict[str, Any], key: str) -> Any:
     if key not in info:
-        near: Final = difflib.get_close_matches(str(key), info, 1)
-        hint = f"did you mean {near[0]}?" if near else f"the entries are {', '.join(info)}"
+        near = nearest(str(key), info)
+        hint = f"did you mean {near}?" if near else f"the entries are {', '.join(info)}"
         raise InvalidArgumentError(f"key: expected an entry of the model info, found {key!r:.60}; {hint}")
     return info[key]

@@ -10,10 +10,11 @@ from typing import Any
 
 from penstock.core import native as core
 from penstock.core.metadata import check_same
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import UnsupportedError
 from penstock.lite.affinity import BoundContext, chosen_cores
 from penstock.lite.device import Context, check_target
 from penstock.lite.settings import ModelConfig, read_config
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["ModelType", "OpenModel"]
 
@@ -36,11 +37,11 @@ class OpenModel:
         config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None,
     ) -> None:
         if not isinstance(model_type, ModelType):
-            raise InvalidArgumentError(f"model_type: expected ModelType.PENSTOCK, found {model_type!r:.60}")
+            raise refusal("model_type", "ModelType.PENSTOCK", model_type)
         if not isinstance(path, (str, os.PathLike)) or not str(path):
-            raise InvalidArgumentError(f"model_path: expected the path of a bundle, found {path!r:.60}")
+            raise refusal("model_path", "the path of a bundle", path)
         if context is not None and not isinstance(context, Context):
-            raise InvalidArgumentError(f"context: expected a Context, found {type(context).__name__}")
+            raise wrong_type("context", "a Context", context)
         self.context = context or Context()
         check_target(self.context.target)
         self.config = read_config(config)

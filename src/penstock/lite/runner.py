@@ -6,7 +6,6 @@ import os
 import queue
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,7 +24,7 @@ __all__ = ["ModelParallelRunner"]
 
 
 class _Worker(NamedTuple):
-    """A program with threads of its own."""
+    """A program with its own threads."""
 
     context: BoundContext
     sequences: Sequences
@@ -154,9 +153,7 @@ class ModelParallelRunner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core import native
-from penstock.core.kv import KV_NUMBERS, kv_layout_of, pages_for
+from penstock.core.layouts import KV_NUMBERS, kv_layout_of, pages_for
 from penstock.errors import InvalidArgumentError
 from penstock.lite.affinity import BoundContext
 from penstock.lite.settings import ModelConfig

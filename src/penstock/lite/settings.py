@@ -14,9 +14,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config import check_integer
-from penstock.core.kv import KV_LAYOUTS
+from penstock.config import check_choice, check_flag, check_integer
+from penstock.core.layouts import KV_LAYOUTS
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["ModelConfig", "read_config", "read_values"]
 
@@ -61,11 +62,8 @@ class ModelConfig:
         for name, allowed in (
             ("kv_cache", KV_LAYOUTS), ("logits", ("last", "all")), ("weights", ("mmap", "huge")),
         ):  # fmt: skip
-            if getattr(self, name) not in allowed:
-                value = getattr(self, name)
-                raise InvalidArgumentError(f"{name}: expected one of {', '.join(allowed)}, found {value!r:.60}")
-        if not isinstance(self.verify, bool):
-            raise InvalidArgumentError(f"verify: expected True or False, found {self.verify!r:.60}")
+            check_choice(name, getattr(self, name), allowed)
+        check_flag("verify", self.verify)
 
 
 def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None) -> ModelConfig:
@@ -80,11 +78,11 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig
     if isinstance(config, (str, os.PathLike)):
         return ModelConfig(**read_values(Path(config)))
     if not isinstance(config, Mapping):
-        raise InvalidArgumentError(f"config: expected a dictionary or a file name, found {type(config).__name__}")
+        raise wrong_type("config", "a dictionary or a file name", config)
     known = [field.name for field in fields(ModelConfig)]
     for name in config:
         if name not in known:
-            raise InvalidArgumentError(f"config: expected the fields {', '.join(known)}, found {name!r:.60}")
+            raise refusal("config", f"the fields {', '.join(known)}", name)
     return ModelConfig(**config)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["DataType", "Tensor"]
 
@@ -59,7 +60,7 @@ class Tensor:
         shape: Sequence[int] | None = None,
     ) -> None:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"name: expected a string, found {type(name).__name__}")
+            raise wrong_type("name", "a string", name)
         if tensor is None:
             tensor = np.zeros(_checked_shape(shape), _checked_dtype(dtype))
         elif dtype is not None or shape is not None:
@@ -79,7 +80,7 @@ class Tensor:
     @name.setter
     def name(self, name: str) -> None:
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"name: expected a string, found {type(name).__name__}")
+            raise wrong_type("name", "a string", name)
         self._name = name
 
     @property
@@ -141,7 +142,7 @@ class Tensor:
         without DLPack, for a type that numpy lacks (such as bfloat16), and for an array that is not C-contiguous.
         """
         if not hasattr(data, "__dlpack__") or not hasattr(data, "__dlpack_device__"):
-            raise InvalidArgumentError(f"data: expected an array with __dlpack__, found {type(data).__name__}")
+            raise wrong_type("data", "an array with __dlpack__", data)
         device = data.__dlpack_device__()
         if int(device[0]) != _CPU:
             raise UnsupportedError(f"data: expected CPU memory, found DLPack device type {int(device[0])}")
@@ -172,7 +173,7 @@ def array_of(tensor: Tensor) -> npt.NDArray[Any]:
 
 def _checked_array(array: object, name: str = "tensor") -> npt.NDArray[Any]:
     if not isinstance(array, np.ndarray):
-        raise InvalidArgumentError(f"{name}: expected a numpy array, found {type(array).__name__}")
+        raise wrong_type(name, "a numpy array", array)
     if array.dtype not in _TYPES or not array.dtype.isnative:
         raise InvalidArgumentError(f"{name}: dtype: expected numbers or booleans, found {array.dtype}")
     if not array.flags.c_contiguous:
@@ -189,7 +190,7 @@ def _checked_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any]:
     try:
         found = np.dtype(np.float32 if dtype is None else dtype)
     except TypeError:
-        raise InvalidArgumentError(f"dtype: expected one of DataType, found {dtype!r:.60}") from None
+        raise refusal("dtype", "one of DataType", dtype) from None
     if found not in _TYPES:
         raise InvalidArgumentError(f"dtype: expected one of DataType, found {found}")
     return found
@@ -197,11 +198,11 @@ def _checked_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any]:
 
 def _checked_shape(shape: Sequence[int] | None) -> tuple[int, ...]:
     if shape is not None and not isinstance(shape, (list, tuple)):
-        raise InvalidArgumentError(f"shape: expected a list of sizes, found {shape!r:.60}")
+        raise refusal("shape", "a list of sizes", shape)
     sizes = () if shape is None else tuple(shape)
     for size in sizes:
-        if not is_integer(int(size) if isinstance(size, np.integer) else size, 0, sys.maxsize):
-            raise InvalidArgumentError(f"shape: expected integers from 0, found {size!r:.60}")
+        if not is_integer(size, 0, sys.maxsize):
+            raise refusal("shape", "integers from 0", size)
     if len(sizes) > _MAX_DIMS or math.prod(sizes) > _MAX_BYTES:
         raise InvalidArgumentError(
             f"shape: expected up to {_MAX_DIMS} dimensions and 2^40 elements, found {list(sizes)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError
 from penstock.lite.open_model import OpenModel
 from penstock.lite.tensor import Tensor, array_of
+from penstock.validation import nearest, wrong_type
 
 __all__ = ["pack_updates", "write_updates"]
 
@@ -30,8 +30,8 @@ def pack_updates(opened: OpenModel, new_weights: object) -> Updates:
     known = {part.name for weight in weights for part in weight.parts}
     for name in tensors:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = nearest(name, known)
+            hint = f"; did you mean {near}?" if near else ""
             raise InvalidArgumentError(f"weights: expected tensors of the model, found {name!r:.200}{hint}")
     updates: Updates = []
     for weight in weights:
@@ -62,7 +62,7 @@ def _by_name(new_weights: object) -> dict[str, npt.NDArray[Any]]:
     arrays: dict[str, npt.NDArray[Any]] = {}
     for tensor in flat:
         if not isinstance(tensor, Tensor):
-            raise InvalidArgumentError(f"weights: expected Tensors, found {type(tensor).__name__}")
+            raise wrong_type("weights", "Tensors", tensor)
         if not tensor.name:
             raise InvalidArgumentError("weights: expected Tensors named as in the checkpoint, found one without a name")
         if tensor.name in arrays:
@@ -88,11 +88,11 @@ def _pack_part(
     packed: npt.NDArray[np.uint8],
 ) -> None:
     expected = _expected_shape(weight, part)
-    found = list(array.shape)
-    if weight.rows == 1 and len(found) == 2 and found[0] == 1:
-        found = found[1:]
-    if found != expected:
-        raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, found {found}")
+    shape = list(array.shape)
+    if weight.rows == 1 and len(shape) == 2 and shape[0] == 1:
+        shape = shape[1:]
+    if shape != expected:
+        raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, found {shape}")
     dtype = _DTYPES[array.dtype]
     try:
         check_finite(array, dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 from penstock.engine.logprobs import TokenLogprobs
 from penstock.errors import PenstockError
@@ -44,7 +43,7 @@ class EventAnswer:
         self._on_abort: Callable[[], None] | None = on_abort
         self._unread: deque[Delta] = deque()
         self._error: BaseException | None = None
-        self._ended = False
+        self.is_over = False  # True: nothing more will come
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, event: StepEvent) -> None:
@@ -65,7 +64,7 @@ class EventAnswer:
         if self.take_now is None or settles or not self._offer(event):
             self._append(event)
         if event.is_last:
-            self._ended, self._on_abort, self.is_complete = True, None, True
+            self.is_over, self._on_abort, self.is_complete = True, None, True
         if self._unread or settles or self._error is not None:
             self._wake()
         if settles:
@@ -73,9 +72,9 @@ class EventAnswer:
 
     def fail(self, error: BaseException) -> None:
         """End with an error, which the reader gets after everything that came before."""
-        if self._ended:
+        if self.is_over:
             return
-        self._error, self._ended, self._on_abort = error, True, None
+        self._error, self.is_over, self._on_abort = error, True, None
         self._wake()
         self._settle()
 
@@ -108,11 +107,6 @@ class EventAnswer:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    @property
-    def is_over(self) -> bool:
-        """True if nothing more will come."""
-        return self._ended
-
     def __aiter__(self) -> EventAnswer:
         return self
 
@@ -122,7 +116,7 @@ class EventAnswer:
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
-            if self._ended:
+            if self.is_over:
                 raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -134,7 +128,7 @@ class EventAnswer:
 
     def _settle(self) -> None:
         on_settled = self.on_settled
-        if self._ended:  # break the reference cycle: a collection by the garbage collector would stop all threads
+        if self.is_over:  # break the reference cycle: a collection by the garbage collector would stop all threads
             self.on_settled = _nothing
         on_settled()
 
@@ -144,7 +138,7 @@ class EventAnswer:
 
     def close(self) -> None:
         """End the request without a coroutine."""
-        self._ended, self.take_now = True, None
+        self.is_over, self.take_now = True, None
         self._unread.clear()
         self._wake()
         if self._on_abort is not None:
@@ -155,9 +149,7 @@ class EventAnswer:
     async def __aenter__(self) -> EventAnswer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     async def whole(self) -> StepEvent:

@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.engine.options import RequestOptions
@@ -83,9 +82,7 @@ class AsyncStream:
     async def __aenter__(self) -> AsyncStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.abort()
         while not self._stream.is_finished:  # until the running step ends, so that result and memory are ready
             await asyncio.sleep(_STEP_POLL_S)
@@ -182,7 +179,7 @@ class AsyncLLM:
         return await self._call_with_requests(embed_prompts, prompts, pooling, normalize, options)
 
     async def _call_with_requests(self, call: Callable[..., _Returned], *arguments: Any) -> _Returned:
-        """Run a call that opens requests of its own in a thread, and abort them if the caller is cancelled."""
+        """Run a call that opens requests in a thread, and abort them if the caller is cancelled."""
         opened = OpenRequests(self.llm.engine)
         try:
             return await self._in_thread(call, self.llm.engine, self.llm.prompt_ids, *arguments, opened)
@@ -220,9 +217,7 @@ class AsyncLLM:
     async def __aenter__(self) -> AsyncLLM:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _drive(self) -> None:

@@ -6,12 +6,14 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.config import check_flag
 from penstock.engine.options import check_options
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
 from penstock.llm.prompts import split_params
 from penstock.llm.result import Delta, Result
 from penstock.text.chat_template import TurnTokens, check_messages
+from penstock.validation import wrong_type
 
 if TYPE_CHECKING:
     from penstock.engine.engine import Engine
@@ -59,10 +61,7 @@ class Conversation:
     def __init__(
         self, llm: ConversationModel, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False
     ) -> None:
-        if not isinstance(drop_oldest, bool):
-            raise InvalidArgumentError(
-                f"drop_oldest must be True or False, not {drop_oldest!r:.60}", param="drop_oldest"
-            )
+        check_flag("drop_oldest", drop_oldest)
         self._llm = llm
         self._tokens = TurnTokens(llm.tokenizer)
         self._messages = check_messages(messages) if messages else []
@@ -91,7 +90,7 @@ class Conversation:
     ) -> Turn:
         """Send a message and return the answer as a stream.  A turn that fails leaves the conversation unchanged."""
         if not isinstance(content, str):
-            raise InvalidArgumentError(f"content must be a string, not {type(content).__name__}", param="content")
+            raise wrong_type("content", "a string", content)
         return self._begin([*self._messages, {"role": "user", "content": content}], params, options)
 
     def retry(self, params: SamplingParams | None = None, *, options: RequestOptions | None = None) -> Turn:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 
 import numpy as np
 
 from penstock.checkpoint.generation import GenerationConfig, read_generation_config
+from penstock.config import check_flag, check_integer
 from penstock.engine.capabilities import check_continues, refuse_logits
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, LLMFields, RequestOptions, check_options, engine_options
@@ -25,7 +25,7 @@ from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.embed import embed_prompts
 from penstock.llm.open_requests import finish_all, run_prompts, submit_when_room
 from penstock.llm.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
-from penstock.llm.resolve import answer_text, end_ids, resolve_params
+from penstock.llm.resolve import answer_text, default_sampling, end_ids, resolve_params
 from penstock.llm.result import Embedding, Result, Score, all_finished, all_or_error, outcome
 from penstock.llm.score import score_prompts
 from penstock.llm.stream import Stream
@@ -33,7 +33,6 @@ from penstock.llm.streamers import Streamer
 from penstock.runtime.open import Opened, OpenOptions, check_network, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 from penstock.text.tokenizer import Tokenizer
-from penstock.validation import flag, given_number, whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,9 +116,7 @@ class LLM:
         self.generation: GenerationConfig = read_generation_config(opened.files)
         self.engine = Engine(opened.program, options)
         self._stop_ids = frozenset(self.generation.eos_token_ids)
-        self._defaults = ResolvedSampling() if self.info.tail else ResolvedSampling.of_model(self.generation)
-        if self.info.bidirectional:
-            self._defaults = replace(self._defaults, max_tokens=1)
+        self._defaults = default_sampling(self.generation, self.info.tail, self.info.bidirectional)
 
     @property
     def info(self) -> ProgramInfo:
@@ -190,7 +187,7 @@ class LLM:
             return result if is_one else [result]
         several, is_one = split_prompts(prompts)
         each = split_params(params, len(several))
-        options, progress = check_options(options), flag("progress", progress)
+        options, progress = check_options(options), check_flag("progress", progress)
         prepared = check_each(zip(several, each, strict=True), is_one, lambda pair: self.prepare(*pair, options))
         requests: list[list[Request]] = []
         try:
@@ -228,7 +225,7 @@ class LLM:
             several, is_one = split_prompts(prompts)
             each = split_params(params, len(several))
             if len(several) != 1 or (each[0].best_of or each[0].n) > 1:
-                answers = sum(one.best_of or one.n for one in each)
+                answers = sum(item.best_of or item.n for item in each)
                 raise InvalidArgumentError(
                     f"A streamer takes one answer, with n and best_of 1. This call has {answers}."
                 )
@@ -253,12 +250,12 @@ class LLM:
         """Continue prompts as they arrive, and yield each item's index with its result or error, in the order they end.
 
         An error ends only its own item.  At most ``max_open`` items are read ahead (0: four times the requests of a
-        step).  An item that is an error is passed on.  ``options`` apply to items that have none of their own.  Leaving
+        step).  An item that is an error is passed on.  ``options`` apply to items without options.  Leaving
         the loop early aborts what is still open.
         """
         options = check_options(options)
         source = enumerate(check_items(items))
-        max_open = given_number("max_open", whole("max_open", max_open, 0, 2**31 - 1))
+        max_open = check_integer("max_open", max_open, 0, 2**31 - 1)
         max_open = max_open or 4 * self.engine.scheduler.max_requests
         unfinished: dict[int, tuple[list[Request], SamplingParams]] = {}
         try:
@@ -401,9 +398,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def prompt_ids(self, prompt: Prompt) -> Sequence[int]:

@@ -221,7 +221,7 @@ class LocalModels:
     """The Backends of this process by name."""
 
     def __init__(self, backends: Sequence[LocalBackend]) -> None:
-        self._backends = {one.name: one for one in backends}
+        self._backends = {backend.name: backend for backend in backends}
         self.is_draining = False
 
     def list(self) -> list[LocalBackend]:

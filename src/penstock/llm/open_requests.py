@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.params import ResolvedSampling
-from penstock.engine.request import Status
+from penstock.engine.request import Request, Status
 from penstock.errors import InvalidArgumentError, QueueFullError
-from penstock.llm.progress import PromptProgress
 from penstock.llm.prompts import of_prompt
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.engine.prompt_logits import PromptRows
     from penstock.engine.request import Request
 
-__all__ = ["OpenRequests", "finish_all", "run_prompts", "submit_when_room"]
+__all__ = ["OpenRequests", "PromptProgress", "finish_all", "run_prompts", "submit_when_room"]
 
 
 def submit_when_room(engine: Engine, submit: Callable[..., Request], *arguments: Any, **options: Any) -> Request:
@@ -100,3 +101,36 @@ def run_prompts(
         if request.finish_reason != "length":
             raise of_prompt(index, is_one, InvalidArgumentError("The prompt was aborted before its end."))
     return requests
+
+
+_REDRAW_SECONDS = 0.2
+
+
+class PromptProgress:
+    """Counts finished requests.
+
+    On a terminal the line is redrawn five times a second; elsewhere it is written at the end.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._open = list(requests)
+        self._total = len(requests)
+        self._num_tokens = 0
+        self._start = self._drawn = time.monotonic()
+
+    def update(self, *, last: bool = False) -> None:
+        """Look at the requests and draw the line, unless it was drawn a moment ago."""
+        now = time.monotonic()
+        if not last and (now - self._drawn < _REDRAW_SECONDS or not sys.stderr.isatty()):
+            return
+        self._drawn = now
+        unfinished = [request for request in self._open if request.status is not Status.FINISHED]
+        self._num_tokens += sum(len(r.output_ids) for r in self._open if r.status is Status.FINISHED)
+        self._open = unfinished
+        seconds = max(now - self._start, 1e-9)
+        tokens = self._num_tokens + sum(len(request.output_ids) for request in unfinished)
+        done = self._total - len(unfinished)
+        line = f"{done:,}/{self._total:,} prompts, {tokens:,} tokens, {tokens / seconds:,.0f} tokens/s, {seconds:.0f} s"
+        end = "\n" if last else ""
+        sys.stderr.write((f"\r{line:<78}" if sys.stderr.isatty() else line) + end)
+        sys.stderr.flush()

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.validation import wrong_type
 
 __all__ = [
     "Prompt",
@@ -31,9 +32,7 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
     if hasattr(prompts, "tolist"):  # a numpy array
         prompts = prompts.tolist()
     if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
-        raise InvalidArgumentError(
-            f"prompts must be a string, token ids, or a list of those, not {type(prompts).__name__}", param="prompts"
-        )
+        raise wrong_type("prompts", "a string, token ids, or a list of those", prompts)
     several = list(prompts)
     if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
         return several, False
@@ -43,9 +42,7 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
 def check_items(items: object) -> Iterable[object]:
     """Return an iterable of prompts with their parameters.  Raises InvalidArgumentError for another type."""
     if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
-        raise InvalidArgumentError(
-            f"items must be pairs of a prompt and SamplingParams, not {type(items).__name__}", param="items"
-        )
+        raise wrong_type("items", "pairs of a prompt and SamplingParams", items)
     return items
 
 
@@ -68,7 +65,7 @@ def of_prompt(index: int, is_one: bool, error: PenstockError, note: str = "") ->
     """Return the error with the index of its prompt among several; unchanged for a single prompt."""
     if is_one:
         return error
-    named = type(error)(f"prompts[{index}]: {error}{note}")
+    named = error.with_message(f"prompts[{index}]: {error}{note}")
     named.__cause__ = error
     return named
 
@@ -90,10 +87,8 @@ def split_params(params: object, num_prompts: int) -> list[SamplingParams]:
         return [SamplingParams()] * num_prompts
     if isinstance(params, SamplingParams):
         return [params] * num_prompts
-    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
-        raise InvalidArgumentError(
-            f"params must be SamplingParams or a list of them, not {type(params).__name__}", param="params"
-        )
+    if not isinstance(params, Sequence) or not all(isinstance(item, SamplingParams) for item in params):
+        raise wrong_type("params", "SamplingParams or a list of them", params)
     if len(params) != num_prompts:
         raise InvalidArgumentError(f"params has {len(params)} entries for {num_prompts} prompts", param="params")
     return list(params)

@@ -76,11 +76,11 @@ class Score:
 
     def total(self, start: int = 1) -> float:
         """Return the log-probability of the tokens from index ``start`` on, given those before."""
-        return sum(one.logprob for one in self.logprobs[max(1, start) :] if one is not None)
+        return sum(token.logprob for token in self.logprobs[max(1, start) :] if token is not None)
 
     def is_greedy(self, start: int = 1) -> bool:
         """Return True if greedy decoding would generate the tokens from index ``start`` on."""
-        return all(one.rank == 1 for one in self.logprobs[max(1, start) :] if one is not None)
+        return all(token.rank == 1 for token in self.logprobs[max(1, start) :] if token is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ def _choice(request: Request, params: SamplingParams) -> Choice:
 
 
 def _mean_logprob(request: Request) -> float:
-    return sum(one.logprob for one in request.logprobs) / max(1, len(request.logprobs))
+    return sum(token.logprob for token in request.logprobs) / max(1, len(request.logprobs))
 
 
 def make_result(requests: Sequence[Request], params: SamplingParams) -> Result:
@@ -148,7 +148,7 @@ def outcome(requests: Sequence[Request], params: SamplingParams) -> Result | Pen
 
 def all_or_error(outcomes: Sequence[Result | PenstockError], is_one: bool) -> list[Result]:
     """Return the results.  Raises the first error, with the index of its prompt and how many others are complete."""
-    results = [one for one in outcomes if isinstance(one, Result)]
+    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
     for index, error in enumerate(outcomes):
         if isinstance(error, PenstockError):
             note = f" ({len(results)} of {len(outcomes)} prompts were done; generate_each returns each result or error)"

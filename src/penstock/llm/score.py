@@ -35,5 +35,5 @@ def score_prompts(
     checked = check_each(several, is_one, lambda prompt: engine.check_prompt(encode(prompt), answer_len=0))
     with_rows = ((ids, PromptScores(num_top)) for ids in checked)
     requests = run_prompts(engine, with_rows, is_one, options, opened)
-    scores = [Score(ids, one.prompt_logprobs or []) for ids, one in zip(checked, requests, strict=True)]
+    scores = [Score(ids, request.prompt_logprobs or []) for ids, request in zip(checked, requests, strict=True)]
     return scores[0] if is_one else scores

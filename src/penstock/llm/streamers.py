@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from penstock.errors import InvalidArgumentError
 from penstock.text.terminal import write_text
+from penstock.validation import wrong_type
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
@@ -35,9 +36,7 @@ class TextStreamer:
 
     def __init__(self, tokenizer: Tokenizer, skip_prompt: bool = False, *, file: TextIO | None = None) -> None:
         if not callable(getattr(tokenizer, "detokenizer", None)):
-            raise InvalidArgumentError(
-                f"tokenizer must be that of a model (llm.tokenizer), not {type(tokenizer).__name__}", param="tokenizer"
-            )
+            raise wrong_type("tokenizer", "that of a model (llm.tokenizer)", tokenizer)
         self._tokenizer = tokenizer
         self._skip_prompt = skip_prompt
         self._file = file

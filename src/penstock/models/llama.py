@@ -9,7 +9,7 @@ from penstock.errors import UnsupportedError
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.nn import Attention, Batch, ColumnParallelLinear, Module, RowParallelLinear, apply_rope
 
-__all__ = ["Config", "Network"]
+__all__ = ["Config", "LlamaAttention", "Network"]
 
 
 class Config:
@@ -39,11 +39,15 @@ class LlamaAttention(Module):
         self.o_proj = RowParallelLinear(q_size, config.hidden_size, bias)
         self.attention = Attention(config.num_heads, config.num_kv_heads, config.head_dim, window=window)
 
-    def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
-        """Return attention over x [T, hidden]: [T, hidden]."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [T, heads, head_dim], k [T, kv_heads, head_dim] and v [T, kv_heads * head_dim] of x [T, hidden]."""
         q = self.q_proj(x).view(-1, self.num_heads, self.head_dim)
         k = self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(x)
+        return q, k, self.v_proj(x)
+
+    def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
+        """Return attention over x [T, hidden]: [T, hidden]."""
+        q, k, v = self.project(x)
         return self.o_proj(self.attention(apply_rope(q, cos_sin), apply_rope(k, cos_sin), v, batch))
 
 

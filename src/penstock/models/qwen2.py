@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
 
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
-from penstock.nn import Attention, Batch, ColumnParallelLinear, Module, RowParallelLinear, apply_rope
+from penstock.models.llama import LlamaAttention
+from penstock.nn import RowParallelLinear
 
 __all__ = ["Config", "Network", "read_windows"]
 
@@ -41,25 +42,12 @@ def read_windows(reader: ConfigReader) -> tuple[int, ...]:
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-class Qwen2Attention(Module):
-    """Grouped-query attention with rotary positions; q, k and v have biases."""
+class Qwen2Attention(LlamaAttention):
+    """Llama's attention with biases on q, k and v only."""
 
     def __init__(self, config: DecoderConfig, window: int) -> None:
-        super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = ColumnParallelLinear(config.hidden_size, q_size, bias=True)
-        self.k_proj = ColumnParallelLinear(config.hidden_size, kv_size, bias=True)
-        self.v_proj = ColumnParallelLinear(config.hidden_size, kv_size, bias=True)
-        self.o_proj = RowParallelLinear(q_size, config.hidden_size)
-        self.attention = Attention(config.num_heads, config.num_kv_heads, config.head_dim, window=window)
-
-    def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
-        """Return attention over x [T, hidden]: [T, hidden]."""
-        q = self.q_proj(x).view(-1, self.num_heads, self.head_dim)
-        k = self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim)
-        v = self.v_proj(x)
-        return self.o_proj(self.attention(apply_rope(q, cos_sin), apply_rope(k, cos_sin), v, batch))
+        super().__init__(replace(config, attention_bias=True), window)
+        self.o_proj = RowParallelLinear(config.num_heads * config.head_dim, config.hidden_size)
 
 
 class Network(CausalLM):

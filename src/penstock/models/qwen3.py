@@ -6,8 +6,9 @@ from torch import Tensor
 
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder
+from penstock.models.llama import LlamaAttention
 from penstock.models.qwen2 import read_windows
-from penstock.nn import Attention, Batch, ColumnParallelLinear, Module, RMSNorm, RowParallelLinear, apply_rope
+from penstock.nn import RMSNorm
 
 __all__ = ["Config", "Network"]
 
@@ -21,28 +22,18 @@ class Config:
         return read_decoder(reader, read_windows(reader), head_dim=128, context_len=32768)
 
 
-class Qwen3Attention(Module):
-    """Grouped-query attention with rotary positions; q and k are normalised before the rotation."""
+class Qwen3Attention(LlamaAttention):
+    """Llama's attention, with q and k normalised before the rotation."""
 
     def __init__(self, config: DecoderConfig, window: int) -> None:
-        super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        bias = config.attention_bias
-        self.q_proj = ColumnParallelLinear(config.hidden_size, q_size, bias=bias)
-        self.k_proj = ColumnParallelLinear(config.hidden_size, kv_size, bias=bias)
-        self.v_proj = ColumnParallelLinear(config.hidden_size, kv_size, bias=bias)
-        self.o_proj = RowParallelLinear(q_size, config.hidden_size, bias=bias)
+        super().__init__(config, window)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
-        self.attention = Attention(config.num_heads, config.num_kv_heads, config.head_dim, window=window)
 
-    def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
-        """Return attention over x [T, hidden]: [T, hidden]."""
-        q = self.q_norm(self.q_proj(x).view(-1, self.num_heads, self.head_dim))
-        k = self.k_norm(self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim))
-        v = self.v_proj(x)
-        return self.o_proj(self.attention(apply_rope(q, cos_sin), apply_rope(k, cos_sin), v, batch))
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v of x, with q and k normalised."""
+        q, k, v = super().project(x)
+        return self.q_norm(q), self.k_norm(k), v
 
 
 class Network(CausalLM):

@@ -14,6 +14,7 @@ from torch import nn
 from penstock.config import ConfigReader, show
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.models.network_script import run_network_script
+from penstock.validation import refusal
 
 __all__ = [
     "Definition",
@@ -73,7 +74,7 @@ def register_network(model_type: str, network_class: type[nn.Module], config_cla
     """
     config_class = config_class or getattr(network_class, "Config", None)
     if not (isinstance(network_class, type) and issubclass(network_class, nn.Module)):
-        raise InvalidArgumentError(f"network_class: expected a subclass of torch.nn.Module, found {network_class!r}")
+        raise refusal("network_class", "a subclass of torch.nn.Module", network_class)
     if not callable(getattr(config_class, "read", None)):
         raise InvalidArgumentError(
             f"config_class: expected a class with read(reader), or a class Config inside {network_class.__name__}"

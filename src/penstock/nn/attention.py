@@ -52,7 +52,7 @@ class Attention(Module):
         self.register_buffer("state", torch.zeros(1, elements), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
-        """Attend: q [T, heads * head_dim], k and v [T, kv_heads * head_dim], or with heads as a dimension of their own.
+        """Attend: q [T, heads * head_dim], k and v [T, kv_heads * head_dim], or with heads as a separate dimension.
 
         Returns [T, heads * head_dim].
         """

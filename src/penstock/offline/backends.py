@@ -26,6 +26,7 @@ from penstock.offline.lite_generator import LiteGenerator
 from penstock.runtime.program import ProgramLimits
 from penstock.runtime.verify import check_verify, open_verified
 from penstock.text.tokenizer import Tokenizer
+from penstock.validation import refusal
 
 __all__ = ["BACKENDS", "Answers", "Generator", "RunOptions", "backend_named", "default_backend", "open_accelerated",
            "open_generator"]  # fmt: skip
@@ -90,9 +91,7 @@ def backend_named(name: object) -> str:
     backend = _OTHER_NAMES.get(name, name) if isinstance(name, str) else name
     if backend not in BACKENDS:
         aliases = ", ".join(f"{alias} for {own}" for alias, own in _OTHER_NAMES.items())
-        raise InvalidArgumentError(
-            f"backend must be one of {', '.join(BACKENDS)} (or {aliases}), not {name!r:.60}", param="backend"
-        )
+        raise refusal("backend", f"one of {', '.join(BACKENDS)} (or {aliases})", name)
     return str(backend)
 
 
@@ -172,9 +171,7 @@ def _check_scheme(source: Path, bundle: Path, options: RunOptions) -> None:
     with native.Model.open(bundle) as model:
         scheme = model.info.scheme
     if options.scheme is not None and options.scheme != scheme:
-        raise InvalidArgumentError(
-            f"scheme: expected {scheme!r}, that of the bundle {bundle}, got {options.scheme!r}", param="scheme"
-        )
+        raise refusal("scheme", f"{scheme!r}, that of the bundle {bundle}", options.scheme)
 
 
 def _limits(values: dict[str, Any]) -> ProgramLimits:

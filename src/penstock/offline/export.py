@@ -18,6 +18,7 @@ from penstock.offline.export_config import YAML_SUFFIXES, ExportConfig, read_exp
 from penstock.quant.scheme import find_scheme
 from penstock.runtime.build import build_in_child
 from penstock.runtime.open import registered_script
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["export", "export_config"]
 
@@ -100,21 +101,19 @@ def _link(file: Path, other: Path) -> None:
 
 def _checked_out(out: Path | str | None) -> Path:
     if not isinstance(out, (str, os.PathLike)) or Path(out).suffix != ".psm":
-        raise InvalidArgumentError(f"out must be a file name that ends in .psm, not {out!r:.100}", param="out")
+        raise refusal("out", "a file name that ends in .psm", out)
     return Path(out)
 
 
 def _has_yaml(path: Path) -> bool:
-    return path.is_dir() and any(one.suffix in YAML_SUFFIXES for one in path.iterdir())
+    return path.is_dir() and any(entry.suffix in YAML_SUFFIXES for entry in path.iterdir())
 
 
 @contextlib.contextmanager
 def _saved(network: Any) -> Iterator[Path]:
     """Yield a temporary checkpoint folder with the weights of a network in memory."""
     if not callable(getattr(network, "named_parameters", None)):
-        raise InvalidArgumentError(
-            f"model must be a path or a network from penstock.load_network, not {type(network).__name__}", param="model"
-        )
+        raise wrong_type("model", "a path or a network from penstock.load_network", network)
     from penstock.models.loader import save_network
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.device import check_target
+from penstock.validation import nearest, refusal
 
-__all__ = ["InferConfig", "checked_copy", "infer_config"]
+__all__ = ["InferConfig", "infer_config"]
 
 _PATHS: Final = ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path")
 _MAX_SEQ_LENGTH: Final = 1 << 24
@@ -48,7 +49,7 @@ class InferConfig:
         for name in _PATHS:
             value = getattr(self, name)
             if not isinstance(value, (str, os.PathLike)):
-                raise InvalidArgumentError(f"{name} must be a file name, not {value!r:.60}", param=name)
+                raise refusal(name, "a file name", value)
             setattr(self, name, os.fspath(value))
         if self.ge_config_path:
             if self.config_path:
@@ -60,16 +61,10 @@ class InferConfig:
                 f"model_type must be 'penstock', a bundle (.psm), not {self.model_type!r:.60}", param="model_type"
             )
         if not isinstance(self.model_name, str) or not self.model_name:
-            raise InvalidArgumentError(
-                f"model_name must be a non-empty string, not {self.model_name!r:.60}", param="model_name"
-            )
+            raise refusal("model_name", "a non-empty string", self.model_name)
         check_target([self.target])
         for name, maximum in (("infer_seq_length", _MAX_SEQ_LENGTH), ("device_id", 1 << 20), ("rank_id", 1 << 20)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
-                raise InvalidArgumentError(
-                    f"{name} must be an integer from 0 to {maximum}, not {value!r:.60}", param=name
-                )
+            check_integer(name, getattr(self, name), 0, maximum)
         for name in ("device_id", "rank_id"):
             if getattr(self, name):
                 raise UnsupportedError(
@@ -100,12 +95,7 @@ def infer_config(values: Mapping[str, Any], where: str = "pipeline") -> InferCon
     return InferConfig(**values)
 
 
-def checked_copy(config: InferConfig) -> InferConfig:
-    """Return a copy of the configuration, with every field checked again."""
-    return replace(config)
-
-
 def _no_field(where: str, name: object) -> str:
-    near = difflib.get_close_matches(str(name), FIELDS, 1)
-    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(FIELDS)}"
+    near = nearest(str(name), FIELDS)
+    hint = f"did you mean {near}?" if near else f"expected one of {', '.join(FIELDS)}"
     return f"{where}: unknown field {name!r:.60}; {hint}"

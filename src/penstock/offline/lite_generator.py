@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,7 +16,7 @@ from penstock.core import native
 from penstock.core.forked import check_process, is_forked
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.engine.capabilities import check_continues
-from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.params import SamplingParams
 from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Request, Status
 from penstock.engine.sampler import SamplingRows, accept_row
@@ -25,7 +24,7 @@ from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedErro
 from penstock.lite.model import Model
 from penstock.lite.tensor import Tensor
 from penstock.llm.prompts import check_each
-from penstock.llm.resolve import answer_text, end_ids, resolve_params
+from penstock.llm.resolve import answer_text, default_sampling, end_ids, resolve_params
 from penstock.llm.result import Delta, Result, make_result
 from penstock.text.tokenizer import Tokenizer
 
@@ -51,10 +50,8 @@ class LiteGenerator:
         self._files = {name: data for name in names if (data := model.get_file(name)) is not None}
         self.generation = read_generation_config(self._files)
         self._ends = frozenset(self.generation.eos_token_ids)
-        self._defaults = ResolvedSampling() if self.tail else ResolvedSampling.of_model(self.generation)
         self._is_bidirectional = model.native.info.bidirectional
-        if self._is_bidirectional:
-            self._defaults = replace(self._defaults, max_tokens=1)
+        self._defaults = default_sampling(self.generation, self.tail, self._is_bidirectional)
         self._tokenizer: Tokenizer | None = None
         self._sampler = native.Context(1)
         self._pid = os.getpid()

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
+from penstock.config import check_flag
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.llm.result import Score
-from penstock.validation import flag
 
 __all__ = ["Evaluator"]
 
@@ -112,7 +112,7 @@ def _params(wanted: Mapping[str, Any]) -> SamplingParams:
     """Convert the harness's names of sampling fields; InvalidArgumentError for an unknown one."""
     values = {name: value for name, value in wanted.items() if value is not None}
     until = values.pop("until", [])
-    samples = flag("do_sample", values.pop("do_sample", bool(values.get("temperature"))))
+    samples = check_flag("do_sample", values.pop("do_sample", bool(values.get("temperature"))))
     lengths = [values.pop(name) for name in _LENGTHS if name in values]
     fields = {name: values.pop(name) for name in _SAMPLING if name in values}
     if values:

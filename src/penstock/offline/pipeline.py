@@ -14,6 +14,7 @@ from penstock.offline.backends import default_backend
 from penstock.offline.infer_config import FIELDS, InferConfig
 from penstock.offline.sources import find_source
 from penstock.offline.tasks import InferTask
+from penstock.validation import refusal
 
 __all__ = ["pipeline"]
 
@@ -60,7 +61,5 @@ def _folders(search_path: object) -> list[Path] | None:
         return None
     folders = [search_path] if isinstance(search_path, (str, os.PathLike)) else search_path
     if not isinstance(folders, Iterable) or not all(isinstance(folder, (str, os.PathLike)) for folder in folders):
-        raise InvalidArgumentError(
-            f"search_path must be a folder or a list of folders, not {search_path!r:.60}", param="search_path"
-        )
+        raise refusal("search_path", "a folder or a list of folders", search_path)
     return [Path(folder) for folder in folders]

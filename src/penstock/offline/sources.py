@@ -12,8 +12,9 @@ from penstock import env
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.graph.bundle import read_graph
 from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, YAML_SUFFIXES, check_sections, only_yaml
-from penstock.offline.infer_config import InferConfig, checked_copy, infer_config
+from penstock.offline.infer_config import InferConfig, infer_config
 from penstock.offline.yaml_file import read_yaml
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["check_pair", "find_source", "is_checkpoint"]
 
@@ -30,23 +31,19 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
     if isinstance(model, InferConfig):
         if values:
             raise InvalidArgumentError(f"{next(iter(values))}: set it in the InferConfig")
-        return _of_config(checked_copy(model), search_path)
+        return _of_config(replace(model), search_path)
     for name in ("prefill_model_path", "increment_model_path"):
         if name in values and model is not None:
             raise InvalidArgumentError(f"{name}: cannot be combined with model", param=name)
     if model is None:
         return _of_config(infer_config(values), search_path)
     if isinstance(model, (tuple, list)):
-        if len(model) != 2 or not all(isinstance(one, (str, os.PathLike)) and str(one) for one in model):
-            raise InvalidArgumentError(
-                f"model: expected a pair of bundles (prefill, increment), found {model!r:.100}", param="model"
-            )
+        if len(model) != 2 or not all(isinstance(path, (str, os.PathLike)) and str(path) for path in model):
+            raise refusal("model", "a pair of bundles (prefill, increment)", model)
         paths = {"prefill_model_path": model[0], "increment_model_path": model[1]}
         return _of_config(infer_config({**values, **paths}), search_path)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
-        raise InvalidArgumentError(
-            f"model: expected a path, a pair of paths or a name, found {type(model).__name__}", param="model"
-        )
+        raise wrong_type("model", "a path, a pair of paths or a name", model)
     path = Path(model)
     is_name = path.name == os.fspath(model) and path.suffix not in (".psm", *YAML_SUFFIXES)
     if path.exists() and not (is_name and search_path is not None):  # with a search path, it is a name
@@ -92,7 +89,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:
-    if not any(one.suffix in (".psm", *YAML_SUFFIXES) for one in folder.iterdir()):
+    if not any(entry.suffix in (".psm", *YAML_SUFFIXES) for entry in folder.iterdir()):
         raise InvalidFileError(
             f"{folder}: expected a checkpoint folder (config.json, *.safetensors) or a model folder (a YAML file, "
             f"*{PREFILL_SUFFIX})"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.offline.infer_config import InferConfig, checked_copy
+from penstock.offline.infer_config import InferConfig
 from penstock.offline.text_generation import TextGeneration
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["InferTask"]
 
@@ -33,11 +35,11 @@ class InferTask:
         others are refused before it is called.  InvalidArgumentError if the name is taken.
         """
         if not isinstance(task_type, str) or not task_type.isidentifier():
-            raise InvalidArgumentError(f"task_type must be a name, not {task_type!r:.60}", param="task_type")
+            raise refusal("task_type", "a name", task_type)
         if task_type in cls._tasks:
             raise InvalidArgumentError(f"task_type {task_type!r} is registered already", param="task_type")
         if not callable(make):
-            raise InvalidArgumentError(f"make must be a function, not {type(make).__name__}", param="make")
+            raise wrong_type("make", "a function", make)
         used = frozenset(uses)
         if not used <= set(PROCESSORS):
             raise InvalidArgumentError(
@@ -53,14 +55,10 @@ class InferTask:
         task. InvalidArgumentError for an unknown task, UnsupportedError for a processor that the task does not use.
         """
         if not cls.check_task_valid(task_type):
-            raise InvalidArgumentError(
-                f"task must be one of {', '.join(cls.support_list())}, not {task_type!r:.60}", param="task"
-            )
+            raise refusal("task", f"one of {', '.join(cls.support_list())}", task_type)
         if not isinstance(task_config, InferConfig):
-            raise InvalidArgumentError(
-                f"task_config must be an InferConfig, not {type(task_config).__name__}", param="task_config"
-            )
-        task, config = cls._tasks[task_type], checked_copy(task_config)
+            raise wrong_type("task_config", "an InferConfig", task_config)
+        task, config = cls._tasks[task_type], replace(task_config)  # checks its fields again
         for name in PROCESSORS:
             if name not in task.uses and options.pop(name, None) is not None:
                 raise UnsupportedError(f"{name}: not used by the task {task_type}", param=name)

@@ -6,9 +6,9 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+from penstock.config import check_flag
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
@@ -30,6 +30,7 @@ from penstock.offline.infer_config import InferConfig
 from penstock.offline.lite_generator import LiteGenerator
 from penstock.offline.sources import check_pair, find_source
 from penstock.offline.tokenizer import open_tokenizer
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["TextGeneration"]
 
@@ -84,14 +85,10 @@ class TextGeneration:
             return open_generator(config.bundle, self._options)
         if isinstance(running, LLM):
             if running.info.mode != self.backend:
-                raise InvalidArgumentError(
-                    f"backend must be {running.info.mode!r}, that of the LLM, not {self.backend!r}", param="backend"
-                )
+                raise refusal("backend", f"{running.info.mode!r}, that of the LLM", self.backend)
             return running
         if self.backend != "lite":
-            raise InvalidArgumentError(
-                f"backend must be 'lite' for a lite.Model, not {self.backend!r}", param="backend"
-            )
+            raise refusal("backend", "'lite' for a lite.Model", self.backend)
         return LiteGenerator(running, 1)
 
     def __call__(
@@ -113,8 +110,7 @@ class TextGeneration:
         UnsupportedError, which names the prompt or the field.
         """
         for name, value in (("stream", stream), ("add_special_tokens", add_special_tokens)):
-            if not isinstance(value, bool):
-                raise InvalidArgumentError(f"{name} must be True or False, not {value!r:.60}", param=name)
+            check_flag(name, value)
         check_process(self._pid, "pipeline")
         sampling_params = _params(params, sampling)
         generator = self._choose(is_sample_acceleration)
@@ -137,10 +133,7 @@ class TextGeneration:
     def _choose(self, accelerated: bool | None) -> Generator:
         """Return the generator with the requested end of the graph; the second one is opened on first use."""
         if accelerated not in (None, True, False):
-            raise InvalidArgumentError(
-                f"is_sample_acceleration must be True, False or None, not {accelerated!r:.60}",
-                param="is_sample_acceleration",
-            )
+            raise refusal("is_sample_acceleration", "True, False or None", accelerated)
         if self._closed:
             raise InvalidArgumentError("the pipeline is closed")
         tail = tail_of(self._generator)
@@ -177,9 +170,7 @@ class TextGeneration:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -194,5 +185,5 @@ def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> Sampl
     if sampling:
         raise InvalidArgumentError(f"{next(iter(sampling))}: set it in params")
     if not isinstance(params, SamplingParams):
-        raise InvalidArgumentError(f"params must be SamplingParams, not {type(params).__name__}", param="params")
+        raise wrong_type("params", "SamplingParams", params)
     return params

@@ -11,6 +11,7 @@ from penstock.checkpoint.side_files import read_side_files, read_small_file
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.text.detokenizer import Detokenizer, WindowDetokenizer
 from penstock.text.tokenizer import Tokenizer
+from penstock.validation import wrong_type
 
 __all__ = ["OtherTokenizer", "open_tokenizer"]
 
@@ -29,10 +30,7 @@ def open_tokenizer(tokenizer: object) -> Tokenizer:
             return Tokenizer({"tokenizer.json": read_small_file(path)})
         return Tokenizer(read_side_files(path))
     if not callable(getattr(tokenizer, "encode", None)) or not callable(getattr(tokenizer, "decode", None)):
-        raise InvalidArgumentError(
-            f"tokenizer: expected a path, or an object with encode and decode, found {type(tokenizer).__name__}",
-            param="tokenizer",
-        )
+        raise wrong_type("tokenizer", "a path, or an object with encode and decode", tokenizer)
     return OtherTokenizer(tokenizer)
 
 
@@ -42,7 +40,7 @@ class OtherTokenizer(Tokenizer):
     def __init__(self, tokenizer: Any) -> None:
         self._other = tokenizer
         self._is_isolated = False
-        self._specials = frozenset(int(one) for one in getattr(tokenizer, "all_special_ids", ()))
+        self._specials = frozenset(int(token) for token in getattr(tokenizer, "all_special_ids", ()))
         self.special_tokens = {}
         template = getattr(tokenizer, "chat_template", None)
         self.chat_template = template if isinstance(template, str) else None
@@ -50,7 +48,7 @@ class OtherTokenizer(Tokenizer):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""
         if not isinstance(text, str):
-            raise InvalidArgumentError(f"text must be a string, not {type(text).__name__}", param="text")
+            raise wrong_type("text", "a string", text)
         try:
             ids = self._other.encode(text, add_special_tokens=add_special_tokens)
             return [int(token) for token in ids]

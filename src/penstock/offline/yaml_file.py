@@ -62,17 +62,17 @@ def _check_expansion(root: Any, path: Path) -> None:
     while pending:
         node = pending[-1]
         items = node.value if isinstance(node.value, list) else []  # the value of a scalar is its text
-        children = [one for item in items for one in (item if isinstance(item, tuple) else (item,))]
+        children = [child for item in items for child in (item if isinstance(item, tuple) else (item,))]
         if id(node) not in sizes:
             sizes[id(node)] = -1  # marks a node whose children are being counted
-            pending += [one for one in children if id(one) not in sizes]
+            pending += [child for child in children if id(child) not in sizes]
             continue
         pending.pop()
         if sizes[id(node)] >= 0:
             continue
-        if any(sizes[id(one)] < 0 for one in children):
+        if any(sizes[id(child)] < 0 for child in children):
             raise InvalidFileError(f"{path}: line {node.start_mark.line + 1}: an alias contains itself")
-        sizes[id(node)] = 1 + sum(sizes[id(one)] for one in children)
+        sizes[id(node)] = 1 + sum(sizes[id(child)] for child in children)
         if sizes[id(node)] > _MAX_NODES:
             raise InvalidFileError(
                 f"{path}: expected at most {_MAX_NODES} values once aliases are replaced, found more"

@@ -45,7 +45,8 @@ class _CustomOp(EagerOp):
 
     def _infer(self, inputs: tuple[Any, ...], attrs: tuple[tuple[str, Any], ...]) -> list[tuple[Any, torch.dtype]]:
         metas = [None if spec is None else torch.empty(spec[0], dtype=spec[1], device="meta") for spec in inputs]
-        return [(tensor.shape, tensor.dtype) for tensor in _tuple_of(self.reference(*metas, **dict(attrs)))]
+        result = self.reference(*metas, **dict(attrs))
+        return [(tensor.shape, tensor.dtype) for tensor in (result if isinstance(result, tuple) else (result,))]
 
     def replace_reference(self, reference: Callable[..., Any]) -> None:
         """Replace the PyTorch function, and with it the shapes of the outputs."""
@@ -72,10 +73,6 @@ class _CustomOp(EagerOp):
                 f"{loaded[0]} {loaded[1]} in the loaded library"
             )
         return super().run(*tensors, **attrs)
-
-
-def _tuple_of(result: Any) -> tuple[Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
 
 
 def custom_op(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock.core import layouts, native
-from penstock.core.kv import KV_NUMBERS
+from penstock.core.layouts import KV_NUMBERS
 from penstock.env import use_reference
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.ops import reference
@@ -145,7 +145,7 @@ class EagerOp:
         try:
             native.run_op(core_context(), self.name, arguments, attrs)
         except PenstockError as error:
-            raise type(error)(f"[{self.name}] {str(error).removeprefix(self.name + ': ')}") from None
+            raise error.with_message(f"[{self.name}] {str(error).removeprefix(self.name + ': ')}") from None
         return self._result(outputs)
 
     def _check(self, tensors: tuple[Tensor | None, ...]) -> None:

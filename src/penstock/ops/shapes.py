@@ -156,7 +156,7 @@ def _gelu(shapes: Shapes, attrs: Attrs) -> list[Shape]:
 
 
 def _elementwise(op: str, shapes: Shapes) -> list[Shape]:
-    """The rule of an op without one of its own: all arguments have one shape, and so has the output."""
+    """The rule of an op without a special rule: all arguments have one shape, and so has the output."""
     first, *others = shapes
     shape = _tensor(op, shapes, first, 2)
     for other in others:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.config import check_choice
 from penstock.core import layouts
 from penstock.core.layouts import GROUP_LEN
 from penstock.errors import InvalidArgumentError
+from penstock.validation import refusal
 
 __all__ = ["GROUP_LEN", "SCHEMES", "Scheme", "default_scheme", "find_scheme", "quantizing_scheme"]
 
@@ -59,7 +61,7 @@ def find_scheme(name: str) -> Scheme:
     """Return the scheme called ``name``; InvalidArgumentError lists those that exist."""
     scheme = SCHEMES.get(name)
     if scheme is None:
-        raise InvalidArgumentError(f"scheme: expected one of {', '.join(SCHEMES)}, found {name!r}", param="scheme")
+        raise refusal("scheme", f"one of {', '.join(SCHEMES)}", name)
     return scheme
 
 
@@ -76,6 +78,4 @@ def quantizing_scheme(name: str) -> Scheme:
 
 def default_scheme(dtype: str) -> str:
     """Return the scheme that keeps the element type ``dtype`` ("f32", "f16", "bf16") of a checkpoint."""
-    if dtype not in ("f32", "f16", "bf16"):
-        raise InvalidArgumentError(f"dtype: expected f32, f16 or bf16, found {dtype!r}", param="dtype")
-    return dtype
+    return check_choice("dtype", dtype, ("f32", "f16", "bf16"))

@@ -93,7 +93,7 @@ def build_in_child(
 
 @contextlib.contextmanager
 def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run the child in a session of its own: Ctrl-C reaches only this process, which then kills the child's group.
+    """Run the child in a separate session: Ctrl-C reaches only this process, which then kills the child's group.
 
     The child watches its stdin, a pipe from this process: when this process dies, the child reads its end and exits.
     """

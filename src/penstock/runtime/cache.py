@@ -28,7 +28,6 @@ from penstock.checkpoint.side_files import read_small_file
 from penstock.config import parse_object
 from penstock.errors import (
     FileAccessError,
-    InvalidArgumentError,
     InvalidFileError,
     PenstockError,
     UnsupportedError,
@@ -38,6 +37,7 @@ from penstock.ops.table import OPS
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.build import PARTIAL_SUFFIX, Progress, ProgressCallback, build_in_child
 from penstock.runtime.verify import forget_verified, open_verified, remember_verified
+from penstock.validation import refusal
 
 __all__ = ["Cache", "CacheEntry", "bundle_key"]
 
@@ -79,7 +79,7 @@ def _script_digest(network: str | None) -> str:
         return ""
     file, colon, name = network.rpartition(":")
     if not colon or not name or not file:
-        raise InvalidArgumentError(f"network: expected file.py:Class, found {network!r}", param="network")
+        raise refusal("network", "file.py:Class", network)
     try:
         data = Path(file).read_bytes()
     except OSError as error:

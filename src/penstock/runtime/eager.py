@@ -75,8 +75,8 @@ class EagerProgram:
         if len(heads) == 1:
             heads[0].register_forward_pre_hook(self._keep_hidden)
         weight_bytes = sum(t.nbytes for t in (*self.network.parameters(), *self._packed_weights()))
-        self._limits = limits
-        self._info = ProgramInfo(
+        self.limits = limits
+        self.info = ProgramInfo(
             network=built.name,
             scheme=scheme,
             mode="eager",
@@ -90,19 +90,9 @@ class EagerProgram:
             hidden_size=heads[0].cols if len(heads) == 1 else 0,
             bidirectional=bidirectional,
         )
-        self._hidden: Tensor = torch.zeros(0, self._info.hidden_size)
+        self._hidden: Tensor = torch.zeros(0, self.info.hidden_size)
         self._logits: NDArray[np.float32] = np.zeros((0, built.vocab_size), np.float32)
         self._slots: dict[int, int] = {}
-
-    @property
-    def info(self) -> ProgramInfo:
-        """The description of the program."""
-        return self._info
-
-    @property
-    def limits(self) -> ProgramLimits:
-        """The sizes that the program was planned for."""
-        return self._limits
 
     @property
     def states(self) -> dict[str, Tensor]:
@@ -145,7 +135,7 @@ class EagerProgram:
 
     def sample(self, sampling: native.Sampling) -> native.Sampled:
         """Sample every row of the last step."""
-        num_slots = self._limits.max_requests
+        num_slots = self.limits.max_requests
         if sampling.slot is not None and ((sampling.slot < -1) | (sampling.slot >= num_slots)).any():
             raise InvalidArgumentError(f"slot: expected -1 or a slot below {num_slots}, found {sampling.slot.tolist()}")
         plain = replace(sampling, slot=None)  # this class keeps the slots itself
@@ -184,7 +174,7 @@ class EagerProgram:
         return np.array([t if t >= 0 else self._slots[int(-1 - t)] for t in token_ids], np.int32)
 
     def _check(self, batch: native.StepBatch, token_ids: NDArray[np.int32]) -> None:
-        limits, info = self._limits, self._info
+        limits, info = self.limits, self.info
         counts = {
             "token_ids": (len(token_ids), limits.max_tokens),
             "request_starts": (len(batch.request_starts) - 1, limits.max_requests),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core import native
-from penstock.core.kv import KV_NUMBERS
+from penstock.core.layouts import KV_NUMBERS
 from penstock.core.memory import make_memory, use_small_pages
 from penstock.errors import OutOfMemoryError
 from penstock.runtime.machine import memory
@@ -114,16 +114,19 @@ def _does_not_fit(plan: native.Plan, limits: ProgramLimits, available: int) -> s
 
 
 class NativeProgram:
-    """A bundle with its memory, run by the native core: one native call per step, without the interpreter lock."""
+    """A bundle with its memory, run by the native core: one native call per step, without the interpreter lock.
+
+    ``model``: the bundle.  ``context``: its instruction level and threads.  ``core_program`` records spans.
+    """
 
     def __init__(self, model: native.Model, context: native.Context, limits: ProgramLimits, plan: native.Plan) -> None:
-        self._model = model
-        self._context = context
-        self._core = native.CoreProgram(model, context, _options(limits, model.info.scheme))
+        self.model = model
+        self.context = context
+        self.core_program = native.CoreProgram(model, context, _options(limits, model.info.scheme))
         self._call: native.StepCall | None = None
-        self._limits = limits
+        self.limits = limits
         info = model.info
-        self._info = ProgramInfo(
+        self.info = ProgramInfo(
             network=info.network,
             scheme=info.scheme,
             mode="graph",
@@ -151,7 +154,7 @@ class NativeProgram:
 
     def _memory_of(self, state: int, start: int, stop: int) -> tuple[int, int]:
         """Return the address and the size in bytes of some KV pages of a state."""
-        pages = self._core.kv(state)[start:stop]
+        pages = self.core_program.kv(state)[start:stop]
         return pages.__array_interface__["data"][0], pages.nbytes
 
     def _make_pages(self, state: int, start: int, stop: int) -> bool:
@@ -192,54 +195,29 @@ class NativeProgram:
             context.close()
             raise
 
-    @property
-    def info(self) -> ProgramInfo:
-        """The description of the program."""
-        return self._info
-
-    @property
-    def limits(self) -> ProgramLimits:
-        """The sizes that the program was planned for."""
-        return self._limits
-
-    @property
-    def context(self) -> native.Context:
-        """The context that the program runs on: its instruction level and threads."""
-        return self._context
-
-    @property
-    def model(self) -> native.Model:
-        """The bundle that the program runs."""
-        return self._model
-
-    @property
-    def core_program(self) -> native.CoreProgram:
-        """The native core's program, which records spans for profiling."""
-        return self._core
-
     def run(self, batch: native.StepBatch) -> None:
         """Compute one step."""
         self._prefault_pages(batch)
-        self._core.run(batch)
+        self.core_program.run(batch)
 
     def logits(self) -> NDArray[np.float32]:
         """Return the last step's logits, [R, vocab]: a view."""
-        return self._core.logits()
+        return self.core_program.logits()
 
     def hidden(self) -> NDArray[np.float32]:
         """Return the last step's hidden rows, [T, hidden_size]: a view."""
-        return self._core.hidden()
+        return self.core_program.hidden()
 
     def sample(self, sampling: native.Sampling) -> native.Sampled:
         """Sample every row of the last step."""
-        return self._core.sample(sampling)
+        return self.core_program.sample(sampling)
 
     def step(self, batch: native.StepBatch, sampling: native.Sampling) -> native.Sampled:
         """Compute one step and sample its rows in one native call."""
         call = self._call
         if call is None or call.batch is not batch or call.sampling is not sampling:
             self._prefault_pages(batch)
-            call = self._call = self._core.step_call(batch, sampling)
+            call = self._call = self.core_program.step_call(batch, sampling)
         return call()
 
     def close(self) -> None:
@@ -248,6 +226,6 @@ class NativeProgram:
             self._closed = True
             self._prefault.close()
             self._call = None
-            self._core.close()
-            self._model.close()
-            self._context.close()
+            self.core_program.close()
+            self.model.close()
+            self.context.close()

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.config import check_integer
+from penstock.config import check_choice, check_flag, check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
+from penstock.validation import refusal, wrong_type
 
 __all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open_program", "registered_script"]
 
@@ -58,14 +59,9 @@ class OpenOptions:
 
     def __post_init__(self) -> None:
         """Refuse a value of the wrong type, by name."""
-        if not isinstance(self.use_cache, bool):
-            raise InvalidArgumentError(
-                f"use_cache: expected True or False, found {self.use_cache!r:.60}", param="use_cache"
-            )
+        check_flag("use_cache", self.use_cache)
         if self.progress is not None and not callable(self.progress):
-            raise InvalidArgumentError(
-                f"progress: expected a function, found {type(self.progress).__name__}", param="progress"
-            )
+            raise wrong_type("progress", "a function", self.progress)
         check_verify(self.verify)
 
 
@@ -88,15 +84,12 @@ def open_program(
     """
     from penstock.core.context import MAX_THREADS
 
-    if mode not in MODES:
-        raise InvalidArgumentError(f"mode: expected graph or eager, found {mode!r}", param="mode")
+    check_choice("mode", mode, MODES)
     check_integer("threads", threads, 0, MAX_THREADS)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
-        raise InvalidArgumentError(
-            f"model: expected the path of a checkpoint folder or a .psm bundle, found {model!r}", param="model"
-        )
+        raise refusal("model", "the path of a checkpoint folder or a .psm bundle", model)
     if limits is not None and not isinstance(limits, ProgramLimits):
-        raise InvalidArgumentError(f"limits: expected ProgramLimits, found {type(limits).__name__}", param="limits")
+        raise wrong_type("limits", "ProgramLimits", limits)
     check_network(network)
     path, options = Path(model), options or OpenOptions()
     limits = limits or ProgramLimits()

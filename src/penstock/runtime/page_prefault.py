@@ -35,15 +35,11 @@ class PagePrefault:
         self._num_pages = num_pages
         self._run_len = run_len
         self._margin = max(MIN_MARGIN, run_len // 2)
-        self._made = self._wanted = min(num_pages, run_len)
+        self.num_made = self._wanted = min(num_pages, run_len)
+        """``num_made``: leading pages that are allocated; the first run always counts."""
         self._work = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
-
-    @property
-    def num_made(self) -> int:
-        """The number of leading pages that are allocated; the first run always counts."""
-        return self._made
 
     def use(self, num_pages: int) -> None:
         """Report that the leading ``num_pages`` are in use; the next run is then allocated in the background."""
@@ -68,13 +64,13 @@ class PagePrefault:
     def _run(self) -> None:
         while not self._closed:
             with self._work:
-                self._work.wait_for(lambda: self._closed or self._made < self._wanted)
-            stop = min(self._wanted, self._made + self._run_len)
+                self._work.wait_for(lambda: self._closed or self.num_made < self._wanted)
+            stop = min(self._wanted, self.num_made + self._run_len)
             for part in range(self._num_parts):
                 start = time.perf_counter()
-                if self._closed or not self._make(part, self._made, stop):
+                if self._closed or not self._make(part, self.num_made, stop):
                     self._closed = True  # if the kernel cannot, the first write to each page allocates it
                     return
                 with self._work:
                     self._work.wait_for(lambda: self._closed, PAUSE_FACTOR * (time.perf_counter() - start))
-            self._made = stop
+            self.num_made = stop

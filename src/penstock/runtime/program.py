@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.config import check_integer
-from penstock.core.kv import KV_LAYOUTS, PAGE_TOKENS, kv_layout_of, pages_for
+from penstock.config import check_choice, check_integer
+from penstock.core.layouts import KV_LAYOUTS, PAGE_TOKENS, kv_layout_of, pages_for
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -66,15 +66,8 @@ class ProgramLimits:
                 f"max_rows: expected 0 or at least max_requests ({self.max_requests}), found {self.max_rows}",
                 param="max_rows",
             )
-        if self.kv_layout not in KV_LAYOUTS:
-            layouts = ", ".join(KV_LAYOUTS)
-            raise InvalidArgumentError(
-                f"kv_layout (--kv-cache): expected one of {layouts}, found {self.kv_layout!r}", param="kv_layout"
-            )
-        if self.weights not in WEIGHTS:
-            raise InvalidArgumentError(
-                f"weights: expected one of {', '.join(WEIGHTS)}, found {self.weights!r}", param="weights"
-            )
+        check_choice("kv_layout", self.kv_layout, KV_LAYOUTS)
+        check_choice("weights", self.weights, WEIGHTS)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock import env
+from penstock.config import check_choice
 from penstock.core import native
 from penstock.core.metadata import stamp_of
-from penstock.errors import InvalidArgumentError
 
 __all__ = ["VERIFY_MODES", "check_verify", "forget_verified", "open_verified", "remember_verified"]
 
@@ -32,11 +32,7 @@ second change within it leaves no trace."""
 
 def check_verify(value: object) -> str:
     """Return a mode of VERIFY_MODES; InvalidArgumentError for anything else."""
-    if not isinstance(value, str) or value not in VERIFY_MODES:
-        raise InvalidArgumentError(
-            f"verify: expected one of {', '.join(VERIFY_MODES)}, found {value!r:.60}", param="verify"
-        )
-    return value
+    return check_choice("verify", value, VERIFY_MODES)
 
 
 def open_verified(path: str | os.PathLike[str], verify: str = "once") -> tuple[native.Model, float]:

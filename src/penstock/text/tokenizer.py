@@ -11,6 +11,7 @@ from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.core import tokenizer as core_tokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from penstock.validation import wrong_type
 
 __all__ = ["Tokenizer"]
 
@@ -83,7 +84,7 @@ class Tokenizer:
         ``add_special_tokens`` also adds the tokens that the tokenizer puts around a prompt.
         """
         if not isinstance(text, str):
-            raise InvalidArgumentError(f"text must be a string, not {type(text).__name__}")
+            raise wrong_type("text", "a string", text)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:

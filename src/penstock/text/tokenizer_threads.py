@@ -16,7 +16,7 @@ __all__ = ["call_isolated", "call_tokenizer"]
 _LONG_TEXT: Final = 2000
 """A text of this many characters or tokens is processed outside the event loop."""
 _LONG_CALLS: Final = ThreadPoolExecutor(2, "penstock-text")
-"""A pool of its own, so that long texts do not delay chat templates."""
+"""A separate pool, so that long texts do not delay chat templates."""
 _isolated_calls: Final[WeakKeyDictionary[Tokenizer, ThreadPoolExecutor]] = WeakKeyDictionary()
 
 
@@ -24,7 +24,7 @@ async def call_tokenizer(tokenizer: Tokenizer, num_items: int, call: Any, *argum
     """Return ``call(*arguments, **named)``, which uses ``tokenizer`` on ``num_items`` characters or tokens.
 
     A short call runs in the event loop, a long one in one of two threads.  A tokenizer in another process may be slow
-    or exit, so it has a thread of its own: requests for other models never wait for it.
+    or exit, so it has a separate thread: requests for other models never wait for it.
     """
     if tokenizer.is_isolated:
         pool = _isolated_calls.get(tokenizer)

@@ -7,17 +7,10 @@ import json
 from typing import TYPE_CHECKING
 
 from penstock.cli.measure.bench_online import add_online_options, refuse_online_options, run_online
-from penstock.cli.options import (
-    add_network_option,
-    add_ops_option,
-    add_parser_of,
-    add_scheme_option,
-    add_threads_option,
-    add_verify_option,
-    add_weights_option,
-)
+from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
+from penstock.validation import refusal
 
 if TYPE_CHECKING:
     from penstock.bench.measure import Report
@@ -36,18 +29,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock bench demo/demo.psm --prompt-tokens 128 --batch 1,4\n"
         "penstock bench demo/demo.psm --online --rate 50%,80% --svg latency.svg",
     )
-    parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
-    add_scheme_option(parser)
+    add_options(parser, "model")
+    add_options(parser, "--scheme")
     parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens per prompt (default: 512, online 256)")
     parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, online 64)")
     parser.add_argument("--batch", metavar="N,N...", help="batch sizes of decode (default: 1,8,32)")
-    add_threads_option(parser)
-    add_network_option(parser)
-    add_weights_option(parser)
-    add_verify_option(parser)
+    add_options(parser, "--threads", "--network", "--weights", "--verify")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     add_online_options(parser)
-    add_ops_option(parser)
+    add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
 
@@ -55,7 +45,7 @@ def _batches(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InvalidArgumentError(f"batch must be numbers separated by commas, not {text!r}", param="batch") from None
+        raise refusal("batch", "numbers separated by commas", text) from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,11 +72,8 @@ def run(args: argparse.Namespace) -> int:
         weights=args.weights,
         verify=args.verify,
     )
-    progress = ProgressLine()
-    try:
+    with ProgressLine() as progress:
         report = bench(settings, progress)
-    finally:
-        progress.close()
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0
 

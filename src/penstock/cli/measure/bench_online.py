@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.config import check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.validation import refusal
 
 if TYPE_CHECKING:
     from penstock.bench.online import OnlineReport
@@ -75,8 +77,7 @@ def run_online(args: argparse.Namespace) -> int:
 
     options = {name: value if (value := getattr(args, name)) is not None else _DEFAULTS[name] for name in _DEFAULTS}
     rates, shares = _rates(options["rate"])
-    if not 1 <= options["requests"] <= 1 << 20:
-        raise InvalidArgumentError(f"--requests must be an integer from 1 to {1 << 20}, not {options['requests']}")
+    check_integer("requests", options["requests"], 1, 1 << 20)
     if options["svg"] is not None:
         _check_writable(options["svg"])
     prompt_tokens = 256 if args.prompt_tokens is None else args.prompt_tokens
@@ -136,9 +137,7 @@ def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
             else:
                 rates.append(float(part))
     except ValueError:
-        raise InvalidArgumentError(
-            f"rate must be none, or numbers or percentages separated by commas, not {text!r}", param="rate"
-        ) from None
+        raise refusal("rate", "none, or numbers or percentages separated by commas", text) from None
     return tuple(rates), tuple(shares)
 
 

@@ -10,16 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import (
-    add_kv_cache_option,
-    add_network_option,
-    add_ops_option,
-    add_parser_of,
-    add_scheme_option,
-    add_threads_option,
-    add_verify_option,
-    add_weights_option,
-)
+from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -42,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock profile demo/demo.psm\n"
         "penstock profile demo/demo.psm --phase decode --batch 8 --context 512 --per-node --trace trace.json",
     )
-    parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
+    add_options(parser, "model")
     parser.add_argument(
         "--phase", choices=("prefill", "decode", "both"), default="both", help="what to run (default: both)"
     )
@@ -59,12 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--steps", type=int, default=0, metavar="N", help="number of passes; 0 (default): as many as fit in one second"
     )
-    add_scheme_option(parser)
-    add_threads_option(parser)
-    add_kv_cache_option(parser)
-    add_weights_option(parser)
-    add_verify_option(parser)
-    add_network_option(parser)
+    add_options(parser, "--scheme", "--threads", "--kv-cache", "--weights", "--verify", "--network")
     parser.add_argument("--per-node", action="store_true", help="show every node of the graph (default: kinds of op)")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     parser.add_argument(
@@ -73,7 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--plot", metavar="FILE.svg", help="write a chart of the ops under the roofline of this machine (default: none)"
     )
-    add_ops_option(parser)
+    add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
 
@@ -87,11 +73,8 @@ def run(args: argparse.Namespace) -> int:
     for name, path in (("trace", args.trace), ("plot", args.plot)):  # before the work
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise FileAccessError(f"--{name} {path}: no such folder")
-    progress = ProgressLine()
-    try:
+    with ProgressLine() as progress:
         report = profile(settings, progress)
-    finally:
-        progress.close()
     if args.trace is not None:
         from penstock.bench.trace import chrome_trace
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.cli.options import add_parser_of
-from penstock.cli.progress import format_bytes
+from penstock.cli.progress import format_bytes, printable
 
 if TYPE_CHECKING:
     from penstock.runtime.cache import Cache
@@ -46,7 +46,7 @@ def _print_list(cache: Cache) -> None:
     for entry in entries:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
         size = format_bytes(entry.num_bytes)
-        print(f"{entry.key[:12]}  {entry.scheme:<6} {size:>9}  {used}  {_printable(entry.source)}")
+        print(f"{entry.key[:12]}  {entry.scheme:<6} {size:>9}  {used}  {printable(str(entry.source))}")
     total = sum(entry.num_bytes for entry in entries)
     limit = format_bytes(cache.max_bytes)
     print(f"{len(entries)} {_plural('bundle', len(entries))}, {format_bytes(total)} of {limit}, in {cache.folder}")
@@ -54,7 +54,3 @@ def _print_list(cache: Cache) -> None:
 
 def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
-
-
-def _printable(text: Any) -> str:
-    return "".join(char if char.isprintable() else "?" for char in str(text))

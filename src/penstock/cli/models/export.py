@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from penstock.cli.options import add_network_option, add_ops_option, add_parser_of, add_scheme_option
+from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
 
@@ -30,15 +30,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--model-dir", metavar="DIR", help="a folder with one YAML file and the checkpoint (default: none)"
     )
-    add_scheme_option(parser)
-    add_network_option(parser)
+    add_options(parser, "--scheme", "--network")
     parser.add_argument(
         "--tail",
         metavar="argmax|topk:K",
         help="end the graph in the likeliest token id, or the K likeliest, which allows greedy answers only (default: "
         "logits)",
     )
-    add_ops_option(parser)
+    add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
 
@@ -61,11 +60,8 @@ def run(args: argparse.Namespace) -> int:
         if not args.out.endswith(".psm"):
             raise InvalidArgumentError(f"{args.out}: the name of a bundle must end in .psm")
         config = ExportConfig(Path(args.model), Path(args.out), None, **options)
-    progress = ProgressLine()
-    try:
+    with ProgressLine() as progress:
         path, report = export_config(config, progress)
-    finally:
-        progress.close()
     also = "" if config.increment is None else f" (also {config.increment}, the same file)"
     print(
         f"{path}{also}: {report['network']}, {report['scheme']}, {format_bytes(report['file_bytes'])} "

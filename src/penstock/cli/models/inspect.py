@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import add_limit_options, add_ops_option, add_parser_of
+from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of
 from penstock.cli.progress import format_bytes
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -44,9 +44,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--max-tokens", type=int, default=512, metavar="N", help="plan memory for N tokens per step (default: 512)"
     )
-    add_limit_options(parser)
+    add_options(parser, *LIMIT_OPTIONS)
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
-    add_ops_option(parser)
+    add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
 
@@ -141,7 +141,7 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         info = model.info
     details = {"path": str(path), "kind": "bundle", **asdict(info), **describe(path)}
     details["verified"] = bool(args.verify)
-    tables = sum(one["bytes"] for one in details["segments"] if one["name"] == TOKENIZER_SEGMENT)
+    tables = sum(segment["bytes"] for segment in details["segments"] if segment["name"] == TOKENIZER_SEGMENT)
     total = {"tokenizer_bytes": tables, "total_bytes": plan.total_bytes + tables}
     details["plan"] = {"limits": asdict(limits), **asdict(plan), **total}
     return details

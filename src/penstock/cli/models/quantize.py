@@ -30,16 +30,13 @@ def run(args: argparse.Namespace) -> int:
     from penstock.checkpoint.quantize import quantize_checkpoint
     from penstock.runtime.build import Progress
 
-    line = ProgressLine()
-    try:
+    with ProgressLine() as line:
         report = quantize_checkpoint(
             args.checkpoint,
             args.out,
             args.scheme,
             progress=lambda done, total: line(Progress("quantize", done, total)),
         )
-    finally:
-        line.close()
     print(
         f"{args.out}: {report.scheme}, {report.num_quantized} weights quantized, {format_bytes(report.num_bytes)} "
         f"from {format_bytes(report.source_bytes)} in {report.seconds:.1f} s"

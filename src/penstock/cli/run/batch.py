@@ -14,9 +14,10 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.open_model import open_llm
-from penstock.cli.options import add_cache_option, add_limit_options, add_model_options, add_parser_of
+from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_options, add_parser_of, open_llm
+from penstock.cli.progress import printable
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
+from penstock.validation import refusal
 
 if TYPE_CHECKING:
     from penstock.llm.llm import LLM
@@ -42,14 +43,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl\n"
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl --max-requests 8",
     )
-    add_model_options(parser)
+    add_options(parser, *MODEL_OPTIONS)
     parser.add_argument("input", metavar="INPUT.jsonl", help="the requests, one JSON object per line")
     parser.add_argument(
         "output", metavar="OUTPUT.jsonl", help="the file for the results; results that it already has are kept"
     )
-    parser.add_argument("--max-requests", type=int, default=32, metavar="N", help="requests per step (default: 32)")
-    add_limit_options(parser)
-    add_cache_option(parser)
+    add_options(parser, "--max-requests")
+    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
     parser.set_defaults(run=run)
 
 
@@ -191,8 +191,7 @@ class _Report:
         """End the line of counts; name the first request that failed."""
         print(file=sys.stderr)
         if self._first_failure:
-            printable = "".join(char if char.isprintable() else "?" for char in self._first_failure)
-            print(f"penstock: first failure: {printable:.500}", file=sys.stderr)
+            print(f"penstock: first failure: {printable(self._first_failure):.500}", file=sys.stderr)
 
 
 async def _answer_all(llm: LLM, todo: list[_Line], output: Any) -> int:
@@ -242,14 +241,14 @@ async def _response_body(api: InProcessApi, line: _Line, request_id: str) -> dic
     if line.error:
         raise InvalidArgumentError(line.error)
     if (method := line.request.get("method", "POST")) != "POST":
-        raise InvalidArgumentError(f"method must be POST, not {method!r:.100}")
+        raise refusal("method", "POST", method)
     url, body = str(line.request.get("url")), line.request.get("body")
     if not isinstance(body, dict):
-        raise InvalidArgumentError(f"body must be an object, not {body!r:.100}")
+        raise refusal("body", "an object", body)
     body = _with_truncation(url, body)
     model = body.pop("model", None)
     if model is not None and not isinstance(model, str):
-        raise InvalidArgumentError(f"model must be a string, not {model!r:.100}")
+        raise refusal("model", "a string", model)
     answer = await api.answer(url, body, request_id)
     return answer | {"model": model} if model else answer
 
@@ -264,7 +263,7 @@ def _with_truncation(url: str, body: dict[str, Any]) -> dict[str, Any]:
     if truncate is None or truncate is False:
         return values
     if truncate is not True:
-        raise InvalidArgumentError(f"truncate_prompt must be true or false, not {truncate!r:.100}")
+        raise refusal("truncate_prompt", "true or false", truncate)
     if url != "/v1/completions":
         raise InvalidArgumentError(f"truncate_prompt must be false: it applies to /v1/completions only, not to {url}")
     if values.get("echo"):

@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.open_model import open_llm
-from penstock.cli.options import add_cache_option, add_limit_options, add_model_options, add_parser_of
+from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_options, add_parser_of, open_llm
+from penstock.cli.progress import printable
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.text.terminal import write_text
 
@@ -43,15 +43,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "commands.",
         'penstock chat model.psm --system "Be brief."\npenstock chat demo/demo.psm --context-len 512',
     )
-    add_model_options(parser)
+    add_options(parser, *MODEL_OPTIONS)
     parser.add_argument("--system", default="", metavar="TEXT", help="the system message (default: none)")
     parser.add_argument(
         "--drop-oldest",
         action="store_true",
         help="drop the oldest turns when the context is full (default: refuse the message)",
     )
-    add_limit_options(parser)
-    add_cache_option(parser)
+    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
     parser.set_defaults(run=run)
 
 
@@ -211,7 +210,7 @@ def _value_of(text: str) -> Any:
 
 
 def _note(text: str) -> None:
-    print("".join(char if char.isprintable() or char == "\n" else "?" for char in text), file=sys.stderr, flush=True)
+    print(printable(text, keep="\n"), file=sys.stderr, flush=True)
 
 
 def _read_line(prompt: str) -> str:

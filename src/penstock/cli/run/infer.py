@@ -10,15 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import (
-    add_network_option,
-    add_ops_option,
-    add_sampling_option,
-    add_scheme_option,
-    add_threads_option,
-    add_verify_option,
-    utf8_text,
-)
+from penstock.cli.options import SAMPLING_OPTIONS, add_options, spellings, utf8_text
 from penstock.errors import InvalidArgumentError
 from penstock.text.terminal import write_text
 
@@ -48,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     _add_model(parser)
     _add_answer(parser)
-    add_ops_option(parser)
+    add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
 
@@ -58,36 +50,36 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="PATH", help="a bundle, a model folder, a checkpoint folder or a YAML file (default: none)"
     )
     group.add_argument(
-        *_spelled("--prefill-model-path"), metavar="FILE.psm", help="the bundle that reads prompts (default: none)"
+        *spellings("--prefill-model-path"), metavar="FILE.psm", help="the bundle that reads prompts (default: none)"
     )
     group.add_argument(
-        *_spelled("--model-name"),
+        *spellings("--model-name"),
         metavar="NAME",
         help="a model in the folders of PENSTOCK_MODELS; with another of the three, only its name (default: common)",
     )
     group.add_argument(
-        *_spelled("--increment-model-path"),
+        *spellings("--increment-model-path"),
         metavar="FILE.psm",
         help="the bundle that generates tokens (default: the bundle that reads prompts)",
     )
     group.add_argument(
-        *_spelled("--model-type"), metavar="TYPE", help="format of the bundles; only penstock (default: penstock)"
+        *spellings("--model-type"), metavar="TYPE", help="format of the bundles; only penstock (default: penstock)"
     )
     group.add_argument(
-        *_spelled("--config-path"),
+        *spellings("--config-path"),
         metavar="FILE.ini",
         help="a file whose section [model] sets what memory is planned for (default: none)",
     )
     group.add_argument(
-        *_spelled("--seq-length"),
-        *_spelled("--infer-seq-length"),
+        *spellings("--seq-length"),
+        *spellings("--infer-seq-length"),
         dest="seq_length",
         type=int,
         metavar="N",
         help="tokens of prompt and answer per request; 0 (default): as many as the model allows",
     )
-    group.add_argument(*_spelled("--device-id"), type=int, metavar="N", help="device number; only 0 (default: 0)")
-    group.add_argument(*_spelled("--rank-id"), type=int, metavar="N", help="rank number; only 0 (default: 0)")
+    group.add_argument(*spellings("--device-id"), type=int, metavar="N", help="device number; only 0 (default: 0)")
+    group.add_argument(*spellings("--rank-id"), type=int, metavar="N", help="rank number; only 0 (default: 0)")
     group.add_argument("--target", help="kind of device; only cpu (default: cpu)")
     group.add_argument(
         "--backend", default="graph", help="graph, lite or eager, which give the same tokens (default: graph)"
@@ -95,10 +87,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tokenizer", metavar="PATH", help="a tokenizer.json, a folder or a bundle (default: the bundle's own)"
     )
-    add_scheme_option(group)
-    add_network_option(group)
-    add_threads_option(group)
-    add_verify_option(group, default=None)
+    add_options(group, "--scheme", "--network", "--threads")
+    add_options(group, "--verify")
+    group.set_defaults(verify=None)  # the configuration file may set it
 
 
 def _add_answer(parser: argparse.ArgumentParser) -> None:
@@ -108,16 +99,9 @@ def _add_answer(parser: argparse.ArgumentParser) -> None:
         ("--add-special-tokens", "add the tokenizer's special tokens to a prompt (default: True)"),
         ("--stream", "print the answer as it is generated (default: False)"),
     ):
-        group.add_argument(*_spelled(name), type=_truth, nargs="?", const=True, metavar="True|False", help=note)
-    for name in ("max_tokens", "temperature", "top_k", "top_p", "seed"):
-        add_sampling_option(group, name, with_underscores=True)
+        group.add_argument(*spellings(name), type=_truth, nargs="?", const=True, metavar="True|False", help=note)
+    add_options(group, *SAMPLING_OPTIONS, with_underscores=True)
     group.add_argument("--json", action="store_true", help="print one JSON object per answer (default: text)")
-
-
-def _spelled(name: str) -> tuple[str, ...]:
-    """Return an option with hyphens and with underscores; scripts for MindFormers use the latter."""
-    other = "--" + name[2:].replace("-", "_")
-    return (name,) if other == name else (name, other)
 
 
 def _truth(text: str) -> bool:

@@ -9,14 +9,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.open_model import open_llm
 from penstock.cli.options import (
-    add_cache_option,
-    add_limit_options,
-    add_model_options,
+    LIMIT_OPTIONS,
+    MODEL_OPTIONS,
+    SAMPLING_OPTIONS,
+    add_options,
     add_parser_of,
-    add_sampling_option,
-    add_weights_option,
+    open_llm,
     utf8_text,
 )
 from penstock.cli.progress import format_bytes
@@ -47,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         'penstock run demo/demo.psm "def add(a, b):" --max-tokens 32\n'
         'echo "def add(a, b):" | penstock run demo/demo.psm - --temperature 0.8 --seed 1',
     )
-    add_model_options(parser)
+    add_options(parser, *MODEL_OPTIONS)
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads standard input")
     parser.add_argument(
         "--mode",
@@ -55,8 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="graph",
         help="graph (default): the native core; eager: PyTorch, for a checkpoint folder only",
     )
-    for name in ("max_tokens", "temperature", "top_k", "top_p", "seed"):
-        add_sampling_option(parser, name)
+    add_options(parser, *SAMPLING_OPTIONS)
     parser.add_argument(
         "--stop",
         action="append",
@@ -78,9 +76,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="keep only the end of a prompt that is too long (default: refuse the prompt)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
-    add_limit_options(parser)
-    add_cache_option(parser)
-    add_weights_option(parser)
+    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache", "--weights")
     parser.set_defaults(run=run)
 
 

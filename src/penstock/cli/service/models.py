@@ -71,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     elif action == "unload":
         answer = client.unload(args.model)
     else:
-        name, path = _named(args.model)
+        from penstock.cli.service.serve import named_model
+
+        name, path = named_model(args.model)
         if action == "update" and not name:
             raise InvalidArgumentError(
                 f"update: expected NAME=PATH (the model and its new weights), got {args.model!r}"
@@ -79,12 +81,6 @@ def run(args: argparse.Namespace) -> int:
         answer = client.load(path, name) if action == "load" else client.update(name, path)
     print(json.dumps(answer) if args.json else _text(action, answer))
     return 0
-
-
-def _named(text: str) -> tuple[str, str]:
-    from penstock.cli.service.serve import named_model
-
-    return named_model(text)
 
 
 def _text(action: str, answer: dict[str, Any]) -> str:
@@ -101,7 +97,7 @@ def _line(model: dict[str, Any]) -> str:
         parts += [f"version {model['version']}", f"{model['source']}, {model['scheme']}"]
         parts.append(f"context {model['max_model_len']}")
     workers = model["workers"]
-    parts.append(f"{sum(one['status'] == 'ready' for one in workers)} of {len(workers)} workers ready")
+    parts.append(f"{sum(worker['status'] == 'ready' for worker in workers)} of {len(workers)} workers ready")
     parts.append(f"{model['num_running']} running, {model['num_waiting']} waiting")
     if restarts := sum(model["num_restarts"].values()):
         parts.append(f"{restarts} restarts")

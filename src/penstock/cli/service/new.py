@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 
 from penstock.cli.options import add_parser_of
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import FileAccessError
+from penstock.validation import refusal
 
 __all__ = ["add_parser", "run"]
 
@@ -72,9 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from penstock.servables.api.version_policy import NAME
 
     if NAME.fullmatch(args.name) is None:
-        raise InvalidArgumentError(
-            f"NAME must be a letter followed by letters, digits, _ and -, not {args.name!r:.100}"
-        )
+        raise refusal("NAME", "a letter followed by letters, digits, _ and -", args.name)
     into: Path = args.into
     folder = into / args.name
     made = into / f".{args.name}.{os.getpid()}.tmp"  # so that a running service never sees an incomplete folder

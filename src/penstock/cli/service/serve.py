@@ -7,15 +7,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.options import (
-    add_cache_option,
-    add_limit_options,
-    add_ops_option,
-    add_parser_of,
-    add_scheme_option,
-    add_verify_option,
-    limits_of,
-)
+from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
+from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -55,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_folder_options(parser)
     _add_process_options(parser)
     _add_remote_worker_options(parser)
-    add_ops_option(parser)
+    add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
 
@@ -189,12 +182,8 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_folder_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("checkpoint folders")
-    add_scheme_option(group)
-    group.add_argument(
-        "--no-cache",
-        action="store_true",
-        help="do not keep the bundle made from a checkpoint folder (default: keep it in the cache folder)",
-    )
+    add_options(group, "--scheme")
+    add_options(group, "--no-cache")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -207,7 +196,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads per worker; 0 (default): an equal share of the cores",
     )
-    group.add_argument("--max-requests", type=int, default=32, metavar="N", help="requests per step (default: 32)")
+    add_options(group, "--max-requests")
     group.add_argument(
         "--max-waiting", type=int, default=256, metavar="N", help="requests that may wait in the queue (default: 256)"
     )
@@ -215,9 +204,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--weights", choices=("auto", "mmap", "huge"), default="auto",
         help="mmap: map the file; huge: copy the weights into huge pages; auto (default): huge if memory suffices",
     )  # fmt: skip
-    add_verify_option(group)
-    add_limit_options(parser)
-    add_cache_option(parser)
+    add_options(group, "--verify")
+    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -244,13 +232,9 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     from penstock.processes.supervision import SupervisionPolicy
     from penstock.serving.service_settings import ServiceSettings
 
-    if not 1 <= args.workers <= 256:
-        raise InvalidArgumentError(f"--workers must be an integer from 1 to 256, not {args.workers}")
+    check_integer("workers", args.workers, 1, 256)
     for name in ("hang_seconds", "drain_seconds"):
-        if not 0 < getattr(args, name) <= 86400:
-            raise InvalidArgumentError(
-                f"--{name.replace('_', '-')} must be above 0 and at most 86400 seconds, not {getattr(args, name):g}"
-            )
+        check_number(name, getattr(args, name), 86_400)
     models, servables = _split_sources(args.models)
     return ServiceSettings(
         models=models,
@@ -274,8 +258,7 @@ def _worker_listener(args: argparse.Namespace) -> RemoteWorkerSettings | None:
             if getattr(args, name) is not None:
                 raise InvalidArgumentError(f"--{name.replace('_', '-')} requires --worker-port")
         return None
-    if not 0 <= args.worker_port <= 65535:
-        raise InvalidArgumentError(f"--worker-port must be from 0 to 65535, not {args.worker_port}")
+    check_integer("worker_port", args.worker_port, 0, 65_535)
     if args.worker_token_file is None or args.tls_certificate is None or args.tls_key is None:
         raise InvalidArgumentError("--worker-port requires --worker-token-file, --tls-certificate and --tls-key")
     host = "127.0.0.1" if args.worker_host is None else args.worker_host
@@ -334,8 +317,7 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
     from penstock.runtime.machine import affinity
     from penstock.serving.workers.worker_config import ModelOptions
 
-    if not 0 <= args.threads <= MAX_THREADS:
-        raise InvalidArgumentError(f"--threads must be an integer from 0 to {MAX_THREADS}, not {args.threads}")
+    check_integer("threads", args.threads, 0, MAX_THREADS)
     if args.scheme is not None:
         find_scheme(args.scheme)
     weights = args.weights
@@ -362,8 +344,7 @@ def _gateway_settings(args: argparse.Namespace) -> GatewaySettings:
     from penstock.serving.settings import GatewayLimits, GatewaySettings
 
     for name in ("max_body_bytes", "max_open", "max_seconds"):
-        if not 0 < getattr(args, name) <= 1 << 40:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')} must be above 0, not {getattr(args, name)}")
+        check_number(name, getattr(args, name), 1 << 40)
     limits = GatewayLimits(body_bytes=args.max_body_bytes, num_open=args.max_open, request_s=args.max_seconds)
     return GatewaySettings(
         host=args.host,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from penstock.cli.options import add_ops_option, add_parser_of
+from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.service.serve import add_run_options, options_of
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--once", action="store_true", help="exit when the service stops (default: wait until it is back)"
     )
     add_run_options(parser)
-    add_ops_option(parser)
+    add_options(parser, "--ops")
     parser.set_defaults(run=run, scheme=None, no_cache=False)  # options of checkpoint folders only
 
 

@@ -9,11 +9,8 @@ import copy
 
 from penstock.graph.ir import Graph
 from penstock.graph.passes.assign_scheme import assign_scheme
-from penstock.graph.passes.dead_code import drop_dead_code
-from penstock.graph.passes.drop_all_reduce import drop_all_reduce
-from penstock.graph.passes.fuse_add_norm import fuse_add_norm
-from penstock.graph.passes.fuse_linear import fuse_linear
-from penstock.graph.passes.rewrite import order_values
+from penstock.graph.passes.fuse_linear import fuse_add_norm, fuse_linear
+from penstock.graph.passes.rewrite import drop_all_reduce, drop_dead_code, order_values
 
 __all__ = [
     "assign_scheme",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import Dim, DType, Graph, Node, Operand, Value
+from penstock.validation import refusal
 
 __all__ = ["append_tail", "check_tail"]
 
@@ -15,7 +16,7 @@ def check_tail(tail: str) -> tuple[str, int]:
         return kind, 1
     if kind == "topk" and count.isascii() and count.isdecimal() and len(count) < 6 and int(count) > 0:
         return kind, int(count)
-    raise InvalidArgumentError(f"tail: expected argmax, or topk:K for K ids per row, found {tail!r:.40}", param="tail")
+    raise refusal("tail", "argmax, or topk:K for K ids per row", tail)
 
 
 def append_tail(graph: Graph, tail: str) -> None:

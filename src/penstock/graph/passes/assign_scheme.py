@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from penstock.errors import InvalidArgumentError
+from penstock.config import check_choice
 from penstock.graph.ir import Graph, Layout
 from penstock.quant.scheme import find_scheme
 
@@ -20,10 +20,7 @@ def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> Graph:
     other table is row-major in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type).  Vectors are float32.
     Raises InvalidArgumentError for an unknown scheme or type.
     """
-    if table_dtype not in _ROWS:
-        raise InvalidArgumentError(
-            f"table_dtype: expected one of {', '.join(_ROWS)}, found {table_dtype!r}", param="table_dtype"
-        )
+    check_choice("table_dtype", table_dtype, _ROWS)
     body = find_scheme(scheme)
     head = find_scheme(body.head)
     graph = copy.deepcopy(graph)

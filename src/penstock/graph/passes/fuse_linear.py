@@ -1,4 +1,4 @@
-"""Fuse linears of one module that read the same rows into one: q|k|v, gate|up.
+"""Fusions: linears of one module that read the same rows (q|k|v, gate|up), and a residual addition with its norm.
 
 The fused weight stacks the rows of its parts, each under its checkpoint name, and the results are views.  Every output
 is computed as before, so the numbers are equal bit for bit.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from penstock.graph.ir import Dim, Graph, Node, Operand, Part, Value, Weight
 from penstock.graph.passes.rewrite import count_weight_uses, make_view
 
-__all__ = ["fuse_linear"]
+__all__ = ["fuse_add_norm", "fuse_linear"]
 
 
 def fuse_linear(graph: Graph) -> None:
@@ -88,3 +88,17 @@ def _replace(graph: Graph, names: list[str], fused: Weight) -> None:
             weights[name] = weight
     graph.weights.clear()
     graph.weights.update(weights)
+
+
+def fuse_add_norm(graph: Graph) -> None:
+    """Replace add + rms_norm of whole rows by add_rms_norm.  The sum keeps its name for its other readers."""
+    added = {node.outputs[0]: node for node in graph.nodes if node.op == "add"}
+    for norm in [node for node in graph.nodes if node.op == "rms_norm"]:
+        node = added.pop(norm.inputs[0].name, None)
+        if node is None:
+            continue
+        residual, x = node.inputs  # networks write x = x + layer(x); the order does not change the sum
+        weight = norm.inputs[1]
+        fused = Node("add_rms_norm", norm.name, [x, residual, weight], [norm.outputs[0], node.outputs[0]], norm.attrs)
+        graph.nodes[graph.nodes.index(node)] = fused
+        graph.nodes.remove(norm)

@@ -1,12 +1,21 @@
-"""Helpers for passes: find the uses of a value, and replace values."""
+"""Find the uses of a value and replace values; and the passes that only remove nodes."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from penstock.graph.ir import Graph, Node, Operand, Value
+from penstock.ops.table import find_op
 
-__all__ = ["count_weight_uses", "make_view", "order_values", "replace_value", "uses_of"]
+__all__ = [
+    "count_weight_uses",
+    "drop_all_reduce",
+    "drop_dead_code",
+    "make_view",
+    "order_values",
+    "replace_value",
+    "uses_of",
+]
 
 
 def uses_of(graph: Graph, name: str) -> list[Node]:
@@ -59,3 +68,27 @@ def order_values(graph: Graph) -> None:
         ordered[name] = graph.values[name]
         ordered.update((value.name, value) for value in sorted(views.get(name, []), key=lambda v: (v.offset, v.name)))
     graph.values = ordered
+
+
+def drop_dead_code(graph: Graph) -> None:
+    """Remove pure nodes (those that write no state) without readers, and unused weights and states."""
+    live = {graph.output}
+    kept = []
+    for node in reversed(graph.nodes):
+        names = set(node.outputs) | {v.name for v in graph.values.values() if v.base in node.outputs}
+        if "(a!)" in find_op(node.op).schema or names & live:
+            kept.append(node)
+            live.update(operand.name for operand in node.inputs if operand.kind == "value")
+    graph.nodes = kept[::-1]
+    made = set(graph.inputs) | {output for node in graph.nodes for output in node.outputs}
+    graph.values = {name: value for name, value in graph.values.items() if (value.base or name) in made}
+    named = {(operand.kind, operand.name) for node in graph.nodes for operand in node.inputs}
+    graph.weights = {name: weight for name, weight in graph.weights.items() if ("weight", name) in named}
+    graph.states = {name: state for name, state in graph.states.items() if ("state", name) in named}
+
+
+def drop_all_reduce(graph: Graph) -> None:
+    """Remove every all_reduce node."""
+    for node in [node for node in graph.nodes if node.op == "all_reduce"]:
+        graph.nodes.remove(node)
+        replace_value(graph, node.outputs[0], node.inputs[0].name)

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from penstock.core.kv import PAGE_TOKENS
+from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
 from penstock.ops.reference.linear import round_rows
 

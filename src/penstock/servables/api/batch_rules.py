@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
-from penstock.servables.api.checks import check_integer, check_number
 
 __all__ = ["MAX_BATCH_SIZE", "BatchRules"]
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, SupportsIndex, TypeVar
 
+from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
 from penstock.servables.api.batch_rules import MAX_BATCH_SIZE, BatchRules
-from penstock.servables.api.checks import check_integer, check_number
 from penstock.servables.api.settings import MAX_PROCESSES, Settings
 from penstock.servables.api.specs import Spec, parse_specs
 from penstock.servables.api.tracing import Operation, SymbolicValue, record_call
+from penstock.validation import refusal
 
 __all__ = [
     "Declarations", "InputError", "Language", "Model", "Stage", "collect_declarations", "folder", "language_model",
@@ -347,7 +348,7 @@ def _batch_rules(batch_size: int, preferred: Sequence[int], max_delay_ms: float,
 def _as_tuple(name: str, value: object) -> tuple[Any, ...]:
     """Return the elements of a sequence; BatchRules checks them."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise InvalidArgumentError(f"{name}: expected a tuple like (2, 4), got {value!r:.100}", param=name)
+        raise refusal(name, "a tuple like (2, 4)", value)
     return tuple(value)
 
 
@@ -365,9 +366,7 @@ def _check_model_file(path: object) -> str:
 
 def _check_inside(path: object) -> None:
     if not isinstance(path, str) or not path or Path(path).is_absolute() or ".." in Path(path).parts:
-        raise InvalidArgumentError(
-            f"path: expected a relative path inside the version's folder, got {path!r:.100}", param="path"
-        )
+        raise refusal("path", "a relative path inside the version's folder", path)
 
 
 def _parameters(function: Callable[..., Any], title: str) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from penstock.servables.api.declare import Declarations, Language, Method, Model
 from penstock.servables.api.plan import LanguagePlan, MethodPlan, ModelPlan, Plan, Step, Unit
 from penstock.servables.api.settings import Settings
 from penstock.servables.api.tracing import Node, Trace, trace_method
+from penstock.validation import refusal
 
 if TYPE_CHECKING:
-    from penstock.servables.api.batch_rules import BatchRules
     from penstock.servables.api.specs import Spec
 
 __all__ = ["StageCall", "StageProgram", "build_plan"]
@@ -67,9 +67,7 @@ def build_plan(declared: Declarations) -> tuple[Plan, dict[int, StageProgram]]:
     if unused:
         raise InvalidArgumentError(f"the model {unused[0]} is not used by any method")
     if settings.default_method and settings.default_method not in declared.methods:
-        raise InvalidArgumentError(
-            f"default_method: expected one of {', '.join(declared.methods)}, got {settings.default_method!r}"
-        )
+        raise refusal("default_method", f"one of {', '.join(declared.methods)}", settings.default_method)
     plan = Plan(settings, tuple(methods), tuple(builder.units), builder.models, tuple(builder.languages))
     return plan, builder.programs
 
@@ -152,7 +150,8 @@ def _group_nodes(trace: Trace) -> list[list[Node]]:
     sources: dict[int, tuple[int, Any]] = {}  # by value: the trips before it, and the kind of group that makes it
     groups: dict[tuple[int, Any], list[Node]] = {}
     for node in trace.nodes:
-        kind = ("stages", _rules_of(node)) if isinstance(node.operation, Stage) else ("node", id(node))
+        operation = node.operation
+        kind = ("stages", operation.rules) if isinstance(operation, Stage) else ("node", id(node))
         depth = 0
         for value in node.inputs:
             if value in sources:
@@ -162,7 +161,3 @@ def _group_nodes(trace: Trace) -> list[list[Node]]:
             sources[value] = (depth, kind)
         groups.setdefault((depth, kind), []).append(node)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
-
-
-def _rules_of(node: Node) -> BatchRules | None:
-    return node.operation.rules if isinstance(node.operation, Stage) else None

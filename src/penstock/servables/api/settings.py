@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
-from penstock.servables.api.checks import check_integer, check_number
 from penstock.servables.api.version_policy import VersionPolicy, WantedVersions
+from penstock.validation import refusal
 
 __all__ = ["MAX_PROCESSES", "Settings"]
 
@@ -23,7 +24,7 @@ class Settings:
     ``memory_limit_mib``: a process that uses more memory (MiB) is replaced between batches.
     ``model_threads``: the number of threads of each process that runs a model.
     ``max_waiting``: the maximum number of instances that wait for one stage or model; more are refused with 429.
-    ``max_batch_mib``: the maximum size (MiB) of a batch's inputs; a larger instance runs in a batch of its own.
+    ``max_batch_mib``: the maximum size (MiB) of a batch's inputs; a larger instance runs in a separate batch.
     ``versions`` and ``labels``: which versions are served.
     ``default_method``: the method that requests for the bare name of the servable call.
 
@@ -45,7 +46,7 @@ class Settings:
         check_integer("model_threads", self.model_threads, 1, 1024)
         check_integer("max_waiting", self.max_waiting, 1, 1 << 30)
         check_integer("max_batch_mib", self.max_batch_mib, 1, 512)
-        check_number("timeout_s", self.timeout_s, 86_400, may_be_zero=False)
+        check_number("timeout_s", self.timeout_s, 86_400)
         if self.memory_limit_mib is not None:
             check_integer("memory_limit_mib", self.memory_limit_mib, 16, 1 << 24)
         if not isinstance(self.versions, str):
@@ -59,9 +60,7 @@ class Settings:
             )
         self.wanted_versions()
         if not isinstance(self.default_method, str):
-            raise InvalidArgumentError(
-                f"default_method: expected a name, got {self.default_method!r:.100}", param="default_method"
-            )
+            raise refusal("default_method", "a name", self.default_method)
 
     def wanted_versions(self) -> WantedVersions:
         """Return the versions that servable.py asks for; raise InvalidArgumentError if it cannot be parsed."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import InvalidArgumentError
 from penstock.tensors import DTYPES
+from penstock.validation import refusal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,13 +87,9 @@ def parse_spec(text: object, name: str) -> Spec:
     try:
         shape = tuple(int(size) for size in sizes.split(",")) if sizes.strip() else ()
     except ValueError:
-        raise InvalidArgumentError(
-            f"{name}: expected integer sizes separated by commas, got {sizes!r:.100}", param=name
-        ) from None
+        raise refusal(name, "integer sizes separated by commas", sizes) from None
     if len(shape) > _MAX_RANK or any(not (size == -1 or 1 <= size <= _MAX_SIZE) for size in shape):
-        raise InvalidArgumentError(
-            f"{name}: expected at most {_MAX_RANK} sizes, each positive or -1 for any, got {sizes!r:.100}", param=name
-        )
+        raise refusal(name, f"at most {_MAX_RANK} sizes, each positive or -1 for any", sizes)
     return Spec(datatype, shape)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.config import is_integer
 from penstock.errors import InvalidArgumentError
-from penstock.servables.api.checks import is_integer
 
 __all__ = ["NAME", "VERSION", "VersionPolicy", "WantedVersions"]
 
@@ -77,7 +77,7 @@ class WantedVersions:
                     f"got {label!r:.100}",
                     param="labels",
                 )
-            if not is_integer(number) or number < 1:
+            if not is_integer(number, 1, 2**63 - 1):
                 raise InvalidArgumentError(
                     f"labels: {label}: expected a version number, got {number!r:.100}", param="labels"
                 )

@@ -84,7 +84,7 @@ class LoadedMethod:
 
     @property
     def running(self) -> Running:
-        """The configuration of the pools that run its steps; language models have a configuration of their own."""
+        """The configuration of the pools that run its steps; language models have their own configuration."""
         version, route = self._version, self._route
         queues = [queue for queue in route.queues if isinstance(queue, UnitQueue)]
         processes = {queue.pool.title: queue.pool.size for queue in queues}

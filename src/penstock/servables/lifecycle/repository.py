@@ -138,10 +138,8 @@ class ServableRepository:
         """
         try:
             await self._change(name, _parse_config(config or {}))
-        except UnavailableError as error:
-            raise UnavailableError(self._public_message(name, error), error.retry_after_s) from error
-        except (FileAccessError, InvalidFileError, UnsupportedError) as error:
-            raise type(error)(self._public_message(name, error)) from error
+        except (FileAccessError, InvalidFileError, UnavailableError, UnsupportedError) as error:
+            raise error.with_message(self._public_message(name, error)) from error
 
     def _public_message(self, name: str, error: PenstockError) -> str:
         servable = self._servables.get(name)

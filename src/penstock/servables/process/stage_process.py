@@ -159,7 +159,7 @@ class StageProcess:
         self._is_gone = True  # another process may get this pid from now on
         self._stream.close()
         self._progress.close()
-        if self._descendants_killed is None:  # descendants may have started sessions of their own
+        if self._descendants_killed is None:  # descendants may have started other sessions
             self._descendants_killed = asyncio.ensure_future(asyncio.to_thread(kill_marked, self._environment_mark))
         await asyncio.shield(self._descendants_killed)
 

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from penstock.errors import InvalidArgumentError, QueueFullError
+from penstock.validation import refusal
 
 if TYPE_CHECKING:
     from penstock.servables.api.batch_rules import BatchRules
@@ -86,9 +87,7 @@ class Batcher(Generic[R]):
         InvalidArgumentError for a count below 1 or a request that is already waiting.
         """
         if num_instances < 1:
-            raise InvalidArgumentError(
-                f"num_instances: expected at least 1, got {num_instances!r}", param="num_instances"
-            )
+            raise refusal("num_instances", "at least 1", num_instances)
         if request in self._entries:
             raise InvalidArgumentError("the request is already waiting")
         if self.num_waiting and self.num_waiting + num_instances > self.rules.max_waiting:

@@ -307,7 +307,7 @@ def _num_bytes(job: Job, first: int, count: int) -> int:
 
 
 def _cut_by_bytes(pieces: list[Piece], max_bytes: int) -> list[list[Piece]]:
-    """Divide pieces into lists of at most ``max_bytes``; an instance that is larger gets a list of its own."""
+    """Divide pieces into lists of at most ``max_bytes``; an instance that is larger gets a separate list."""
     if sum(_num_bytes(*piece) for piece in pieces) <= max_bytes:
         return [pieces]
     lists: list[list[Piece]] = []
