@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 
 from penstock import LLM, ProgramLimits, SamplingParams
-from tests.graph.test_interrupted_export import write_script
 from tests.support.command import DEMO, FOLDER, environment, start, until
+from tests.support.slow_network import write_script
 
 PROMPT = "def add(a, b):\n    return"
 

@@ -13,8 +13,8 @@ from transformers.generation import logits_process as processors
 
 from penstock.core.native import Biases, Context, Penalties, Sampling, cpu_levels, sample_logits
 from penstock.errors import InvalidArgumentError
-from tests.core.test_sampling import uniform
 from tests.support.core_steps import i32, random_numbers, sampling
+from tests.support.philox import uniform
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 VOCAB, ROWS = 3001, 48

@@ -28,11 +28,10 @@ from penstock.core.native import (
 )
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import DType, Graph, Value
-from tests.support.core_steps import OPTIONS, batch, i32, sampling
+from tests.support.core_steps import OPTIONS, PROMPT, batch, i32, sampling
 from tests.support.tiny_graph import FFN, LINEAR_LAYOUTS, VOCAB, T, c, stateless_graph, tiny_graph, value, write_bundle
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
-PROMPT = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 40)]
 
 
 def run_chunks(program: CoreProgram, chunks: list[int], pages: tuple[int, ...] = (3, 7)) -> npt.NDArray[np.float32]:

@@ -14,8 +14,7 @@ from penstock.core.native import ALL_THREADS, POISON, Biases, Context, CoreProgr
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.ir import Graph
 from penstock.graph.passes.append_tail import append_tail
-from tests.core.test_steps import PROMPT
-from tests.support.core_steps import OPTIONS, batch, i32, sampling
+from tests.support.core_steps import OPTIONS, PROMPT, batch, i32, sampling
 from tests.support.tiny_graph import VOCAB, tiny_graph, value, write_bundle
 
 K = 7

@@ -13,8 +13,7 @@ import pytest
 from penstock.core import spans
 from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Model
 from penstock.graph.ir import KvLayout, Node, Operand
-from tests.core.test_steps import PROMPT
-from tests.support.core_steps import OPTIONS, batch, i32
+from tests.support.core_steps import OPTIONS, PROMPT, batch, i32
 from tests.support.tiny_graph import HEAD_DIM, R, c, tiny_graph, value, write_bundle
 
 # Prompts of two requests and their pages, and tokens of both together whose logits are wanted.

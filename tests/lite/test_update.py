@@ -9,45 +9,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from safetensors.numpy import save_file
 
 from penstock import lite
-from penstock.checkpoint.folder import Checkpoint
 from penstock.core.native import Model as CoreModel
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.export import export_bundle
 from penstock.lite.update import pack_updates
-from tests.support.lite_demo import BUNDLE, FOLDER, IDS, ask, build
-
-LAYER = "model.layers.3."
-CHANGED = (
-    "model.embed_tokens.weight",
-    "model.norm.weight",
-    LAYER + "self_attn.k_proj.weight",
-    LAYER + "mlp.up_proj.weight",
-    LAYER + "input_layernorm.weight",
-)
-
-
-def values(scale: float = 1.0) -> dict[str, npt.NDArray[np.float32]]:
-    """The demo's weights as float32, which holds bfloat16 exactly; the changed ones times ``scale``, unevenly."""
-    checkpoint = Checkpoint.open(FOLDER)
-    found = {}
-    for name, info in checkpoint.tensors.items():
-        bits = np.array(checkpoint.read(name)).astype(np.uint32) << 16
-        array = bits.view(np.float32).reshape(info.shape)
-        if name in CHANGED and scale != 1.0:
-            array = array * (scale + 0.01 * (np.arange(array.size) % 7).reshape(array.shape)).astype(np.float32)
-        found[name] = array
-    return found
-
-
-def folder(path: Path, weights: dict[str, npt.NDArray[np.float32]]) -> Path:
-    path.mkdir()
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(FOLDER / name, path / name)
-    save_file(weights, path / "model.safetensors")
-    return path
+from tests.support.lite_demo import BUNDLE, CHANGED, IDS, LAYER, ask, build, folder, values
 
 
 @pytest.fixture(scope="module")

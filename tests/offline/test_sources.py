@@ -98,7 +98,7 @@ def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> N
         with pytest.raises(InvalidArgumentError, match=f"increment_model_path: .* does not match .*: {words}"):
             pipeline("text_generation", (BUNDLE, other))
     from penstock.graph.export import export_bundle
-    from tests.lite.test_update import folder, values
+    from tests.support.lite_demo import folder, values
 
     export_bundle(folder(tmp_path / "new", values(1.25)), changed, scheme="w8a8")
     with pytest.raises(InvalidArgumentError, match="the checksum of weights is"):

@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 from penstock import Client
 from penstock.engine.params import SamplingParams
 from penstock.llm.llm import LLM
-from tests.servables.test_onnx import save
 from tests.support.command import DEMO
 from tests.support.http_service import SECONDS, until
+from tests.support.onnx_models import save
 from tests.support.servable_folders import write
 from tests.support.servable_storms import CHAOS, KEY, TWICE, Ask, Traffic, service, told_by
 

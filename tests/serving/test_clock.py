@@ -16,7 +16,7 @@ from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.serving.test_cycles import Clients
+from tests.support.both_listeners import Clients
 from tests.support.worker_processes import DEMO, ENDLESS, SEEDED, faulty, service, tokens_of
 
 SHOWN = {

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.cli.test_serve import ask
 from tests.support.command import DEMO
+from tests.support.serve_command import ask
 
 BODY = {"prompt": "def add(a, b):", "max_tokens": 4}
 

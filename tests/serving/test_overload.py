@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.client.async_client import AsyncClient
 from penstock.errors import ServiceError
-from tests.cli.test_serve import ask, serving
+from tests.support.serve_command import ask, serving
 from tests.support.worker_processes import DEMO, until
 
 PLACES, WAITING, NUM_NEW, NUM_SENT = 2, 4, 192, 90

@@ -24,10 +24,20 @@ from penstock.serving.grpc.listener import GrpcListener
 from penstock.serving.http.app import make_app
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.serving.workers.test_faults import CALM, HASTY, IMPATIENT, switch_under
 from tests.support.grpc_client import SERVICE
 from tests.support.http_service import SECONDS
-from tests.support.worker_processes import SEEDED, Service, pids, service, still, until
+from tests.support.worker_processes import (
+    CALM,
+    HASTY,
+    IMPATIENT,
+    SEEDED,
+    Service,
+    pids,
+    service,
+    still,
+    switch_under,
+    until,
+)
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 PATIENT = GatewayLimits(body_s=SECONDS, write_s=SECONDS)

@@ -7,8 +7,6 @@ import http.client
 import json
 import os
 import signal
-import socket
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,66 +16,17 @@ import pytest
 from penstock.api_errors import RefusalError
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.serving.call import Call
-from penstock.serving.http.admin import make_admin
-from penstock.serving.http.app import make_app
-from penstock.serving.http.listener import Listener
 from penstock.serving.http.unix_socket import UnixSocket
 from penstock.serving.metrics import Metrics
-from penstock.serving.model_changes import Changes
 from penstock.serving.settings import GatewaySettings
-from tests.cli.test_serve import ask, serving
+from tests.support.admin_socket import admin, call
+from tests.support.serve_command import ask, serving
 from tests.support.worker_processes import DEMO, ENDLESS, OPTIONS, faulty, pids, service, until
-
-
-class Connection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=600)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def call(path: Path, method: str, route: str, body: object = None) -> tuple[int, dict]:
-    """Status and JSON of one request."""
-    connection = Connection(path)
-    try:
-        data = None if body is None else json.dumps(body)
-        connection.request(method, route, data, {"Content-Type": "application/json"} if data else {})
-        answer = connection.getresponse()
-        return answer.status, json.load(answer)
-    finally:
-        connection.close()
 
 
 def children() -> set[psutil.Process]:
     """This process's."""
     return {*psutil.Process().children()}
-
-
-@asynccontextmanager
-async def admin(models, path: Path):
-    """A listener over models; gives what asks it, and its changes."""
-    changes = Changes(models)
-    gateway = make_admin(changes, models, make_app(models).metrics)
-    listener = Listener(gateway, gateway.settings, path)
-    assert listener.open() == f"unix:{path}"
-    running = asyncio.ensure_future(listener.serve())
-
-    async def asked(*arguments) -> tuple[int, dict]:
-        return await asyncio.to_thread(call, path, *arguments)
-
-    try:
-        yield asked, changes
-    finally:
-        await changes.close()
-        listener.stop(at_once=True)
-        await running
-        assert not path.exists()
 
 
 def test_models_come_and_go_beside_the_public_door(tmp_path: Path) -> None:

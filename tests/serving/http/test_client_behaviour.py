@@ -11,32 +11,7 @@ from contextlib import suppress
 import pytest
 
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.support.http_service import Service, until
-
-ROOMY = {"context_len": 100_000, "num_pages": 3200}
-ENDLESS = {"prompt": "the cat", "max_tokens": 90_000, "ignore_eos": True, "temperature": 0}
-
-
-def post(path: str, body: dict, *extra: str) -> bytes:
-    data = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
-    lines += [f"Content-Length: {len(data)}", *extra]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
-
-
-def is_idle(service: Service) -> bool:
-    """No request behind the door, none in an engine, every page free."""
-    engines = [one.llm.engine for one in service.models.list()]
-    pools = [pool for engine in engines for pool in engine.scheduler.ledger.pools]
-    return (
-        service.num_open == 0
-        and not any(engine.has_work for engine in engines)
-        and all(pool.num_free == pool.num_pages for pool in pools)
-    )
-
-
-def num_connections(service: Service) -> int:
-    return len(service.listener.connections)
+from tests.support.http_service import ENDLESS, ROOMY, is_idle, num_connections, post, until
 
 
 def read_until(connection: socket.socket, text: bytes, found: bytes = b"") -> bytes:

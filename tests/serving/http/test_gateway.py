@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
 
 import pytest
 
@@ -14,7 +13,7 @@ from penstock.serving.http.app import operations
 from penstock.serving.keys import ApiKeys
 from penstock.serving.operations import Routes
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.support.http_service import Service, until
+from tests.support.http_service import raw, until
 
 KEY = "a-key-of-twenty-chars"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
@@ -33,18 +32,6 @@ def keys_file(tmp_path):
 @pytest.fixture
 def locked(serve, keys_file):
     return serve(settings=GatewaySettings(keys_file=keys_file))
-
-
-def raw(service: Service, data: bytes) -> bytes:
-    """What comes back for bytes, until the service hangs up or answers in full."""
-    with service.connect() as connection:
-        with suppress(OSError):  # it may have been refused before all was sent
-            connection.sendall(data)
-        found = b""
-        with suppress(ConnectionResetError):  # what it did not read is thrown away
-            while piece := connection.recv(65536):
-                found += piece
-        return found
 
 
 def code_of(data: bytes) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving.http.test_page import browser, pytestmark, visit
+from tests.support.browser import browser, pytestmark, visit
 from tests.support.http_service import SECONDS, until
 
 __all__ = ["browser", "pytestmark", "visit"]

@@ -13,8 +13,7 @@ import pytest
 
 from penstock.api_errors import CODES
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.serving.http.test_gateway import raw
-from tests.support.http_service import Service
+from tests.support.http_service import Service, raw
 from tests.support.memory_use import check_flat
 from tests.support.stub_methods import StubMethods
 

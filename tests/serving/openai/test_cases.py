@@ -9,9 +9,8 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.serving.request_fields import SAMPLING
-from tests.serving.http.test_client_behaviour import ENDLESS, ROOMY, is_idle, post
 from tests.support.command import DEMO
-from tests.support.http_service import Service, until
+from tests.support.http_service import ENDLESS, ROOMY, Service, is_idle, post, until
 from tests.support.services import CHAT_FILES
 
 PROMPT = "def add(a, b):"
