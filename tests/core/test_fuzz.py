@@ -18,6 +18,8 @@ from penstock.ops.table import Op
 from tests.support.tiny_graph import tiny_graph, write_bundle
 from tests.support.tokenizer_kinds import KINDS, segment_of
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 NUM_MUTANTS = 10000
 

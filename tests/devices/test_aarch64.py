@@ -31,7 +31,7 @@ NUM_TEXTS = 4000 if LONG else 60
 CPUS = {"cortex-a53": "neon", "max": "neon_dot"}  # qemu's name to the level that the core takes there
 MISSING = skip_reason("aarch64-linux-gnu-g++", "qemu-aarch64")
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 Command = Callable[..., str]
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.devices.conftest import Command
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "custom_op"
 OP = "example::squared_relu"

@@ -16,6 +16,8 @@ from tests.support.tiny_graph import VOCAB, tiny_graph, write_bundle
 from tests.support.tokenizer_kinds import segment_of
 from tests.system_packages import skip_reason
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
 PROMPT = "def read(path):\n    "

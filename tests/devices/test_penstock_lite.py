@@ -18,6 +18,8 @@ from penstock.graph.ir import Graph
 from penstock.runtime.program import ProgramLimits
 from tests.support.tiny_graph import CONTEXT_LEN, stateless_graph, tiny_graph, write_bundle
 
+pytestmark = pytest.mark.long
+
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 PROMPT = "def read(path):\n    "
 LONG = "# é ç ✓ \U0001f40d\n" * 10 + "def add(a, b):\n" * 90  # more than one step takes

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 NUM_TOKENS = 80  # several pages of keys and values

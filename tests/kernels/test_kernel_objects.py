@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 X86 = platform.machine() in ("x86_64", "AMD64")
 ATTENTION = re.compile(r"attend<|attention\(|page_step<|scores<|weigh")
 

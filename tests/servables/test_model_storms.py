@@ -25,6 +25,8 @@ from tests.support.onnx_models import save
 from tests.support.servable_folders import write
 from tests.support.servable_storms import CHAOS, KEY, TWICE, Ask, Traffic, service, told_by
 
+pytestmark = pytest.mark.long
+
 MODELS = """
     number = int(servable.version())
     servable.settings(timeout_s=3600)

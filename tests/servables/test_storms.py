@@ -67,6 +67,7 @@ def versions(url: str) -> list[dict[str, object]]:
     return found
 
 
+@pytest.mark.long
 def test_loads_and_unloads_by_many_under_traffic(tmp_path: Path) -> None:
     """Who asks is answered by one version, or told that none is there, and never fails at a servable beside, one of
     whose versions comes and goes, nor at its version that stays.

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from penstock.client.async_client import AsyncClient
 from penstock.errors import ServiceError
 from tests.support.serve_command import ask, serving
 from tests.support.worker_processes import DEMO, until
+
+pytestmark = pytest.mark.long
 
 PLACES, WAITING, NUM_NEW, NUM_SENT = 2, 4, 192, 90
 MAX_OPEN = PLACES + WAITING
