@@ -2,12 +2,11 @@
 
 import platform
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.builds import build, run, tool
 
 pytestmark = pytest.mark.long
 
@@ -32,22 +31,8 @@ TILES = [f"ps::{name}" for name in TILES] if X86 else []
 EXPORTS = {"avx512": [*TABLES, *STORE], "avx512_bf16": DOTS, "amx": TILES}
 
 
-def tool(name: str) -> str:
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        pytest.fail(f"{name} is not installed; cmake comes with the test extra, objdump and nm with binutils")
-    return found
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
-
-
 def test_kernels_match_reference_and_levels_match_under_sanitizers(sanitized_build: Path) -> None:
-    run(tool("cmake"), "--build", str(sanitized_build), "--target", "kernel_check", "-j", "2")
+    build(sanitized_build, "kernel_check")
     (program,) = (path for path in sanitized_build.rglob("kernel_check") if path.is_file())
     output = run(str(program))
     assert "generic" in output.splitlines()[0]
@@ -60,7 +45,7 @@ def objects(release_build: Path) -> dict[str, Path]:
         level: f"CMakeFiles/penstock_objects.dir/core/kernels/levels/{level}.cpp.o"
         for level in ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
     }
-    run(tool("cmake"), "--build", str(release_build), "--target", "penstock_objects", "-j", "2")
+    build(release_build, "penstock_objects")
     return {level: release_build / path for level, path in paths.items()}
 
 

@@ -110,7 +110,8 @@ def test_a_service_ends_beside_a_reader_who_takes_nothing(serve):
 @pytest.mark.parametrize(("path", "size", "status"), [("/nowhere", 900_000, 404), ("/tokenize", 10_000_000, 413)])
 @pytest.mark.parametrize("close", [False, True], ids=["kept", "closed"])
 def test_who_is_refused_while_it_sends_can_read_why(serve, path, size, status, close):
-    service = serve(settings=GatewaySettings(limits=GatewayLimits(body_bytes=1_000_000)))
+    limits = GatewayLimits(body_bytes=1_000_000, keep_alive_s=1 if status == 413 else 60)
+    service = serve(settings=GatewaySettings(limits=limits))
     with service.connect() as connection:
         extra = ["Connection: close"] if close else []
         for _ in range(3 if status == 404 and not close else 1):
@@ -144,7 +145,7 @@ def test_headers_that_do_not_come_end_the_connection(serve, sent):
 
 
 def test_a_body_that_does_not_come_is_refused(serve):
-    service = serve(settings=GatewaySettings(limits=GatewayLimits(body_s=0.2)))
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(body_s=0.2, keep_alive_s=1)))
     with service.connect() as connection:
         connection.sendall(post("/v1/completions", {"prompt": "the cat"})[:-3])
         answer = read_until(connection, b"}}")
