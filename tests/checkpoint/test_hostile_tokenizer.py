@@ -34,7 +34,7 @@ def sound() -> bytes:
     return json.dumps(json.loads(library.to_str()), ensure_ascii=False).encode()
 
 
-def test_mutated_tokenizers_give_errors_of_ours_alone(sound: bytes) -> None:
+def test_mutated_tokenizers_raise_only_penstock_errors(sound: bytes) -> None:
     def use(data: bytes) -> None:
         tokenizer = LibraryTokenizer(data)  # what the tokenizer's process runs
         for text in TEXTS:

@@ -77,7 +77,7 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
         assert {path.name for path in tmp_path.iterdir()} == {"log"}, "no socket, no folder is left"
 
 
-def test_the_grpc_door_drains(tmp_path: Path) -> None:
+def test_the_grpc_listener_drains(tmp_path: Path) -> None:
     with serving(DEMO, "--grpc-port", "0", "--max-requests", "4", cwd=tmp_path) as (process, _, said):
         address = re.search(r"gRPC \(Open Inference Protocol v2\) at (\S+)\n", said)[1]
         with triton.InferenceServerClient(address) as client:

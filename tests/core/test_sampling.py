@@ -151,7 +151,7 @@ def test_wrong_sampling_is_refused_by_field_and_row(name: str, context: Context)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_no_numbers_are_refused_by_row(bad: float, context: Context) -> None:
+def test_logits_that_are_not_finite_are_refused_by_row(bad: float, context: Context) -> None:
     logits = np.zeros((3, 40), np.float32)
     logits[1:, 39] = bad
     with pytest.raises(InvalidArgumentError, match=r"logits\[1\]: expected numbers, found NaN or infinity"):

@@ -142,6 +142,6 @@ def test_ids_of_something_else_are_refused(tail: str, patch: Callable[[Graph], N
 
 
 @pytest.mark.parametrize("tail", ["", "max", "topk", "topk:0", "topk:x", "argmax:2", "topk:102"])
-def test_a_tail_that_is_none_is_refused(tail: str) -> None:
+def test_malformed_tails_are_refused(tail: str) -> None:
     with pytest.raises(InvalidArgumentError, match="tail"):
         append_tail(tiny_graph(), tail)

@@ -78,7 +78,7 @@ def arm_check(arm: Path, command: Command, tmp_path_factory: pytest.TempPathFact
     return step_check("aarch64-linux-gnu-g++", arm, command, tmp_path_factory.mktemp("arm_check"))
 
 
-def test_what_is_installed_is_for_aarch64(arm: Path, command: Command) -> None:
+def test_installed_files_are_for_aarch64(arm: Path, command: Command) -> None:
     (library,) = arm.glob("lib*/**/libpenstock.so.*.*.*")
     for path in (library, arm / "bin" / "penstock-lite"):
         assert re.search(r"Machine: +AArch64", command("readelf", "-h", path))

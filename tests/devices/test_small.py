@@ -89,7 +89,7 @@ def test_small_build_makes_the_same_tokens(small: Path, command: Command) -> Non
             assert (found["token_ids"], found["text"]) == (list(wanted.token_ids), wanted.text)
 
 
-def test_what_a_small_build_leaves_out_is_refused_by_name(small: Path, tmp_path: Path) -> None:
+def test_features_left_out_of_a_small_build_are_refused(small: Path, tmp_path: Path) -> None:
     program = small / "penstock-lite"
     path = write_bundle(tmp_path / "f32.psm", tiny_graph())
     assert "scheme: this build leaves out f32: build it with this bundle in PENSTOCK_OPS_FROM" in refusal(

@@ -71,7 +71,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
-def test_the_child_ends_with_its_parent_and_leaves_nothing(tmp_path: Path, number: int) -> None:
+def test_the_child_ends_with_its_parent_and_leaves_no_file(tmp_path: Path, number: int) -> None:
     folder = write_checkpoint(tmp_path / "model")
     network, started = write_script(tmp_path, 600)  # longer than is waited for its end
     script = PARENT.format(folder=str(folder), out=str(tmp_path / "out.psm"), network=network)

@@ -31,7 +31,7 @@ TILES = [f"ps::{name}" for name in TILES] if X86 else []
 EXPORTS = {"avx512": [*TABLES, *STORE], "avx512_bf16": DOTS, "amx": TILES}
 
 
-def test_kernels_match_reference_and_levels_match_under_sanitizers(sanitized_build: Path) -> None:
+def test_kernels_match_the_reference_under_sanitizers(sanitized_build: Path) -> None:
     build(sanitized_build, "kernel_check")
     (program,) = (path for path in sanitized_build.rglob("kernel_check") if path.is_file())
     output = run(str(program))
@@ -68,7 +68,7 @@ def test_no_kernel_object_defines_a_weak_symbol(objects: dict[str, Path]) -> Non
         assert not weak, f"{level}: {weak}"
 
 
-def test_kernel_objects_export_their_table_alone(objects: dict[str, Path]) -> None:
+def test_kernel_objects_export_only_their_table(objects: dict[str, Path]) -> None:
     for level, path in objects.items():
         lines = run(tool("nm"), "-C", "--defined-only", "--extern-only", str(path)).splitlines()
         names = [re.split(r" [A-Z] ", line)[-1].split("(")[0] for line in lines]
@@ -76,7 +76,7 @@ def test_kernel_objects_export_their_table_alone(objects: dict[str, Path]) -> No
 
 
 @pytest.mark.skipif(not X86, reason="x86 levels")
-def test_generic_level_holds_baseline_instructions_alone(objects: dict[str, Path]) -> None:
+def test_generic_level_has_only_baseline_instructions(objects: dict[str, Path]) -> None:
     text = "\n".join(functions(objects["generic"]).values())
     assert "xmm" in text
     assert not re.search(r"\b[yz]mm|\bvfn?m(add|sub)|\tv\w+ .*xmm", text)

@@ -75,7 +75,7 @@ def tensor(name: str, *shape: int, dtype: npt.DTypeLike = np.float32) -> lite.Te
         (np.ones(256, np.float32), "weights: expected Tensors, found ndarray"),
     ],
 )
-def test_an_error_changes_nothing(wrong: object, words: str) -> None:
+def test_a_failed_update_does_not_change_the_model(wrong: object, words: str) -> None:
     with build() as model:
         before = ask(model, [IDS])
         good = tensor(LAYER + "mlp.up_proj.weight", 704, 256)
@@ -85,7 +85,7 @@ def test_an_error_changes_nothing(wrong: object, words: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_what_is_not_finite_is_named(dtype: npt.DTypeLike) -> None:
+def test_weights_that_are_not_finite_are_named(dtype: npt.DTypeLike) -> None:
     with build() as model:
         before = ask(model, [IDS])
         for name, shape, place, value in (

@@ -234,7 +234,7 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
         pipeline("text_generation", BUNDLE.parents[1] / "docs")
 
 
-def test_what_cannot_be_said_together(tmp_path: Path) -> None:
+def test_conflicting_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="prefill_model_path or model_name is required"):
         pipeline("text_generation")
     with pytest.raises(InvalidArgumentError, match=r"^prefill_model_path: .*model"):

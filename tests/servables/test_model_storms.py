@@ -106,7 +106,7 @@ class Clients:
         self.newest[way] = int(first)
 
 
-def test_models_come_and_go_under_traffic(tmp_path: Path, texts: list[bytes]) -> None:
+def test_models_are_switched_and_unloaded_under_traffic(tmp_path: Path, texts: list[bytes]) -> None:
     """No request fails while a version is served, each is answered by one version, and what is unloaded says so."""
     write(tmp_path / "root", "steady", TWICE)
     folder = write(tmp_path / "root", "models", MODELS, versions=())

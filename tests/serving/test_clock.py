@@ -36,7 +36,7 @@ SHOWN = {
 """Files that ask for the time of day: to show it, or to compare it with that of files."""
 
 
-def test_the_time_of_day_is_shown_and_decides_nothing() -> None:
+def test_wall_clock_time_is_only_displayed() -> None:
     root = Path(penstock.__file__).parent
     asking = {
         str(path.relative_to(root))

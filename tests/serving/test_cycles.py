@@ -102,7 +102,7 @@ main(["serve", {model!r}, "--port", "0", "--threads", "1"])
 """
 
 
-def test_what_the_start_made_is_no_work_of_collections() -> None:
+def test_objects_of_the_start_are_frozen() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", COUNTED.format(model=str(DEMO))], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -115,7 +115,7 @@ def test_what_the_start_made_is_no_work_of_collections() -> None:
     assert frozen > 10_000 > 10 * left
 
 
-def test_what_a_worker_loaded_is_no_work_of_collections(monkeypatch) -> None:
+def test_objects_of_a_worker_are_frozen_before_ready(monkeypatch) -> None:
     """Before it is ready: then steps begin, which would wait."""
     frozen: list[int] = []
 

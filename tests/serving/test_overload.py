@@ -60,7 +60,7 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
-def test_what_is_taken_keeps_its_turn_and_the_rest_is_refused(tmp_path: Path) -> None:
+def test_overload_is_refused_and_admitted_requests_keep_order(tmp_path: Path) -> None:
     async def main(url: str) -> None:
         async with AsyncClient(url, retries=0) as client:
             load = Load(client)

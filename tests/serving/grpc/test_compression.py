@@ -144,7 +144,7 @@ def test_other_methods_take_packed_messages(service: Service) -> None:
         )
 
 
-def test_what_is_taken_is_told(service: Service) -> None:
+def test_accepted_encodings_are_announced(service: Service) -> None:
     """With every answer; an encoding that is not known is refused by gRPC itself."""
     told = b"identity, deflate, gzip"
     assert told in answers_to(service, packed(gzip.compress(asked(100))), text=told)

@@ -264,7 +264,7 @@ def test_a_drain_under_traffic_over_grpc_cuts_no_answer(versions, expected) -> N
     asyncio.run(main())
 
 
-def test_a_deadline_that_passed_is_no_error_of_the_log(caplog):
+def test_a_passed_deadline_is_not_logged_as_an_error(caplog):
     """gRPC's core logs a message that it could not send as an error."""
     from penstock.serving.grpc import listener as grpc_listener
 

@@ -159,7 +159,7 @@ def is_alive(service: Service) -> bool:
     return False
 
 
-def test_a_method_that_is_no_text_ends_nothing(fake):
+def test_a_method_name_that_is_not_utf8_ends_no_service(fake):
     """gRPC 1.84 and 1.85 end their server over it, which is then opened again."""
     preface, settings, *_ = conversation()
     answers_to(fake, preface + settings + headers(b"/inference.\xa8/X", 1) + frame(0, 1, 1, bytes(5)), pause_s=0.1)
@@ -210,7 +210,7 @@ class Leaving:
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["unary", "stream"])
 @pytest.mark.parametrize("stage", Leaving.STAGES)
-def test_a_grpc_client_that_goes_leaves_nothing(serve, stage, is_stream, caplog):
+def test_a_disconnected_grpc_client_leaves_no_request(serve, stage, is_stream, caplog):
     caplog.set_level(logging.ERROR)
     service = serve("fake", settings=GatewaySettings(grpc_port=0), context_len=30_000, num_pages=1000)
     infer(service, request())
@@ -225,7 +225,7 @@ def test_a_grpc_client_that_goes_leaves_nothing(serve, stage, is_stream, caplog)
     assert infer(service, request()).outputs
 
 
-def test_damaged_requests_leave_nothing(fake, monkeypatch):
+def test_damaged_requests_leave_no_objects(fake, monkeypatch):
     """Of objects that Python's collector knows, in client and service together, less than one for every fourth; a
     planted one for each is seen.
     """

@@ -29,7 +29,7 @@ def children() -> set[psutil.Process]:
     return {*psutil.Process().children()}
 
 
-def test_models_come_and_go_beside_the_public_door(tmp_path: Path) -> None:
+def test_models_change_while_the_public_port_answers(tmp_path: Path) -> None:
     path = tmp_path / "admin.sock"
     with serving(DEMO, "--admin-socket", path, "--max-requests", "4", "--threads", "1", cwd=tmp_path) as running:
         process, url, said = running
@@ -96,7 +96,7 @@ def test_refusals_by_name(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_plan_that_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     options = replace(OPTIONS, limits=replace(OPTIONS.limits, num_pages=2**26))
 
     async def main() -> None:
@@ -109,7 +109,7 @@ def test_a_plan_that_does_not_fit_is_said(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_model_that_only_loads_changes_nobodys_requests(tmp_path: Path) -> None:
+def test_a_loading_model_does_not_change_the_default(tmp_path: Path) -> None:
     """Who names no model means the one that is there, not the one that may come."""
     model, other, go = tmp_path / "demo.psm", tmp_path / "other.psm", tmp_path / "demo.go"
     for path in (model, other):
@@ -198,7 +198,7 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
     asyncio.run(main())
 
 
-def test_a_socket_takes_nobodys_place(tmp_path: Path) -> None:
+def test_a_socket_replaces_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     path.write_text("mine")
     with pytest.raises(InvalidArgumentError, match="found a file that is not a socket"):

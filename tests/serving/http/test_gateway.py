@@ -53,7 +53,7 @@ def test_every_route_wants_the_key(locked):
         assert status in ((403,) if operation.is_admin else (200, 400)), path
 
 
-def test_what_is_no_route_wants_the_key_too(locked):
+def test_unknown_routes_need_the_key(locked):
     for path in ("/nowhere", "/v1/", "/v1/models/", "/metrics/", "/V1/models", "//metrics", "/%2e%2e/metrics"):
         for method in ("GET", "POST", "DELETE", "OPTIONS", "PATCH"):
             assert locked.ask(method, path)[0] == 401
@@ -255,7 +255,7 @@ def test_other_bodies_than_plain_json_are_refused(demo, headers):
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n", 400),
     ],
 )  # fmt: skip
-def test_requests_that_are_none(demo, data, status):
+def test_malformed_requests_are_refused(demo, data, status):
     service = demo
     assert raw(service, data).startswith(b"HTTP/1.1 %d " % status)
     assert service.ask("GET", "/health/live")[0] == 200
@@ -338,7 +338,7 @@ def test_the_log_has_a_line_of_json_for_each_request(serve, caplog):
     assert not any("\n" in line or KEY in line for line in lines)
 
 
-def test_what_goes_wrong_inside_is_told_to_the_log_alone(serve, caplog):
+def test_internal_errors_are_only_in_the_log(serve, caplog):
     service = serve()
     service.models.list()[0].figures = lambda: 1 / 0
     status, headers, data = service.ask("GET", "/status")

@@ -83,7 +83,7 @@ def test_an_answer_that_came_at_once_tells_its_speed_too(serve, visit):
     assert "tokens/s" in page.locator(".foot").inner_text()
 
 
-def test_stop_ends_the_request_at_the_service_and_the_next_turn_works(serve, visit):
+def test_stop_ends_the_request_and_the_next_turn_works(serve, visit):
     service = serve("fake")
     slow_down(service)
     page = visit(service.url)
@@ -151,7 +151,7 @@ def test_models_are_chosen_and_each_begins_anew(serve, visit):
     assert page.locator("article").count() == 0
 
 
-def test_a_refusal_is_shown_in_the_services_words_and_can_be_tried_again(serve, visit):
+def test_a_refusal_is_shown_and_can_be_retried(serve, visit):
     page = visit(serve("fake").url)
     page.click("summary")
     page.fill("#top_p", "0")
@@ -217,7 +217,7 @@ def test_the_live_view_shows_what_runs(serve, visit):
     assert "Generated tokens" in page.locator(".card").inner_text()
 
 
-def test_a_service_that_went_away_is_told(serve, visit):
+def test_a_lost_service_is_shown(serve, visit):
     service = serve("fake")
     page = visit(service.url)
     until(lambda: page.evaluate("document.getElementById('model').value === 'fake'"))

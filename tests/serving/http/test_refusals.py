@@ -40,7 +40,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("shape", "body", "message"), LENGTHS + TYPES)
-def test_what_is_too_long_is_told_by_its_length(shape, body, message):
+def test_too_long_values_are_refused_by_length(shape, body, message):
     with pytest.raises(MisfitError) as raised:
         shape.check(body, "")
     assert str(raised.value).startswith(message)

@@ -57,7 +57,7 @@ def test_room_at_one_model_is_room() -> None:
     asyncio.run(main())
 
 
-def test_who_drains_says_so_and_not_that_it_is_full() -> None:
+def test_a_draining_service_answers_503_not_429() -> None:
     async def main() -> None:
         async with both_listeners() as (clients, backend):
             (link,) = backend._connections

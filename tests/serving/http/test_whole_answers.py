@@ -78,7 +78,7 @@ def test_a_header_that_holds_the_end_of_a_line_is_not_written(header: tuple[byte
 @pytest.mark.parametrize(
     "state", [{"response_started": True}, {"disconnected": True}, {"flow": SimpleNamespace(write_paused=True)}]
 )
-def test_what_would_have_to_wait_is_left_to_asgi(state: dict[str, Any]) -> None:
+def test_responses_that_must_wait_are_left_to_asgi(state: dict[str, Any]) -> None:
     one = cycle(**state)
     assert not _DirectBody(one).whole(200, [], b"x")
     assert not one.transport
