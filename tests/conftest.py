@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,14 +18,7 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-pytest_plugins = ("tests.support.command", "tests.support.fake_model", "tests.support.services")
-
-
-def configured(folder: Path, *options: str) -> Path:
-    command = ["cmake", "-S", str(Path(__file__).parents[1]), "-B", str(folder), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder
+pytest_plugins = ("tests.support.builds", "tests.support.command", "tests.support.fake_model", "tests.support.services")
 
 
 @pytest.fixture
@@ -34,15 +26,3 @@ def short_folder() -> Iterator[Path]:
     """An empty folder with a short path, for unix sockets, whose paths the kernel limits to 108 bytes."""
     with tempfile.TemporaryDirectory(prefix="ps-", dir="/tmp") as folder:
         yield Path(folder)
-
-
-@pytest.fixture(scope="session")
-def release_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder where CMake is configured for a release of the core; whoever wants a target builds it there."""
-    return configured(tmp_path_factory.mktemp("release"))
-
-
-@pytest.fixture(scope="session")
-def sanitized_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with AddressSanitizer and UndefinedBehaviorSanitizer, and the test programs of ``core/tools``."""
-    return configured(tmp_path_factory.mktemp("sanitized"), "-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON")

@@ -57,7 +57,7 @@ def test_attention_counts_keys_within_the_window(graph):
         assert cost.num_bytes - read * per_token / 2 - activations <= 4 * (5 + 3 + 2 * 2 * 3)  # positions, tables
 
 
-def test_rows_that_are_gathered_are_read_alone(graph):
+def test_only_gathered_rows_are_read(graph):
     costs = zip(graph.nodes, costs_of(graph, STEP, 1.0), strict=True)
     (gather,) = (cost for node, cost in costs if node.op == "gather_rows")
     assert gather.num_bytes == 2 * 2 * 4 * HIDDEN + 2 * 4  # two of five rows, and which
@@ -104,7 +104,7 @@ def test_peaks_follow_the_scheme():
         assert peaks(lambda op: op == "attention", kv_layout, cpu_level) == {peak}
 
 
-def test_kinds_are_told_apart_by_as_little_as_it_takes():
+def test_kind_labels_are_as_short_as_possible():
     graph, _ = read_graph(DEMO)
     labels = kind_labels(kind_keys(graph.nodes))
     assert {"linear q|k|v", "linear o", "linear gate|up", "linear down", "linear lm_head"} <= set(labels.values())

@@ -112,7 +112,7 @@ def test_the_picture_is_sound_and_shows_every_rate(report):
         ({"trace": Trace(prompt_tokens=5000)}, "the context holds 1024"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(fields, message):
+def test_unmeasurable_settings_are_refused(fields, message):
     with pytest.raises(InvalidArgumentError, match=message):
         bench_online(OnlineBench(DEMO, **fields))
 

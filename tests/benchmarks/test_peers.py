@@ -91,7 +91,7 @@ def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     assert missing([Job("348m", VLLM, ("decode:1", "decode:8"), 0)], whole.done()) == []
 
 
-def test_a_run_may_be_widened_by_systems_and_shapes(tmp_path: Path) -> None:
+def test_a_run_can_gain_systems_and_shapes(tmp_path: Path) -> None:
     Results.read(tmp_path / "results.jsonl").begin(HEADER)
     more: dict[str, Any] = {"bits": {"1.1b vllm w8a8": 8.5}, "versions": {"vllm": "2"}, "date": "2026-01-02"}
     Results.read(tmp_path / "results.jsonl").begin({**HEADER, **more})

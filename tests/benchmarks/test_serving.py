@@ -80,7 +80,7 @@ def test_a_whole_answer_tells_its_tokens(cut):
         ),
     ],
 )
-def test_what_is_not_an_answer_is_not_done(read, kind):
+def test_incomplete_responses_are_not_counted_as_done(read, kind):
     assert outcome_of(answer_of((101.0, read)), 100.0).kind == kind
 
 
@@ -197,7 +197,7 @@ def test_requests_do_not_wait_for_earlier_answers():
     assert all(one.sent_s >= one.due_s and one.pieces_s[0] >= 0.04 for one in outcomes)
 
 
-def test_connections_are_kept_and_lost_ones_told():
+def test_connections_are_reused_and_lost_ones_reported():
     asked: list[list[int]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -145,7 +145,7 @@ def test_other_formats_are_refused_with_a_way_out(tmp_path: Path, name: str) -> 
         Checkpoint.open(tmp_path)
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_folders_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileAccessError, match="no such folder"):
         Checkpoint.open(tmp_path / "gone")
     with pytest.raises(InvalidFileError, match=r"expected config\.json"):

@@ -24,7 +24,7 @@ def test_hostile_json_is_an_invalid_file(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("shell", [(b"[", b"]"), (b'{"a":', b"}")])
-def test_as_many_levels_as_may_be_and_one_more(shell: tuple[bytes, bytes]) -> None:
+def test_json_nesting_is_limited(shell: tuple[bytes, bytes]) -> None:
     """Also where brackets stand beside each other, or in texts."""
     head, tail = shell
     for num, is_read in ((63, True), (64, False)):
@@ -45,13 +45,13 @@ def test_json_larger_than_its_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", [1], {}, 0, -1, 2**31, 10**400, None])
-def test_int_refuses_what_is_no_positive_integer(value: object) -> None:
+def test_int_accepts_only_positive_integers(value: object) -> None:
     with pytest.raises(InvalidFileError, match=r"^config\.json: n: expected an integer from 1 to 2147483647, found "):
         ConfigReader({"n": value}).int("n")
 
 
 @pytest.mark.parametrize("value", [True, "1", [], {}, -0.5, 1e31, 10**400])
-def test_float_refuses_what_is_no_number_in_range(value: object) -> None:
+def test_float_accepts_only_numbers_in_range(value: object) -> None:
     with pytest.raises(InvalidFileError, match=r"^config\.json: x: expected a number"):
         ConfigReader({"x": value}).float("x")
 

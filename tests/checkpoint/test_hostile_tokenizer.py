@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
-from tests.checkpoint.test_hostile import count_refusals
+from tests.support.file_damage import count_refusals
 
 NUM_MUTANTS = 10_000
 TEXTS = ["def add(a, b):\n    return a + b\n", "Grüße, 世界 🙂", "<|begin|> a <|end|>", ""]
@@ -34,7 +34,7 @@ def sound() -> bytes:
     return json.dumps(json.loads(library.to_str()), ensure_ascii=False).encode()
 
 
-def test_mutated_tokenizers_give_errors_of_ours_alone(sound: bytes) -> None:
+def test_mutated_tokenizers_raise_only_penstock_errors(sound: bytes) -> None:
     def use(data: bytes) -> None:
         tokenizer = LibraryTokenizer(data)  # what the tokenizer's process runs
         for text in TEXTS:

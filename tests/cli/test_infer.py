@@ -79,7 +79,7 @@ def test_several_prompts_and_objects(expected: str, penstock_command: Run, tmp_p
         ([], "--model, --prefill-model-path or --model-name is required"),
     ],
 )
-def test_what_is_refused(options: list[object], words: str, penstock_command: Run) -> None:
+def test_wrong_options_are_refused_with_a_reason(options: list[object], words: str, penstock_command: Run) -> None:
     done = penstock_command("infer", PROMPT, *options, PENSTOCK_MODELS="")
     assert done.returncode == 2
     assert words in done.stderr

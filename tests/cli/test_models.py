@@ -11,8 +11,8 @@ import pytest
 from penstock.cli.main import main
 from penstock.client.admin import AdminClient
 from penstock.errors import ServiceError
-from tests.cli.test_serve import serving
 from tests.support.command import DEMO
+from tests.support.serve_command import serving
 
 
 def test_models_are_loaded_updated_and_unloaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,7 +197,7 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
         (["--network", "a.py:Net"], "network: expected none for the bundle"),
     ],
 )
-def test_what_cannot_be_profiled_is_refused_by_name(penstock_command, options, message):
+def test_unsupported_profile_options_are_refused(penstock_command, options, message):
     done = penstock_command("profile", DEMO, *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr

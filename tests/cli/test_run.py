@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 
 from penstock import LLM, ProgramLimits, SamplingParams
-from tests.graph.test_interrupted_export import write_script
 from tests.support.command import DEMO, FOLDER, environment, start, until
+from tests.support.slow_network import write_script
 
 PROMPT = "def add(a, b):\n    return"
 
@@ -173,7 +173,7 @@ def test_closed_standard_streams_do_no_harm(closed):
     assert "Traceback" not in done.stderr
 
 
-def test_a_prompt_that_is_no_utf8_text_is_refused():
+def test_a_prompt_that_is_not_utf8_is_refused():
     for prompt, stdin in ((b"caf\xe9", b""), (b"-", b"caf\xe9")):
         command = [sys.executable, "-m", "penstock", "run", DEMO, prompt, "--max-tokens", "1"]
         done = subprocess.run(command, input=stdin, capture_output=True, env=environment(), timeout=600)
@@ -240,7 +240,7 @@ def test_a_closed_pipe_is_quiet():
         assert process.returncode == 1
 
 
-def test_version_is_instant_and_loads_nothing(penstock_command):
+def test_version_imports_no_large_packages(penstock_command):
     assert penstock_command("--version").stdout.startswith("penstock ")
     done = penstock_command("--version", PYTHONPROFILEIMPORTTIME="1")
     for module in ("numpy", "torch", "tokenizers", "jinja2"):
@@ -279,7 +279,7 @@ def test_without_the_cache_nothing_is_kept(penstock_command, tmp_path):
     assert list((tmp_path / "tmp").glob("penstock*")) == []
 
 
-def test_ctrl_c_while_a_folder_is_packed_leaves_nothing(tmp_path, monkeypatch):
+def test_interrupted_packing_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     network, started = write_script(tmp_path, 600)
     process = start("run", FOLDER, PROMPT, "--network", network)

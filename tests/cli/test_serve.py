@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -24,42 +23,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import GatewayLimits
 from tests.support.command import DEMO, ROOT, until
 from tests.support.grpc_client import Stream, tensor
-
-
-@contextmanager
-def serving(
-    *args: object, cwd: Path, program: Sequence[str] = ("-X", "importtime", "-m", "penstock", "serve")
-) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """A service on a free port: its process, its address, and all that it said when it was ready."""
-    command = [sys.executable, *program, *map(str, args), "--port", "0"]
-    environment = os.environ | {"TMPDIR": str(cwd)}
-    with (cwd / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=cwd, env=environment)
-    try:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        while said and "  try: " not in said:
-            line = process.stdout.readline()
-            assert line, (cwd / "log").read_text()
-            said += line
-        yield process, said.split()[4], said
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def connection(url: str) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)
-
-
-def ask(url: str, path: str, body: dict[str, object] | None = None):
-    with closing(connection(url)) as link:
-        data = None if body is None else json.dumps(body)
-        link.request("POST" if body else "GET", path, data, {"Content-Type": "application/json"})
-        answer = link.getresponse()
-        assert answer.status == 200, answer.read()
-        return json.load(answer)
+from tests.support.serve_command import ask, connection, serving
 
 
 def is_ready(url: str) -> bool:
@@ -113,7 +77,7 @@ def test_it_answers_and_drains(tmp_path: Path) -> None:
         assert {path.name for path in tmp_path.iterdir()} == {"log"}, "no socket, no folder is left"
 
 
-def test_the_grpc_door_drains(tmp_path: Path) -> None:
+def test_the_grpc_listener_drains(tmp_path: Path) -> None:
     with serving(DEMO, "--grpc-port", "0", "--max-requests", "4", cwd=tmp_path) as (process, _, said):
         address = re.search(r"gRPC \(Open Inference Protocol v2\) at (\S+)\n", said)[1]
         with triton.InferenceServerClient(address) as client:

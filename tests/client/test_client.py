@@ -17,9 +17,8 @@ import pytest
 from penstock import LLM, AsyncClient, Client, SamplingParams, ServiceError
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import GatewaySettings
-from tests.serving.http.test_client_behaviour import ENDLESS, ROOMY, is_idle, num_connections
 from tests.support.command import DEMO
-from tests.support.http_service import until
+from tests.support.http_service import ENDLESS, ROOMY, is_idle, num_connections, until
 
 PROMPT = "def add(a, b):"
 GREEDY = {"temperature": 0, "max_tokens": 12}

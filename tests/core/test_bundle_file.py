@@ -35,7 +35,7 @@ def test_graph_survives_write_and_read(bundle_of: Callable[..., Path]) -> None:
     assert [segment.name for segment in segments] == ["weights", "config.json"]
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_pipes_and_folders_are_refused_as_bundles(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.psm")
     for path in (tmp_path / "pipe.psm", tmp_path):
         with pytest.raises(FileAccessError, match="expected a regular file"):

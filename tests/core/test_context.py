@@ -264,7 +264,7 @@ def test_four_bit_search_is_near_the_best_line(context: Context) -> None:
     assert ((found - source) ** 2).sum() < 1.05 * np.sum(best)
 
 
-def test_what_cannot_be_packed_is_refused_by_row(context: Context) -> None:
+def test_values_that_cannot_be_packed_are_refused_by_row(context: Context) -> None:
     packed = np.zeros(native.layout_bytes(I8, 2, 4), np.uint8)
     source = np.ones((2, 4), np.float32)
     source[1, 2] = np.nan

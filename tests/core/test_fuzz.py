@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,26 +13,20 @@ from penstock.graph.ir import Graph, Operand
 from penstock.graph.passes.append_tail import append_tail
 from penstock.ops import table
 from penstock.ops.table import Op
+from tests.support.builds import build
 from tests.support.tiny_graph import tiny_graph, write_bundle
 from tests.support.tokenizer_kinds import KINDS, segment_of
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 NUM_MUTANTS = 10000
 
 
-def tool(name: str) -> str:
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    assert found, f"{name} is needed to build the fuzzer"
-    return found
-
-
 @pytest.fixture(scope="module")
 def fuzzer(sanitized_build: Path) -> Path:
     targets = ("fuzz_bundle", "fuzz_sample", "fuzz_tokenizer", "api_check", "ops_check")
-    command = [tool("cmake"), "--build", str(sanitized_build), "--target", *targets, "-j", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    build(sanitized_build, *targets)
     return next(path for path in sanitized_build.rglob("fuzz_bundle") if path.is_file())
 
 

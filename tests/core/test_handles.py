@@ -13,8 +13,7 @@ import pytest
 from penstock.core.library import ContextOptions, ModelInfoStruct, ModelOptions, check, library, sized
 from penstock.core.native import CoreProgram, Model
 from penstock.errors import InvalidArgumentError
-from tests.core.test_steps import PROMPT
-from tests.support.core_steps import OPTIONS, batch
+from tests.support.core_steps import OPTIONS, PROMPT, batch
 from tests.support.tiny_graph import VOCAB
 
 Handle = ctypes.c_void_p

@@ -13,8 +13,7 @@ import pytest
 from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Model
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import Node
-from tests.core.test_steps import PROMPT
-from tests.support.core_steps import OPTIONS, batch, i32
+from tests.support.core_steps import OPTIONS, PROMPT, batch, i32
 from tests.support.tiny_graph import HIDDEN, R, c, tiny_graph, tiny_values, value, write_bundle
 
 

@@ -143,7 +143,7 @@ def test_a_file_that_lost_its_name_is_copied(bundle_of: Callable[..., Path], tmp
         assert logits_of(model, context) == logits_of(other, context)
 
 
-def test_what_is_closed_is_refused(bundle_of: Callable[..., Path]) -> None:
+def test_a_closed_model_is_refused(bundle_of: Callable[..., Path]) -> None:
     with Context(1) as context:
         model = Model.open(bundle_of())
         model.close()

@@ -11,20 +11,10 @@ import pytest
 from penstock.core.native import Context, Sampling, cpu_levels, sample_logits
 from penstock.errors import InvalidArgumentError
 from tests.support.core_steps import i32, random_numbers, sampling
+from tests.support.philox import philox, uniform
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 VOCAB, ROWS = 3001, 96
-
-
-def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 of Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011)."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & 0xFFFFFFFF, (a >> 32) ^ c3 ^ k1, a & 0xFFFFFFFF
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return c0, c1, c2, c3
 
 
 KNOWN_ANSWERS = [  # Random123's kat_vectors
@@ -43,12 +33,6 @@ def test_reference_generator_gives_the_known_answers(
     counter: tuple[int, int, int, int], key: tuple[int, int], expected: tuple[int, int, int, int]
 ) -> None:
     assert philox(counter, key) == expected
-
-
-def uniform(seed: int, sample: int, position: int) -> float:
-    low = 0xFFFFFFFF
-    words = philox((position & low, position >> 32 & low, sample & low, sample >> 32 & low), (seed & low, seed >> 32))
-    return float((words[0] << 21) | (words[1] >> 11)) / 2.0**53
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
@@ -167,7 +151,7 @@ def test_wrong_sampling_is_refused_by_field_and_row(name: str, context: Context)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_logits_that_are_no_numbers_are_refused_by_row(bad: float, context: Context) -> None:
+def test_logits_that_are_not_finite_are_refused_by_row(bad: float, context: Context) -> None:
     logits = np.zeros((3, 40), np.float32)
     logits[1:, 39] = bad
     with pytest.raises(InvalidArgumentError, match=r"logits\[1\]: expected numbers, found NaN or infinity"):

@@ -13,8 +13,8 @@ from transformers.generation import logits_process as processors
 
 from penstock.core.native import Biases, Context, Penalties, Sampling, cpu_levels, sample_logits
 from penstock.errors import InvalidArgumentError
-from tests.core.test_sampling import uniform
 from tests.support.core_steps import i32, random_numbers, sampling
+from tests.support.philox import uniform
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 VOCAB, ROWS = 3001, 48
@@ -239,7 +239,7 @@ def test_a_target_is_scored_and_not_sampled(context: Context) -> None:
         assert found.logprobs[row] == pytest.approx(exact[row, found.ids[row]], abs=1e-5)
 
 
-def test_a_row_that_is_no_number_or_forbids_all_fails_alone(context: Context) -> None:
+def test_only_rows_that_cannot_be_sampled_fail(context: Context) -> None:
     logits = np.zeros((4, 40), np.float32)
     logits[1, 39] = np.nan
     forbidden = Biases(starts_of([0, 0, 40, 0]), np.arange(40, dtype=np.int32), np.full(40, -np.inf, np.float32))

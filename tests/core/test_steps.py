@@ -28,11 +28,10 @@ from penstock.core.native import (
 )
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import DType, Graph, Value
-from tests.support.core_steps import OPTIONS, batch, i32, sampling
+from tests.support.core_steps import OPTIONS, PROMPT, batch, i32, sampling
 from tests.support.tiny_graph import FFN, LINEAR_LAYOUTS, VOCAB, T, c, stateless_graph, tiny_graph, value, write_bundle
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
-PROMPT = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 40)]
 
 
 def run_chunks(program: CoreProgram, chunks: list[int], pages: tuple[int, ...] = (3, 7)) -> npt.NDArray[np.float32]:
@@ -81,7 +80,7 @@ def test_gate_and_up_of_three_dimensions_are_multiplied_whole(
     assert found[0] == found[1]
 
 
-def test_short_steps_run_alone_with_the_same_bits(bundle_of: Callable[..., Path]) -> None:
+def test_short_steps_on_one_thread_match_all_threads(bundle_of: Callable[..., Path]) -> None:
     with Model.open(bundle_of("f32")) as model, Context(3) as context:
         results = []
         for flags in (0, ALL_THREADS):
@@ -91,7 +90,9 @@ def test_short_steps_run_alone_with_the_same_bits(bundle_of: Callable[..., Path]
 
 
 @pytest.mark.parametrize("kv_layout", [1, 2, 3])
-def test_poisoned_temporaries_change_nothing(kv_layout: int, bundle_of: Callable[..., Path], context: Context) -> None:
+def test_poisoned_temporaries_do_not_change_logits(
+    kv_layout: int, bundle_of: Callable[..., Path], context: Context
+) -> None:
     with Model.open(bundle_of("w4a8")) as model:
         results = []
         for flags in (ALL_THREADS, ALL_THREADS | POISON):
@@ -101,7 +102,7 @@ def test_poisoned_temporaries_change_nothing(kv_layout: int, bundle_of: Callable
         assert results[0] == results[1]
 
 
-def test_random_steps_equal_each_request_alone(bundle_of: Callable[..., Path], context: Context) -> None:
+def test_random_steps_match_single_requests(bundle_of: Callable[..., Path], context: Context) -> None:
     rng = np.random.default_rng(11)
     with Model.open(bundle_of("w8a8")) as model, CoreProgram(model, context, OPTIONS) as program:
         alone = run_chunks(program, [40])
@@ -146,7 +147,7 @@ def test_rows_of_logits_are_those_asked_for(model: Model, context: Context) -> N
         assert program.logits().shape == (0, VOCAB)
 
 
-def test_empty_kernels_leave_the_logits_alone(model: Model, context: Context) -> None:
+def test_empty_kernels_do_not_write_logits(model: Model, context: Context) -> None:
     with CoreProgram(model, context, dataclasses.replace(OPTIONS, flags=EMPTY_KERNELS | ALL_THREADS)) as program:
         assert not run_chunks(program, [40]).any()
 
@@ -220,7 +221,7 @@ BATCHES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BATCHES)
-def test_a_wrong_batch_names_the_field_and_changes_nothing(case: str, model: Model, context: Context) -> None:
+def test_a_wrong_batch_is_refused_by_field(case: str, model: Model, context: Context) -> None:
     changes, message = BATCHES[case]
     with CoreProgram(model, context, OPTIONS) as program:
         with pytest.raises(InvalidArgumentError, match=message):
@@ -301,7 +302,7 @@ def test_wrong_limits_are_refused_by_name(case: str, model: Model, context: Cont
         CoreProgram(model, context, options)
 
 
-def test_flags_are_the_developers_alone(model: Model, context: Context) -> None:
+def test_flags_need_the_developer_api(model: Model, context: Context) -> None:
     with pytest.raises(UnsupportedError, match="flags: 0x8 has bits"):
         CoreProgram(model, context, dataclasses.replace(OPTIONS, flags=8))
     core, out = library(), ctypes.c_void_p()
@@ -319,6 +320,6 @@ def test_flags_are_the_developers_alone(model: Model, context: Context) -> None:
     assert not out.value
 
 
-def test_what_does_not_fit_is_out_of_memory(model: Model, context: Context) -> None:
+def test_a_failed_allocation_raises_memory_error(model: Model, context: Context) -> None:
     with pytest.raises(MemoryError, match="num_pages: the system refused"):
         CoreProgram(model, context, dataclasses.replace(OPTIONS, num_pages=1 << 30))

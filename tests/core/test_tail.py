@@ -14,8 +14,7 @@ from penstock.core.native import ALL_THREADS, POISON, Biases, Context, CoreProgr
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.ir import Graph
 from penstock.graph.passes.append_tail import append_tail
-from tests.core.test_steps import PROMPT
-from tests.support.core_steps import OPTIONS, batch, i32, sampling
+from tests.support.core_steps import OPTIONS, PROMPT, batch, i32, sampling
 from tests.support.tiny_graph import VOCAB, tiny_graph, value, write_bundle
 
 K = 7
@@ -143,6 +142,6 @@ def test_ids_of_something_else_are_refused(tail: str, patch: Callable[[Graph], N
 
 
 @pytest.mark.parametrize("tail", ["", "max", "topk", "topk:0", "topk:x", "argmax:2", "topk:102"])
-def test_a_tail_that_is_none_is_refused(tail: str) -> None:
+def test_malformed_tails_are_refused(tail: str) -> None:
     with pytest.raises(InvalidArgumentError, match="tail"):
         append_tail(tiny_graph(), tail)

@@ -79,7 +79,7 @@ def changed(**components: Any) -> dict[str, bytes]:
         ({"tokenizer.json": WORD_PIECE}, "WordPiece"),
     ],
 )
-def test_what_is_not_compiled_is_named_and_ids_still_work(
+def test_uncompiled_tokenizers_are_named_and_ids_still_work(
     files: dict[str, bytes], named: str, open_segment: Callable[[bytes], Tokenizer]
 ) -> None:
     segment, reason = compile_tokenizer(

@@ -181,7 +181,7 @@ UNSUPPORTED: dict[str, tuple[Patch, str]] = {
 
 
 @pytest.mark.parametrize("rule", UNSUPPORTED)
-def test_what_is_too_new_is_refused_by_name(rule: str, tmp_path: Path) -> None:
+def test_newer_formats_are_refused_by_name(rule: str, tmp_path: Path) -> None:
     patch, message = UNSUPPORTED[rule]
     with pytest.raises(UnsupportedError, match=message):
         Model.open(write_bundle(tmp_path / "x.psm", tiny_graph(), patch=patch))

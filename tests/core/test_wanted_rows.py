@@ -13,8 +13,7 @@ import pytest
 from penstock.core import spans
 from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Model
 from penstock.graph.ir import KvLayout, Node, Operand
-from tests.core.test_steps import PROMPT
-from tests.support.core_steps import OPTIONS, batch, i32
+from tests.support.core_steps import OPTIONS, PROMPT, batch, i32
 from tests.support.tiny_graph import HEAD_DIM, R, c, tiny_graph, value, write_bundle
 
 # Prompts of two requests and their pages, and tokens of both together whose logits are wanted.
@@ -69,7 +68,7 @@ def test_chunks_without_wanted_rows_keep_keys_and_values(chunks: list[int], mode
             np.testing.assert_array_equal(found[written], pages[1:3].view(np.float32)[written])
 
 
-def test_rows_that_nobody_wants_are_not_made(model: Model, context: Context) -> None:
+def test_unwanted_rows_are_not_computed(model: Model, context: Context) -> None:
     with CoreProgram(model, context, OPTIONS) as program:
         program.run(batch(REQUESTS, hidden=True))
         rows = program.hidden()  # a view: later steps have their rows there too
@@ -81,7 +80,7 @@ def test_rows_that_nobody_wants_are_not_made(model: Model, context: Context) -> 
         assert rows.tobytes() == whole.tobytes()
 
 
-def test_nodes_are_kept_as_far_as_nobody_else_reads_them(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
+def test_wanted_only_nodes_have_no_other_readers(bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     def kept(path: Path) -> list[str]:
         with Model.open(path) as model:
             return [f"{node.op} {node.name}" for node in spans.node_infos(model) if node.wanted_only]

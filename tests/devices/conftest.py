@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.builds import build, locked, shared_folder
+
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo"
 PROMPT = "def add(a, b):\n    return"
@@ -30,7 +32,7 @@ def command() -> Command:
 @pytest.fixture(scope="session")
 def installed(release_build: Path, command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prefix of ``cmake --install``."""
-    command("cmake", "--build", release_build, "-j", "2")
+    build(release_build)
     prefix = tmp_path_factory.mktemp("prefix")
     command("cmake", "--install", release_build, "--prefix", prefix)
     return prefix
@@ -57,8 +59,10 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The demo model in f32, w8a8 and w4a8."""
     from penstock.graph.export import export_bundle
 
-    folder = tmp_path_factory.mktemp("bundles")
+    folder = shared_folder(tmp_path_factory, "demo-bundles")
     paths = {scheme: folder / f"{scheme}.psm" for scheme in ("f32", "w4a8")}
-    for scheme, path in paths.items():
-        export_bundle(DEMO / "model", path, scheme=scheme)
+    with locked(folder):
+        for scheme, path in paths.items():
+            if not path.exists():
+                export_bundle(DEMO / "model", path, scheme=scheme)
     return {**paths, "w8a8": DEMO / "demo.psm"}

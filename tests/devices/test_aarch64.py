@@ -31,7 +31,7 @@ NUM_TEXTS = 4000 if LONG else 60
 CPUS = {"cortex-a53": "neon", "max": "neon_dot"}  # qemu's name to the level that the core takes there
 MISSING = skip_reason("aarch64-linux-gnu-g++", "qemu-aarch64")
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 Command = Callable[..., str]
 
@@ -78,7 +78,7 @@ def arm_check(arm: Path, command: Command, tmp_path_factory: pytest.TempPathFact
     return step_check("aarch64-linux-gnu-g++", arm, command, tmp_path_factory.mktemp("arm_check"))
 
 
-def test_what_is_installed_is_for_aarch64(arm: Path, command: Command) -> None:
+def test_installed_files_are_for_aarch64(arm: Path, command: Command) -> None:
     (library,) = arm.glob("lib*/**/libpenstock.so.*.*.*")
     for path in (library, arm / "bin" / "penstock-lite"):
         assert re.search(r"Machine: +AArch64", command("readelf", "-h", path))

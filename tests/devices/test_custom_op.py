@@ -12,6 +12,8 @@ import pytest
 
 from tests.devices.conftest import Command
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "custom_op"
 OP = "example::squared_relu"
@@ -145,7 +147,7 @@ def test_the_same_bits_everywhere(
     assert by_environment.returncode == 1, "the program loads what its command line names alone"
 
 
-def test_what_is_wrong_with_a_library_is_said(
+def test_wrong_libraries_are_refused_with_a_reason(
     bundle: Path, libraries: dict[str, Path], lite: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "text.so").write_text("no library")

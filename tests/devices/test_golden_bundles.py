@@ -51,6 +51,7 @@ def test_lite(path: Path) -> None:
             assert [(list(one.token_ids), one.text) for one in found] == [(w["token_ids"], w["text"]) for w in wanted]
 
 
+@pytest.mark.long
 @golden
 def test_penstock_lite_and_c(path: Path, lite: Path, c_program: Path, command: Command) -> None:
     for prompt, ways in zip(PROMPTS, expected_of(path)["answers"], strict=True):

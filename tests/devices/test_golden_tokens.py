@@ -16,6 +16,8 @@ import pytest
 from penstock import pipeline
 from tests.devices.conftest import DEMO
 
+pytestmark = pytest.mark.long
+
 PROMPTS = [
     "def add(a, b):",
     "class Stack:\n    def push(self, item):",

@@ -16,6 +16,8 @@ from tests.support.tiny_graph import VOCAB, tiny_graph, write_bundle
 from tests.support.tokenizer_kinds import segment_of
 from tests.system_packages import skip_reason
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
 PROMPT = "def read(path):\n    "
@@ -33,7 +35,7 @@ def library_folder(prefix: Path) -> Path:
     return next(prefix.glob("lib*/**/libpenstock.a")).parent
 
 
-def test_what_is_installed(installed: Path) -> None:
+def test_installed_files(installed: Path) -> None:
     libraries = library_folder(installed)
     names = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if not path.is_dir()}
     folder = libraries.relative_to(installed).as_posix()

@@ -18,6 +18,8 @@ from penstock.graph.ir import Graph
 from penstock.runtime.program import ProgramLimits
 from tests.support.tiny_graph import CONTEXT_LEN, stateless_graph, tiny_graph, write_bundle
 
+pytestmark = pytest.mark.long
+
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 PROMPT = "def read(path):\n    "
 LONG = "# é ç ✓ \U0001f40d\n" * 10 + "def add(a, b):\n" * 90  # more than one step takes
@@ -139,7 +141,7 @@ def test_wrong_bundles_and_prompts_are_refused(tmp_path: Path, lite: Path) -> No
     assert b"UTF-8" in done.stderr
 
 
-def test_what_standard_input_says_wrong_is_shown_and_no_more(tmp_path: Path, lite: Path) -> None:
+def test_error_quotes_only_the_wrong_input(tmp_path: Path, lite: Path) -> None:
     path = write_bundle(tmp_path / "tiny.psm", tiny_graph())
     full = {"MALLOC_PERTURB_": "190", "GLIBC_TUNABLES": "glibc.malloc.perturb=190"}  # memory is not zero by itself
     words = [lite, path, "-", "--ids"]

@@ -16,6 +16,8 @@ from tests.devices.conftest import DEMO
 from tests.support.tiny_graph import VOCAB, tiny_graph, write_bundle
 from tests.support.tokenizer_kinds import segment_of
 
+pytestmark = pytest.mark.long
+
 BUNDLE = DEMO / "demo.psm"
 PROMPT = "class Stack:\n    def push(self, item):"
 

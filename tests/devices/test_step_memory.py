@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 NUM_TOKENS = 80  # several pages of keys and values
@@ -32,7 +34,7 @@ def allocations(program: Path, bundle: Path) -> int:
 
 
 @pytest.mark.parametrize("scheme", ["f32", "w8a8", "w4a8"])
-def test_steps_allocate_nothing(scheme: str, installed: Path, bundles, command, tmp_path: Path) -> None:
+def test_steps_do_not_allocate(scheme: str, installed: Path, bundles, command, tmp_path: Path) -> None:
     """Prompt and decoding, in all threads."""
     assert allocations(counted(command, installed, tmp_path), bundles[scheme]) == 0
 

@@ -56,6 +56,7 @@ def test_commands(name: str, newer: dict[str, Path]) -> None:
     assert f"{newer['major']}: {MAJOR}" in done.stderr
 
 
+@pytest.mark.long
 def test_penstock_lite(newer: dict[str, Path], lite: Path) -> None:
     words = ("a", "--max-tokens", "3", "--temperature", "0", "--json")
     done = finished(lite, newer["minor"], *words)
@@ -66,6 +67,7 @@ def test_penstock_lite(newer: dict[str, Path], lite: Path) -> None:
     assert f"{newer['major']}: {MAJOR}" in done.stderr
 
 
+@pytest.mark.long
 def test_c(newer: dict[str, Path], c_program: Path) -> None:
     assert finished(c_program, newer["minor"], "a", "3").stdout == finished(c_program, BUNDLE, "a", "3").stdout
     done = finished(c_program, newer["major"], "a", "3")

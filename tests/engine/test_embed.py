@@ -97,7 +97,7 @@ def test_texts_are_embedded_up_to_a_whole_context(make_llm):
     assert llm.embed([3] * llm.engine.max_len).vector.shape == (8,)
 
 
-def test_what_cannot_be_embedded_is_refused_by_name(make_llm):
+def test_wrong_embedding_arguments_are_refused_by_name(make_llm):
     llm = make_llm()
     with pytest.raises(InvalidArgumentError, match="pooling: expected one of mean, last, got 'cls'"):
         llm.embed("the", "cls")
@@ -110,7 +110,7 @@ def test_what_cannot_be_embedded_is_refused_by_name(make_llm):
         llm.embed("the")
 
 
-def test_damaged_rows_end_their_request_alone(make_llm):
+def test_damaged_rows_end_only_their_request(make_llm):
     llm = make_llm()
     llm.engine.program.spoil_hidden = 40  # a row of the second prompt
     stream = llm.stream(prompt_of(30, 7), params_of(0, 3))

@@ -177,7 +177,7 @@ def test_a_failed_step_ends_its_requests_and_not_the_engine(make_llm):
     assert len(llm.generate(PROMPTS[0], PARAMS[0]).token_ids) == 40
 
 
-def test_a_row_that_is_no_number_ends_its_request_alone(make_llm):
+def test_a_row_that_is_not_finite_ends_only_its_request(make_llm):
     alone = [make_llm().generate(prompt, params) for prompt, params in zip(PROMPTS[:3], PARAMS[:3], strict=True)]
     llm = make_llm()
     streams = [llm.stream(prompt, params) for prompt, params in zip(PROMPTS[:3], PARAMS[:3], strict=True)]
@@ -190,7 +190,7 @@ def test_a_row_that_is_no_number_ends_its_request_alone(make_llm):
         assert [i for delta in streams[index] for i in delta.token_ids] == alone[index].token_ids
 
 
-def test_text_that_cannot_be_made_ends_its_request_alone(make_llm):
+def test_failed_detokenization_ends_only_its_request(make_llm):
     class Damaged:
         text = ""
 
@@ -227,7 +227,7 @@ class Planted:
 
 @pytest.mark.parametrize("error", [MemoryError, ValueError])
 @pytest.mark.parametrize("at_tokens", [False, True])
-def test_whatever_a_text_raises_ends_its_request_alone(make_llm, error, at_tokens):
+def test_exceptions_of_text_end_only_its_request(make_llm, error, at_tokens):
     engine = make_llm().engine
     text = Planted(error, at_tokens)
     damaged, aborted = (engine.submit([5, 6], ResolvedSampling(max_tokens=n), text=text) for n in (2, 90))

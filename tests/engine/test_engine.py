@@ -32,7 +32,7 @@ def test_chunked_matches_whole(make_llm, chunk):
     assert [r.token_ids for r in llm.generate(PROMPTS, PARAMS)] == run_alone(make_llm, (0, 33))
 
 
-def test_a_prompt_that_is_read_beside_answers_matches_one_alone(make_llm):
+def test_mixed_prefill_matches_a_single_request(make_llm):
     few, many = (make_llm(options=EngineOptions(max_mixed_tokens=most)) for most in (5, 0))
     for llm in (few, many):
         assert [r.token_ids for r in llm.generate(PROMPTS, PARAMS)] == run_alone(make_llm)
@@ -75,7 +75,7 @@ def test_logits_match_the_tokens_that_were_chosen(make_llm):
     assert logits.argmax(axis=1)[69:-1].tolist() == result.token_ids
 
 
-def test_logits_beside_running_requests_change_nothing(make_llm):
+def test_logits_do_not_disturb_running_requests(make_llm):
     alone = make_llm().generate(prompt_of(40), PARAMS[1]).token_ids
     llm = make_llm(num_pages=4, context_len=128)
     stream = llm.stream(prompt_of(40), PARAMS[1])
@@ -164,7 +164,7 @@ def test_no_prompts_give_no_results(make_llm, capsys):
         llm.stream([])
 
 
-def test_items_of_the_wrong_kind_fail_alone_and_by_name(make_llm):
+def test_only_malformed_items_fail(make_llm):
     llm, good = make_llm(), SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
     items = [5, None, "xy", ("x",), ("x", 5), ("x", good, 5), ("x", good, None, 4), {"prompt": "x"}]
     found = dict(llm.generate_each([*items, ("x", good), ("x", None), ("x", good, None)]))
@@ -189,7 +189,7 @@ def test_items_of_the_wrong_kind_fail_alone_and_by_name(make_llm):
         ({"progress": 5}, "progress: expected a function, got int"),
     ],
 )
-def test_what_a_model_is_opened_with_is_checked_by_name(fields, message):
+def test_options_of_a_model_are_checked_by_name(fields, message):
     with pytest.raises(InvalidArgumentError, match=message):
         LLM("demo/demo.psm", **fields)
 
@@ -258,7 +258,7 @@ def test_a_bad_prompt_is_refused_by_name(make_llm, prompt, message):
     assert not llm.engine.scheduler.has_work
 
 
-def test_what_the_model_lacks_is_said(make_llm):
+def test_missing_tokenizer_and_template_are_named(make_llm):
     llm = make_llm(files={})
     assert llm.generate([3, 4], SamplingParams(max_tokens=2)).text == ""
     with pytest.raises(UnsupportedError, match=r"tokenizer\.json"):
@@ -283,7 +283,7 @@ def test_items_finished_by_another_thread_are_returned(make_llm):
     assert [index for index, _ in llm.generate_each([([5, 6], PARAMS[0]), ([5, 7], PARAMS[1])])] == [0, 1]
 
 
-def test_no_more_items_are_taken_ahead_than_may_be(make_llm):
+def test_items_taken_ahead_are_limited(make_llm):
     llm, taken, ended = make_llm(), [], []
 
     def items():
@@ -299,7 +299,7 @@ def test_no_more_items_are_taken_ahead_than_may_be(make_llm):
 
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_requests_that_come_and_go_change_nobody_elses_tokens(make_llm, data):
+def test_random_arrivals_and_aborts_do_not_change_tokens(make_llm, data):
     windows = data.draw(st.sampled_from(WINDOWS))
     llm: LLM = make_llm(windows=windows, num_pages=8, context_len=256, max_tokens=data.draw(st.sampled_from([8, 40])))
     engine = llm.engine

@@ -133,7 +133,7 @@ def test_fields_that_do_not_fit_are_refused_by_name(fields, message):
         ("end_ids", (-1,)),
     ],
 )
-def test_what_a_request_runs_with_is_checked_by_name(field, value):
+def test_resolved_sampling_is_checked_by_name(field, value):
     with pytest.raises(InvalidArgumentError, match=rf"^{field}(\[0\])?(:| must be)"):
         ResolvedSampling(**{field: value})
 
@@ -203,7 +203,7 @@ def test_good_fields_are_kept_and_cannot_change():
         params.seed = 1
 
 
-def test_what_the_caller_leaves_open_comes_from_the_model():
+def test_unset_fields_come_from_the_model():
     defaults = ResolvedSampling(max_tokens=9, temperature=0.6, top_k=40, top_p=0.95)
     assert ResolvedSampling.of(SamplingParams(seed=1), defaults) == ResolvedSampling(9, 0.6, 40, 0.95, 1)
     assert ResolvedSampling.of(SamplingParams(temperature=0, seed=1), defaults).temperature == 0
@@ -212,7 +212,7 @@ def test_what_the_caller_leaves_open_comes_from_the_model():
 
 
 @pytest.mark.parametrize("prompts", [{5, 6}, {5: 6}, [{5, 6}], [[7], {5: 6}], [frozenset("x")]])
-def test_what_has_no_order_is_no_prompt(make_llm, prompts):
+def test_unordered_collections_are_refused_as_prompts(make_llm, prompts):
     llm = make_llm()
     for call in (llm.generate, llm.score, llm.embed):
         with pytest.raises(InvalidArgumentError, match="token ids"):
@@ -235,7 +235,7 @@ def test_what_has_no_order_is_no_prompt(make_llm, prompts):
         ("logit_bias", [1, 2], "logit_bias: expected a mapping of token ids to numbers, got [1, 2]"),
     ],
 )
-def test_what_is_too_many_or_too_long_is_told_so(field, value, message):
+def test_too_many_or_too_long_values_are_refused(field, value, message):
     with pytest.raises(InvalidArgumentError) as raised:
         SamplingParams(**{field: value})
     assert str(raised.value) == message

@@ -112,7 +112,7 @@ def test_two_scored_prompts_at_once_and_logits_beside_them(make_llm):
     assert requests[2].prompt_logprobs == alone.score(prompts[2]).logprobs
 
 
-def test_a_row_that_is_no_number_ends_a_scored_prompt(make_llm):
+def test_a_row_that_is_not_finite_ends_a_scored_prompt(make_llm):
     engine = make_llm().engine
     request = engine.submit(prompt_of(50), NOTHING, prompt_rows=PromptScores(0))
     other = engine.submit(prompt_of(5), ResolvedSampling(max_tokens=5))

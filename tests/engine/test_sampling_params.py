@@ -68,7 +68,7 @@ def test_penalties_are_those_of_transformers(llm):
         assert int((scores - np.float32(0.3) * counts - np.float32(0.8) * (counts > 0)).argmax()) == token
 
 
-def test_bad_words_never_appear_and_allowed_tokens_alone_do(llm):
+def test_bad_words_and_allowed_tokens_are_enforced(llm):
     plain = llm.generate(PROMPT, greedy()).text
     word = plain[3:6].strip() or plain.split()[0]
     assert word in plain

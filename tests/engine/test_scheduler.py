@@ -191,7 +191,7 @@ def served(driver: Driver, arrivals: dict[int, list[tuple[int, int]]], num_secon
     return ended
 
 
-def test_an_endless_stream_of_urgent_requests_starves_nobody():
+def test_urgent_requests_do_not_starve_the_others():
     driver = Driver(num_pages=16, windows=(0,), max_tokens=64, max_requests=2)  # a level is worth 10 s
     arrivals = {second: [(0, 4)] for second in range(200)}  # twice as many as can be served
     arrivals[0] = [(2, 8), (0, 4), (0, 4)]
@@ -242,7 +242,7 @@ def test_a_windowed_group_gives_up_pages_that_a_full_one_keeps():
     assert len(kept) <= 3
 
 
-def test_a_shared_page_is_free_when_nobody_holds_it():
+def test_a_shared_page_is_freed_by_its_last_holder():
     pool = PagePool(2)
     page = pool.take()
     pool.share(page)

@@ -205,7 +205,7 @@ def test_options_go_for_every_call(make_llm):
     assert llm.generate(prompt, params, options=RequestOptions(cache_salt="scored")).num_cached_tokens > 0
 
 
-def test_what_truncate_prompt_means_to_each_call(make_llm):
+def test_truncate_prompt_in_each_call(make_llm):
     llm = make_llm(context_len=128)
     prompt, params = prompt_of(300), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
     cut = RequestOptions(truncate_prompt=True)
@@ -242,7 +242,7 @@ def test_the_prompt_that_cannot_be_scored_or_embedded_is_named(make_llm):
             call([[5], [6]])
 
 
-def test_a_deadline_ends_who_runs_and_who_waits_and_nobody_else(make_llm, later):
+def test_deadlines_end_running_and_waiting_requests(make_llm, later):
     engine = make_llm(max_requests=1, context_len=4096).engine
     first = submit(engine, max_tokens=3000, deadline_s=2000)
     second = submit(engine, max_tokens=3000, deadline_s=1000)

@@ -7,6 +7,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock import LLM, ProgramLimits
 from penstock.engine.request import Request
 from tests.support.command import DEMO
@@ -35,6 +37,7 @@ def num_blocks(llm: LLM) -> int:
     return sys.getallocatedblocks()
 
 
+@pytest.mark.long
 def test_requests_that_ended_keep_no_memory():
     """The same 200 requests again and again: a leak of one object a request shows, and one of 20 KB outside of Python.
     The least of three rounds, for whatever else lives in the process may allocate meanwhile.

@@ -114,7 +114,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_an_op_is_refused_by_name(name: str) -> None:
+def test_operations_that_are_not_ops_are_refused(name: str) -> None:
     something, message = REFUSED[name]
     with pytest.raises(UnsupportedError, match=message):
         capture_tiny(something)

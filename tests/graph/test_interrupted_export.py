@@ -17,27 +17,9 @@ import pytest
 from penstock.errors import FileAccessError, InternalError, InvalidFileError, UnsupportedError
 from penstock.runtime.build import Progress, build_in_child
 from tests.support.invariant_checkpoints import write_checkpoint
+from tests.support.slow_network import write_script
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-NETWORK = """
-import time
-from pathlib import Path
-from penstock.models.llama import Config, Network
-class Slow(Network):
-    def __init__(self, config):
-        print("a print in a network script")
-        Path({started!r}).write_text("")
-        time.sleep({seconds})
-        super().__init__(config)
-"""
-
-
-def write_script(folder: Path, seconds: float) -> tuple[str, Path]:
-    """A network script that notes that it runs, then takes its time."""
-    started = folder / "started"
-    script = folder / "net.py"
-    script.write_text(NETWORK.format(started=str(started), seconds=seconds))
-    return f"{script}:Slow", started
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -89,7 +71,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
-def test_the_child_ends_with_its_parent_and_leaves_nothing(tmp_path: Path, number: int) -> None:
+def test_the_child_ends_with_its_parent_and_leaves_no_file(tmp_path: Path, number: int) -> None:
     folder = write_checkpoint(tmp_path / "model")
     network, started = write_script(tmp_path, 600)  # longer than is waited for its end
     script = PARENT.format(folder=str(folder), out=str(tmp_path / "out.psm"), network=network)

@@ -70,7 +70,7 @@ def test_passes_keep_every_bit(family: str) -> None:
 
 
 @pytest.mark.parametrize("one_pass", [drop_all_reduce, fuse_linear, fuse_add_norm, drop_dead_code, order_values])
-def test_each_pass_alone_keeps_every_bit(one_pass: object) -> None:
+def test_each_pass_by_itself_keeps_every_bit(one_pass: object) -> None:
     captured = capture_of("qwen2")
     tensors = tensors_of("qwen2", captured)
     graph = copy.deepcopy(captured.graph)
@@ -142,7 +142,7 @@ def test_no_checkpoint_name_is_lost_or_doubled() -> None:
         assert set(names.values()) == {1}
 
 
-def test_passes_leave_their_argument_alone_and_are_idempotent() -> None:
+def test_passes_are_pure_and_idempotent() -> None:
     graph = capture_of("llama").graph
     before = dataclasses.asdict(copy.deepcopy(graph))
     passed = run_passes(graph)
@@ -178,7 +178,7 @@ def odd_graph() -> Graph:
     return capture(network, network_name="odd", context_len=64, vocab_size=50).graph
 
 
-def test_what_must_not_fuse_does_not() -> None:
+def test_nodes_that_must_not_fuse_are_kept() -> None:
     passed = run_passes(odd_graph())
     check_references(passed)
     assert [(node.op, node.name) for node in passed.nodes] == [

@@ -7,12 +7,24 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import pytest
 
 from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, cpu_levels
 from penstock.graph.ir import KvLayout
+from penstock.ops.table import LINEAR_SCHEMES
 
 PAGE_TOKENS = 32
 LEVELS = [name for name, runnable in cpu_levels() if runnable]  # best first
+
+each_format = pytest.mark.parametrize(
+    ("scheme", "kv"),
+    [
+        pytest.param(scheme, kv, id=f"{scheme}-kv_{kv.name.lower()}", marks=() if j == i % 3 else pytest.mark.long)
+        for i, scheme in enumerate(LINEAR_SCHEMES)
+        for j, kv in enumerate(KvLayout)
+    ],
+)
+"""Every scheme with every type of keys and values; the short run has each scheme with one type."""
 
 
 class Runs(Protocol):

@@ -20,9 +20,8 @@ from penstock.engine.request import Request
 from penstock.graph.ir import KvLayout
 from penstock.llm.embed import embed
 from penstock.llm.stream import Stream
-from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.program import ProgramInfo, ProgramLimits
-from tests.invariants.steps import LEVELS
+from tests.invariants.steps import LEVELS, each_format
 
 ModelOf = Callable[[str], Model]
 ContextOf = Callable[[str, int], Context]
@@ -55,10 +54,7 @@ SAMPLING = [
 UNSCORED = 3
 """The prompt that goes without log-probabilities among those that have them."""
 
-pytestmark = [
-    pytest.mark.parametrize("scheme", LINEAR_SCHEMES),
-    pytest.mark.parametrize("kv", list(KvLayout), ids=lambda kv: f"kv_{kv.name.lower()}"),
-]
+pytestmark = each_format
 
 
 class EveryThread(CoreProgram):

@@ -17,7 +17,7 @@ from penstock.graph.ir import KvLayout
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
-from tests.invariants.steps import LEVELS, open_program, run_alone, run_together, same_bits
+from tests.invariants.steps import LEVELS, each_format, open_program, run_alone, run_together, same_bits
 
 LENGTHS = (31, 32, 33, 255, 257)
 LONG = 2049
@@ -26,10 +26,7 @@ BIT_EQUAL_SCHEMES = tuple(scheme for scheme in LINEAR_SCHEMES if scheme != "bf16
 ModelOf = Callable[[str], Model]
 ContextOf = Callable[[str, int], Context]
 
-pytestmark = [
-    pytest.mark.parametrize("scheme", LINEAR_SCHEMES),
-    pytest.mark.parametrize("kv", list(KvLayout), ids=lambda kv: f"kv_{kv.name.lower()}"),
-]
+pytestmark = each_format
 each_level = pytest.mark.parametrize("level", LEVELS)
 
 

@@ -2,12 +2,13 @@
 
 import platform
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.builds import build, run, tool
+
+pytestmark = pytest.mark.long
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 ATTENTION = re.compile(r"attend<|attention\(|page_step<|scores<|weigh")
@@ -30,22 +31,8 @@ TILES = [f"ps::{name}" for name in TILES] if X86 else []
 EXPORTS = {"avx512": [*TABLES, *STORE], "avx512_bf16": DOTS, "amx": TILES}
 
 
-def tool(name: str) -> str:
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        pytest.fail(f"{name} is not installed; cmake comes with the test extra, objdump and nm with binutils")
-    return found
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
-
-
-def test_kernels_match_reference_and_levels_match_under_sanitizers(sanitized_build: Path) -> None:
-    run(tool("cmake"), "--build", str(sanitized_build), "--target", "kernel_check", "-j", "2")
+def test_kernels_match_the_reference_under_sanitizers(sanitized_build: Path) -> None:
+    build(sanitized_build, "kernel_check")
     (program,) = (path for path in sanitized_build.rglob("kernel_check") if path.is_file())
     output = run(str(program))
     assert "generic" in output.splitlines()[0]
@@ -58,7 +45,7 @@ def objects(release_build: Path) -> dict[str, Path]:
         level: f"CMakeFiles/penstock_objects.dir/core/kernels/levels/{level}.cpp.o"
         for level in ("generic", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_dot")
     }
-    run(tool("cmake"), "--build", str(release_build), "--target", "penstock_objects", "-j", "2")
+    build(release_build, "penstock_objects")
     return {level: release_build / path for level, path in paths.items()}
 
 
@@ -81,7 +68,7 @@ def test_no_kernel_object_defines_a_weak_symbol(objects: dict[str, Path]) -> Non
         assert not weak, f"{level}: {weak}"
 
 
-def test_kernel_objects_export_their_table_alone(objects: dict[str, Path]) -> None:
+def test_kernel_objects_export_only_their_table(objects: dict[str, Path]) -> None:
     for level, path in objects.items():
         lines = run(tool("nm"), "-C", "--defined-only", "--extern-only", str(path)).splitlines()
         names = [re.split(r" [A-Z] ", line)[-1].split("(")[0] for line in lines]
@@ -89,7 +76,7 @@ def test_kernel_objects_export_their_table_alone(objects: dict[str, Path]) -> No
 
 
 @pytest.mark.skipif(not X86, reason="x86 levels")
-def test_generic_level_holds_baseline_instructions_alone(objects: dict[str, Path]) -> None:
+def test_generic_level_has_only_baseline_instructions(objects: dict[str, Path]) -> None:
     text = "\n".join(functions(objects["generic"]).values())
     assert "xmm" in text
     assert not re.search(r"\b[yz]mm|\bvfn?m(add|sub)|\tv\w+ .*xmm", text)

@@ -44,7 +44,7 @@ def test_threads_are_bound_to_the_cores_of_the_list(order: list[int], monkeypatc
     assert masks()[os.getpid()] == before[os.getpid()]
 
 
-def test_a_list_alone_makes_a_thread_for_each_core() -> None:
+def test_a_core_list_makes_a_thread_for_each_core() -> None:
     with build(context=lite.Context(thread_affinity_core_list=CORES[:1])) as model:
         assert model.get_model_info("thread_num") == 1
 

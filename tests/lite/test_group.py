@@ -54,7 +54,7 @@ def test_bundles_with_equal_weights_hold_them_once(tmp_path: Path) -> None:
         model.close()
 
 
-def test_what_differs_is_not_shared(tmp_path: Path) -> None:
+def test_different_weights_are_not_shared(tmp_path: Path) -> None:
     """Half of the weights are others: the rest is shared, and each computes its own."""
     changed = tmp_path / "changed.psm"
     data = bytearray(BUNDLE.read_bytes())
@@ -74,7 +74,7 @@ def test_what_differs_is_not_shared(tmp_path: Path) -> None:
         assert not np.array_equal(ask(first, [IDS]), expected)
 
 
-def test_what_it_refuses() -> None:
+def test_wrong_arguments_are_refused() -> None:
     group = lite.ModelGroup()
     with pytest.raises(InvalidArgumentError, match="add_model: expected a Model, got str"):
         group.add_model(["demo.psm"])  # type: ignore[list-item]
@@ -101,7 +101,7 @@ def test_a_model_that_cannot_share_is_refused(tmp_path: Path) -> None:
         assert group.shared_bytes == shared
 
 
-def test_what_is_shared_counts_once_for_each_model(tmp_path: Path) -> None:
+def test_shared_bytes_count_once_for_each_model(tmp_path: Path) -> None:
     copy = tmp_path / "copy.psm"
     shutil.copy(BUNDLE, copy)
     group = lite.ModelGroup()
@@ -116,7 +116,7 @@ def test_what_is_shared_counts_once_for_each_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page_bytes", [16384, 65536])
-def test_where_segments_begin_within_a_page_nothing_is_shared(
+def test_segments_within_a_page_are_not_shared(
     page_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "copy.psm"

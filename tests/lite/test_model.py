@@ -98,7 +98,7 @@ def test_another_batch_size_empties_sequences(rows: npt.NDArray[np.float32]) -> 
         assert np.array_equal(found, rows[[1, 2]])
 
 
-def test_a_call_that_fails_changes_nothing(rows: npt.NDArray[np.float32]) -> None:
+def test_a_failed_call_does_not_change_the_model(rows: npt.NDArray[np.float32]) -> None:
     with build(context_len=12) as model:
         ask(model, [IDS[:8]])
         with pytest.raises(InvalidArgumentError, match="num_tokens: expected at most 4 for sequence 0"):

@@ -27,7 +27,7 @@ def num_mappings() -> int:
     return sum(str(BUNDLE) in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_threads_side_by_side_get_what_they_would_get_alone() -> None:
+def test_concurrent_threads_match_single_calls() -> None:
     prompts = [IDS[: 2 + i % 9] for i in range(24)]
     with build() as model:
         expected = [ask(model, [prompt])[0] for prompt in prompts]
@@ -67,7 +67,7 @@ def test_workers_run_at_the_same_time() -> None:
         assert not both.broken
 
 
-def test_what_it_refuses() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with made(1) as runner:
         assert [one.shape for one in runner.get_outputs()] == [[1, 4096]]
         with pytest.raises(InvalidArgumentError, match=r"reset: expected 1, .* found 0 at \[0\]"):

@@ -9,45 +9,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from safetensors.numpy import save_file
 
 from penstock import lite
-from penstock.checkpoint.folder import Checkpoint
 from penstock.core.native import Model as CoreModel
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.export import export_bundle
 from penstock.lite.update import pack_updates
-from tests.support.lite_demo import BUNDLE, FOLDER, IDS, ask, build
-
-LAYER = "model.layers.3."
-CHANGED = (
-    "model.embed_tokens.weight",
-    "model.norm.weight",
-    LAYER + "self_attn.k_proj.weight",
-    LAYER + "mlp.up_proj.weight",
-    LAYER + "input_layernorm.weight",
-)
-
-
-def values(scale: float = 1.0) -> dict[str, npt.NDArray[np.float32]]:
-    """The demo's weights as float32, which holds bfloat16 exactly; the changed ones times ``scale``, unevenly."""
-    checkpoint = Checkpoint.open(FOLDER)
-    found = {}
-    for name, info in checkpoint.tensors.items():
-        bits = np.array(checkpoint.read(name)).astype(np.uint32) << 16
-        array = bits.view(np.float32).reshape(info.shape)
-        if name in CHANGED and scale != 1.0:
-            array = array * (scale + 0.01 * (np.arange(array.size) % 7).reshape(array.shape)).astype(np.float32)
-        found[name] = array
-    return found
-
-
-def folder(path: Path, weights: dict[str, npt.NDArray[np.float32]]) -> Path:
-    path.mkdir()
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(FOLDER / name, path / name)
-    save_file(weights, path / "model.safetensors")
-    return path
+from tests.support.lite_demo import BUNDLE, CHANGED, IDS, LAYER, ask, build, folder, values
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +75,7 @@ def tensor(name: str, *shape: int, dtype: npt.DTypeLike = np.float32) -> lite.Te
         (np.ones(256, np.float32), "weights: expected Tensors, got ndarray"),
     ],
 )
-def test_an_error_changes_nothing(wrong: object, words: str) -> None:
+def test_a_failed_update_does_not_change_the_model(wrong: object, words: str) -> None:
     with build() as model:
         before = ask(model, [IDS])
         good = tensor(LAYER + "mlp.up_proj.weight", 704, 256)
@@ -117,7 +85,7 @@ def test_an_error_changes_nothing(wrong: object, words: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_what_is_not_finite_is_named(dtype: npt.DTypeLike) -> None:
+def test_weights_that_are_not_finite_are_named(dtype: npt.DTypeLike) -> None:
     with build() as model:
         before = ask(model, [IDS])
         for name, shape, place, value in (

@@ -26,7 +26,7 @@ def all_free(llm) -> bool:
     return all(pool.num_free == pool.num_pages for pool in llm.engine.scheduler.ledger.pools)
 
 
-def test_async_streams_get_what_they_would_get_alone(make_llm):
+def test_async_streams_match_single_requests(make_llm):
     async def main() -> list[list[int]]:
         async with AsyncLLM(make_llm()) as front:
 
@@ -242,7 +242,7 @@ def test_a_cancelled_or_repeated_close_closes_once(make_llm):
         asyncio.run(main(cancel))
 
 
-def test_a_cancelled_close_goes_on_when_nobody_calls_it_again(make_llm):
+def test_a_cancelled_close_finishes_in_the_background(make_llm):
     llm = make_llm(**ROOMY)
 
     async def main() -> None:
@@ -322,7 +322,7 @@ def test_threads_beside_the_event_loop_are_served_too(make_llm):
     asyncio.run(main())
 
 
-def test_who_aborted_or_left_has_the_result(make_llm):
+def test_an_aborted_or_abandoned_stream_has_its_result(make_llm):
     async def main() -> None:
         async with AsyncLLM(make_llm(**ROOMY)) as front:
             beside = await front.stream(PROMPTS[0], ENDLESS)  # so that a step is running at any moment

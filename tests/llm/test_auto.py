@@ -64,7 +64,7 @@ def test_options_are_honoured_or_refused(model, options, message):
         model.generate([5], **options)
 
 
-def test_tokenizers_refuse_what_is_no_text_and_no_id():
+def test_tokenizers_accept_only_text_and_ids():
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     assert tokenizer.decode(5) == tokenizer.decode([5]) == tokenizer.decode(np.array([5]))
     for ids in ([-1], ["a"], [[5]], [True], 2**31):

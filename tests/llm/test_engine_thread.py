@@ -76,7 +76,7 @@ def make_engine_thread(make_llm):
         engine_thread.close()
 
 
-def test_each_gets_the_tokens_it_would_get_alone(make_engine_thread, make_llm):
+def test_concurrent_requests_match_single_ones(make_engine_thread, make_llm):
     engine_thread, inbox = make_engine_thread()
     for key, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
         ids = engine_thread.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -184,7 +184,7 @@ def test_scores_and_embeddings(make_engine_thread, make_llm):
         np.testing.assert_array_equal(inbox.of(1)[-1].vector, alone.embed(ids, "mean", True).vector)
 
 
-def test_what_cannot_be_done_is_refused_at_once(make_engine_thread):
+def test_impossible_requests_are_refused_at_once(make_engine_thread):
     engine_thread, inbox = make_engine_thread(options=EngineOptions(max_waiting=1), max_requests=1, **ROOMY)
     with pytest.raises(InvalidArgumentError, match="10000"):
         engine_thread.submit(0, [5, 10_000], ENDLESS)

@@ -105,7 +105,7 @@ def test_an_open_stream_is_refused_in_a_forked_child(make_llm) -> None:
     assert len([token for delta in stream for token in delta.token_ids]) == 4
 
 
-def test_close_in_a_forked_child_leaves_the_parent_alone(make_llm) -> None:
+def test_close_in_a_forked_child_spares_the_parent(make_llm) -> None:
     llm = make_llm()
     with generating(llm):
         assert in_a_child(llm.close) == ""
@@ -152,7 +152,7 @@ def test_text_in_a_forked_child_is_refused(name: str, make_llm) -> None:
     assert len(llm.generate("w5 w6", PARAMS).token_ids) == 4
 
 
-def test_close_in_a_forked_child_leaves_the_tokenizer_alone(make_llm) -> None:
+def test_close_in_a_forked_child_spares_the_tokenizer(make_llm) -> None:
     llm = make_llm(files={"tokenizer.json": words()})
     child = llm.tokenizer._library._child
     with encoding(llm):

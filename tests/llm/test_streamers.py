@@ -82,7 +82,7 @@ def test_transformers_iterator_streamer_streams_the_answer(llm, theirs):
 
 
 @pytest.mark.parametrize("fail_at", [0, 3])
-def test_what_a_streamer_raises_ends_the_answer(llm, fail_at):
+def test_exceptions_of_a_streamer_end_the_request(llm, fail_at):
     recorder = Recorder(fail_at)
     with pytest.raises(OSError, match="planted"):
         llm.generate(PROMPT, PARAMS, streamer=recorder)
@@ -108,7 +108,7 @@ def test_an_unstreamable_call_is_refused_and_ends_the_streamer(llm, prompts, par
     assert (recorder.ids, recorder.num_ends) == ([], 1)
 
 
-def test_what_is_no_streamer_is_refused(llm):
+def test_objects_without_put_and_end_are_refused(llm):
     for streamer in (print, object(), 1):
         with pytest.raises(InvalidArgumentError, match=r"streamer must have put\(token_ids\) and end\(\)"):
             llm.generate(PROMPT, PARAMS, streamer=streamer)

@@ -16,8 +16,8 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.export import export_bundle
 from penstock.offline.lite_generator import LiteGenerator
 from penstock.runtime.program import ProgramLimits
-from tests.examples.test_my_network import CONFIG, SCRIPT, plain_logits, tensors  # noqa: F401 - a fixture
 from tests.models.steps import relative_error, run_whole
+from tests.support.my_network import CONFIG, SCRIPT, plain_logits, tensors  # noqa: F401 - a fixture
 
 LIMITS = ProgramLimits(80, 3, num_pages=16, context_len=96)
 NO_SECOND = "max_tokens: expected 1, found 2: the network's attention is not causal"

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import relative_error, run_whole
-from tests.support.families import FAMILIES, expected_logits, save
+from tests.support.families import FAMILIES, expected_logits, prompt, save
 
 LIMITS = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256)
 LENGTHS = (31, 33, 70)
-
-
-def prompt(num_tokens: int) -> list[int]:
-    return np.random.default_rng(num_tokens).integers(0, 1003, num_tokens).tolist()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -12,8 +12,7 @@ from penstock.runtime.eager import EagerProgram
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import run_whole
-from tests.models.test_families import prompt
-from tests.support.families import FAMILIES, save
+from tests.support.families import FAMILIES, prompt, save
 
 
 def check(family: str, scheme: str, kv_layout: str, folder: Path) -> None:

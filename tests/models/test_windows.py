@@ -10,8 +10,7 @@ from penstock import LLM, ProgramLimits, SamplingParams
 from penstock.engine.pages import FREED
 from penstock.graph.export import export_bundle
 from penstock.runtime.program import PAGE_TOKENS
-from tests.models.test_families import prompt
-from tests.support.families import expected_logits, save
+from tests.support.families import expected_logits, prompt, save
 
 FAMILIES = ["mistral_window", "qwen2_windows", "qwen3_biases_windows"]
 PROMPTS = [prompt(10), prompt(70), prompt(150), [*prompt(150)[:96], *prompt(40)]]

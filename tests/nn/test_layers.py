@@ -58,7 +58,7 @@ def test_packed_weight_prints_dequantized_in_its_logical_shape(scheme: str) -> N
     assert repr(layer) == f"Linear(weight=[24, 40], scheme={scheme}, bias=True)"
 
 
-def test_an_adapter_is_added_and_an_empty_slot_changes_nothing() -> None:
+def test_an_adapter_is_added_to_the_output() -> None:
     layer = random_linear(RowParallelLinear)
     pack_network(layer, "f32")
     x = torch.randn(2, 40)

@@ -14,9 +14,8 @@ import penstock
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.export import export_bundle
 from penstock.graph.replace_tail import replace_tail
-from tests.lite.test_update import CHANGED, folder, values
 from tests.support.command import Run
-from tests.support.lite_demo import BUNDLE, FOLDER
+from tests.support.lite_demo import BUNDLE, CHANGED, FOLDER, folder, values
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> N
         with pytest.raises(InvalidArgumentError, match=f"increment_model_path: .* does not match .*: {words}"):
             pipeline("text_generation", (BUNDLE, other))
     from penstock.graph.export import export_bundle
-    from tests.lite.test_update import folder, values
+    from tests.support.lite_demo import folder, values
 
     export_bundle(folder(tmp_path / "new", values(1.25)), changed, scheme="w8a8")
     with pytest.raises(InvalidArgumentError, match="the checksum of weights is"):
@@ -234,7 +234,7 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
         pipeline("text_generation", BUNDLE.parents[1] / "docs")
 
 
-def test_what_cannot_be_said_together(tmp_path: Path) -> None:
+def test_conflicting_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="prefill_model_path or model_name is required"):
         pipeline("text_generation")
     with pytest.raises(InvalidArgumentError, match=r"^prefill_model_path: .*model"):

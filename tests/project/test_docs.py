@@ -59,6 +59,7 @@ def test_commands_that_documents_show_are_understood(document: Path) -> None:
         assert parser.parse_args(words[1:]), words  # a wrong option or subcommand exits
 
 
+@pytest.mark.long
 def test_commands_of_the_readme_run(tmp_path: Path) -> None:
     """All that need no more than the demo, in their order; the service, which does not end, is asked for its help."""
     (tmp_path / "demo").symlink_to(ROOT / "demo")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,10 +70,15 @@ def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path) -> list[tuple[int, str]]:
     """Every absolute module name that the file imports, inside functions too."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -150,7 +156,7 @@ def test_everything_else_runs_with_torch_blocked() -> None:
 def test_files_and_functions_stay_short(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= MAX_FILE_LINES, f"{name_of(path)} has {text.count(chr(10))} lines"
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             assert lines <= MAX_FUNCTION_LINES, f"{name_of(path)}: {node.name} has {lines} lines"
@@ -169,7 +175,7 @@ def test_native_files_stay_short() -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_no_checks_by_assert_and_no_unsafe_loading(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         assert not isinstance(node, ast.Assert), f"{name_of(path)}:{node.lineno} checks by assert"
     for line, name in imports_of(path):
         assert name.split(".")[0] not in ("pickle", "marshal", "shelve", "dill"), f"{name_of(path)}:{line}"
@@ -193,14 +199,14 @@ def test_no_model_names_outside_models() -> None:
     for path in modules():
         if name_of(path).startswith("models/"):
             continue
-        names = [n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)]
+        names = [n.id for n in ast.walk(tree_of(path)) if isinstance(n, ast.Name)]
         assert not {n for n in names if n.lower().startswith(("llama", "qwen", "mistral"))}, name_of(path)
 
 
 def test_configs_have_few_fields() -> None:
     ends = ("Params", "Options", "Config", "Limits", "Sampling")
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef) and node.name.endswith(ends):
                 count = sum(isinstance(line, ast.AnnAssign) for line in node.body)
                 assert count <= MAX_CONFIG_FIELDS, f"{name_of(path)}: {node.name} has {count} fields"
@@ -283,7 +289,7 @@ def test_modules_import_without_cycles() -> None:
 
 def private_reads(path: Path) -> set[str]:
     """The ``_private`` names that a file reads from other modules."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -35,7 +35,7 @@ def test_library_needs_only_the_c_library() -> None:
     assert needed <= {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 
 
-def test_library_exports_the_c_abi_alone() -> None:
+def test_library_exports_only_the_c_abi() -> None:
     symbols = subprocess.run(["nm", "-D", "--defined-only", str(library())], capture_output=True, text=True, check=True)
     names = [line.split()[-1] for line in symbols.stdout.splitlines()]
     assert names

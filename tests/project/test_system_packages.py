@@ -37,7 +37,7 @@ def test_tests_ask_for_known_programs() -> None:
 
 
 @pytest.mark.parametrize(("is_root", "has_apt"), [(False, True), (True, False), (True, True)])
-def test_what_cannot_be_installed_is_said(
+def test_packages_that_cannot_be_installed_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_root: bool, has_apt: bool
 ) -> None:
     """Also where installing fails; the command goes on, and the tests in question are skipped."""

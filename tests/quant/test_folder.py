@@ -21,7 +21,7 @@ def leave(folder: Path, name: str, seconds: float) -> Path:
     return path
 
 
-def test_the_next_maker_removes_what_a_kill_left(tmp_path: Path) -> None:
+def test_the_next_writer_removes_files_of_a_killed_one(tmp_path: Path) -> None:
     gone = leave(tmp_path, ".out.psm.abcdefgh.partial", 100)
     young = leave(tmp_path, ".out.psm.ABCDEFGH.partial", 0)
     others = [leave(tmp_path, name, 100) for name in (".other.psm.abcdefgh.partial", ".out.psm.x.abcdefgh.partial")]

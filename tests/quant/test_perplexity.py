@@ -13,7 +13,13 @@ WAS = {"f32": 9.667, "f16": 9.667, "bf16": 9.667, "w8a16": 9.668, "w8a8": 9.676,
 SLACK = 1.001  # bf16 keys and values round a little differently where the processor has dot products of bf16
 
 
-@pytest.mark.parametrize("scheme", WAS)
+SHORT = ("w8a8", "w4a8")
+"""The schemes of the short run."""
+
+
+@pytest.mark.parametrize(
+    "scheme", [pytest.param(scheme, marks=() if scheme in SHORT else pytest.mark.long) for scheme in WAS]
+)
 def test_perplexity_is_what_it_was_or_better(scheme: str) -> None:
     """Groups of 4 bit have the line of least error; with plain rounding this was 9.779."""
     folder = ROOT / "demo/model"

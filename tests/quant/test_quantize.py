@@ -57,7 +57,7 @@ def test_a_quantized_folder_packs_to_the_same_bytes(tmp_path: Path, name: str, d
             assert again.tobytes() == direct.tobytes()
 
 
-def test_what_is_no_linear_weight_is_copied(tmp_path: Path) -> None:
+def test_weights_that_are_not_linear_are_copied(tmp_path: Path) -> None:
     source = load_file(write_checkpoint(tmp_path / "source") / "model.safetensors")
     report = quantize_checkpoint(tmp_path / "source", tmp_path / "out", "w4a8")
     out = load_file(tmp_path / "out" / "model.safetensors")
@@ -99,7 +99,7 @@ def test_refusals(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 
 
-def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failure_leaves_no_files(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
     tensors = load_file(source / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"][3, 3] = np.nan

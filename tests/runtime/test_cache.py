@@ -106,7 +106,7 @@ def test_a_damaged_record_is_replaced(record: bytes, tmp_path: Path, builder: Bu
     assert [entry.path for entry in cache.list()] == [path]
 
 
-def test_a_record_that_is_a_pipe_is_no_record(tmp_path: Path, builder: Builder) -> None:
+def test_a_pipe_is_ignored_as_a_cache_record(tmp_path: Path, builder: Builder) -> None:
     cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
     path = cache.find_or_build(folder)
     path.with_suffix(".json").unlink()
@@ -199,7 +199,7 @@ def test_half_entries_are_made_again(tmp_path: Path, builder: Builder) -> None:
     assert len(builder.calls) == 7
 
 
-def test_what_dead_builders_left_is_removed(tmp_path: Path, builder: Builder) -> None:
+def test_files_of_dead_builders_are_removed(tmp_path: Path, builder: Builder) -> None:
     cache, folder = Cache(tmp_path / "cache"), write_folder(tmp_path / "model")
     key = cache.find_or_build(folder).stem
     for name in (f".{'a' * 64}.psm.xyz.partial", f".{key}.psm.abc.partial"):

@@ -65,7 +65,7 @@ def test_version_1_limits_are_read(files):
     assert machine.memory().cgroup_limit == GIB
 
 
-def test_an_absent_kernel_file_is_no_error(monkeypatch, tmp_path):
+def test_missing_kernel_files_are_tolerated(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "_read", lambda _path: "")
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
     assert machine.memory() == machine.Memory(sysconf_bytes(), sysconf_bytes(), None, is_measured=False)
@@ -73,7 +73,7 @@ def test_an_absent_kernel_file_is_no_error(monkeypatch, tmp_path):
     assert machine.huge_pages() == "unknown"
 
 
-def test_the_peak_is_this_process_alone():
+def test_peak_memory_excludes_other_processes():
     assert machine.peak_rss_bytes() > 10 << 20
     data = bytearray(64 << 20)
     high = machine.peak_rss_bytes()

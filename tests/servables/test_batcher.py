@@ -151,7 +151,7 @@ def test_due_kind_runs_before_an_earlier_arrival() -> None:
     assert batcher.take(1.0) is None
 
 
-def test_alone_never_shares_or_waits() -> None:
+def test_exclusive_requests_are_not_batched() -> None:
     batcher: Batcher[str] = Batcher(BatchRules(max_size=2, max_delay_s=5.0))
     batcher.add("a", 1, 0.0)
     batcher.add("b", 3, 0.0, alone=True)

@@ -60,7 +60,7 @@ def says(folder: Path, settings: str) -> None:
     write(folder.parent, "one", TEXT + f"\n    servable.settings({settings})\n", versions=())
 
 
-def test_failed_load_changes_nothing(tmp_path: Path) -> None:
+def test_failed_load_keeps_versions_and_labels(tmp_path: Path) -> None:
     """Versions, labels, requested options and processes stay, although one new version loaded."""
     folder = write(tmp_path, "one", TEXT, versions=(1, 2))
 

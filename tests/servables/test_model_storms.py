@@ -19,11 +19,13 @@ from onnx import TensorProto, helper, numpy_helper
 from penstock import Client
 from penstock.engine.params import SamplingParams
 from penstock.llm.llm import LLM
-from tests.servables.test_onnx import save
 from tests.support.command import DEMO
 from tests.support.http_service import SECONDS, until
+from tests.support.onnx_models import save
 from tests.support.servable_folders import write
 from tests.support.servable_storms import CHAOS, KEY, TWICE, Ask, Traffic, service, told_by
+
+pytestmark = pytest.mark.long
 
 MODELS = """
     number = int(servable.version())
@@ -104,7 +106,7 @@ class Clients:
         self.newest[way] = int(first)
 
 
-def test_models_come_and_go_under_traffic(tmp_path: Path, texts: list[bytes]) -> None:
+def test_models_are_switched_and_unloaded_under_traffic(tmp_path: Path, texts: list[bytes]) -> None:
     """No request fails while a version is served, each is answered by one version, and what is unloaded says so."""
     write(tmp_path / "root", "steady", TWICE)
     folder = write(tmp_path / "root", "models", MODELS, versions=())

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.api_errors import RefusalError
 from penstock.errors import InvalidFileError
-from tests.servables.test_stages import Host
-from tests.support.servable_folders import pids, run, serving, write
+from tests.support.onnx_models import save
+from tests.support.servable_folders import Host, pids, run, serving, write
 from tests.support.worker_processes import until
 
 TOLERANCE = 1e-5
@@ -39,12 +38,6 @@ def mlp(path: Path, batch: int | str = "batch") -> None:
         [numpy_helper.from_array(FIRST, "first"), numpy_helper.from_array(SECOND, "second")],
     )  # fmt: skip
     save(graph, path)
-
-
-def save(graph: onnx.GraphProto, path: Path) -> None:
-    found = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(found.SerializeToString())
 
 
 def odd(path: Path) -> None:

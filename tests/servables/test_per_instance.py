@@ -20,9 +20,9 @@ from penstock.servables.api.plan import MethodPlan
 from penstock.servables.schedule.method_run import Route
 from penstock.servables.schedule.per_instance import wait_for_room
 from penstock.tensors import InferResponse, MethodStatistics
-from tests.cli.test_serve import serving as service
 from tests.support.http_service import until
 from tests.support.servable_folders import Host, arrays, children, request, run, serving, write
+from tests.support.serve_command import serving as service
 
 FAULTS = """
     servable.settings(timeout_s=600, max_waiting=100)

@@ -20,11 +20,11 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.llm.llm import LLM
 from penstock.servables.lifecycle.open_version import Source
-from tests.cli.test_serve import ask, serving
-from tests.serving.http.test_admin import call
+from tests.support.admin_socket import call
 from tests.support.command import DEMO, FOLDER
 from tests.support.http_service import until
 from tests.support.servable_folders import write
+from tests.support.serve_command import ask, serving
 
 STORY = """
     own = servable.language_model("story.psm", max_tokens=8, temperature=0.0)

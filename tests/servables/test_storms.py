@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from penstock import Client, ServiceError
-from tests.cli.test_serve import ask
 from tests.support.http_service import SECONDS, until
 from tests.support.servable_folders import write
 from tests.support.servable_storms import CHAOS, KEY, TWICE, Ask, Traffic, asker, service, told_by
+from tests.support.serve_command import ask
 
 THREADS = 32
 KINDS = {"load": 58, "other": 25, "steady": 3, "unload": 14}
@@ -67,6 +67,7 @@ def versions(url: str) -> list[dict[str, object]]:
     return found
 
 
+@pytest.mark.long
 def test_loads_and_unloads_by_many_under_traffic(tmp_path: Path) -> None:
     """Who asks is answered by one version, or told that none is there, and never fails at a servable beside, one of
     whose versions comes and goes, nor at its version that stays.

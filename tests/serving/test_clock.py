@@ -16,7 +16,7 @@ from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.serving.test_cycles import Clients
+from tests.support.both_listeners import Clients
 from tests.support.worker_processes import DEMO, ENDLESS, SEEDED, faulty, service, tokens_of
 
 SHOWN = {
@@ -36,7 +36,7 @@ SHOWN = {
 """Files that ask for the time of day: to show it, or to compare it with that of files."""
 
 
-def test_the_time_of_day_is_shown_and_decides_nothing() -> None:
+def test_wall_clock_time_is_only_displayed() -> None:
     root = Path(penstock.__file__).parent
     asking = {
         str(path.relative_to(root))

@@ -4,98 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import re
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import grpc
-
 from penstock.llm.answer import EventAnswer
-from penstock.serving.grpc.listener import GrpcListener
-from penstock.serving.http.app import make_app
-from penstock.serving.http.listener import Listener
-from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.proto import wire_pb2 as wire
-from penstock.serving.settings import GatewaySettings
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.worker import Worker
 from penstock.serving.workers.worker_config import WorkerConfig
-from tests.support.grpc_client import SERVICE
-from tests.support.worker_processes import DEMO, OPTIONS, service, until
+from tests.support.both_listeners import both_listeners
+from tests.support.worker_processes import DEMO, OPTIONS, until
 
 NUM = 12
-
-
-class Clients:
-    """Of both doors."""
-
-    def __init__(self, models: Any, url: str, address: str) -> None:
-        self.models = models
-        self.host, _, port = url.removeprefix("http://").rpartition(":")
-        self.port = int(port)
-        self.channel = grpc.aio.insecure_channel(address)
-
-    async def http(self, num_read: int = -1, path: str = "completions", **fields: Any) -> bytes:
-        prompt = {"messages": [{"role": "user", "content": "a"}]} if path == "chat/completions" else {"prompt": [7, 9]}
-        data = json.dumps({**prompt, "max_tokens": 3, "temperature": 0, "ignore_eos": True, **fields}).encode()
-        head = f"POST /v1/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        reader, writer = await asyncio.open_connection(self.host, self.port)
-        writer.write(f"{head}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
-        answer = await reader.read(num_read)
-        writer.close()
-        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
-        return answer[9:12]
-
-    def _message(self, **parameters: int) -> bytes:
-        found = pb.ModelInferRequest()
-        one = found.inputs.add(name="input_ids", datatype="INT32", shape=[2])
-        one.contents.int_contents.extend([7, 9])
-        for name, value in {"max_tokens": 3, **parameters}.items():
-            found.parameters[name].int64_param = value
-        found.parameters["ignore_eos"].bool_param = True
-        return found.SerializeToString()
-
-    async def grpc(self, **parameters: int) -> str:
-        try:
-            await self.channel.unary_unary(SERVICE + "ModelInfer")(self._message(**parameters))
-        except grpc.aio.AioRpcError as error:
-            return error.code().name
-        return "OK"
-
-    async def stream(self, leaves: bool = False, **parameters: int) -> str:
-        call = self.channel.stream_stream(SERVICE + "ModelStreamInfer")()
-        await call.write(self._message(**parameters))
-        if leaves:
-            await call.read()
-            call.cancel()
-            return "left"
-        await call.done_writing()
-        async for data in call:
-            found = pb.ModelStreamInferResponse.FromString(data)
-        return found.infer_response.parameters["code"].string_param or "OK"
-
-
-@asynccontextmanager
-async def both_doors() -> AsyncIterator[tuple[Clients, Any]]:
-    async with service() as running:
-        backend = await running.models.load(str(DEMO))
-        gateway = make_app(running.models, GatewaySettings(port=0, grpc_port=0))
-        listeners = [Listener(gateway, gateway.settings), GrpcListener(gateway.admission)]
-        clients = Clients(running.models, *(one.open() for one in listeners))
-        serving = asyncio.gather(*(one.serve() for one in listeners))
-        try:
-            yield clients, backend
-        finally:
-            await clients.channel.close()
-            for one in listeners:
-                one.stop(at_once=True)
-            await serving
 
 
 def ours(kept: object) -> str:
@@ -111,6 +36,7 @@ async def left_by(ask: Callable[[], Awaitable[Any]], expected: Any, backend: Any
     """Objects of ours that only a collection would end, after NUM requests."""
     await ask()
     gc.collect()
+    gc.freeze()  # what was there before takes seconds to look through
     gc.disable()
     try:
         for _ in range(NUM):
@@ -126,11 +52,12 @@ async def left_by(ask: Callable[[], Awaitable[Any]], expected: Any, backend: Any
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+        gc.unfreeze()
 
 
 def test_requests_leave_nothing_to_the_garbage_collector(monkeypatch) -> None:
     async def main() -> None:
-        async with both_doors() as (clients, backend):
+        async with both_listeners() as (clients, backend):
             kinds: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
                 (clients.http, b"200"),
                 (lambda: clients.http(stream=True), b"200"),
@@ -175,7 +102,7 @@ main(["serve", {model!r}, "--port", "0", "--threads", "1"])
 """
 
 
-def test_what_the_start_made_is_no_work_of_collections() -> None:
+def test_objects_of_the_start_are_frozen() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", COUNTED.format(model=str(DEMO))], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -188,7 +115,7 @@ def test_what_the_start_made_is_no_work_of_collections() -> None:
     assert frozen > 10_000 > 10 * left
 
 
-def test_what_a_worker_loaded_is_no_work_of_collections(monkeypatch) -> None:
+def test_objects_of_a_worker_are_frozen_before_ready(monkeypatch) -> None:
     """Before it is ready: then steps begin, which would wait."""
     frozen: list[int] = []
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.cli.test_serve import ask
 from tests.support.command import DEMO
+from tests.support.serve_command import ask
 
 BODY = {"prompt": "def add(a, b):", "max_tokens": 4}
 
@@ -48,7 +48,7 @@ def test_nothing_is_written_to_a_disk(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+def test_the_service_survives_a_log_that_cannot_be_written(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as full, serving(tmp_path, preexec_fn=no_bytes, stderr=full) as (process, url):
         for _ in range(2):

@@ -7,6 +7,8 @@ import gc
 import json
 import sys
 
+import pytest
+
 from penstock.llm.answer import EventAnswer
 from penstock.llm.engine_thread import StepEvent
 from penstock.serving import metrics
@@ -56,6 +58,7 @@ class Traffic:
         return sys.getallocatedblocks() - before
 
 
+@pytest.mark.long
 def test_requests_leave_nothing_in_the_primary(monkeypatch) -> None:
     """Less than an object in every fourth request; a planted one in each is seen."""
     monkeypatch.setattr(link_module, "_MAX_KEYS", 64)

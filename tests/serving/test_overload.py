@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from penstock.client.async_client import AsyncClient
 from penstock.errors import ServiceError
-from tests.cli.test_serve import ask, serving
+from tests.support.serve_command import ask, serving
 from tests.support.worker_processes import DEMO, until
+
+pytestmark = pytest.mark.long
 
 PLACES, WAITING, NUM_NEW, NUM_SENT = 2, 4, 192, 90
 MAX_OPEN = PLACES + WAITING
@@ -56,7 +60,7 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
-def test_what_is_taken_keeps_its_turn_and_the_rest_is_refused(tmp_path: Path) -> None:
+def test_overload_is_refused_and_admitted_requests_keep_order(tmp_path: Path) -> None:
     async def main(url: str) -> None:
         async with AsyncClient(url, retries=0) as client:
             load = Load(client)

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.native import ALL_THREADS, ProgramOptions, Sampling, StepBatch
+from tests.support.tiny_graph import VOCAB
 
 # The steps of the tiny graph are short: without the flag one thread would run them alone.
 OPTIONS = ProgramOptions(max_tokens=64, max_requests=4, max_rows=64, num_pages=16, num_slots=3, flags=ALL_THREADS)
+PROMPT = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 40)]
 
 
 def i32(*values: int) -> npt.NDArray[np.int32]:

@@ -86,3 +86,7 @@ def expected_logits(name: str, token_ids: list[int]) -> np.ndarray:
     """Logits [len, vocab] of transformers in float32."""
     with torch.no_grad():
         return build(name)(torch.tensor([token_ids])).logits[0].numpy()
+
+
+def prompt(num_tokens: int) -> list[int]:
+    return np.random.default_rng(num_tokens).integers(0, 1003, num_tokens).tolist()

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,8 @@ SECONDS = 600.0  # of waiting for what must come: more than a machine may stand 
 _LOOKS = 12_000
 
 KEY = "a-key-of-twenty-chars"
+ROOMY = {"context_len": 100_000, "num_pages": 3200}
+ENDLESS = {"prompt": "the cat", "max_tokens": 90_000, "ignore_eos": True, "temperature": 0}
 
 
 def until(condition: Callable[[], Any], what: str = "it") -> None:
@@ -162,3 +165,37 @@ class Service:
 def address(service: Service, way: str) -> str:
     """A client's, over gRPC where ``way`` is "grpc"."""
     return f"grpc://{service.grpc_address}" if way == "grpc" else service.url
+
+
+def post(path: str, body: dict, *extra: str) -> bytes:
+    data = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+    lines += [f"Content-Length: {len(data)}", *extra]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def is_idle(service: Service) -> bool:
+    """Whether no request is open, in the gateway or in an engine, and every page is free."""
+    engines = [one.llm.engine for one in service.models.list()]
+    pools = [pool for engine in engines for pool in engine.scheduler.ledger.pools]
+    return (
+        service.num_open == 0
+        and not any(engine.has_work for engine in engines)
+        and all(pool.num_free == pool.num_pages for pool in pools)
+    )
+
+
+def num_connections(service: Service) -> int:
+    return len(service.listener.connections)
+
+
+def raw(service: Service, data: bytes) -> bytes:
+    """What comes back for bytes, until the service hangs up or answers in full."""
+    with service.connect() as connection:
+        with suppress(OSError):  # it may have been refused before all was sent
+            connection.sendall(data)
+        found = b""
+        with suppress(ConnectionResetError):  # what it did not read is thrown away
+            while piece := connection.recv(65536):
+                found += piece
+        return found

@@ -16,9 +16,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.cli.test_serve import serving
 from tests.support.command import ROOT
 from tests.support.http_service import SECONDS
+from tests.support.serve_command import serving
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 KEY = "an-admin-key-of-theirs"

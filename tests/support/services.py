@@ -62,7 +62,7 @@ def demo() -> Iterator[Service]:
     service.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two bundles of other weights, with the same vocabulary."""
     folder = tmp_path_factory.mktemp("versions")
@@ -74,7 +74,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def expected(versions: list[Path]) -> list[dict[int, list[int]]]:
     """What each version answers to a prompt that begins with a number."""
     found = []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import psutil
@@ -27,6 +28,10 @@ DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 ENDLESS = SamplingParams(max_tokens=3000, temperature=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=24, temperature=1, seed=5, ignore_eos=True)
 OPTIONS = ModelOptions(threads=1, limits=ProgramLimits(context_len=4096, max_requests=16, num_pages=1024))
+CALM = SupervisionPolicy(hang_s=600.0, drain_s=600.0)
+HASTY = SupervisionPolicy(hang_s=600.0, min_pause_s=0.05, max_pause_s=0.2)
+IMPATIENT = replace(HASTY, hang_s=6.0)
+"""Only for tests of hangs: on a busy machine a healthy worker may stall for seconds too."""
 
 
 def faulty(fault: str) -> tuple[str, ...]:
@@ -108,3 +113,16 @@ def still(process: psutil.Process) -> bool:
     except psutil.NoSuchProcess:
         return False
     return True
+
+
+async def switch_under(traffic: Any, running: Service, versions: Sequence[Path], num_switches: int) -> None:
+    """Switch the model "model" between two sets of weights; each answer is from one version, and no request fails."""
+    backend = running.models.get("model")
+    await traffic.more()
+    for number in range(1, num_switches + 1):
+        await running.models.update("model", str(versions[number % 2]))
+        assert (backend.card.version, len(pids(backend))) == (number + 1, 1)
+        await traffic.more()
+    await traffic.stop()
+    assert traffic.num_lost == 0
+    assert len(traffic.versions) == num_switches + 1

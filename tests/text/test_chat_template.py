@@ -64,7 +64,7 @@ def test_a_template_refuses_messages_in_its_own_words():
         "{{ ' x ' | trim }}{{ 'abc'[1:] | upper }}{{ messages[1:] | length }}": "xBC3",
     }.items(),
 )
-def test_what_templates_do_is_allowed(template, expected):
+def test_template_features_are_allowed(template, expected):
     assert render_chat(template, MESSAGES, {}) == expected
 
 

@@ -54,13 +54,13 @@ def test_any_bytes_stream_as_they_decode(byte_level, ids):
 
 @given(ids=st.lists(st.integers(0, 269), max_size=200))
 @CHECKS
-def test_bytes_that_are_no_text_never_stall_the_stream(byte_fallback, ids):
+def test_invalid_utf8_never_stalls_the_stream(byte_fallback, ids):
     tokenizer = byte_fallback
     text, pieces = stream_of(tokenizer, ids)
     assert text == "".join(pieces)
 
 
-def test_special_tokens_are_no_text_and_added_words_are(any_tokenizer):
+def test_special_tokens_are_skipped_and_added_words_kept(any_tokenizer):
     begin = any_tokenizer.token_id("<s>")
     ids = [begin, *any_tokenizer.encode("the", add_special_tokens=False), any_tokenizer.token_id("</s>")]
     assert stream_of(any_tokenizer, ids)[0].strip() == "the"
@@ -100,7 +100,7 @@ def test_stop_strings_are_found_however_the_text_is_cut(text, stops, data):
     assert stopped or shown == text
 
 
-def test_text_that_may_become_a_stop_string_is_held_back():
+def test_a_possible_stop_string_is_held_back():
     matcher = StopMatcher(["\n\n", "END"])
     assert matcher.push("a\n") == ("a", False)
     assert matcher.push("b E") == ("\nb ", False)

@@ -18,9 +18,8 @@ from penstock.serving.grpc.compression import ZLIB_FIELDS, encoding_of, unpacked
 from penstock.serving.http.compression import inflated
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.serving.grpc.test_fuzz import answers_to
-from tests.serving.grpc.test_malformed import packed
 from tests.support.grpc_client import SERVICE, Stream, call, tensor
+from tests.support.grpc_frames import answers_to, packed
 from tests.support.http_service import SECONDS, Service
 from tests.support.stub_methods import StubMethods
 
@@ -145,7 +144,7 @@ def test_other_methods_take_packed_messages(service: Service) -> None:
         )
 
 
-def test_what_is_taken_is_told(service: Service) -> None:
+def test_accepted_encodings_are_announced(service: Service) -> None:
     """With every answer; an encoding that is not known is refused by gRPC itself."""
     told = b"identity, deflate, gzip"
     assert told in answers_to(service, packed(gzip.compress(asked(100))), text=told)

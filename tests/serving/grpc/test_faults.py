@@ -24,10 +24,20 @@ from penstock.serving.admission import Admission
 from penstock.serving.grpc.listener import GrpcListener
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.serving.workers.test_faults import CALM, HASTY, IMPATIENT, switch_under
 from tests.support.grpc_client import SERVICE
 from tests.support.http_service import SECONDS
-from tests.support.worker_processes import SEEDED, Service, pids, service, still, until
+from tests.support.worker_processes import (
+    CALM,
+    HASTY,
+    IMPATIENT,
+    SEEDED,
+    Service,
+    pids,
+    service,
+    still,
+    switch_under,
+    until,
+)
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 PATIENT = GatewayLimits(body_s=SECONDS, write_s=SECONDS)
@@ -254,7 +264,7 @@ def test_a_drain_under_traffic_over_grpc_cuts_no_answer(versions, expected) -> N
     asyncio.run(main())
 
 
-def test_a_deadline_that_passed_is_no_error_of_the_log(caplog):
+def test_a_passed_deadline_is_not_logged_as_an_error(caplog):
     """gRPC's core logs a message that it could not send as an error."""
     from penstock.serving.grpc import listener as grpc_listener
 

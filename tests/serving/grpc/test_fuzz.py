@@ -11,14 +11,11 @@ import gc
 import logging
 import os
 import random
-import socket
 import struct
 import threading
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from types import MappingProxyType
 
 import grpc
 import pytest
@@ -27,10 +24,10 @@ from penstock.engine import deadlines
 from penstock.serving import metrics
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewaySettings
-from tests.serving.http.test_client_behaviour import is_idle
 from tests.support.grpc_client import SERVICE, call, channel, infer, request
 from tests.support.grpc_damage import GOOD, asked, cut_bytes, damaged
-from tests.support.http_service import SECONDS, Service, until
+from tests.support.grpc_frames import answers_to, frame, headers
+from tests.support.http_service import SECONDS, Service, is_idle, until
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 INFER, STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
@@ -114,21 +111,6 @@ def test_a_stream_of_good_and_damaged_requests(fake, caplog):
 _GOOD_BYTES = {asked(number).SerializeToString() for number in range(8)}
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One of HTTP/2."""
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def headers(method: bytes, stream: int, more: Mapping[bytes, bytes] = MappingProxyType({})) -> bytes:
-    """Of a call, spelt out."""
-    fields = {
-        b":method": b"POST", b":scheme": b"http", b":path": method, b":authority": b"localhost", b"te": b"trailers",
-        b"content-type": b"application/grpc", **more,
-    }  # fmt: skip
-    block = b"".join(b"\x00" + bytes([len(k)]) + k + bytes([len(v)]) + v for k, v in fields.items())
-    return frame(1, 4, stream, block)
-
-
 def conversation() -> tuple[bytes, ...]:
     """What a client sends of two calls, frame by frame; the first is the preface."""
     message = GOOD[1].SerializeToString()
@@ -154,23 +136,6 @@ def odd_frames(rng: random.Random) -> tuple[bytes, ...]:
     return tuple(found)
 
 
-def answers_to(service: Service, data: bytes, pause_s: float = 0.0, text: bytes = b"") -> bytes:
-    """All that comes back until the service hangs up, which it does when the client has nothing more to send: after a
-    pause, and once it has found ``text``.
-    """
-    host, _, port = service.grpc_address.rpartition(":")
-    found = b""
-    with suppress(OSError), socket.create_connection((host, int(port)), SECONDS) as connection:
-        connection.sendall(data)
-        while text not in found and (piece := connection.recv(65536)):
-            found += piece
-        time.sleep(pause_s)
-        connection.shutdown(socket.SHUT_WR)
-        while piece := connection.recv(65536):
-            found += piece
-    return found
-
-
 def test_damaged_frames_end_their_connection_at_most(fake, caplog):
     caplog.set_level(logging.ERROR)
     assert b"finish_reason" in answers_to(fake, b"".join(conversation()), text=FINAL.encode())
@@ -194,7 +159,7 @@ def is_alive(service: Service) -> bool:
     return False
 
 
-def test_a_method_that_is_no_text_ends_nothing(fake):
+def test_a_method_name_that_is_not_utf8_ends_no_service(fake):
     """gRPC 1.84 and 1.85 end their server over it, which is then opened again."""
     preface, settings, *_ = conversation()
     answers_to(fake, preface + settings + headers(b"/inference.\xa8/X", 1) + frame(0, 1, 1, bytes(5)), pause_s=0.1)
@@ -245,7 +210,7 @@ class Leaving:
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["unary", "stream"])
 @pytest.mark.parametrize("stage", Leaving.STAGES)
-def test_a_grpc_client_that_goes_leaves_nothing(serve, stage, is_stream, caplog):
+def test_a_disconnected_grpc_client_leaves_no_request(serve, stage, is_stream, caplog):
     caplog.set_level(logging.ERROR)
     service = serve("fake", settings=GatewaySettings(grpc_port=0), context_len=30_000, num_pages=1000)
     infer(service, request())
@@ -260,7 +225,7 @@ def test_a_grpc_client_that_goes_leaves_nothing(serve, stage, is_stream, caplog)
     assert infer(service, request()).outputs
 
 
-def test_damaged_requests_leave_nothing(fake, monkeypatch):
+def test_damaged_requests_leave_no_objects(fake, monkeypatch):
     """Of objects that Python's collector knows, in client and service together, less than one for every fourth; a
     planted one for each is seen.
     """

@@ -214,7 +214,7 @@ def test_raw_and_typed_contents_are_the_same(demo):
     assert infer(demo, raw) == infer(demo, request())
 
 
-def test_messages_that_are_none(demo):
+def test_malformed_messages_are_refused(demo):
     """Also such as would take a hundred times their size once they are parsed."""
     many = b"\x2a\x00" * (MAX_FIELDS + 1)
     deep = b"".join(b"\x22" + bytes([2]) + b"\x0a\x00" for _ in range(MAX_FIELDS))
@@ -287,7 +287,7 @@ def test_limits(serve):
     until(lambda: service.num_open == 0)
 
 
-def test_no_more_requests_are_open_than_may_be(serve):
+def test_open_requests_are_limited(serve):
     service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(num_open=1)))
     method, data = SERVICE + "ModelInfer", request().SerializeToString()
     service.loop.call_soon_threadsafe(setattr, service.gateway.admission, "num_open", 1)
@@ -362,7 +362,7 @@ def _asks(never: threading.Event, *requests: pb.ModelInferRequest) -> Iterator[b
     never.wait(SECONDS)
 
 
-def test_a_grpc_reader_who_takes_nothing_is_given_up(serve, caplog):
+def test_a_grpc_client_that_does_not_read_is_disconnected(serve, caplog):
     """And what it asked for ends in the engine; meanwhile pieces are put together, not queued."""
     caplog.set_level(logging.INFO, "penstock.serving")
     limits = GatewayLimits(write_s=0.3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,8 +13,8 @@ import pytest
 
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.serving.grpc.test_fuzz import answers_to, frame, headers
 from tests.support.grpc_client import SERVICE, channel
+from tests.support.grpc_frames import answers_to, packed
 from tests.support.http_service import SECONDS, Service
 from tests.support.memory_use import MIB, check_flat
 from tests.support.stub_methods import StubMethods
@@ -108,15 +107,6 @@ def test_packed_messages_that_are_refused(service: Service, name: str) -> None:
             assert code_of(found, PACKED_WRONG[name], method) == "INVALID_ARGUMENT"
             for data in (GOOD, gzip.compress(GOOD), zlib.compress(GOOD)):
                 assert code_of(found, data, method) == "OK", "the connection goes on"
-
-
-def packed(data: bytes, method: str = INFER, encoding: bytes = b"gzip") -> bytes:
-    """A call whose message says that it is packed, byte by byte: a client's library would hold what it grows to."""
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
-    message = b"\x01" + struct.pack(">I", len(data)) + data
-    parts = [message[at : at + 16_000] for at in range(0, len(message), 16_000)]
-    frames = [frame(0, int(one is parts[-1]), 1, one) for one in parts]
-    return preface + headers(method.encode(), 1, {b"grpc-encoding": encoding}) + b"".join(frames)
 
 
 def test_memory_is_flat_under_what_is_refused(service: Service) -> None:

@@ -15,7 +15,7 @@ from tests.support.grpc_client import SERVICE, call, request
 from tests.support.http_service import SECONDS, until
 
 
-def test_answers_wait_for_room_in_their_order_and_one_alone_has_it():
+def test_responses_wait_for_the_send_budget_in_order():
     async def work():
         untaken, given, leave = SendBudget(max_answers=2, max_bytes=100), [], {}
 
@@ -74,7 +74,7 @@ def asks(stream, authority):
     return frame(1, 4, stream, block) + frame(0, 1, stream, bytes(5))
 
 
-def test_readers_who_take_nothing_hold_so_many_answers_and_no_more(serve, caplog):
+def test_slow_readers_hold_a_limited_number_of_responses(serve, caplog):
     """Beyond those each has the clock that every stream has; who takes what he asked for notices nothing."""
     caplog.set_level(logging.INFO, "penstock.serving")
     service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(write_s=0.3)))
@@ -101,7 +101,7 @@ def test_readers_who_take_nothing_hold_so_many_answers_and_no_more(serve, caplog
     call(service, SERVICE + "ServerMetadata", b"")
 
 
-def test_an_answer_for_which_readers_leave_no_room_is_given_up(serve, monkeypatch):
+def test_a_response_that_never_fits_the_budget_is_dropped(serve, monkeypatch):
     service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(write_s=0.2)))
 
     async def add(self, size, seconds):

@@ -20,7 +20,7 @@ STREAM = SERVICE + "ModelStreamInfer"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_stream_that_was_closed_in_time_ends_well_though_the_service_stops(serve, monkeypatch):
+def test_a_half_closed_stream_ends_with_ok_while_stopping(serve, monkeypatch):
     """Its client has sent its last request and gets all answers: nothing is to be sent again."""
     service, ends, let_go = serve(settings=GRPC), [], asyncio.Event()
     (backend,) = service.models.list()
@@ -48,7 +48,7 @@ def test_a_stream_that_was_closed_in_time_ends_well_though_the_service_stops(ser
         assert stream.code() is grpc.StatusCode.OK
 
 
-def test_a_refusal_that_nobody_takes_ends_the_stream_and_nothing_else(serve, monkeypatch, caplog):
+def test_an_unread_refusal_ends_only_its_stream(serve, monkeypatch, caplog):
     service, tried = serve(settings=GRPC), []
 
     async def write(self, message):
@@ -72,7 +72,7 @@ def test_a_refusal_that_nobody_takes_ends_the_stream_and_nothing_else(serve, mon
     call(service, SERVICE + "ModelInfer", request().SerializeToString())
 
 
-def test_what_is_given_up_inside_has_an_end(serve, monkeypatch):
+def test_an_internal_cancellation_ends_the_request(serve, monkeypatch):
     """Nobody cancelled the request, but something that it waited for was: its client does not wait for ever."""
     service = serve(settings=GRPC)
     (backend,) = service.models.list()

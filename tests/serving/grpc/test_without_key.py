@@ -60,7 +60,7 @@ def test_shapes_of_millions_are_refused_by_their_length(locked_grpc):
     assert (error.code(), "1000001" in error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
-def test_numbers_that_are_a_byte_each_are_counted_before_they_are_parsed(locked_grpc):
+def test_packed_numbers_are_counted_before_parsing(locked_grpc):
     """They would be eight times their size, made in one call that lets nobody else run."""
     message = request()
     for index in range(3):
@@ -87,7 +87,7 @@ def test_large_tensors_are_decoded_in_pieces(is_raw, monkeypatch):
     assert max(sizes) <= 20_000
 
 
-def test_a_reflection_stream_that_asks_nothing_ends_with_the_service(locked_grpc):
+def test_an_idle_reflection_stream_ends_with_the_service(locked_grpc):
     never = threading.Event()
 
     def ask_nothing() -> Iterator[bytes]:

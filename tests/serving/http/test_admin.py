@@ -7,8 +7,6 @@ import http.client
 import json
 import os
 import signal
-import socket
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,40 +16,12 @@ import pytest
 from penstock.api_errors import RefusalError
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.serving.call import Call
-from penstock.serving.http.admin import make_admin
-from penstock.serving.http.app import make_app
-from penstock.serving.http.listener import Listener
 from penstock.serving.http.unix_socket import UnixSocket
 from penstock.serving.metrics import Metrics
-from penstock.serving.model_changes import Changes
 from penstock.serving.settings import GatewaySettings
-from tests.cli.test_serve import ask, serving
+from tests.support.admin_socket import admin, call
+from tests.support.serve_command import ask, serving
 from tests.support.worker_processes import DEMO, ENDLESS, OPTIONS, faulty, pids, service, until
-
-
-class Connection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=600)
-        self._path = str(path)
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def call(path: Path, method: str, route: str, body: object = None) -> tuple[int, dict]:
-    """Status and JSON of one request."""
-    connection = Connection(path)
-    try:
-        data = None if body is None else json.dumps(body)
-        connection.request(method, route, data, {"Content-Type": "application/json"} if data else {})
-        answer = connection.getresponse()
-        return answer.status, json.load(answer)
-    finally:
-        connection.close()
 
 
 def children() -> set[psutil.Process]:
@@ -59,28 +29,7 @@ def children() -> set[psutil.Process]:
     return {*psutil.Process().children()}
 
 
-@asynccontextmanager
-async def admin(models, path: Path):
-    """A listener over models; gives what asks it, and its changes."""
-    changes = Changes(models)
-    gateway = make_admin(changes, models, make_app(models).admission.metrics)
-    listener = Listener(gateway, gateway.settings, path)
-    assert listener.open() == f"unix:{path}"
-    running = asyncio.ensure_future(listener.serve())
-
-    async def asked(*arguments) -> tuple[int, dict]:
-        return await asyncio.to_thread(call, path, *arguments)
-
-    try:
-        yield asked, changes
-    finally:
-        await changes.close()
-        listener.stop(at_once=True)
-        await running
-        assert not path.exists()
-
-
-def test_models_come_and_go_beside_the_public_door(tmp_path: Path) -> None:
+def test_models_change_while_the_public_port_answers(tmp_path: Path) -> None:
     path = tmp_path / "admin.sock"
     with serving(DEMO, "--admin-socket", path, "--max-requests", "4", "--threads", "1", cwd=tmp_path) as running:
         process, url, said = running
@@ -147,7 +96,7 @@ def test_refusals_by_name(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_plan_that_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_a_plan_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     options = replace(OPTIONS, limits=replace(OPTIONS.limits, num_pages=2**26))
 
     async def main() -> None:
@@ -160,7 +109,7 @@ def test_a_plan_that_does_not_fit_is_said(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_model_that_only_loads_changes_nobodys_requests(tmp_path: Path) -> None:
+def test_a_loading_model_does_not_change_the_default(tmp_path: Path) -> None:
     """Who names no model means the one that is there, not the one that may come."""
     model, other, go = tmp_path / "demo.psm", tmp_path / "other.psm", tmp_path / "demo.go"
     for path in (model, other):
@@ -249,7 +198,7 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
     asyncio.run(main())
 
 
-def test_a_socket_takes_nobodys_place(tmp_path: Path) -> None:
+def test_a_socket_replaces_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     path.write_text("mine")
     with pytest.raises(InvalidArgumentError, match="found a file that is not a socket"):

@@ -11,32 +11,7 @@ from contextlib import suppress
 import pytest
 
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.support.http_service import Service, until
-
-ROOMY = {"context_len": 100_000, "num_pages": 3200}
-ENDLESS = {"prompt": "the cat", "max_tokens": 90_000, "ignore_eos": True, "temperature": 0}
-
-
-def post(path: str, body: dict, *extra: str) -> bytes:
-    data = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
-    lines += [f"Content-Length: {len(data)}", *extra]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
-
-
-def is_idle(service: Service) -> bool:
-    """No request behind the door, none in an engine, every page free."""
-    engines = [one.llm.engine for one in service.models.list()]
-    pools = [pool for engine in engines for pool in engine.scheduler.ledger.pools]
-    return (
-        service.num_open == 0
-        and not any(engine.has_work for engine in engines)
-        and all(pool.num_free == pool.num_pages for pool in pools)
-    )
-
-
-def num_connections(service: Service) -> int:
-    return len(service.listener.connections)
+from tests.support.http_service import ENDLESS, ROOMY, is_idle, num_connections, post, until
 
 
 def read_until(connection: socket.socket, text: bytes, found: bytes = b"") -> bytes:
@@ -52,7 +27,7 @@ def read_until(connection: socket.socket, text: bytes, found: bytes = b"") -> by
 @pytest.mark.parametrize(
     "stage", ["connected", "line", "headers", "body", "whole answer", "stream begun", "stream of several", "chat"]
 )
-def test_a_client_that_goes_away_leaves_nothing_behind(serve, stage, reset):
+def test_a_disconnected_client_leaves_no_request(serve, stage, reset):
     service = serve(**ROOMY)
     request = post(
         "/v1/completions", ENDLESS | {"stream": stage.startswith("stream"), "n": 3 if "several" in stage else 1}
@@ -79,7 +54,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(serve, stage, reset):
     assert service.post("/v1/completions", prompt="the", max_tokens=3)["usage"]["completion_tokens"] == 3
 
 
-def test_a_client_that_goes_while_it_waits_gives_its_place_up(serve):
+def test_a_disconnected_client_leaves_the_queue(serve):
     service = serve(max_requests=1, **ROOMY)
     first, second = service.connect(), service.connect()
     engine = service.models.list()[0].llm.engine
@@ -103,7 +78,7 @@ def test_tokens_are_sent_while_the_answer_goes_on(serve):
 
 
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
-def test_a_reader_who_takes_nothing_is_given_up(serve, caplog, is_stream):
+def test_a_client_that_does_not_read_is_disconnected(serve, caplog, is_stream):
     limits = GatewayLimits(write_s=0.3, keep_alive_s=1)
     service = serve(settings=GatewaySettings(limits=limits), **ROOMY)
     connection = socket.socket()
@@ -119,7 +94,7 @@ def test_a_reader_who_takes_nothing_is_given_up(serve, caplog, is_stream):
     connection.close()
 
 
-def test_a_service_ends_beside_a_reader_who_takes_nothing(serve):
+def test_a_service_stops_despite_a_client_that_does_not_read(serve):
     service = serve(settings=GatewaySettings(limits=GatewayLimits(write_s=0.3)), **ROOMY)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -134,8 +109,9 @@ def test_a_service_ends_beside_a_reader_who_takes_nothing(serve):
 
 @pytest.mark.parametrize(("path", "size", "status"), [("/nowhere", 900_000, 404), ("/tokenize", 10_000_000, 413)])
 @pytest.mark.parametrize("close", [False, True], ids=["kept", "closed"])
-def test_who_is_refused_while_it_sends_can_read_why(serve, path, size, status, close):
-    service = serve(settings=GatewaySettings(limits=GatewayLimits(body_bytes=1_000_000)))
+def test_refused_sender_can_read_the_reason(serve, path, size, status, close):
+    limits = GatewayLimits(body_bytes=1_000_000, keep_alive_s=1 if status == 413 else 60)
+    service = serve(settings=GatewaySettings(limits=limits))
     with service.connect() as connection:
         extra = ["Connection: close"] if close else []
         for _ in range(3 if status == 404 and not close else 1):
@@ -146,7 +122,7 @@ def test_who_is_refused_while_it_sends_can_read_why(serve, path, size, status, c
     until(lambda: num_connections(service) == 0)
 
 
-def test_who_goes_on_sending_after_a_refusal_is_cut_off(serve):
+def test_refused_sender_is_disconnected_after_body_s(serve):
     service = serve(settings=GatewaySettings(limits=GatewayLimits(body_s=0.3)))
     with service.connect() as connection, suppress(ConnectionError):
         head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -169,7 +145,7 @@ def test_headers_that_do_not_come_end_the_connection(serve, sent):
 
 
 def test_a_body_that_does_not_come_is_refused(serve):
-    service = serve(settings=GatewaySettings(limits=GatewayLimits(body_s=0.2)))
+    service = serve(settings=GatewaySettings(limits=GatewayLimits(body_s=0.2, keep_alive_s=1)))
     with service.connect() as connection:
         connection.sendall(post("/v1/completions", {"prompt": "the cat"})[:-3])
         answer = read_until(connection, b"}}")
@@ -214,7 +190,7 @@ def test_requests_sent_ahead_are_answered_in_order(serve):
     )
 
 
-def test_more_connections_than_may_be_are_told_so(serve):
+def test_excess_connections_are_refused(serve):
     service = serve(settings=GatewaySettings(limits=GatewayLimits(num_connections=2)))
     kept = [service.connect() for _ in range(2)]
     until(lambda: num_connections(service) == 2)
@@ -226,7 +202,7 @@ def test_more_connections_than_may_be_are_told_so(serve):
     assert service.ask("GET", "/health/live")[0] == 200
 
 
-def test_more_requests_than_may_be_open_are_refused_and_the_others_served(serve):
+def test_excess_requests_are_refused_and_the_others_served(serve):
     service = serve(settings=GatewaySettings(limits=GatewayLimits(num_open=1)), **ROOMY)
     with service.connect() as connection:
         connection.sendall(post("/v1/completions", ENDLESS | {"stream": True}))
@@ -238,7 +214,7 @@ def test_more_requests_than_may_be_open_are_refused_and_the_others_served(serve)
     until(lambda: is_idle(service))
 
 
-def test_a_full_queue_is_told_at_once(serve):
+def test_a_full_queue_is_refused_at_once(serve):
     from penstock.engine.options import EngineOptions
 
     service = serve(max_requests=1, options=EngineOptions(max_waiting=1), **ROOMY)

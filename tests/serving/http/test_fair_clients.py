@@ -103,7 +103,7 @@ def test_one_key_is_one_client_from_any_address(serve: Any, key_file: Path) -> N
     assert ran.index(NEW) == NUM_BUSY, ran
 
 
-def test_a_key_that_nobody_asked_for_makes_no_client(serve: Any) -> None:
+def test_unchecked_keys_get_no_share_of_their_own(serve: Any) -> None:
     service = serve(max_requests=1)
     ran = order_of(service, over_http(service), over_http(service, "a-key-made-up-for-a-share"))
     assert ran.index(NEW) == NUM_BUSY, ran

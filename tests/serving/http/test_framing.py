@@ -69,7 +69,7 @@ def test_a_body_behind_an_upgrade_header_is_read(demo, upgrade, sized, body):
 
 
 @pytest.mark.parametrize(("sized", "body"), [(SIZED, BODY), (CHUNKED, CHUNKS)], ids=["sized", "chunked"])
-def test_an_upgrade_may_be_split_anywhere(demo, sized, body):
+def test_an_upgrade_can_be_split_anywhere(demo, sized, body):
     data = HEAD + UPGRADES[0] + sized + b"\r\n" + body + LAST
     connections = [demo.connect() for _ in data[1:]]
     for at, connection in enumerate(connections, 1):
@@ -89,7 +89,7 @@ def test_an_upgrade_without_a_body(demo):
     assert ask(demo, request, LAST) == [200, 200]
 
 
-def test_a_body_that_looks_like_a_request_is_none(demo):
+def test_a_body_that_looks_like_a_request_stays_a_body(demo):
     """What a proxy takes for a body must not be answered as a request."""
     inner = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     head = HEAD + UPGRADES[0] + b"Content-Length: %d\r\n\r\n" % len(inner)
@@ -97,7 +97,7 @@ def test_a_body_that_looks_like_a_request_is_none(demo):
     assert ask(demo, head + inner + LAST) == [400, 200]
 
 
-def test_an_upgrade_with_expect_is_told_to_go_on(demo):
+def test_an_upgrade_with_expect_gets_100_continue(demo):
     head = HEAD + UPGRADES[0] + SIZED + b"Expect: 100-continue\r\n\r\n"
     assert ask(demo, head, BODY + LAST) == [100, 200, 200]
 
@@ -150,7 +150,7 @@ def test_curl_with_http2_is_answered(demo):
         assert json.loads(found.stdout)["usage"]["completion_tokens"] == 3
 
 
-def test_a_trailer_is_no_header(serve, tmp_path):
+def test_trailers_are_not_headers(serve, tmp_path):
     file = tmp_path / "keys"
     file.write_text(KEY + "\n")
     file.chmod(0o600)

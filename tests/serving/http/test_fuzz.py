@@ -13,8 +13,7 @@ import socket
 from contextlib import suppress
 
 from penstock.api_errors import CODES
-from tests.serving.http.test_client_behaviour import is_idle, num_connections, post
-from tests.support.http_service import SECONDS, until
+from tests.support.http_service import SECONDS, is_idle, num_connections, post, until
 
 NUM = 2000 * int(os.environ.get("PENSTOCK_CHAOS", "1"))
 SAMPLING = {"max_tokens": 3, "temperature": 0.5, "seed": 7, "stop": ["a", "b"], "logit_bias": {"5": -1.5}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
 
 import pytest
 
@@ -14,7 +13,7 @@ from penstock.serving.http.app import operations
 from penstock.serving.keys import KeySet
 from penstock.serving.operations import Routes
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.support.http_service import Service, until
+from tests.support.http_service import raw, until
 
 KEY = "a-key-of-twenty-chars"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
@@ -33,18 +32,6 @@ def keys_file(tmp_path):
 @pytest.fixture
 def locked(serve, keys_file):
     return serve(settings=GatewaySettings(keys_file=keys_file))
-
-
-def raw(service: Service, data: bytes) -> bytes:
-    """What comes back for bytes, until the service hangs up or answers in full."""
-    with service.connect() as connection:
-        with suppress(OSError):  # it may have been refused before all was sent
-            connection.sendall(data)
-        found = b""
-        with suppress(ConnectionResetError):  # what it did not read is thrown away
-            while piece := connection.recv(65536):
-                found += piece
-        return found
 
 
 def code_of(data: bytes) -> str:
@@ -66,7 +53,7 @@ def test_every_route_wants_the_key(locked):
         assert status in ((403,) if operation.is_admin else (200, 400)), path
 
 
-def test_what_is_no_route_wants_the_key_too(locked):
+def test_unknown_routes_need_the_key(locked):
     for path in ("/nowhere", "/v1/", "/v1/models/", "/metrics/", "/V1/models", "//metrics", "/%2e%2e/metrics"):
         for method in ("GET", "POST", "DELETE", "OPTIONS", "PATCH"):
             assert locked.ask(method, path)[0] == 401
@@ -268,7 +255,7 @@ def test_other_bodies_than_plain_json_are_refused(demo, headers):
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n", 400),
     ],
 )  # fmt: skip
-def test_requests_that_are_none(demo, data, status):
+def test_malformed_requests_are_refused(demo, data, status):
     service = demo
     assert raw(service, data).startswith(b"HTTP/1.1 %d " % status)
     assert service.ask("GET", "/health/live")[0] == 200
@@ -351,7 +338,7 @@ def test_the_log_has_a_line_of_json_for_each_request(serve, caplog):
     assert not any("\n" in line or KEY in line for line in lines)
 
 
-def test_what_goes_wrong_inside_is_told_to_the_log_alone(serve, caplog):
+def test_internal_errors_are_only_in_the_log(serve, caplog):
     service = serve()
     service.models.list()[0].figures = lambda: 1 / 0
     status, headers, data = service.ask("GET", "/status")

@@ -37,7 +37,7 @@ from tests.support.command import DEMO
         ("/tokenize", "prompt", "x " * 200_000),
     ],
 )
-def test_what_no_context_holds_is_refused_before_it_costs(demo, path, field, value):
+def test_prompts_beyond_the_context_are_refused_early(demo, path, field, value):
     if isinstance(value, list) and isinstance(value[0], str):
         value = [demo.post("/tokenize", prompt=value[0])["tokens"], value[1]]
     backend = demo.models.list()[0]
@@ -110,7 +110,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("case", MANY)
-def test_more_values_than_may_be_are_refused_before_they_are_parsed(demo, case, monkeypatch):
+def test_too_many_values_are_refused_before_parsing(demo, case, monkeypatch):
     monkeypatch.setattr(request_decoding, "parse_json", lambda *_: pytest.fail("it was parsed"))
     piece, most, name = MANY[case]
     body = b'{"prompt": [' + (piece * (most + 1))[:-1] + b"]}"
@@ -143,7 +143,7 @@ def test_counts_do_not_depend_on_slices(num_bytes):
 @pytest.mark.parametrize(
     "text", ["[" * 200_000, '"{' * 100_000, "\\" * 300_000 + "[{" * 50_000, "," * (MAX_VALUES + 9)]
 )
-def test_what_a_text_holds_is_not_counted(text):
+def test_brackets_in_strings_are_not_counted(text):
     """Wherever a slice of the counting begins and ends."""
     data = json.dumps({"prompt": ["x", text, "y"], "n": 1}).encode()
     check_counts(data, "body")

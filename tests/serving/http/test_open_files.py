@@ -21,9 +21,9 @@ import pytest
 from penstock.serving.http.acceptor import Acceptor
 from penstock.serving.http.open_files import fitting_connections
 from penstock.serving.http.transport import Transport
-from tests.cli.test_serve import serving
 from tests.support.command import DEMO
 from tests.support.http_service import until
+from tests.support.serve_command import serving
 
 LIMITED = """
 import resource, sys

@@ -3,61 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.serving.settings import GatewaySettings
-from tests.support.http_service import SECONDS, Service, until
-from tests.system_packages import skip_reason
+from tests.support.browser import browser, pytestmark, visit
+from tests.support.http_service import Service, until
 
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason=skip_reason("chromium"))]
+__all__ = ["browser", "pytestmark", "visit"]
 
 KEY = "a-key-that-is-long-enough-for-the-service"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium has none for root
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(browser, request) -> Iterator[Callable[..., Any]]:
-    """Opens a service's page; in the end no script failed and nothing was asked of another host.
-
-    PENSTOCK_SCREENSHOTS=folder: keeps a picture of how each test left its page.
-    """
-    pages: list[Any] = []
-    wrong: list[str] = []
-
-    def open_page(url: str, width: int = 1000, height: int = 700, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        context.set_default_timeout(SECONDS * 1000)
-        page = context.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda m: wrong.append(m.text) if "Content Security Policy" in m.text else None)
-        page.on("request", lambda r: None if r.url.startswith((url, "data:")) else wrong.append(r.url))
-        page.goto(f"{url}/")
-        pages.append(page)
-        return page
-
-    yield open_page
-    for number, page in enumerate(pages):
-        if folder := os.environ.get("PENSTOCK_SCREENSHOTS"):
-            page.screenshot(path=Path(folder) / f"{request.node.name}-{number}.png")
-        page.context.close()
-    assert wrong == []
 
 
 @pytest.fixture
@@ -125,7 +83,7 @@ def test_an_answer_that_came_at_once_tells_its_speed_too(serve, visit):
     assert "tokens/s" in page.locator(".foot").inner_text()
 
 
-def test_stop_ends_the_request_at_the_service_and_the_next_turn_works(serve, visit):
+def test_stop_ends_the_request_and_the_next_turn_works(serve, visit):
     service = serve("fake")
     slow_down(service)
     page = visit(service.url)
@@ -193,7 +151,7 @@ def test_models_are_chosen_and_each_begins_anew(serve, visit):
     assert page.locator("article").count() == 0
 
 
-def test_a_refusal_is_shown_in_the_services_words_and_can_be_tried_again(serve, visit):
+def test_a_refusal_is_shown_and_can_be_retried(serve, visit):
     page = visit(serve("fake").url)
     page.click("summary")
     page.fill("#top_p", "0")
@@ -259,7 +217,7 @@ def test_the_live_view_shows_what_runs(serve, visit):
     assert "Generated tokens" in page.locator(".card").inner_text()
 
 
-def test_a_service_that_went_away_is_told(serve, visit):
+def test_a_lost_service_is_shown(serve, visit):
     service = serve("fake")
     page = visit(service.url)
     until(lambda: page.evaluate("document.getElementById('model').value === 'fake'"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving.http.test_page import browser, pytestmark, visit
+from tests.support.browser import browser, pytestmark, visit
 from tests.support.http_service import SECONDS, until
 
 __all__ = ["browser", "pytestmark", "visit"]
@@ -76,7 +76,7 @@ def test_a_method_is_tried(url, visit):
     until(lambda: "2.5" in page.input_value("#method-inputs"))
 
 
-def test_what_does_not_fit_is_said(url, visit):
+def test_wrong_inputs_show_an_error(url, visit):
     page = visit(url)
     for given, words in (
         ('{"text": ["a"], "x": [[1', "Invalid JSON"),

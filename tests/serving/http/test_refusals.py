@@ -53,7 +53,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("struct", "body", "message"), LENGTHS + TYPES)
-def test_what_is_too_long_is_told_by_its_length(struct, body, message):
+def test_too_long_values_are_refused_by_length(struct, body, message):
     with pytest.raises(MisfitError) as raised:
         converted(body, struct)
     assert str(raised.value).startswith(message)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.cli.test_serve import serving
 from tests.support.command import DEMO
 from tests.support.http_service import until
+from tests.support.serve_command import serving
 
 OLD, NEW, ADMIN = "an-old-key-of-24-letters", "a-new-key-of-24-letters!", "a-key-of-an-administrator"
 

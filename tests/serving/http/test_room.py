@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from tests.serving.test_cycles import both_doors
+from tests.support.both_listeners import both_listeners
 from tests.support.grpc_client import SERVICE
 from tests.support.worker_processes import DEMO, service
 
@@ -24,7 +24,7 @@ def test_a_full_queue_refuses_what_it_did_not_read() -> None:
     """What is wrong in the message is found once there is room again."""
 
     async def main() -> None:
-        async with both_doors() as (clients, backend):
+        async with both_listeners() as (clients, backend):
             (link,) = backend._connections
             wrong: dict[str, Any] = {"temperature": -1}
             most, link.max_open = link.max_open, -1  # as full as can be
@@ -46,7 +46,7 @@ def test_room_at_one_model_is_room() -> None:
     """Which model is asked is known once the request is read."""
 
     async def main() -> None:
-        async with both_doors() as (clients, backend):
+        async with both_listeners() as (clients, backend):
             await clients.models.load(str(DEMO), "other")
             (link,) = backend._connections
             link.max_open = -1
@@ -57,9 +57,9 @@ def test_room_at_one_model_is_room() -> None:
     asyncio.run(main())
 
 
-def test_who_drains_says_so_and_not_that_it_is_full() -> None:
+def test_a_draining_service_answers_503_not_429() -> None:
     async def main() -> None:
-        async with both_doors() as (clients, backend):
+        async with both_listeners() as (clients, backend):
             (link,) = backend._connections
             link.max_open = -1
             clients.models.is_draining = True

@@ -6,7 +6,7 @@ import socket
 from penstock.serving.http.transport import Transport
 
 
-def test_what_is_written_to_a_client_that_has_gone_is_not_logged_piece_by_piece(caplog) -> None:
+def test_writes_to_a_closed_connection_are_not_logged(caplog) -> None:
     async def pieces(wrapped: bool) -> list[str]:
         caplog.clear()
         ours, theirs = socket.socketpair()

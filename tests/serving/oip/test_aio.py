@@ -291,7 +291,7 @@ X = np.zeros((1, 2), np.float32)
         ("demo", {"text_input": [PROMPT]}, {"parameters": {"temperature": -1.0}}, "400", "temperature"),
     ],
 )
-def test_what_is_refused(service, way, model, inputs, options, status, text):
+def test_wrong_options_are_refused_with_a_reason(service, way, model, inputs, options, status, text):
     """The client's exception has the status, and a text that says what is wrong."""
 
     async def work(client):

@@ -28,13 +28,13 @@ def body(**more) -> dict:
 
 
 @pytest.mark.parametrize("told", [{"model_name": "demo"}, {"model_name": "demo", "model_version": None}])
-def test_a_body_may_repeat_the_models_name(service, told):
+def test_a_body_can_repeat_the_models_name(service, told):
     expected = service.post("/v1/completions", prompt=PROMPT, max_tokens=4, temperature=0)["choices"][0]["text"]
     outputs = service.post("/v2/models/demo/infer", **body(**told))["outputs"]
     assert next(one["data"] for one in outputs if one["name"] == "text_output") == [expected]
 
 
-def test_a_version_of_the_path_may_be_repeated(service):
+def test_the_version_of_the_path_can_be_repeated(service):
     service.post("/v2/models/demo/versions/1/infer", **body(model_name="demo", model_version="1"))
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from penstock.api_errors import CODES
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from tests.serving.http.test_gateway import raw
-from tests.support.http_service import Service
+from tests.support.http_service import Service, raw
 from tests.support.memory_use import check_flat
 from tests.support.stub_methods import StubMethods
 
@@ -52,7 +51,7 @@ def sized(num_bytes: Any, **fields: Any) -> dict[str, Any]:
     return {"inputs": [one(data=..., parameters={"binary_data_size": num_bytes}, **fields)]}
 
 
-def test_what_is_in_order_passes(service):
+def test_good_requests_pass(service):
     assert asked(service, {"inputs": [one()]})[0] == 200
     assert asked(service, *behind(sized(8), b"\0" * 8))[0] == 200
 
@@ -178,7 +177,7 @@ def test_headers_that_are_there_twice_are_refused(service):
         assert b'"invalid_header"' in answer
 
 
-def test_what_json_cannot_hold_goes_as_bytes_alone(service):
+def test_outputs_beyond_json_need_binary_data(service):
     for name in ("infinite", "bytes"):
         body = {"inputs": [one()], "outputs": [{"name": name}]}
         status, _, data = service.ask("POST", "/v2/models/odd/infer", body)
@@ -187,7 +186,7 @@ def test_what_json_cannot_hold_goes_as_bytes_alone(service):
         assert service.ask("POST", "/v2/models/odd/infer", body)[0] == 200
 
 
-def test_what_goes_wrong_in_a_servable_is_told_to_the_log_alone(service, caplog):
+def test_errors_of_a_servable_are_only_in_the_log(service, caplog):
     status, _, data = service.ask("POST", "/v2/models/broken/infer", {"inputs": [one()]})
     assert (status, json.loads(data)["code"], b"secret" in data) == (500, "internal", False)
 
@@ -208,7 +207,7 @@ def test_nesting_and_counts(service):
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_what_is_packed_is_bounded(service, encoding):
+def test_decompressed_bodies_are_limited(service, encoding):
     """Whatever it grows to; and what is no whole stream is refused."""
     pack = gzip.compress if encoding == "gzip" else zlib.compress
     header = {"Content-Encoding": encoding}

@@ -53,7 +53,7 @@ def text(value: str = PROMPT, binary: bool = True) -> triton.InferInput:
     return tensor("text_input", np.array([value], object), "BYTES", binary)
 
 
-def test_the_servers_metadata_is_where_either_description_has_it(service):
+def test_server_metadata_has_both_published_paths(service):
     """The published text says v2, the published OpenAPI file /v2/."""
     found = [service.ask("GET", path) for path in ("/v2", "/v2/")]
     assert [status for status, _, _ in found] == [200, 200]
@@ -244,7 +244,7 @@ def test_generate_streams(service):
         ("demo/versions/9/generate_stream", {"text_input": "x"}, 404, "model_version"),
     ],
 )
-def test_what_generate_refuses(service, path, body, status, param):
+def test_refusals_of_generate(service, path, body, status, param):
     found, headers, data = service.ask("POST", f"/v2/models/{path}", body)
     told = json.loads(data)
     assert (found, told["param"], headers["content-type"]) == (status, param, "application/json")

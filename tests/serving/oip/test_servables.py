@@ -185,7 +185,7 @@ def test_changes_over_grpc_want_an_admins_key(service, client):
         client.load_model("zeros", headers=admin, config="{}", files={"file:1/servable.py": b"import os"})
 
 
-def test_who_goes_is_cancelled(service, gated):
+def test_a_disconnected_client_is_cancelled(service, gated):
     """At either door, while the method is at work."""
     before = gated.num_cancelled
     with service.connect() as connection:
@@ -224,7 +224,7 @@ def test_deadlines_and_priorities_reach_the_method(service, client):
     assert service.methods.versions["echo"][0].seen[-1].deadline_s == service.gateway.settings.limits.request_s
 
 
-def test_no_more_requests_of_methods_are_open_than_may_be():
+def test_open_requests_of_methods_are_limited():
     service = Service({}, GatewaySettings(limits=GatewayLimits(num_open=1)), methods=StubMethods())
     try:
         service.loop.call_soon_threadsafe(setattr, service.gateway.admission, "num_open", 1)

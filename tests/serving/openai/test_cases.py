@@ -9,9 +9,8 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.serving.request_fields import SAMPLING
-from tests.serving.http.test_client_behaviour import ENDLESS, ROOMY, is_idle, post
 from tests.support.command import DEMO
-from tests.support.http_service import Service, until
+from tests.support.http_service import ENDLESS, ROOMY, Service, is_idle, post, until
 from tests.support.services import CHAT_FILES
 
 PROMPT = "def add(a, b):"
@@ -117,7 +116,7 @@ def test_every_field_of_sampling_is_honoured(demo, serve, llm, make_llm, name):
         ({"kv_transfer_params": {}}, "kv_transfer_params"),
     ],
 )
-def test_what_a_completion_cannot_be_asked(demo, fields, param):
+def test_unsupported_completion_fields_are_refused(demo, fields, param):
     status, error = demo.refused("/v1/completions", **{"prompt": PROMPT} | fields)
     assert (status, error["type"], error["param"] and error["param"].partition("[")[0]) == (
         400, "invalid_request_error", param.partition("[")[0],
@@ -137,7 +136,7 @@ def test_what_a_completion_cannot_be_asked(demo, fields, param):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-def test_conversations_that_are_none(serve, path, messages):
+def test_malformed_conversations_are_refused(serve, path, messages):
     status, error = serve("fake").refused(path, messages=messages)
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["param"].startswith("prompt" if messages is None and path == "/tokenize" else "messages")
@@ -216,7 +215,7 @@ def test_log_probabilities_behind_an_echo(demo, llm, given, num_top):
     assert found["text_offset"] == sorted(found["text_offset"])
 
 
-def test_what_is_asked_does_not_depend_on_what_else_is(demo):
+def test_seeded_answers_do_not_depend_on_other_requests(demo):
     """The same seed gives the same answer alone, beside others and after them; other seeds give others."""
     body = {"prompt": PROMPT, **HOT}
     alone = demo.post("/v1/completions", **body)["choices"][0]["text"]
@@ -262,7 +261,7 @@ def test_more_than_the_context_holds_is_not_made(demo, llm):
     "given",
     ["", [], {}, {"content": "x"}, [12, "x", 34], ["x", [1]], [[1], ["x"]], [""], [1.5], None, 5, [[]], "x " * 90_000],
 )
-def test_what_has_no_embedding(demo, given):
+def test_inputs_without_an_embedding_are_refused(demo, given):
     status, error = demo.refused("/v1/embeddings", input=given)
     assert (status, error["param"].partition("[")[0]) == (400, "input")
 

@@ -12,6 +12,8 @@ import pytest
 from penstock.llm.llm import LLM
 from tests.support.http_service import Service
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "demo" / "demo.psm"
 

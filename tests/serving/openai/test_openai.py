@@ -135,7 +135,7 @@ def test_log_probabilities_of_a_completion(client, llm, stream, echo):
 
 
 @pytest.mark.parametrize("logprobs", [None, 1])
-def test_an_echo_alone(client, llm, logprobs):
+def test_echo_without_new_tokens(client, llm, logprobs):
     (found,) = complete(client, prompt=PROMPT, echo=True, max_tokens=0, logprobs=logprobs)
     assert found.choices[0].text == PROMPT
     assert found.usage.completion_tokens == 0
@@ -242,7 +242,7 @@ def test_a_refusal_names_the_field(client, fields, param):
         ({"reasoning_effort": "low"}, "reasoning_effort"),
     ],
 )
-def test_what_chat_cannot_do_is_refused_by_name(chat_client, fields, param):
+def test_unsupported_chat_fields_are_refused_by_name(chat_client, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
         chat_client.chat.completions.create(
             **{"model": "fake", "messages": [{"role": "user", "content": "x"}]} | fields

@@ -13,10 +13,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -29,14 +26,23 @@ from penstock.serving.metrics import Metrics
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker_process import COMMAND
 from tests.support.faulty_worker import CROWD, DEADLY, LATE, STUCK
-from tests.support.worker_processes import OPTIONS, SEEDED, Service, faulty, pids, service, still, tokens_of, until
+from tests.support.worker_processes import (
+    CALM,
+    HASTY,
+    IMPATIENT,
+    OPTIONS,
+    SEEDED,
+    faulty,
+    pids,
+    service,
+    still,
+    switch_under,
+    tokens_of,
+    until,
+)
 
 CHAOS = int(os.environ.get("PENSTOCK_CHAOS", "1"))
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-CALM = SupervisionPolicy(hang_s=600.0, drain_s=600.0)
-HASTY = SupervisionPolicy(hang_s=600.0, min_pause_s=0.05, max_pause_s=0.2)
-IMPATIENT = replace(HASTY, hang_s=6.0)
-"""Only for tests of hangs: on a busy machine a healthy worker may stall for seconds too."""
 
 
 class Traffic:
@@ -84,19 +90,6 @@ class Traffic:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         assert not self.wrong, self.wrong
-
-
-async def switch_under(traffic: Any, running: Service, versions: Sequence[Path], num_switches: int) -> None:
-    """Switch the model "model" between two sets of weights; each answer is from one version, and no request fails."""
-    backend = running.models.get("model")
-    await traffic.more()
-    for number in range(1, num_switches + 1):
-        await running.models.update("model", str(versions[number % 2]))
-        assert (backend.card.version, len(pids(backend))) == (number + 1, 1)
-        await traffic.more()
-    await traffic.stop()
-    assert traffic.num_lost == 0
-    assert len(traffic.versions) == num_switches + 1
 
 
 def test_killed_workers_are_replaced_under_load(versions, expected) -> None:

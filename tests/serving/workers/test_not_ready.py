@@ -24,7 +24,7 @@ from penstock.serving.model_changes import Changes
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewayLimits, GatewaySettings
 from penstock.serving.workers.remote_models import RemoteModels
-from tests.serving.http.test_admin import admin
+from tests.support.admin_socket import admin
 from tests.support.grpc_client import SERVICE
 from tests.support.http_service import SECONDS
 from tests.support.worker_processes import DEMO, faulty, pids, service, until

@@ -237,7 +237,7 @@ def test_strangers_cannot_use_up_the_descriptors(remote, monkeypatch) -> None:
     asyncio.run(main())
 
 
-def test_an_old_worker_is_told_both_versions(remote, certificate, caplog) -> None:
+def test_an_old_worker_reads_both_versions(remote, certificate, caplog) -> None:
     async def main() -> None:
         async with service(remote=remote) as running:
             for protocol in (1, 3):
@@ -255,7 +255,7 @@ def test_an_old_worker_is_told_both_versions(remote, certificate, caplog) -> Non
     assert told == [(1, joining.PROTOCOL), (3, joining.PROTOCOL)]
 
 
-def test_an_old_worker_over_grpc_is_told_both_versions(remote, certificate, caplog) -> None:
+def test_an_old_worker_over_grpc_reads_both_versions(remote, certificate, caplog) -> None:
     """Workers of protocol 1 report the status of their call."""
 
     async def main() -> None:
@@ -324,7 +324,7 @@ def test_the_port_for_workers_is_not_shared(remote) -> None:
     asyncio.run(main())
 
 
-def test_a_refused_worker_is_told_why(remote, certificate, tmp_path) -> None:
+def test_a_refused_worker_prints_the_reason(remote, certificate, tmp_path) -> None:
     short = ("--context-len", "512")
 
     async def refused(port: int, *more: str, **options) -> str:

@@ -1,0 +1,55 @@
+"""Chromium, driven by playwright, and the marks of tests that need it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.http_service import SECONDS
+from tests.system_packages import skip_reason
+
+sync_api = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason=skip_reason("chromium"))]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium has none for root
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, request) -> Iterator[Callable[..., Any]]:
+    """Opens a service's page; in the end no script failed and nothing was asked of another host.
+
+    PENSTOCK_SCREENSHOTS=folder: keeps a picture of how each test left its page.
+    """
+    pages: list[Any] = []
+    wrong: list[str] = []
+
+    def open_page(url: str, width: int = 1000, height: int = 700, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        context.set_default_timeout(SECONDS * 1000)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda m: wrong.append(m.text) if "Content Security Policy" in m.text else None)
+        page.on("request", lambda r: None if r.url.startswith((url, "data:")) else wrong.append(r.url))
+        page.goto(f"{url}/")
+        pages.append(page)
+        return page
+
+    yield open_page
+    for number, page in enumerate(pages):
+        if folder := os.environ.get("PENSTOCK_SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / f"{request.node.name}-{number}.png")
+        page.context.close()
+    assert wrong == []

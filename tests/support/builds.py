@@ -1,0 +1,75 @@
+"""Builds of the core by CMake, and folders, that the workers of a run share: each is made once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def shared_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder of this run, the same one in each worker of pytest-xdist."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other workers away from a shared folder."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def tool(name: str) -> str:
+    """A program of the environment, which need not be activated, or of the system."""
+    beside = Path(sys.executable).with_name(name)
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
+        pytest.fail(f"{name} is not installed; cmake comes with the test extra, objdump and nm with binutils")
+    return path
+
+
+def run(*command: object) -> str:
+    """Run a command, which must succeed, and return its output."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def configured(factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
+    """A shared folder where CMake is configured."""
+    folder = shared_folder(factory, name)
+    with locked(folder):
+        if not (folder / "CMakeCache.txt").exists():
+            run(tool("cmake"), "-S", ROOT, "-B", folder, *options)
+    return folder
+
+
+def build(folder: Path, *targets: str) -> None:
+    """Build targets in a shared folder; without any, all of them."""
+    with locked(folder):
+        run(tool("cmake"), "--build", folder, "-j", "2", *(["--target", *targets] if targets else []))
+
+
+@pytest.fixture(scope="session")
+def release_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where CMake is configured for a release of the core; ``build`` makes targets there."""
+    return configured(tmp_path_factory, "release")
+
+
+@pytest.fixture(scope="session")
+def sanitized_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with AddressSanitizer and UndefinedBehaviorSanitizer, and the test programs of ``core/tools``."""
+    return configured(tmp_path_factory, "sanitized", "-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON")
