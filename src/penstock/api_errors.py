@@ -32,6 +32,7 @@ __all__ = [
     "VersionNotFoundError",
     "grpc_code",
     "refusal_of",
+    "refuse_if",
     "without_folders",
 ]
 
@@ -201,6 +202,12 @@ class MisfitError(RefusalError):
 
     def __init__(self, path: str, message: str, kind: str = "value") -> None:
         super().__init__(400, message, param=path or None, code=_KINDS[kind])
+
+
+def refuse_if(is_wrong: bool, message: str, param: str) -> None:
+    """Raise MisfitError for a combination of fields that is wrong."""
+    if is_wrong:
+        raise MisfitError(param, message)
 
 
 _BODY_FIELDS = {"deadline_s": "timeout", "truncate_prompt": "truncate_prompt_tokens"}

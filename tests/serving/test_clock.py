@@ -28,8 +28,7 @@ SHOWN = {
     "runtime/verify.py",
     "servables/lifecycle/loaded_version.py",
     "serving/metrics.py",
-    "serving/openai/chat.py",
-    "serving/openai/completions.py",
+    "serving/openai/rendering.py",
     "serving/traces.py",
     "text/template_sandbox.py",
 }

@@ -18,11 +18,14 @@ from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.engine.stats import EngineStats
-from penstock.errors import UnavailableError
+from penstock.errors import UnavailableError, UnsupportedError
 from penstock.llm.result import Embedding, Score
 from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Backend", "Delta", "ModelCard", "Models", "WorkerState", "known_card"]
+__all__ = [
+    "Answer", "Backend", "Delta", "ModelCard", "Models", "WorkerState", "isolated_tokenizer", "known_card",
+    "tokenizer_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,19 @@ def known_card(backend: Backend) -> ModelCard | None:
         return backend.card
     except UnavailableError:
         return None
+
+
+def tokenizer_of(backend: Backend) -> Tokenizer:
+    """Return a model's tokenizer.  Raises UnsupportedError if it has none."""
+    if backend.tokenizer is None:
+        raise UnsupportedError("This model has no tokenizer. Pass token ids instead of text.")
+    return backend.tokenizer
+
+
+def isolated_tokenizer(backend: Backend) -> Tokenizer | None:
+    """Return a model's tokenizer if it runs in another process, which the event loop must not wait for; else None."""
+    tokenizer = backend.tokenizer
+    return tokenizer if tokenizer is not None and tokenizer.is_isolated else None
 
 
 class Models(Protocol):

@@ -7,17 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.api_errors import RefusalError
 from penstock.errors import QueueFullError, UnavailableError
 
 if TYPE_CHECKING:
-    from penstock.engine.options import RequestOptions
-    from penstock.engine.params import SamplingParams
-    from penstock.llm.backend import Answer, Backend, Delta
+    from penstock.llm.backend import Answer, Delta
     from penstock.serving.call import Call
-    from penstock.serving.openai.bodies import ChatCompletionRequest, CompletionRequest
+    from penstock.serving.translation import EngineRequest
 
-__all__ = ["Generation", "Take", "TakeNow", "check_stream_options", "includes_usage", "refuse_together", "usage"]
+__all__ = ["Generation", "Take", "TakeNow", "usage"]
 
 Take = Callable[[int, "Answer", "Delta"], Awaitable[None]]
 """Handles a delta; its arguments are the index of the prompt, the prompt's answer and the delta."""
@@ -40,24 +37,24 @@ def usage(num_prompt: int, num_output: int, num_cached: int) -> dict[str, Any]:
 
 
 class Generation:
-    """Runs the prompts of one HTTP request.  ``num_*`` are sums over the prompts."""
+    """Runs the prompts of one request.  ``num_*`` are sums over the prompts."""
 
-    def __init__(self, call: Call, backend: Backend, params: SamplingParams, options: RequestOptions) -> None:
-        self._call, self._backend, self._params, self._options = call, backend, params, options
+    def __init__(self, call: Call, request: EngineRequest) -> None:
+        self._call, self._request = call, request
         self._taking = asyncio.Lock()
-        self._metrics = call.metrics.of_model(backend.name)
+        self._metrics = call.metrics.of_model(request.backend.name)
         self.num_prompt_tokens = self.num_output_tokens = self.num_cached_tokens = 0
 
-    async def run(self, prompts: Sequence[Sequence[int]], take: Take, take_now: TakeNow | None = None) -> None:
+    async def run(self, take: Take, take_now: TakeNow | None = None) -> None:
         """Answer all prompts; pass each delta to ``take``, one at a time.  The first error cancels the other prompts.
 
         A delta goes to ``take_now`` instead if that need not wait, which saves waking a task.
         """
         try:
-            if len(prompts) == 1:
-                await self._answer(0, prompts[0], take, take_now)
+            if len(self._request.prompts) == 1:
+                await self._answer(0, take, take_now)
             else:
-                await self._answer_all(prompts, take, take_now)
+                await self._answer_all(take, take_now)
         except BaseException as error:
             self._metrics.finished["abort" if isinstance(error, asyncio.CancelledError) else "error"] += 1
             raise
@@ -65,14 +62,15 @@ class Generation:
             facts = self._call.facts
             facts["prompt_tokens"], facts["completion_tokens"] = self.num_prompt_tokens, self.num_output_tokens
 
-    async def _answer_all(self, prompts: Sequence[Sequence[int]], take: Take, take_now: TakeNow | None) -> None:
-        todo = iter(range(len(prompts)))
+    async def _answer_all(self, take: Take, take_now: TakeNow | None) -> None:
+        num_prompts = len(self._request.prompts)
+        todo = iter(range(num_prompts))
 
         async def work() -> None:
             for index in todo:
-                await self._answer(index, prompts[index], take, take_now, is_first=index == 0)
+                await self._answer(index, take, take_now, is_first=index == 0)
 
-        tasks = [asyncio.create_task(work()) for _ in range(min(MAX_AT_ONCE, len(prompts)))]
+        tasks = [asyncio.create_task(work()) for _ in range(min(MAX_AT_ONCE, num_prompts))]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -84,17 +82,15 @@ class Generation:
         """Submit a prompt.  A full queue refuses only the first prompt of a request; the others wait for room."""
         while True:
             try:
-                call = self._call
-                return await self._backend.submit(ids, self._params, self._options, request_id=call.request_id)
+                request, request_id = self._request, self._call.request_id
+                return await request.backend.submit(ids, request.params, request.options, request_id=request_id)
             except QueueFullError:
                 if is_first:
                     raise
                 await asyncio.sleep(_RETRY_S)
 
-    async def _answer(
-        self, index: int, ids: Sequence[int], take: Take, take_now: TakeNow | None, is_first: bool = True
-    ) -> None:
-        metrics, params = self._metrics, self._params
+    async def _answer(self, index: int, take: Take, take_now: TakeNow | None, is_first: bool = True) -> None:
+        metrics, params, ids = self._metrics, self._request.params, self._request.prompts[index]
         last: dict[int, float] = {}
         counts: dict[int, int] = {}
         sent = time.perf_counter()
@@ -136,20 +132,3 @@ class Generation:
         self.num_prompt_tokens += num_prompt
         self.num_output_tokens += num_output
         self.num_cached_tokens += answer.num_cached_tokens
-
-
-def refuse_together(is_wrong: bool, message: str, param: str) -> None:
-    """Raise a 400 error if a combination of fields is wrong."""
-    if is_wrong:
-        raise RefusalError(400, message, param=param, code="invalid_value")
-
-
-def check_stream_options(body: CompletionRequest | ChatCompletionRequest) -> None:
-    """Raise a 400 error if a body has options of a stream and asks for none."""
-    is_wrong = body.stream_options is not None and not body.stream
-    refuse_together(is_wrong, "stream_options requires stream", "stream_options")
-
-
-def includes_usage(body: CompletionRequest | ChatCompletionRequest) -> bool:
-    """Return True if the stream that a body asks for ends with the token counts."""
-    return body.stream_options is not None and bool(body.stream_options.include_usage)

@@ -17,7 +17,7 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidFileError, TokenizerError
 from penstock.llm.llm import LLM
 from penstock.serving.request_fields import ServingFields
-from penstock.serving.request_parsing import prompts_of
+from penstock.serving.translation import prompts_of
 from tests.support.hostile_tokenizers import DEMO, backtracks, bundle_with, grows, replace, words
 from tests.support.http_service import Service
 from tests.support.worker_processes import pids, service, tokens_of

@@ -12,7 +12,7 @@ from penstock.serving.http import health, page_files, status
 from penstock.serving.http.openapi import describe
 from penstock.serving.keys import ApiKeys
 from penstock.serving.oip.rest import oip_operations
-from penstock.serving.openai import bodies, chat, completions, embeddings, responses, tokenize
+from penstock.serving.openai import bodies, embeddings, handlers, responses, tokenize
 from penstock.serving.operations import Operation, Routes
 from penstock.serving.settings import GatewaySettings
 
@@ -36,11 +36,11 @@ def operations() -> list[Operation]:
             "GET", "/v1/models/{model}", "get_model", "Describe a model.", health.model, health.Model, refusals=(404,)
         ),
         Operation(
-            "POST", "/v1/completions", "complete", "Complete prompts.", completions.complete,
+            "POST", "/v1/completions", "complete", "Complete prompts.", handlers.complete,
             responses.CompletionResponse, bodies.CompletionRequest, responses.CompletionEvent, _WORK,
         ),
         Operation(
-            "POST", "/v1/chat/completions", "chat", "Answer a conversation.", chat.chat,
+            "POST", "/v1/chat/completions", "chat", "Answer a conversation.", handlers.chat,
             responses.ChatCompletionResponse, bodies.ChatCompletionRequest, responses.ChatCompletionEvent, _WORK,
         ),
         Operation(

@@ -18,7 +18,7 @@ from penstock.serving.oip.bodies import Microseconds
 from penstock.serving.oip.language import Asked, Choice, asked_of, response_of
 from penstock.serving.request_decoding import converted
 from penstock.serving.request_fields import MAX_NAME_CHARS
-from penstock.serving.request_parsing import check_count, options_of, prompts_of, sampling_of
+from penstock.serving.translation import text_request
 from penstock.tensors import InferRequest, InferResponse, Method
 
 if TYPE_CHECKING:
@@ -194,17 +194,17 @@ class Inference:
         body, backend = asked.body, call.model(asked.model or None)
         self._backend = backend
         check_version(backend, asked.version)
-        given = await prompts_of(backend, asked.prompt, asked.prompt_name, body)
-        check_count(len(given), body)
-        params = sampling_of(body, best_of=body.best_of)
-        self._num_answers = len(given) * params.n
+        request = await text_request(call, backend, asked.prompt, asked.prompt_name, body)
+        n = request.params.n
+        self._num_answers = len(request.prompts) * n
 
         async def taken(prompt: int, answer: Answer, delta: Delta) -> None:
-            await take(prompt * params.n + delta.index, answer, delta)
+            await take(prompt * n + delta.index, answer, delta)
 
         def taken_now(prompt: int, answer: Answer, delta: Delta) -> bool:
-            return take_now is not None and take_now(prompt * params.n + delta.index, answer, delta)
+            return take_now is not None and take_now(prompt * n + delta.index, answer, delta)
 
-        seconds = deadline_s(call, body.timeout_s)
-        run = Generation(call, backend, params, options_of(body, seconds, call.client))
-        await within(seconds, run.run([ids for ids, _ in given], taken, taken_now if take_now is not None else None))
+        generation = Generation(call, request)
+        await within(
+            deadline_s(call, body.timeout_s), generation.run(taken, taken_now if take_now is not None else None)
+        )

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.api_errors import RefusalError
+from penstock.api_errors import RefusalError, refuse_if
 from penstock.config import show
 from penstock.serving.call import Call, Events, Reply, json_reply
-from penstock.serving.generation import refuse_together
 from penstock.serving.oip.bodies import GenerateRequest
 from penstock.serving.oip.dispatch import Inference, found_method
 from penstock.serving.oip.language import OUTPUTS, Asked
@@ -56,15 +55,15 @@ def _inference(call: Call, is_stream: bool) -> Inference:
         named = {key: value for key, value in msgspec.structs.asdict(body.parameters).items() if value is not None}
         for key in named:
             is_twice = getattr(body, key) is not None
-            refuse_together(is_twice, f"{key} must not be both in the body and in parameters", key)
+            refuse_if(is_twice, f"{key} must not be both in the body and in parameters", key)
         given = msgspec.structs.replace(body, **named)
-    refuse_together(
+    refuse_if(
         given.stream is (not is_stream),
         f"stream must be {str(is_stream).lower()} here. generate returns one response, generate_stream a stream.",
         "stream",
     )
     text, ids = body.text_input, body.input_ids
-    refuse_together((text is None) is (ids is None), "text_input: set either text_input or input_ids", "text_input")
+    refuse_if((text is None) is (ids is None), "text_input: set either text_input or input_ids", "text_input")
     asked = Asked(
         id=body.id or "", model=name, version=version, prompt=ids if text is None else text,
         prompt_name="input_ids" if text is None else "text_input", rank=1, body=given, outputs=tuple(OUTPUTS),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Meta
 
+from penstock.api_errors import refuse_if
 from penstock.serving.request_fields import (
     MAX_NAME_CHARS,
     Body,
@@ -92,6 +93,18 @@ class CompletionRequest(_CompletionFields, kw_only=True):
         """Check what the types cannot express."""
         super().__post_init__()
         self.prompt = checked_prompts(self.prompt, "prompt")
+        n, best_of = self.n or 1, self.best_of or 1
+        if self.max_tokens == 0:
+            refuse_if(not self.echo, "max_tokens must not be 0 without echo", "max_tokens")
+            refuse_if(bool(self.stream), "max_tokens must not be 0 with stream", "max_tokens")
+            refuse_if(n > 1, "n must be 1 if max_tokens is 0", "n")
+            refuse_if(best_of > 1, "best_of must be 1 if max_tokens is 0", "best_of")
+        refuse_if(
+            bool(self.echo) and self.truncate_prompt_tokens == -1,
+            "truncate_prompt_tokens must not be -1 with echo. Pass a number of tokens.", "truncate_prompt_tokens",
+        )  # fmt: skip
+        _check_stream_options(self)
+        refuse_if(bool(self.stream) and best_of > n, "best_of must equal n with stream", "best_of")
 
 
 class ContentPart(_PartFields, kw_only=True):
@@ -134,6 +147,22 @@ class ChatCompletionRequest(_ChatFields, kw_only=True):
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
 
+    def __post_init__(self) -> None:
+        """Check what the types cannot express."""
+        super().__post_init__()
+        most, other = self.max_tokens, self.max_completion_tokens
+        refuse_if(
+            most is not None and other is not None and most != other,
+            "max_completion_tokens must equal max_tokens if both are set", "max_completion_tokens",
+        )  # fmt: skip
+        refuse_if(self.top_logprobs is not None and not self.logprobs, "top_logprobs requires logprobs", "top_logprobs")
+        _check_stream_options(self)
+
+
+def _check_stream_options(body: CompletionRequest | ChatCompletionRequest) -> None:
+    """Refuse options of a stream in a body that asks for none."""
+    refuse_if(body.stream_options is not None and not body.stream, "stream_options requires stream", "stream_options")
+
 
 class EmbeddingRequest(_EmbeddingFields, kw_only=True):
     """The body of ``POST /v1/embeddings``."""
@@ -162,6 +191,17 @@ class TokenizeRequest(Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot express."""
+        has_prompt = self.prompt is not None
+        refuse_if(has_prompt is (self.messages is not None), "prompt: set either prompt or messages", "prompt")
+        name, value, other = (
+            ("add_generation_prompt", self.add_generation_prompt, "messages")
+            if has_prompt
+            else ("add_special_tokens", self.add_special_tokens, "prompt")
+        )
+        refuse_if(value is not None, f"{name} requires {other}", name)
 
 
 class DetokenizeRequest(Body, kw_only=True):

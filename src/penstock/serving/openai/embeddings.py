@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import UnsupportedError
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.openai.bodies import EmbeddingRequest
-from penstock.serving.request_parsing import options_of, prompts_of
+from penstock.serving.translation import options_of, prompts_of
 
 __all__ = ["embeddings"]
 
@@ -20,7 +20,7 @@ async def embeddings(call: Call) -> Reply:
     if not backend.card.has_embeddings:
         raise UnsupportedError("This model does not support embeddings.")
     prompts = [ids for ids, _ in await prompts_of(backend, body.input, "input", body)]
-    options = options_of(body, call.settings.limits.request_s, call.client)
+    options = options_of(call, body)
     pooling, normalize = body.pooling or "mean", body.normalize is not False
     found = await backend.embed(prompts, pooling, normalize, options, request_id=call.request_id)
     is_text = body.encoding_format == "base64"

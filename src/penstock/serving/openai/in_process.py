@@ -10,7 +10,7 @@ from penstock.engine.options import MAX_DEADLINE_S
 from penstock.errors import DeadlineError, InvalidArgumentError, UnavailableError
 from penstock.serving.call import Call
 from penstock.serving.metrics import Metrics
-from penstock.serving.openai import chat, completions, embeddings
+from penstock.serving.openai import embeddings, handlers
 from penstock.serving.openai.bodies import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from penstock.serving.operations import Handler
 from penstock.serving.request_decoding import converted
@@ -26,8 +26,8 @@ COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
 _ENDPOINTS: Final[dict[str, tuple[type[Body], Handler]]] = {
-    COMPLETIONS: (CompletionRequest, completions.complete),
-    CHAT: (ChatCompletionRequest, chat.chat),
+    COMPLETIONS: (CompletionRequest, handlers.complete),
+    CHAT: (ChatCompletionRequest, handlers.chat),
     EMBEDDINGS: (EmbeddingRequest, embeddings.embeddings),
 }
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.api_errors import RefusalError
+from penstock.llm.backend import tokenizer_of
 from penstock.serving.call import Call, Reply, json_reply
-from penstock.serving.generation import refuse_together
 from penstock.serving.openai.bodies import DetokenizeRequest, TokenizeRequest
-from penstock.serving.request_parsing import chat_ids, text_ids, tokenizer_of
+from penstock.serving.translation import chat_ids, text_ids
 from penstock.text.tokenizer_threads import call_tokenizer
 
 __all__ = ["detokenize", "tokenize"]
@@ -19,16 +19,10 @@ async def tokenize(call: Call) -> Reply:
     body: TokenizeRequest = call.body
     backend = call.model(body.model)
     tokenizer = tokenizer_of(backend)
-    text, messages = body.prompt, body.messages
-    refuse_together((text is None) == (messages is None), "prompt: set either prompt or messages", "prompt")
-    if text is not None:
-        name = "add_generation_prompt"
-        refuse_together(body.add_generation_prompt is not None, f"{name} requires messages", name)
-        ids = await text_ids(backend, text, add_special_tokens=body.add_special_tokens is not False)
+    if body.prompt is not None:
+        ids = await text_ids(backend, body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        name = "add_special_tokens"
-        refuse_together(body.add_special_tokens is not None, f"{name} requires prompt", name)
-        ids = await chat_ids(backend, messages or [], body.add_generation_prompt is not False)
+        ids = await chat_ids(backend, body.messages or [], body.add_generation_prompt is not False)
     strings: Any = None
     if body.return_token_strs:
         strings = await call_tokenizer(

@@ -1,51 +1,83 @@
-"""Translate a checked body into an engine request: token ids, SamplingParams, RequestOptions."""
+"""Translate a decoded body to an engine request: token ids, SamplingParams, RequestOptions."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api_errors import RefusalError
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import UnsupportedError
+from penstock.llm.backend import tokenizer_of
+from penstock.serving.admission import deadline_s
 from penstock.serving.request_fields import SAMPLING
 from penstock.text.tokenizer_threads import call_tokenizer
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
-    from penstock.serving.openai.bodies import Message
+    from penstock.serving.call import Call
+    from penstock.serving.openai.bodies import ChatCompletionRequest, CompletionRequest, Message
     from penstock.serving.request_fields import SamplingFields, ServingFields
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
-    "chat_ids",
-    "check_count",
-    "check_fits",
-    "cut",
-    "isolated_tokenizer",
-    "options_of",
-    "prompts_of",
-    "sampling_of",
-    "text_ids",
-    "tokenizer_of",
-]
+    "EngineRequest", "chat_ids", "chat_request", "completion_request", "options_of", "prompts_of", "text_ids",
+    "text_request",
+]  # fmt: skip
 
 MAX_ANSWERS: Final = 1024
 
 
-def tokenizer_of(backend: Backend) -> Tokenizer:
-    """Return a model's tokenizer.  Raises UnsupportedError if it has none."""
-    if backend.tokenizer is None:
-        raise UnsupportedError("This model has no tokenizer. Pass token ids instead of text.")
-    return backend.tokenizer
+@dataclass(frozen=True)
+class EngineRequest:
+    """The work that a request gives to an engine: prompts with the same sampling and options.
+
+    ``prompts``: token ids.  ``texts``: the text of each prompt that was sent as text and not truncated, else None.
+    """
+
+    backend: Backend
+    prompts: list[list[int]]
+    texts: list[str | None]
+    params: SamplingParams
+    options: RequestOptions
 
 
-def isolated_tokenizer(backend: Backend) -> Tokenizer | None:
-    """Return a model's tokenizer if it runs in another process, which the event loop must not wait for; else None."""
-    tokenizer = backend.tokenizer
-    return tokenizer if tokenizer is not None and tokenizer.is_isolated else None
+async def completion_request(call: Call) -> EngineRequest:
+    """Translate a CompletionRequest."""
+    body: CompletionRequest = call.body
+    backend = call.model(body.model)
+    if body.max_tokens == 0:  # the prompts are scored; nothing is sampled
+        own: dict[str, Any] = {"max_tokens": 1}
+    else:
+        own = {"logprobs": body.logprobs, "prompt_logprobs": body.logprobs if body.echo else None}
+    return await text_request(call, backend, body.prompt, "prompt", body, **own)
+
+
+async def text_request(
+    call: Call, backend: Backend, given: Any, field: str, body: SamplingFields, **own: Any
+) -> EngineRequest:
+    """Translate the prompts ``given`` in a field of a body; ``own`` are sampling parameters of the route."""
+    prompts = await prompts_of(backend, given, field, body)
+    _check_count(len(prompts), body)
+    params = _sampling_of(body, best_of=body.best_of, **own)
+    return EngineRequest(
+        backend, [ids for ids, _ in prompts], [text for _, text in prompts], params, options_of(call, body)
+    )
+
+
+async def chat_request(call: Call) -> EngineRequest:
+    """Translate a ChatCompletionRequest."""
+    body: ChatCompletionRequest = call.body
+    backend = call.model(body.model)
+    ids = await chat_ids(backend, body.messages, body.add_generation_prompt is not False)
+    ids = _cut(ids, backend.card.max_len, body)
+    _check_fits(backend, ids, "messages")
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
+    params = _sampling_of(body, logprobs=num_top, max_tokens=body.max_completion_tokens or body.max_tokens)
+    return EngineRequest(backend, [ids], [None], params, options_of(call, body))
 
 
 async def prompts_of(
@@ -62,11 +94,11 @@ async def prompts_of(
         text = one if isinstance(one, str) else None
         is_cut = body.truncate_prompt_tokens is not None
         whole = await text_ids(backend, one, field, is_cut=is_cut) if isinstance(one, str) else one
-        ids = cut(whole, backend.card.max_len, body)
+        ids = _cut(whole, backend.card.max_len, body)
         if not ids:
             message = f"{name} is empty. It must have at least one token."
             raise RefusalError(400, message, param=field, code="invalid_value")
-        check_fits(backend, ids, name)
+        _check_fits(backend, ids, name)
         if max(ids) >= backend.card.vocab_size:
             message = f"{name}: token id {max(ids)} is out of range. The model has {backend.card.vocab_size} tokens."
             raise RefusalError(400, message, param=field, code="invalid_value")
@@ -101,7 +133,7 @@ async def _bound(backend: Backend, tokenizer: Tokenizer, num_chars: int) -> int:
     return most * longest
 
 
-def check_fits(backend: Backend, ids: Sequence[int], name: str) -> None:
+def _check_fits(backend: Backend, ids: Sequence[int], name: str) -> None:
     """Refuse a prompt that is longer than the context with 400, before it is sent to a worker."""
     if len(ids) > backend.card.max_len:
         raise _too_long(f"{name} has {len(ids)} tokens", backend, name.partition("[")[0])
@@ -145,7 +177,7 @@ def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], is_open: bool)
     return render_chat(template, messages, tokenizer.special_tokens, add_generation_prompt=is_open)
 
 
-def sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:
+def _sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:
     """Return the sampling parameters of a body; ``beyond`` are fields that a route has under other names."""
     values = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if values.get("top_k") == -1:
@@ -153,18 +185,18 @@ def sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:
     return SamplingParams(**values | beyond)
 
 
-def options_of(body: ServingFields, request_s: float, client: str) -> RequestOptions:
-    """Return the options of a request of ``client``; its deadline is at most ``request_s`` seconds."""
+def options_of(call: Call, body: ServingFields) -> RequestOptions:
+    """Return the options of a request.  Raises DeadlineError if its deadline is over."""
     return RequestOptions(
         priority=body.priority or 0,
-        deadline_s=min(body.timeout_s or request_s, request_s),
+        deadline_s=deadline_s(call, body.timeout_s),
         cache_salt=body.cache_salt or "",
         truncate_prompt=body.truncate_prompt_tokens == -1,
-        client=client,
+        client=call.client,
     )
 
 
-def cut(ids: list[int], max_len: int, body: ServingFields) -> list[int]:
+def _cut(ids: list[int], max_len: int, body: ServingFields) -> list[int]:
     """Return the part of a prompt that ``truncate_prompt_tokens`` keeps; for -1 the engine makes the final cut."""
     keep = body.truncate_prompt_tokens
     if keep is None:
@@ -172,7 +204,7 @@ def cut(ids: list[int], max_len: int, body: ServingFields) -> list[int]:
     return ids[-max_len if keep < 0 else -keep :]
 
 
-def check_count(num_prompts: int, body: SamplingFields) -> None:
+def _check_count(num_prompts: int, body: SamplingFields) -> None:
     """Refuse a body that asks for more answers than a request may have."""
     wanted = num_prompts * max(body.n or 1, body.best_of or 1)
     if wanted > MAX_ANSWERS:
