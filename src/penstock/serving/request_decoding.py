@@ -64,10 +64,12 @@ def converted(value: Any, kind: Any, path: str = "") -> Any:
     Integral floats count as integers, as in JSON schema.
     """
     try:
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, UnicodeEncodeError):
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            if "got `float`" not in str(error):
+                raise
         value = _with_integers(value, _type_info(kind))
-    try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise misfit_of(error, value, kind, path) from None

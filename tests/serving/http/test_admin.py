@@ -174,11 +174,11 @@ def test_a_model_that_only_loads_changes_nobodys_requests(tmp_path: Path) -> Non
             await models.load(str(model))
             loading = asyncio.ensure_future(models.load(str(other)))
             await until(lambda: len(models.list()) == 2)
-            assert asked.model().name == "demo"
+            assert asked.model(None).name == "demo"
             (tmp_path / "other.go").touch()
             await loading
             with pytest.raises(RefusalError, match="model: missing"):
-                asked.model()
+                asked.model(None)
 
     asyncio.run(main())
 

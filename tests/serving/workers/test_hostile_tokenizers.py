@@ -16,6 +16,7 @@ from penstock.checkpoint import tokenizer_process
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidFileError, TokenizerError
 from penstock.llm.llm import LLM
+from penstock.serving.request_fields import ServingFields
 from penstock.serving.request_parsing import prompts_of
 from tests.support.hostile_tokenizers import DEMO, backtracks, bundle_with, grows, replace, words
 from tests.support.http_service import Service
@@ -145,6 +146,6 @@ def test_failing_tokenizers_end_no_primary_and_no_worker(bundles) -> None:
             assert pids(decoding) == before
             assert not any(decoding.deaths().values())
             assert len(await tokens_of(encoding, [5, 6], GREEDY)) == 4
-            assert (await prompts_of(encoding, "a", "prompt", {}))[0][0] == [1]
+            assert (await prompts_of(encoding, "a", "prompt", ServingFields()))[0][0] == [1]
 
     asyncio.run(main())

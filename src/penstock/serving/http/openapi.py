@@ -56,7 +56,7 @@ def _plain(schema: Any) -> Any:
         return schema.replace(r"\Z", "$")
     if not isinstance(schema, dict):
         return schema
-    nothing = {"default": None, "required": []}
+    nothing: dict[str, Any] = {"default": None, "required": []}
     return {key: _plain(item) for key, item in schema.items() if key not in nothing or item != nothing[key]}
 
 
