@@ -162,5 +162,5 @@ def test_weights_that_do_not_fit_are_refused_before_reading(monkeypatch: pytest.
 
 
 def test_only_the_weights_that_exist_are_options() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"weights: .* mmap, huge, found 'locked'"):
+    with pytest.raises(InvalidArgumentError, match=r"weights: .* mmap, huge, got 'locked'"):
         ProgramLimits(weights="locked")

@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
+
+import pytest
 
 from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as wire
@@ -36,7 +38,6 @@ async def left_by(ask: Callable[[], Awaitable[Any]], expected: Any, backend: Any
     """Objects of ours that only a collection would end, after NUM requests."""
     await ask()
     gc.collect()
-    gc.freeze()  # what was there before takes seconds to look through
     gc.disable()
     try:
         for _ in range(NUM):
@@ -52,10 +53,18 @@ async def left_by(ask: Callable[[], Awaitable[Any]], expected: Any, backend: Any
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-        gc.unfreeze()
 
 
-def test_requests_leave_nothing_to_the_garbage_collector(monkeypatch) -> None:
+@pytest.fixture
+def frozen_heap() -> Iterator[None]:
+    """Objects of other tests, which a collection would take a second to traverse, are left out."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def test_requests_leave_nothing_to_the_garbage_collector(monkeypatch, frozen_heap) -> None:
     async def main() -> None:
         async with both_listeners() as (clients, backend):
             kinds: list[tuple[Callable[[], Awaitable[Any]], Any]] = [
