@@ -24,6 +24,7 @@ from penstock.errors import (
 
 __all__ = [
     "CODES",
+    "CombinationError",
     "Error",
     "ErrorDetail",
     "InferenceError",
@@ -204,10 +205,14 @@ class MisfitError(RefusalError):
         super().__init__(400, message, param=path or None, code=_KINDS[kind])
 
 
+class CombinationError(MisfitError):
+    """Raised for fields that are right one by one and exclude each other, which no JSON schema here describes."""
+
+
 def refuse_if(is_wrong: bool, message: str, param: str) -> None:
-    """Raise MisfitError for a combination of fields that is wrong."""
+    """Raise CombinationError if a combination of fields is wrong."""
     if is_wrong:
-        raise MisfitError(param, message)
+        raise CombinationError(param, message)
 
 
 _BODY_FIELDS = {"deadline_s": "timeout", "truncate_prompt": "truncate_prompt_tokens"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -30,6 +31,30 @@ def test_files_that_documents_name_exist(document: Path) -> None:
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_steps_of_a_request_name_what_there_is() -> None:
+    """Each step of docs/request.md is one file, no file is two steps, and the file defines the names of its step."""
+    section = (ROOT / "docs" / "request.md").read_text().split("\n## ")[1]
+    steps = re.split(r"\n\d\. ", section.split("\n\nA disconnect")[0])[1:]
+    files = [re.findall(r"\]\(\.\./([^)]+)\)", step) for step in steps]
+    assert len(steps) == 8
+    assert all(len(named) == 1 for named in files)
+    assert len({named[0] for named in files}) == 8
+    for (file,), step in zip(files, steps, strict=True):
+        defined = definitions(ROOT / file)
+        named = re.findall(r"`([A-Za-z_.]+)`", step)
+        assert named, step
+        assert set(named) <= defined, f"{file} does not define {set(named) - defined}"
+
+
+def definitions(file: Path) -> set[str]:
+    """The names of functions, classes and methods of a file."""
+    body = ast.parse(file.read_text()).body
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    top = [node for node in body if isinstance(node, kinds)]
+    inner = {f"{one.name}.{node.name}" for one in top for node in one.body if isinstance(node, kinds)}
+    return {node.name for node in top} | inner
 
 
 def test_every_dependency_has_a_line() -> None:

@@ -7,17 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from penstock.llm.backend import isolated_tokenizer
-from penstock.serving.call import DONE, Call, Events, Reply, json_reply
-from penstock.serving.generation import Generation, usage
-from penstock.text.tokenizer_threads import call_isolated
+from penstock.serving.call import Call, Reply, json_reply
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Answer, Delta
     from penstock.serving.openai.bodies import ChatCompletionRequest, CompletionRequest
     from penstock.serving.translation import EngineRequest
 
-__all__ = ["Rendering", "respond"]
+__all__ = ["Rendering"]
 
 
 class Rendering(ABC):
@@ -62,32 +59,3 @@ class Rendering(ABC):
     def usage_event(self, counts: dict[str, Any]) -> bytes:
         """Return the event with the token counts."""
         return f'{self._begin}],"usage":{json.dumps(counts)}}}\n\n'.encode()
-
-
-async def respond(call: Call, request: EngineRequest, rendering: Rendering, with_logprobs: bool) -> Reply | None:
-    """Submit a request, and return the whole response, or None after a stream of events.
-
-    ``with_logprobs``: the rendering decodes tokens, for which it may have to wait.
-    """
-    generation = Generation(call, request)
-    isolated = isolated_tokenizer(request.backend) if with_logprobs else None
-    events = Events(call) if rendering.is_stream else None
-
-    async def take(prompt: int, answer: Answer, delta: Delta) -> None:
-        if events is None:
-            await call_isolated(isolated, rendering.keep, prompt, answer, delta)
-        else:
-            await events.write(await call_isolated(isolated, rendering.event, prompt, answer, delta))
-
-    def take_now(prompt: int, answer: Answer, delta: Delta) -> bool:
-        if events is not None:
-            return events.write_now(lambda: rendering.event(prompt, answer, delta))
-        rendering.keep(prompt, answer, delta)
-        return True
-
-    await generation.run(take, take_now if isolated is None else None)
-    counts = usage(generation.num_prompt_tokens, generation.num_output_tokens, generation.num_cached_tokens)
-    if events is None:
-        return rendering.whole(rendering.choices(), counts)
-    await events.end((rendering.usage_event(counts) if rendering.includes_usage else b"") + DONE)
-    return None
