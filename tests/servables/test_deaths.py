@@ -91,7 +91,7 @@ def test_idle_process_dies_before_its_replacement_starts(tmp_path: Path, monkeyp
             assert not task.done()
             gate.gate.set()
             assert await answer(task) == [5, 6]
-            assert pool.deaths["signal"] == 1
+            await until(lambda: pool.deaths["signal"] == 1)
 
     run(work)
 
