@@ -1,0 +1,36 @@
+"""What a user does on the service's page, for tests in a browser."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["ask", "sent", "slow_down"]
+
+
+def ask(page: Any, text: str) -> None:
+    """Type a message and send it."""
+    page.fill("#prompt", text)
+    page.locator("#send:enabled").wait_for()  # the page knows its models
+    page.press("#prompt", "Enter")
+
+
+def sent(page: Any, act: Callable[[], None]) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of what the page asks for when something is done."""
+    with page.expect_request(lambda r: r.method == "POST") as caught:
+        act()
+    return caught.value.url.partition("/v1/")[2], json.loads(caught.value.post_data)
+
+
+def slow_down(service: Any, name: str = "fake") -> None:
+    """Let each of a model's steps take long enough for a person."""
+    program = service.llms[name].engine.program
+    run = program.run
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.02)
+        return run(*args)
+
+    program.run = slowly
