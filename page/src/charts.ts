@@ -17,6 +17,7 @@ export interface ChartOptions {
 
 const HEIGHT = 150;
 const MIN_S = 60; // the shortest span of the time axis
+const STEPS = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat(); // between the marks of the value axis
 const FONT = "12px system-ui, sans-serif";
 
 // Returns a color as canvases take it.
@@ -33,6 +34,15 @@ function timeOf(seconds: number, step: number): string {
   const options: Intl.DateTimeFormatOptions = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
   return new Date(seconds * 1000).toLocaleTimeString("en", step < 60 ? { ...options, second: "2-digit" } : options);
 }
+
+// Returns the smallest of 1, 2, 5, 10, 20, ... that is not below a value.
+function ceiling(value: number): number {
+  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
+  return power * ([1, 2, 5].find((one) => value <= one * power) ?? 10);
+}
+
+// Writes the value under the cursor; without a cursor, the latest one.
+const latest = (text: ChartOptions["text"]) => (plot: uPlot, value: number | null, at: number): string => text(value ?? plot.data[at]!.at(-1)!);
 
 // A figure that holds a chart; `data` has the times in seconds since 1970, then the values of each series.
 export class Chart {
@@ -71,20 +81,20 @@ export class Chart {
     const options: uPlot.Options = {
       width: this.#width(),
       height: HEIGHT,
-      padding: [8, 12, 0, 0],
+      padding: [8, 30, 0, 0],
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
       legend: { markers: { width: 2 } },
       scales: {
         x: { range: (_, low, high) => [Math.min(low, high - MIN_S), high] },
-        y: { range: (_, __, high) => [0, most ?? Math.max(1, high * 1.05)] },
+        y: { range: (_, __, high) => [0, most ?? ceiling(high)] },
       },
       axes: [
-        { ...axis, space: 80, values: (_, at, __, ___, step) => at.map((one) => timeOf(one, step)) },
-        { ...axis, size: 48, space: 30, values: (_, at) => at.map(text) },
+        { ...axis, space: 80, size: 28, values: (_, at, __, ___, step) => at.map((one) => timeOf(one, step)) },
+        { ...axis, size: 48, space: 30, incrs: STEPS, values: (_, at) => at.map(text) },
       ],
       series: [
-        { label: "Time", value: (_, at) => (at === null ? "" : timeOf(at, 1)) },
-        ...series.map(({ label, color }) => ({ label, stroke: resolved(this.#place, color), width: 1.5, points: { show: false }, value: (_: uPlot, value: number | null) => (value === null ? "" : text(value)) })),
+        { label: "Time", value: (plot, at) => timeOf(at ?? plot.data[0].at(-1)!, 1) },
+        ...series.map(({ label, color }) => ({ label, stroke: resolved(this.#place, color), width: 1.5, points: { show: false }, value: latest(text) })),
       ],
     };
     this.#plot = new uPlot(options, this.#data as uPlot.AlignedData, this.#place);

@@ -19,7 +19,7 @@ const fileName = (title: string, end: string): string => `${title.replace(/[^\p{
 function dateOf(time: number): string {
   const date = new Date(time);
   const isToday = date.toDateString() === new Date().toDateString();
-  return date.toLocaleString(undefined, isToday ? { hour: "2-digit", minute: "2-digit" } : { day: "numeric", month: "short" });
+  return date.toLocaleString(undefined, isToday ? { hour: "2-digit", minute: "2-digit", hourCycle: "h23" } : { day: "numeric", month: "short" });
 }
 
 async function rename(conversation: Conversation, title: string): Promise<void> {

@@ -111,7 +111,7 @@ class ModelCard {
     const whole = (value: number): string => number(Math.round(value));
     const charts: Drawn = [
       [new Chart({ title: "Tokens per second", series: [{ label: "generated", color: "--accent" }, { label: "prompt", color: "--second" }], text: whole }), ({ at, output, prompt }) => [at, output, prompt]],
-      [new Chart({ title: "Requests", series: [{ label: "running", color: "--accent" }, { label: "waiting", color: "--second" }], text: (value) => (Number.isInteger(value) ? number(value) : "") }), ({ at, running, waiting }) => [at, running, waiting]],
+      [new Chart({ title: "Requests", series: [{ label: "running", color: "--accent" }, { label: "waiting", color: "--second" }], text: whole }), ({ at, running, waiting }) => [at, running, waiting]],
       [new Chart({ title: "KV cache pages in use (%)", series: [{ label: "in use", color: "--accent" }], most: 100, text: whole }), ({ at, pages: share }) => [at, share]],
     ];
     this.#drawn = charts;

@@ -75,7 +75,7 @@ const TAGS = [
   "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "span", "strong", "table",
   "tbody", "td", "th", "thead", "tr", "ul",
 ];
-const ALLOWED = { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ["align", "class", "href", "start", "title"], ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i };
+const ALLOWED = { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ["align", "class", "href", "start", "title"], ADD_URI_SAFE_ATTR: ["align", "start"], ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i };
 
 const clean = (html: string): DocumentFragment => DOMPurify.sanitize(html, { ...ALLOWED, RETURN_DOM_FRAGMENT: true });
 
