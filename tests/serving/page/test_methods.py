@@ -10,10 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving.http.test_page import browser, pytestmark, visit
 from tests.support.http_service import SECONDS, until
 
-__all__ = ["browser", "pytestmark", "visit"]
+pytestmark = pytest.mark.long
 
 SERVABLE = """
 from penstock import servable
