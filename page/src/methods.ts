@@ -142,6 +142,7 @@ async function run(event: Event): Promise<void> {
     const outputs = outputsOf(...(await infer(name, version, ...body, running.signal)));
     field("method-time").textContent = `${(performance.now() - start).toFixed(1)} ms`;
     field("method-answer").replaceChildren(...outputs.map(outputElement));
+    field("method-answer").scrollIntoView({ block: "nearest" });
   } catch (error) {
     field("method-time").textContent = "";
     showError(isAbort(error) ? "Stopped." : messageOf(error));

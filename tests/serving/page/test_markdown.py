@@ -75,7 +75,7 @@ def test_a_models_text_is_never_markup(serve, visit, script):
         "<img src=x onerror=alert(1)> <b style='color:red'>bold</b>\n\n<div>block</div>\n\n"
         "[link](javascript:alert(2)) [other](data:text/html,x) ![p](data:image/svg+xml,x)\n\n"
         "```html\n<script>alert(3)</script>\n```\n\n"
-        "```x\" onclick=\"alert(4)\ncode\n```\n\n"
+        '```x" onclick="alert(4)\ncode\n```\n\n'
         "$\\href{javascript:alert(5)}{x} \\htmlStyle{color:red}{y} \\includegraphics{https://example.org/x.png}$"
     )
     page = visit(serve("fake").url)
