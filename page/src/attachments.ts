@@ -2,6 +2,7 @@
 
 import type { Attachment } from "./conversation";
 import { field, iconButton, input, make, messageOf } from "./dom";
+import { number } from "./figures";
 
 const MAX_BYTES = 1 << 20;
 let files: Attachment[] = [];
@@ -10,7 +11,7 @@ let onChange: () => void = () => {};
 export const attachments = (): Attachment[] => files;
 
 async function read(file: File): Promise<Attachment> {
-  if (file.size > MAX_BYTES) throw new Error(`${file.name}: expected a text file of at most 1 MiB, got ${sizeOf(file.size)}`);
+  if (file.size > MAX_BYTES) throw new Error(`${file.name}: expected a text file of at most ${number(MAX_BYTES)} bytes, got ${number(file.size)}`);
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
     if (!text.includes("\0")) return { name: file.name, text };
@@ -27,6 +28,7 @@ export function sizeOf(numBytes: number): string {
 
 export function setAttachments(next: Attachment[]): void {
   files = next;
+  field("attach-error").textContent = "";
   const chips = files.map((file) => {
     const name = make("span", { class: "chip-name" }, file.name);
     return make("li", { class: "chip" }, name, make("span", { class: "dim" }, sizeOf(file.text.length)), iconButton("close", `Remove ${file.name}`, () => setAttachments(files.filter((one) => one !== file))));
@@ -45,7 +47,7 @@ async function add(chosen: Iterable<File>): Promise<void> {
       errors.push(messageOf(error));
     }
   }
-  field("attach-error").textContent = errors.join(" ");
+  field("attach-error").textContent = errors.join("\n");
 }
 
 export function startAttachments(changed: () => void): void {

@@ -171,7 +171,7 @@ def test_text_files_are_attached(serve, visit, tmp_path):
     page = visit(serve("fake").url)
     page.set_input_files("#attach-file", [tmp_path / name for name in ("notes.py", "data.bin", "large.txt")])
     page.locator("#files .chip").wait_for()
-    until(lambda: "large.txt: expected a text file of at most 1 MiB" in page.inner_text("#attach-error"))
+    until(lambda: "large.txt: expected a text file of at most 1,048,576 bytes" in page.inner_text("#attach-error"))
     assert "data.bin: expected a text file in UTF-8" in page.inner_text("#attach-error")
     assert page.locator("#files .chip").count() == 1
     _, body = sent(page, lambda: ask(page, "Explain."))
