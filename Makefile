@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test test-all system-packages lint wire soak chaos fuzz check-tokenizers check-neon check-page check-kserve perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test test-all system-packages lint wire soak chaos fuzz check-tokenizers check-neon page check-page check-kserve perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up, and run ruff, mypy and the tests"
@@ -20,6 +20,7 @@ help:
 	@echo "make fuzz        mutate bundles and tokenizers under sanitizers: 1,000,000 of each, or FUZZ=n"
 	@echo "make check-tokenizers the core's tokenizers beside the tokenizers library: 100,000 texts of each kind, or TEXTS=n"
 	@echo "make check-neon  an emulated AArch64: every kernel against the generic level, and whole bundles against this machine, bit for bit"
+	@echo "make page        build the service's web page from page/ (needs Node.js 20 or later)"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
 	@echo "make check-kserve KServe's inference clients, and the published descriptions of their protocol, against services of the demo"
 	@echo "make clean       remove environment and builds"
@@ -124,10 +125,14 @@ check-neon: $(VENV)/.test system-packages
 	qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max build/neon/core/tools/kernel_check
 	PENSTOCK_AARCH64=long $(BIN)/pytest --timeout 0 -q tests/devices/test_aarch64.py
 
+# The page's files, from their sources in page/; needs Node.js.
+page:
+	cd page && npm ci && npm run build
+
 check-page: $(VENV)/.test
 	$(BIN)/python tests/system_packages.py --browser
 	mkdir -p build/page
-	PENSTOCK_SCREENSHOTS=build/page $(BIN)/pytest -q tests/serving/http/test_page.py
+	PENSTOCK_SCREENSHOTS=build/page $(BIN)/pytest -q tests/serving/page
 
 # KServe's own clients, in an environment of their own; and the protocol as it is published
 OIP := https://raw.githubusercontent.com/kserve/open-inference-protocol/d49cc23f89d709d87b210ef9449e273ae243984e
@@ -143,4 +148,4 @@ check-kserve: $(VENV)/.test $(OIP_REST)
 	$(BIN)/python tests/serving/oip/kserve_check.py build/kserve/bin/python
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build page/node_modules

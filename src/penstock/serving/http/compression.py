@@ -35,9 +35,9 @@ def _wrong(noun: str, encoding: str, why: str) -> RefusalError:
     return RefusalError(400, f"The {noun} is not a valid {encoding} stream: {why}.", code="invalid_compression")
 
 
-def deflated(data: bytes, encoding: str) -> bytes:
-    """Return the data compressed at zlib's fastest level."""
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, ENCODINGS[encoding])
+def deflated(data: bytes, encoding: str, level: int = _LEVEL) -> bytes:
+    """Return the data compressed at one of zlib's levels, 1 (the fastest) to 9."""
+    packer = zlib.compressobj(level, zlib.DEFLATED, ENCODINGS[encoding])
     return packer.compress(data) + packer.flush()
 
 

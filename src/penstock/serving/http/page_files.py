@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.api_errors import RefusalError
 from penstock.serving.call import Call, Headers, Reply
+from penstock.serving.http.compression import accepted, deflated
 
 __all__ = ["PAGE_TYPES", "page", "page_file"]
 
@@ -16,14 +17,17 @@ _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
 }
-PAGE_TYPES: Final = ("text/css", "text/javascript", "image/svg+xml")
+PAGE_TYPES: Final = ("text/css", "text/javascript", "image/svg+xml", "font/woff2")
+_LEVEL: Final = 9
 _POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    b"font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS: Final[Headers] = [
     (b"content-security-policy", _POLICY),
+    (b"vary", b"Accept-Encoding"),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -41,15 +45,29 @@ def _table() -> dict[str, Reply]:
     return found
 
 
+@cache
+def _encoded(name: str, encoding: str) -> Reply:
+    """Return a file in an encoding of HTTP; compressed once, at the first request."""
+    plain = _table()[name]
+    headers = [*_HEADERS, (b"content-encoding", encoding.encode())]
+    return Reply(200, deflated(plain.body, encoding, _LEVEL), plain.content_type, headers)
+
+
+def _reply(call: Call, name: str) -> Reply:
+    encoding = accepted(call.headers.get(b"accept-encoding", b""))
+    if not encoding or name.endswith(".woff2"):  # which is compressed already
+        return _table()[name]
+    return _encoded(name, encoding)
+
+
 async def page(call: Call) -> Reply:
     """The page itself."""
-    return _table()["index.html"]
+    return _reply(call, "index.html")
 
 
 async def page_file(call: Call) -> Reply:
     """A file that the page loads."""
     name = call.path_values["file"]
-    reply = _table().get(name)
-    if reply is None or name == "index.html":
+    if name not in _table() or name == "index.html":
         raise RefusalError(404, "The page has no file of that name.", code="unknown_route")
-    return reply
+    return _reply(call, name)

@@ -1,19 +1,16 @@
-"""The page in a real browser: Chromium, driven by playwright.  Skipped where either is missing."""
+"""The chat of the page: streams, settings, models, keys, status."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from penstock.serving.settings import GatewaySettings
-from tests.support.browser import browser, pytestmark, visit
 from tests.support.http_service import Service, until
+from tests.support.page_actions import ask, kept_answer, sent, slow_down
 
-__all__ = ["browser", "pytestmark", "visit"]
+pytestmark = pytest.mark.long
 
 KEY = "a-key-that-is-long-enough-for-the-service"
 
@@ -26,36 +23,11 @@ def serve_plain(make_llm) -> Iterator[Service]:
     service.close()
 
 
-def ask(page: Any, text: str) -> None:
-    page.fill("#prompt", text)
-    page.locator("#send:enabled").wait_for()  # the page knows its models
-    page.press("#prompt", "Enter")
-
-
-def sent(page: Any, act: Callable[[], None]) -> tuple[str, dict[str, Any]]:
-    """Path and body of what the page asks for when something is done."""
-    with page.expect_request(lambda r: r.method == "POST") as caught:
-        act()
-    return caught.value.url.partition("/v1/")[2], json.loads(caught.value.post_data)
-
-
-def slow_down(service: Any, name: str = "fake") -> None:
-    """Let each of a model's steps take long enough for a person."""
-    program = service.llms[name].engine.program
-    run = program.run
-
-    def slowly(*args: Any) -> Any:
-        time.sleep(0.02)
-        return run(*args)
-
-    program.run = slowly
-
-
 def test_an_answer_streams_and_tells_its_speed(serve, visit):
     service = serve("fake")
     slow_down(service)
     page = visit(service.url)
-    page.click("summary")
+    page.click("#show-panel")
     page.fill("#max_tokens", "20")
     said = "the cat " * 20  # long enough to fill a page of the cache
     path, body = sent(page, lambda: ask(page, said))
@@ -65,18 +37,18 @@ def test_an_answer_streams_and_tells_its_speed(serve, visit):
     foot.wait_for()
     for words in ("tokens/s", "first token", "tokens"):
         assert words in foot.inner_text()
-    answer = page.locator("article.assistant .text").text_content()
-    assert answer
+    assert page.locator("article.assistant > .text").text_content()
+    answer = kept_answer(page)
     _, body = sent(page, lambda: ask(page, "sat"))
     assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user"]
-    assert body["messages"][1]["content"] == answer
+    assert body["messages"][1]["content"] == answer != ""
     page.locator("article.assistant .foot").nth(1).wait_for()
     assert "cached" in page.locator(".foot").nth(1).inner_text()
 
 
 def test_an_answer_that_came_at_once_tells_its_speed_too(serve, visit):
     page = visit(serve("fake").url)
-    page.click("summary")
+    page.click("#show-panel")
     page.fill("#max_tokens", "2")
     ask(page, "cat")
     page.locator(".foot").wait_for()
@@ -92,7 +64,7 @@ def test_stop_ends_the_request_and_the_next_turn_works(serve, visit):
     assert service.num_open >= 1
     page.click("#stop")
     page.locator(".foot").wait_for()
-    page.click("summary")
+    page.click("#show-panel")
     assert "stopped" in page.locator(".foot").inner_text()
     until(lambda: not service.llms["fake"].engine.scheduler.has_work, "the end of the request")
     page.fill("#max_tokens", "2")
@@ -103,7 +75,7 @@ def test_stop_ends_the_request_and_the_next_turn_works(serve, visit):
 
 def test_settings_are_sent_kept_and_checked(serve, visit):
     page = visit(serve("fake").url)
-    page.click("summary")
+    page.click("#show-panel")
     given = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 11}
     for name, value in given.items():
         page.fill(f"#{name}", str(value))
@@ -116,7 +88,7 @@ def test_settings_are_sent_kept_and_checked(serve, visit):
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     page.locator(".foot").wait_for()
     page.reload()
-    page.click("summary")
+    page.locator("#panel:visible").wait_for()  # as it was left
     assert page.input_value("#top_k") == "7"
     page.fill("#temperature", "-1")
     ask(page, "cat")
@@ -149,38 +121,81 @@ def test_models_are_chosen_and_each_begins_anew(serve, visit):
     page.locator(".foot").wait_for()
     page.click("#fresh")
     assert page.locator("article").count() == 0
+    page.locator("#conversations .open").last.click()  # the first conversation, with its model
+    page.locator("article").first.wait_for()
+    assert page.input_value("#model") == "one"
+
+
+def test_an_answer_that_was_stopped_goes_on_where_it_ended(serve, visit):
+    service = serve("fake")
+    page = visit(service.url)
+    page.click("#show-panel")
+    page.fill("#max_tokens", "6")
+    ask(page, "the cat")
+    page.locator(".foot").wait_for()
+    before = kept_answer(page)
+    with page.expect_request("**/v1/completions") as caught:
+        page.click(".resume")
+    prompt = caught.value.post_data_json["prompt"]
+    asked = service.post("/tokenize", messages=[{"role": "user", "content": "the cat"}])["tokens"]
+    assert prompt[: len(asked)] == asked
+    assert prompt[len(asked) :] == service.post("/tokenize", prompt=before, add_special_tokens=False)["tokens"]
+    until(lambda: page.locator("#stop").is_hidden())
+    _, body = sent(page, lambda: ask(page, "more"))
+    after = body["messages"][1]["content"]
+    assert after.startswith(before)
+    assert len(after) > len(before)
+
+
+def test_a_text_that_was_continued_goes_on(serve_plain, visit):
+    page = visit(serve_plain.url)
+    page.click("#show-panel")
+    page.fill("#max_tokens", "4")
+    ask(page, "the cat ")
+    page.locator(".foot").wait_for()
+    before = page.locator("article .text").text_content()
+    _, body = sent(page, lambda: page.click(".resume"))
+    assert body["prompt"] == before
+    page.click("article .edit >> nth=0")
+    page.fill(".editor", "a dog ")
+    _, body = sent(page, lambda: page.press(".editor", "Enter"))
+    assert body["prompt"] == "a dog "
+    page.locator(".foot").wait_for()
+    assert page.locator(".given").text_content() == "a dog "
+
+
+def test_text_files_are_attached(serve, visit, tmp_path):
+    (tmp_path / "notes.py").write_text("print('```')\n")
+    (tmp_path / "data.bin").write_bytes(b"\xff\x00\xfe")
+    (tmp_path / "large.txt").write_bytes(b"a" * (1 << 20) + b"a")
+    page = visit(serve("fake").url)
+    page.set_input_files("#attach-file", [tmp_path / name for name in ("notes.py", "data.bin", "large.txt")])
+    page.locator("#files .chip").wait_for()
+    until(lambda: "large.txt: expected a text file of at most 1,048,576 bytes" in page.inner_text("#attach-error"))
+    assert "data.bin: expected a text file in UTF-8" in page.inner_text("#attach-error")
+    assert page.locator("#files .chip").count() == 1
+    _, body = sent(page, lambda: ask(page, "Explain."))
+    content = "File notes.py:\n````\nprint('```')\n````\n\nExplain."
+    assert body["messages"] == [{"role": "user", "content": content}]
+    page.locator(".foot").wait_for()
+    assert page.locator("#files .chip").count() == 0
+    page.click("article.user summary")
+    assert "print('```')" in page.inner_text("article.user")
 
 
 def test_a_refusal_is_shown_and_can_be_retried(serve, visit):
     page = visit(serve("fake").url)
-    page.click("summary")
+    page.click("#show-panel")
     page.fill("#top_p", "0")
     ask(page, "cat")
-    page.locator("p.error").wait_for()
-    assert "top_p" in page.locator("p.error").inner_text()
+    page.locator("article p.error").wait_for()
+    assert "top_p" in page.locator("article p.error").inner_text()
     page.fill("#top_p", "0.5")
     page.fill("#max_tokens", "2")
-    page.click("#again")
-    page.locator("p.error").wait_for(state="detached")
+    page.click(".retry")
+    page.locator("article p.error").wait_for(state="detached")
     page.locator(".foot").wait_for()
     assert "2 tokens" in page.locator(".foot").inner_text()
-
-
-def test_a_models_text_is_never_markup(serve, visit):
-    page = visit(serve("fake").url)
-    text = "<img src=x onerror=alert(1)>\n```html\n<script>alert(2)</script>\n```\nend"
-    page.evaluate(
-        """async (text) => {
-            const place = document.createElement("div");
-            place.id = "place";
-            document.body.append(place);
-            (await import("./page/text.js")).showText(place, text);
-        }""",
-        text,
-    )
-    assert page.locator("#place img, #place script").count() == 0
-    assert page.locator("#place pre code").inner_text() == "<script>alert(2)</script>"
-    assert page.locator("#place").inner_text().startswith("<img src=x")
 
 
 def test_the_key_is_asked_for_until_it_is_right(serve, visit, tmp_path):
@@ -231,8 +246,8 @@ def test_a_lost_service_is_shown(serve, visit):
 def test_a_phone_scrolls_down_only(serve, visit, scheme):
     page = visit(serve("a-model-with-quite-a-long-name-for-a-phone").url, 320, 600, color_scheme=scheme)
     ask(page, "cat " * 30 + "W" * 200)
-    page.locator(".foot, p.error").first.wait_for()
-    page.click("summary")
+    page.locator(".foot, article p.error").first.wait_for()
+    page.click("#show-panel")
     assert page.evaluate("(one => one.scrollWidth <= one.clientWidth)(document.querySelector('.fields'))")
     for view in ("#show-talk", "#show-live"):
         page.click(view)
@@ -242,7 +257,7 @@ def test_a_phone_scrolls_down_only(serve, visit, scheme):
 
 def test_everything_to_press_or_fill_has_a_name(serve, visit):
     page = visit(serve("fake").url)
-    page.click("summary")
+    page.click("#show-panel")
     nameless = """[...document.querySelectorAll('button, input, select, textarea')].filter(
         (one) => !one.textContent.trim() && !one.labels?.length && !one.ariaLabel).map((one) => one.outerHTML)"""
     assert page.evaluate(nameless) == []

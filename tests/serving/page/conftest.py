@@ -1,7 +1,8 @@
-"""Chromium, driven by playwright, and the marks of tests that need it."""
+"""The page in a real browser: Chromium, driven by playwright.  Tests are skipped where either is missing."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,13 +14,14 @@ import pytest
 from tests.support.http_service import SECONDS
 from tests.system_packages import skip_reason
 
-sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason=skip_reason("chromium"))]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip(skip_reason("chromium"))
     sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium has none for root
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
@@ -42,7 +44,7 @@ def visit(browser, request) -> Iterator[Callable[..., Any]]:
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda m: wrong.append(m.text) if "Content Security Policy" in m.text else None)
-        page.on("request", lambda r: None if r.url.startswith((url, "data:")) else wrong.append(r.url))
+        page.on("request", lambda r: None if r.url.startswith((url, "data:", "blob:")) else wrong.append(r.url))
         page.goto(f"{url}/")
         pages.append(page)
         return page
@@ -53,3 +55,20 @@ def visit(browser, request) -> Iterator[Callable[..., Any]]:
             page.screenshot(path=Path(folder) / f"{request.node.name}-{number}.png")
         page.context.close()
     assert wrong == []
+
+
+@pytest.fixture
+def script() -> Callable[..., None]:
+    """Lets the service answer each chat of a page with a given text, or with given deltas."""
+
+    def answer_with(page: Any, *deltas: str | dict[str, Any], finish: str = "stop") -> None:
+        parts = [{"content": one} if isinstance(one, str) else one for one in deltas]
+        choices = [{"delta": part, "finish_reason": None} for part in parts]
+        events: list[dict[str, Any]] = [{"choices": [one]} for one in choices]
+        events[-1]["choices"][0]["finish_reason"] = finish
+        events.append({"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": len(parts)}})
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+        page.unroute("**/v1/chat/completions")
+        page.route("**/v1/chat/completions", lambda r: r.fulfill(content_type="text/event-stream", body=body))
+
+    return answer_with

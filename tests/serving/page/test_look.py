@@ -1,0 +1,130 @@
+"""The page on small and large screens, in both themes, by keyboard."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.http_service import until
+from tests.support.page_actions import ask
+
+pytestmark = pytest.mark.long
+
+SCREENS = pytest.mark.parametrize(("width", "height"), [(1280, 800), (360, 740)])
+SCHEMES = pytest.mark.parametrize("scheme", ["light", "dark"])
+# Texts whose contrast with the ground behind them is below 4.5 : 1 (WCAG 2.2, 1.4.3); disabled controls may.
+PALE = """() => {
+    const channels = (color) => color.match(/[\\d.]+/g).map(Number);
+    const light = (color) => {
+        const [r, g, b] = channels(color).map((one) => one / 255).map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const ground = (element) => {
+        for (let at = element; at; at = at.parentElement) {
+            const color = getComputedStyle(at).backgroundColor;
+            if ((channels(color)[3] ?? 1) === 1) return color;
+        }
+        return "rgb(255, 255, 255)";
+    };
+    const found = [];
+    for (const element of document.querySelectorAll("body *")) {
+        const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+        if (!own || element.disabled || element.closest(":disabled") || !element.checkVisibility()) continue;
+        const pair = [light(getComputedStyle(element).color), light(ground(element))].sort();
+        if ((pair[1] + 0.05) / (pair[0] + 0.05) < 4.5) found.push(element.outerHTML.slice(0, 120));
+    }
+    return found;
+}"""  # noqa: E501
+# Controls that a neighbor covers, or that lie outside of the window.
+HIDDEN = """() => [...document.querySelectorAll("button, input, select, textarea")].filter((element) => {
+    const { left, right, top, bottom, width } = element.getBoundingClientRect();
+    if (!width || !element.checkVisibility() || bottom < 0 || top > innerHeight) return false;
+    if (left < 0 || right > innerWidth) return true;
+    const [x, y] = [(left + right) / 2, (top + bottom) / 2];
+    const seen = document.elementFromPoint(x, Math.min(Math.max(y, 0), innerHeight - 1));
+    return seen && !element.contains(seen) && !seen.contains(element) && !seen.closest("aside, header");
+}).map((element) => element.outerHTML.slice(0, 120))"""
+
+
+def check(page) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.documentElement.scrollHeight <= innerHeight")
+    assert page.evaluate(PALE) == []
+    assert page.evaluate(HIDDEN) == []
+
+
+@SCREENS
+@SCHEMES
+def test_every_view_is_readable(serve, visit, script, width, height, scheme):
+    page = visit(serve("fake", "other").url, width, height, color_scheme=scheme)
+    script(
+        page, "| a | b |\n|---|---|\n| 1 | `x` |\n\n```python\ndef f(x):  # comment\n    return 'a', 1\n```\n\n> quote"
+    )
+    check(page)
+    ask(page, "A question " * 5)
+    page.locator(".foot").wait_for()
+    until(lambda: page.locator(".hljs-keyword").count() == 2)
+    check(page)
+    page.click("#show-panel")
+    check(page)
+    page.click("#close-panel")
+    if page.locator("#list").is_hidden():
+        page.click("#show-list")
+    check(page)
+    page.click("#close-list")
+    page.click("#show-live")
+    page.locator(".uplot").first.wait_for()
+    check(page)
+    labels = page.locator(".chart [role=img]").first.get_attribute("aria-label")
+    assert labels.startswith("Tokens per second: generated ")
+    assert page.locator(".chart").count() == 6
+    assert "The charts begin when this page was opened" in page.inner_text("#live")
+
+
+@SCHEMES
+def test_the_theme_is_chosen_and_kept(serve, visit, scheme):
+    page = visit(serve("fake").url, color_scheme=scheme)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    by_system = page.evaluate(ground)
+    seen = []
+    for name in ("light", "dark"):
+        page.click("#theme")
+        assert page.get_attribute("#theme", "aria-label") == f"Theme: {name}"
+        seen.append(page.evaluate(ground))
+    assert seen[0] != seen[1]
+    assert by_system == seen[scheme == "dark"]
+    page.reload()
+    assert page.evaluate(ground) == seen[1]
+    page.click("#theme")
+    assert page.evaluate(ground) == by_system
+
+
+def test_the_page_is_used_by_keyboard(serve, visit, script):
+    page = visit(serve("fake").url, 360, 740)
+    script(page, "An answer.")
+    page.locator("#model:enabled").wait_for()
+    page.focus(".skip")
+    assert page.evaluate("document.activeElement.getBoundingClientRect().left >= 0")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.keyboard.type("First line")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("second line")
+    page.keyboard.press("Enter")
+    page.locator(".foot").wait_for()
+    assert page.inner_text("article.user .text") == "First line\nsecond line"
+    assert page.inner_text("#said") == "An answer."
+    for name in ("list", "panel"):
+        page.focus(f"#show-{name}")
+        page.keyboard.press("Enter")
+        assert page.get_attribute(f"#show-{name}", "aria-expanded") == "true"
+        assert page.evaluate(f"document.getElementById('{name}').contains(document.activeElement)")
+        page.keyboard.press("Escape")
+        assert page.locator(f"#{name}").is_hidden()
+        assert page.evaluate("document.activeElement.id") == f"show-{name}"
+    page.focus("#show-list")
+    page.keyboard.press("Enter")
+    page.focus("#conversations .more")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "rename"
+    page.keyboard.press("Escape")
+    assert page.locator("#menu").is_hidden()
