@@ -312,7 +312,7 @@ def _joined(pieces: list[InferResult], name: str) -> list[Any]:
 
 @pytest.mark.parametrize("way", ["bytes", "grpc"])
 def test_stream_infer_yields_parts_over_http_and_grpc(service: Service, way: str) -> None:
-    sampling = {"parameters": {"max_tokens": 96, "temperature": 0.0}}
+    sampling = {"parameters": {"max_tokens": 300, "temperature": 0.0}}
     with Client(address(service, way)) as client, Client(address(service, "grpc")) as other:
         whole = client.infer("demo", {"text_input": [PROMPT]}, **sampling)
         pieces = list(client.stream_infer("demo", {"text_input": [PROMPT]}, **sampling))
@@ -329,7 +329,7 @@ def test_stream_infer_yields_parts_over_http_and_grpc(service: Service, way: str
         for name in ("output_ids", "text_output"):
             assert _joined(pieces, name) == _joined(theirs, name)
         ids = np.array(service.post("/tokenize", prompt=PROMPT)["tokens"])
-        given = {"input_ids": ids, "max_tokens": np.array([96]), "temperature": [0.0]}
+        given = {"input_ids": ids, "max_tokens": np.array([300]), "temperature": [0.0]}
         found = list(client.stream_infer("demo", given, version="1", outputs=("text_output",), timeout_s=600))
         assert {(*one,) for one in found} == {("text_output",)}
         assert b"".join(one["text_output"][0] for one in found) == whole["text_output"][0]

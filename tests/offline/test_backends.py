@@ -201,7 +201,7 @@ def test_tokenizers(backend: str, tmp_path: Path) -> None:
         assert cut.prompt_token_ids == [40, 50, 60]
         pieces = [delta.text for delta in generate("40 50 60", stream=True, temperature=0, max_tokens=8)]
         assert "".join(pieces) == result.text
-        assert len(pieces) > 1
+        assert len([*generate("40 50 60", stream=True, temperature=0, max_tokens=100)]) > 1
         stop = generate("40 50 60", temperature=0, max_tokens=8, stop=f" {result.token_ids[3]}")
         assert stop.text == "".join(f" {one}" for one in result.token_ids[:3])
     for path in (FOLDER, FOLDER / "tokenizer.json", BUNDLE):

@@ -167,7 +167,15 @@ def test_a_stream_of_pieces(demo):
         last = [one.get_response().parameters["triton_final_response"].bool_param for one in found[name]]
         assert last == [False] * (len(last) - 1) + [True]
         assert sum(one.as_numpy("num_output_tokens")[0] for one in found[name]) == 12
-    assert all(len(one) > 1 for one in found.values())
+
+
+def test_pieces_of_a_long_answer_come_one_after_another(demo):
+    asked = {"max_tokens": 400, "temperature": 0.0, "ignore_eos": True}  # a short answer may come in one piece
+    with streaming(demo) as stream:
+        stream.ask([tensor("text_input", [PROMPT])], "long", "demo", **asked)
+        pieces = stream.answers(1)["long"]
+    assert len(pieces) > 1
+    assert sum(one.as_numpy("num_output_tokens")[0] for one in pieces) == 400
 
 
 def test_a_stream_of_whole_answers_and_of_several(demo):
