@@ -20,6 +20,7 @@ LAYERS = (
     "llm",
     "engine",
     "text",
+    "hub",
     "runtime",
     "graph",
     "models",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from penstock.cli.model_source import model_path
 from penstock.cli.options import limits_of
 from penstock.cli.progress import ProgressLine
 
@@ -21,10 +22,11 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
     """
     from penstock.llm.llm import LLM
 
+    path = model_path(args, args.model)
     progress = ProgressLine()
     try:
         return LLM(
-            args.model,
+            path,
             scheme=args.scheme,
             mode=mode,
             threads=args.threads,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_cache_option", "add_kv_cache_option", "add_limit_options", "add_model_options", "add_network_option",
     "add_ops_option", "add_parser_of", "add_sampling_option", "add_scheme_option", "add_threads_option",
-    "add_verify_option", "add_weights_option", "limits_of", "utf8_text",
+    "add_verify_option", "add_weights_option", "add_yes_option", "limits_of", "utf8_text",
 ]  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def add_parser_of(
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and the options that say how to open it."""
-    parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
+    parser.add_argument("model", metavar="MODEL", help="a .psm bundle, a checkpoint folder, or ORG/NAME of a hub")
     add_scheme_option(parser)
     add_threads_option(parser)
     add_network_option(parser)
@@ -49,7 +49,17 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="do not keep the bundle made from a checkpoint folder (default: keep it in the cache folder)",
     )
     add_verify_option(parser)
+    add_yes_option(parser)
     add_ops_option(parser)
+
+
+def add_yes_option(parser: argparse._ActionsContainer) -> None:
+    """Add the consent to a download."""
+    parser.add_argument(
+        "--yes",
+        action="store_true",
+        help="download a model that is not on this machine without a question (default: ask)",
+    )
 
 
 def add_scheme_option(parser: argparse._ActionsContainer) -> None:

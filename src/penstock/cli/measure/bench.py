@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from penstock.cli.measure.bench_online import add_online_options, refuse_online_options, run_online
+from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import (
     add_network_option,
     add_ops_option,
@@ -36,7 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock bench demo/demo.psm --prompt-tokens 128 --batch 1,4\n"
         "penstock bench demo/demo.psm --online --rate 50%,80% --svg latency.svg",
     )
-    parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a .psm bundle, a checkpoint folder, or ORG/NAME of a downloaded model"
+    )
     add_scheme_option(parser)
     parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens per prompt (default: 512, online 256)")
     parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, online 64)")
@@ -72,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     from penstock.bench.measure import Bench, bench
 
     settings = Bench(
-        args.model,
+        downloaded_path(args.model),
         scheme=args.scheme,
         prompt_tokens=512 if args.prompt_tokens is None else args.prompt_tokens,
         new_tokens=128 if args.new_tokens is None else args.new_tokens,

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import (
     add_kv_cache_option,
     add_network_option,
@@ -42,7 +43,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock profile demo/demo.psm\n"
         "penstock profile demo/demo.psm --phase decode --batch 8 --context 512 --per-node --trace trace.json",
     )
-    parser.add_argument("model", metavar="MODEL", help="a .psm bundle or a checkpoint folder")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a .psm bundle, a checkpoint folder, or ORG/NAME of a downloaded model"
+    )
     parser.add_argument(
         "--phase", choices=("prefill", "decode", "both"), default="both", help="what to run (default: both)"
     )
@@ -119,7 +122,7 @@ def _settings(args: argparse.Namespace) -> Profile:
                 raise InvalidArgumentError(f"{name} requires the phase {phase}, not {args.phase}", param=name)
             sizes[name] = value
     return Profile(
-        args.model,
+        downloaded_path(args.model),
         scheme=args.scheme,
         phases=phases,
         threads=args.threads,
