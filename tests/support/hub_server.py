@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-TOKEN = "hf_right"
+TOKEN = "hf_right"  # noqa: S105
 LARGE = (".safetensors", ".gguf", ".bin")  # the hub keeps these in Git LFS and redirects to a CDN
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.hub.memory_need import ModelShape
     from penstock.hub.plan import DownloadPlan
 
-__all__ = ["describe_memory", "describe_plan", "download_model", "downloaded_path", "model_path"]
+__all__ = ["ask", "can_ask", "describe_memory", "describe_plan", "download_model", "downloaded_path", "model_path"]
 
 
 def model_path(args: argparse.Namespace, text: str) -> str:
@@ -38,8 +38,7 @@ def model_path(args: argparse.Namespace, text: str) -> str:
     missing = f"{text}: no such file or folder, and no complete model of that name is on this machine."
     if is_offline():
         raise FileAccessError(f"{missing} HF_HUB_OFFLINE is set, so it cannot be downloaded.")
-    can_ask = sys.stdin.isatty() and sys.stderr.isatty()
-    if not args.yes and not can_ask:
+    if not args.yes and not can_ask():
         raise InvalidArgumentError(
             f"{missing} To download it from {endpoint()}, run `penstock pull {text}` or add --yes.", param="model"
         )
@@ -56,7 +55,7 @@ def model_path(args: argparse.Namespace, text: str) -> str:
     context_len, kv_cache = getattr(args, "context_len", 0), getattr(args, "kv_cache", "auto")
     check_memory(name, plan.shape, scheme or stored, context_len=context_len, kv_cache=kv_cache)
     print(describe_plan(plan), file=sys.stderr)
-    if not args.yes and not _ask("Download it? [Y/n] "):
+    if not args.yes and not ask("Download it?", default=True):
         raise FileAccessError(f"{name}: not downloaded")
     return str(download_model(plan))
 
@@ -78,9 +77,19 @@ def downloaded_path(text: str) -> str:
     return str(found)
 
 
-def _ask(question: str) -> bool:
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+def ask(question: str, *, default: bool) -> bool:
+    """Ask on the terminal; an empty line is ``default``, and the end of the input is no."""
+    print(f"{question} {'[Y/n]' if default else '[y/N]'} ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        print(file=sys.stderr)
+        return False
+    return line.strip().lower() in ("y", "yes") or (default and not line.strip())
+
+
+def can_ask() -> bool:
+    """Return True if a person can read a question and answer it."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def download_model(plan: DownloadPlan) -> Path:
@@ -90,8 +99,13 @@ def download_model(plan: DownloadPlan) -> Path:
 
     start, missing = time.monotonic(), plan.missing_bytes
     line = ProgressLine()
+
+    def show(done: int, total: int) -> None:
+        if missing:
+            line(Progress("download", done, total))
+
     try:
-        path = download(plan, lambda done, total: line(Progress("download", done, total)))
+        path = download(plan, show)
     except BaseException:
         line.close()
         kept = plan.total_bytes - plan.missing_bytes
@@ -100,8 +114,8 @@ def download_model(plan: DownloadPlan) -> Path:
             print(f"The download stopped: {share}. The same command goes on from there.", file=sys.stderr)
         raise
     line.close()
-    seconds = time.monotonic() - start
     if missing:
+        seconds = time.monotonic() - start
         print(f"downloaded {format_bytes(missing)} in {format_seconds(seconds)}", file=sys.stderr)
     return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Final, TextIO
@@ -38,8 +39,10 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a time for reading: 8 s, 3 min 20 s, 2 h 5 min."""
+    """Format a time for reading: 1.2 s, 38 s, 3 min 20 s, 2 h 5 min."""
     whole = round(seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s" if seconds % 1 else f"{whole} s"
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
@@ -88,7 +91,7 @@ class ProgressLine:
             return share
         rate = num_bytes / seconds
         left = (progress.total - progress.done) / rate
-        return f"{share}, {format_bytes(int(rate))}/s, {format_seconds(left)} left"
+        return f"{share}, {format_bytes(int(rate))}/s, {format_seconds(math.ceil(left))} left"
 
     def close(self) -> None:
         """Clear the line, so that results start on an empty one."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock.errors import FileAccessError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
 from penstock.hub.names import ModelName
@@ -135,16 +135,13 @@ def translated_errors(name: ModelName) -> Iterator[None]:
             "`hf auth login` or set HF_TOKEN."
         ) from None
     except errors.RepositoryNotFoundError:
-        raise NotFoundError(
-            f"{name}: {endpoint()} has no such repository, or it is private. Check the name; for a private repository "
-            "log in with `hf auth login` or set HF_TOKEN."
-        ) from None
+        raise _not_found(name) from None
     except errors.RevisionNotFoundError:
         raise NotFoundError(
             f"{name}: {endpoint()}/{name.repository} has no revision {name.revision}. Give a branch, a tag or a commit."
         ) from None
     except errors.HfHubHTTPError as error:
-        raise _http_error(name, error.response.status_code) from None
+        raise _http_error(name, error.response) from None
     except errors.OfflineModeIsEnabled:
         raise UnavailableError(f"{name}: HF_HUB_OFFLINE is set, so nothing can be downloaded.") from None
     except Exception as error:
@@ -155,7 +152,17 @@ def translated_errors(name: ModelName) -> Iterator[None]:
         ) from None
 
 
-def _http_error(name: ModelName, status: int) -> PenstockError:
+def _not_found(name: ModelName) -> NotFoundError:
+    return NotFoundError(
+        f"{name}: {endpoint()} has no such repository, or it is private. Check the name. For a private repository, log "
+        "in with `hf auth login` or set HF_TOKEN."
+    )
+
+
+def _http_error(name: ModelName, response: Any) -> PenstockError:
+    status = response.status_code
+    if status == 401 and "credentials" not in response.headers.get("X-Error-Message", ""):
+        return _not_found(name)  # a hub answers this for an unknown repository, as it hides private ones
     if status in (401, 403):
         return FileAccessError(
             f"{name}: {endpoint()} refused access ({status}). Check HF_TOKEN or log in with `hf auth login`."

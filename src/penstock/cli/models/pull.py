@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from penstock.cli.options import add_parser_of
 
@@ -69,5 +70,13 @@ def run(args: argparse.Namespace) -> int:
     if not is_new:
         print(f"{name} is up to date (commit {plan.model.commit[:7]})", file=sys.stderr)
     print(path)
-    print(f'To run it: penstock run {args.model} "Hello" --chat', file=sys.stderr)
+    if plan.shape is not None:
+        has_template = (path / "chat_template.jinja").exists() or b"chat_template" in _tokenizer_config(path)
+        use = f"chat {args.model}" if has_template else f'run {args.model} "Once upon a time"'
+        print(f"To use it: penstock {use}, or penstock serve {args.model}", file=sys.stderr)
     return 0
+
+
+def _tokenizer_config(folder: Path) -> bytes:
+    path = folder / "tokenizer_config.json"
+    return path.read_bytes() if path.exists() else b""

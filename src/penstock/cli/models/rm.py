@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,20 +37,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Say what would go, ask, and remove it."""
+    from penstock.cli.model_source import ask, can_ask
     from penstock.hub.downloaded import plan_removal
     from penstock.hub.names import parse_name
 
     removal = plan_removal(parse_name(args.model), whole="@" not in args.model)
     if not args.yes:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not can_ask():
             raise InvalidArgumentError(f"{args.model}: add --yes to remove it where no question can be answered")
         count = len(removal.revisions)
         what = "an incomplete download" if not count else "1 revision" if count == 1 else f"{count} revisions"
-        print(
-            f"Remove {removal.name} ({what}, {format_bytes(removal.num_bytes)})? [y/N] ",
-            end="", file=sys.stderr, flush=True,
-        )  # fmt: skip
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        if not ask(f"Remove {removal.name} ({what}, {format_bytes(removal.num_bytes)})?", default=False):
             raise FileAccessError(f"{args.model}: not removed")
     count, num_bytes = _remove_bundles(removal)
     removal.execute()
