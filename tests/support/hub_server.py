@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from tests.support.command import FOLDER, Run
+
 TOKEN = "hf_right"  # noqa: S105
 LARGE = (".safetensors", ".gguf", ".bin")  # the hub keeps these in Git LFS and redirects to a CDN
+
+
+def demo_files(**changes: object) -> dict[str, bytes]:
+    """The files of the demo's checkpoint, with other values in its config.json, and files that must stay behind."""
+    names = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    files = {name: (FOLDER / name).read_bytes() for name in names}
+    files["config.json"] = json.dumps(json.loads(files["config.json"]) | changes).encode()
+    return files | {"README.md": b"# Demo", "modeling_demo.py": b"raise SystemExit", "pytorch_model.bin": b"pickle"}
 
 
 def git_digest(data: bytes) -> str:
@@ -64,6 +77,10 @@ class HubServer:
         self.lengthen: dict[str, int] = {}
         """Bytes to add to the size of a file in the listing."""
         self.ignores_ranges = False
+        self.fails_after_break = False
+        """Answer 503 to everything after the first connection that broke off."""
+        self.stall_after = 0
+        """Bytes of a large file after which the CDN sends nothing more, but keeps the connection."""
         self.status = 0
         """Answer every request with this status."""
         hub = self
@@ -131,11 +148,14 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Error-Code": code, "X-Error-Message": message}
         self._send(status, b"", {name: value for name, value in headers.items() if value})
 
-    def _send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+    def _begin(self, status: int, num_bytes: int, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+        for name, value in {"Content-Length": str(num_bytes), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
+
+    def _send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        self._begin(status, len(data), headers)
         if self.command == "GET":
             self.wfile.write(data)
 
@@ -209,13 +229,20 @@ class _Handler(BaseHTTPRequestHandler):
         data = data[start:]
         breaks = hub.breaks.get(name)
         if self.command == "GET" and breaks:
-            self.send_response(status)
-            for header, value in {"Content-Length": str(len(data)), **headers}.items():
-                self.send_header(header, value)
-            self.end_headers()
+            self._begin(status, len(data), headers)
             self.wfile.write(data[: breaks.pop(0)])
             self.wfile.flush()
             self.close_connection = True
+            if hub.fails_after_break:
+                hub.fails_after_break, hub.status = False, 503
+            return
+        if self.command == "GET" and hub.stall_after and len(data) > hub.stall_after:
+            self._begin(status, len(data), headers)
+            for begin in range(0, len(data), hub.stall_after):
+                self.wfile.write(data[begin : begin + hub.stall_after])
+                self.wfile.flush()
+                while hub.stall_after:
+                    time.sleep(0.01)
             return
         self._send(status, data, headers)
 
@@ -226,3 +253,14 @@ def hub() -> Iterator[HubServer]:
     server = HubServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def hub_command(hub: HubServer, penstock_command: Run, tmp_path: Path) -> Run:
+    """Runs ``penstock ARGS`` against the hub, with a cache of its own in ``tmp_path / "hf"``."""
+    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "HF_TOKEN": ""}
+
+    def run(*args: object, **options: str) -> subprocess.CompletedProcess[str]:
+        return penstock_command(*args, **{**settings, **options})
+
+    return run

@@ -130,7 +130,8 @@ def check_memory(
     if need(chosen) <= machine.available:
         return
     fitting = [other for other in SCHEMES if need(other) <= machine.available]
-    hint = f" --scheme {fitting[-1]} needs about {_gb(need(fitting[-1]))}." if fitting else ""
+    advised = "w8a8" if "w8a8" in fitting else SMALLEST_SCHEME
+    hint = f" --scheme {advised} needs about {_gb(need(advised))}." if fitting else ""
     raise OutOfMemoryError(
         f"{name}: the model needs about {_gb(need(chosen))} of memory in {chosen}, but only {_gb(machine.available)} "
         f"are available.{hint or ' Use a smaller model.'}"

@@ -20,6 +20,7 @@ __all__ = ["RemoteFile", "RemoteModel", "endpoint", "fetch_listing", "fetch_smal
 
 MAX_SMALL_BYTES: Final = 64 << 20
 _TIMEOUT_S: Final = 20.0
+_CHUNK_BYTES: Final = 256 << 10
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -70,7 +71,7 @@ def fetch_listing(name: ModelName) -> RemoteModel:
         raise UnavailableError(f"{name}: HF_HUB_OFFLINE is set, so nothing can be downloaded. Unset it and try again.")
     from huggingface_hub import HfApi
 
-    _quiet()
+    _configure()
     with translated_errors(name):
         info = HfApi(library_name="penstock").model_info(
             name.repository, revision=name.revision, files_metadata=True, timeout=_TIMEOUT_S
@@ -112,10 +113,15 @@ def request_headers() -> dict[str, str]:
     return {**build_hf_headers(library_name="penstock"), "Accept-Encoding": "identity"}
 
 
-def _quiet() -> None:
-    """Silence the progress bars and warnings of ``huggingface_hub``: the command line shows its own."""
+def _configure() -> None:
+    """Silence the progress bars and warnings of ``huggingface_hub``, as the command line shows its own.
+
+    Its default of 10 MB a chunk makes progress jump on a slow line, and a connection that breaks off loses a chunk.
+    """
+    from huggingface_hub import constants
     from huggingface_hub.utils import disable_progress_bars, logging
 
+    constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES
     logging.set_verbosity(logging.CRITICAL)
     disable_progress_bars()
 
