@@ -18,7 +18,13 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-pytest_plugins = ("tests.support.builds", "tests.support.command", "tests.support.fake_model", "tests.support.services")
+pytest_plugins = (
+    "tests.support.builds",
+    "tests.support.command",
+    "tests.support.fake_model",
+    "tests.support.hub_server",
+    "tests.support.services",
+)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@
     ├── FileAccessError        the operating system refused access (an OSError too)
     ├── QueueFullError         the request queue is full; retry later
     ├── DeadlineError          a request did not finish within its deadline (a TimeoutError too)
-    ├── NotFoundError          a service has no model of that name (a LookupError too)
-    ├── UnavailableError       a service cannot answer now; retry later
+    ├── NotFoundError          a service or a hub has no model of that name (a LookupError too)
+    ├── UnavailableError       a service or a hub cannot answer now; retry later
     ├── ServiceError           a service answered a client with an error, or could not be reached
     └── InternalError          a bug in Penstock
 
@@ -118,13 +118,13 @@ class DeadlineError(PenstockError, TimeoutError):
 
 
 class NotFoundError(PenstockError, LookupError):
-    """A service has no model of that name."""
+    """A service or a hub has no model of that name."""
 
     default_code = "model_not_found"
 
 
 class UnavailableError(PenstockError):
-    """A service cannot answer now; the same request may be sent again after ``retry_after_s`` seconds."""
+    """A service or a hub cannot answer now; the same request may be sent again after ``retry_after_s`` seconds."""
 
     default_code = "unavailable"
 

@@ -21,6 +21,7 @@ LAYERS = (
     "llm",
     "engine",
     "text",
+    "hub",
     "runtime",
     "graph",
     "models",

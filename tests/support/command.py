@@ -29,8 +29,8 @@ def environment(**extra: str) -> dict[str, str]:
 def start(*args: object, **options: object) -> subprocess.Popen[bytes]:
     """Start the command; the caller waits for it."""
     command = [sys.executable, "-m", "penstock", *map(str, args)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment(), cwd=ROOT, **(pipes | options))
+    defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()}
+    return subprocess.Popen(command, cwd=ROOT, **(defaults | options))
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:

@@ -39,7 +39,20 @@ def add_parser_of(
 
 
 _SHARED: Final[dict[str, dict[str, Any]]] = {
-    "model": {"metavar": "MODEL", "help": "a .psm bundle or a checkpoint folder"},
+    "model": {
+        "dest": "model",
+        "metavar": "MODEL",
+        "help": "a .psm bundle, a checkpoint folder, or ORG/NAME of a hub",
+    },
+    "local model": {
+        "dest": "model",
+        "metavar": "MODEL",
+        "help": "a .psm bundle, a checkpoint folder, or ORG/NAME of a downloaded model",
+    },
+    "--yes": {
+        "action": "store_true",
+        "help": "download a model that is not on this machine without a question (default: ask)",
+    },
     "--scheme": {
         "help": "store the weights of a checkpoint folder as f32, f16, bf16, w8a16, w8a8, w4a16 or w4a8 (default: the "
         "type in the checkpoint)",
@@ -118,7 +131,7 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
         "help": "seed of the sampling; the same seed gives the same text (default: random)",
     },
 }
-MODEL_OPTIONS: Final = ("model", "--scheme", "--threads", "--network", "--no-cache", "--verify", "--ops")
+MODEL_OPTIONS: Final = ("model", "--scheme", "--threads", "--network", "--no-cache", "--verify", "--yes", "--ops")
 """MODEL and the options that say how to open it."""
 LIMIT_OPTIONS: Final = ("--context-len", "--kv-cache")
 """The limits that memory is planned for."""
@@ -128,7 +141,8 @@ SAMPLING_OPTIONS: Final = ("--max-tokens", "--temperature", "--top-k", "--top-p"
 def add_options(parser: argparse._ActionsContainer, *names: str, with_underscores: bool = False) -> None:
     """Add options that several commands have; ``with_underscores`` also spells them with underscores."""
     for name in names:
-        parser.add_argument(*(spellings(name) if with_underscores else (name,)), **_SHARED[name])
+        flags = () if name[0] != "-" else spellings(name) if with_underscores else (name,)
+        parser.add_argument(*flags, **_SHARED[name])
 
 
 def spellings(name: str) -> tuple[str, ...]:
@@ -165,11 +179,13 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
 
     The parser has MODEL_OPTIONS, LIMIT_OPTIONS and ``--no-prefix-cache``.
     """
+    from penstock.cli.model_source import model_path
     from penstock.llm.llm import LLM
 
+    path = model_path(args, args.model)
     with ProgressLine() as progress:
         return LLM(
-            args.model,
+            path,
             scheme=args.scheme,
             mode=mode,
             threads=args.threads,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
 from penstock.config import ConfigReader, show
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
+from penstock.models.families import built_in_families
 from penstock.models.network_script import run_network_script
 from penstock.validation import refusal
 
@@ -24,9 +24,6 @@ __all__ = [
     "registered_script",
     "supported_types",
 ]
-
-# A file of this folder defines a network if it defines or re-exports a class Network.
-_DEFINES_NETWORK: Final = re.compile(r"^(class Network\(|from penstock\.models\.\w+ import Network$)", re.MULTILINE)
 
 
 class ConfigClass(Protocol):
@@ -49,8 +46,7 @@ _registered: dict[str, Definition] = {}
 
 def supported_types() -> list[str]:
     """Return every model_type that ``find_network`` knows, sorted."""
-    files = {path.stem for path in Path(__file__).parent.glob("*.py") if _DEFINES_NETWORK.search(path.read_text())}
-    return sorted(files | set(_registered))
+    return sorted({*built_in_families(), *_registered})
 
 
 def find_network(model_type: str) -> Definition:

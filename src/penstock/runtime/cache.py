@@ -185,9 +185,26 @@ class Cache:
         self._remove_stale()
         for path in sorted(self.folder.glob("*.psm")):
             size = path.stat().st_size if path.exists() else 0
-            if _KEY_PATTERN.fullmatch(path.stem) and self._remove(path.stem):
+            if _KEY_PATTERN.fullmatch(path.stem) and self.remove(path.stem):
                 count, total = count + 1, total + size
         return count, total
+
+    def remove(self, key: str) -> bool:
+        """Remove a bundle unless it is being built.  Return whether it was removed.
+
+        The record goes first, so that no incomplete entry is found.
+        """
+        descriptor = self._try_lock(key)
+        if descriptor is None:
+            return False
+        try:
+            for suffix in (".json", ".psm"):
+                (self.folder / f"{key}{suffix}").unlink(missing_ok=True)
+        except OSError as error:
+            raise FileAccessError(f"{self.folder}: {error.strerror}") from None
+        finally:
+            self._unlock(key, descriptor)
+        return True
 
     def _make_folder(self) -> None:
         try:
@@ -268,20 +285,6 @@ class Cache:
             (self.folder / f"{key}.lock").unlink()
         os.close(descriptor)
 
-    def _remove(self, key: str) -> bool:
-        """Remove a bundle unless it is being built.  The record goes first, so that no incomplete entry is found."""
-        descriptor = self._try_lock(key)
-        if descriptor is None:
-            return False
-        try:
-            for suffix in (".json", ".psm"):
-                (self.folder / f"{key}{suffix}").unlink(missing_ok=True)
-        except OSError as error:
-            raise FileAccessError(f"{self.folder}: {error.strerror}") from None
-        finally:
-            self._unlock(key, descriptor)
-        return True
-
     def _remove_stale(self, held: str | None = None) -> None:
         """Remove the incomplete files of builders that died.  ``held`` is the key whose lock this process holds."""
         for path in self.folder.glob(f".*{PARTIAL_SUFFIX}"):
@@ -306,5 +309,5 @@ class Cache:
         for entry in reversed(entries):
             if total <= self.max_bytes:
                 return
-            if entry.key != keep and entry.last_used < recent and self._remove(entry.key):
+            if entry.key != keep and entry.last_used < recent and self.remove(entry.key):
                 total -= entry.num_bytes

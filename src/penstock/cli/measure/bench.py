@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from penstock.cli.measure.bench_online import add_online_options, refuse_online_options, run_online
+from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
@@ -29,8 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock bench demo/demo.psm --prompt-tokens 128 --batch 1,4\n"
         "penstock bench demo/demo.psm --online --rate 50%,80% --svg latency.svg",
     )
-    add_options(parser, "model")
-    add_options(parser, "--scheme")
+    add_options(parser, "local model", "--scheme")
     parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens per prompt (default: 512, online 256)")
     parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, online 64)")
     parser.add_argument("--batch", metavar="N,N...", help="batch sizes of decode (default: 1,8,32)")
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from penstock.bench.measure import Bench, bench
 
     settings = Bench(
-        args.model,
+        downloaded_path(args.model),
         scheme=args.scheme,
         prompt_tokens=512 if args.prompt_tokens is None else args.prompt_tokens,
         new_tokens=128 if args.new_tokens is None else args.new_tokens,

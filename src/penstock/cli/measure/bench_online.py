@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.cli.model_source import downloaded_path
 from penstock.config import check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.validation import refusal
@@ -84,7 +85,7 @@ def run_online(args: argparse.Namespace) -> int:
     new_tokens = 64 if args.new_tokens is None else args.new_tokens
     report = bench_online(
         OnlineBench(
-            args.model,
+            downloaded_path(args.model),
             Trace(options["requests"], prompt_tokens, new_tokens, options["spread"], options["shared_tokens"]),
             rates,
             shares,

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine
 from penstock.errors import FileAccessError, InvalidArgumentError
@@ -33,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock profile demo/demo.psm\n"
         "penstock profile demo/demo.psm --phase decode --batch 8 --context 512 --per-node --trace trace.json",
     )
-    add_options(parser, "model")
+    add_options(parser, "local model")
     parser.add_argument(
         "--phase", choices=("prefill", "decode", "both"), default="both", help="what to run (default: both)"
     )
@@ -102,7 +103,7 @@ def _settings(args: argparse.Namespace) -> Profile:
                 raise InvalidArgumentError(f"{name} requires the phase {phase}, not {args.phase}", param=name)
             sizes[name] = value
     return Profile(
-        args.model,
+        downloaded_path(args.model),
         scheme=args.scheme,
         phases=phases,
         threads=args.threads,

@@ -1,1 +1,1 @@
-"""Commands that make, inspect and keep model files: export, quantize, inspect, cache."""
+"""Commands that download, make, inspect and keep model files."""

@@ -21,7 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "cache",
         "list or remove the bundles made from checkpoint folders",
-        "List or remove the bundles made from checkpoint folders. PENSTOCK_CACHE_DIR sets the folder that holds them.",
+        "List or remove the bundles made from checkpoint folders. PENSTOCK_CACHE_DIR sets the folder that holds them. "
+        "(`penstock list` lists downloaded models, and `penstock models` the models of a running service.)",
         "penstock cache list\npenstock cache clear",
     )
     parser.add_argument("action", choices=("list", "clear"), help="list: print the bundles; clear: remove all of them")

@@ -20,11 +20,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "make a bundle (.psm) from a checkpoint folder",
         "Make a bundle from a checkpoint folder. Give MODEL and OUT.psm, or a YAML file with --config-path or "
         "--model-dir. Needs PyTorch.",
-        "penstock export my-model my-model.psm --scheme w8a8\npenstock export --config-path run_model.yaml",
+        "penstock export my-model my-model.psm --scheme w8a8\npenstock export smollm2-135m smollm2.psm --yes\n"
+        "penstock export --config-path run_model.yaml",
     )
-    parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="a checkpoint folder with config.json and safetensors"
-    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a checkpoint folder, or ORG/NAME of a hub")
     parser.add_argument("out", metavar="OUT.psm", nargs="?", help="the bundle to write; an existing file is replaced")
     parser.add_argument("--config-path", metavar="FILE.yaml", help="a YAML file with run_mode: export (default: none)")
     parser.add_argument(
@@ -37,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="end the graph in the likeliest token id, or the K likeliest, which allows greedy answers only (default: "
         "logits)",
     )
-    add_options(parser, "--ops")
+    add_options(parser, "--yes", "--ops")
     parser.set_defaults(run=run)
 
 
@@ -59,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         if not args.out.endswith(".psm"):
             raise InvalidArgumentError(f"{args.out}: the name of a bundle must end in .psm")
-        config = ExportConfig(Path(args.model), Path(args.out), None, **options)
+        from penstock.cli.model_source import model_path
+
+        config = ExportConfig(Path(model_path(args, args.model)), Path(args.out), None, **options)
     with ProgressLine() as progress:
         path, report = export_config(config, progress)
     also = "" if config.increment is None else f" (also {config.increment}, the same file)"

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of
 from penstock.cli.progress import format_bytes
 from penstock.errors import FileAccessError, InvalidArgumentError
@@ -34,7 +35,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Show the contents of a bundle or a checkpoint folder, and the memory that a bundle needs to run.",
         "penstock inspect demo/demo.psm\npenstock inspect demo/demo.psm --verify --max-requests 32 --json",
     )
-    parser.add_argument("path", metavar="X", help="a .psm bundle or a checkpoint folder")
+    parser.add_argument(
+        "path", metavar="X", help="a .psm bundle, a checkpoint folder, or ORG/NAME of a downloaded model"
+    )
     parser.add_argument(
         "--verify", action="store_true", help="check the checksum of every segment of a bundle (default: do not check)"
     )
@@ -52,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the description."""
-    path = Path(args.path)
+    path = Path(downloaded_path(args.path))
     if path.is_dir():
         if args.verify:
             raise InvalidArgumentError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 
@@ -19,7 +20,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Write a checkpoint folder with quantized weights. The folder loads wherever a checkpoint folder does.",
         "penstock quantize my-model my-model-w8 --scheme w8a8",
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder with config.json and safetensors")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, or ORG/NAME of a downloaded model"
+    )
     parser.add_argument("out", metavar="OUT", help="the folder to write; it must not exist")
     parser.add_argument("--scheme", required=True, help="w8a16, w8a8, w4a16 or w4a8 (required)")
     parser.set_defaults(run=run)
@@ -32,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     with ProgressLine() as line:
         report = quantize_checkpoint(
-            args.checkpoint,
+            downloaded_path(args.checkpoint),
             args.out,
             args.scheme,
             progress=lambda done, total: line(Progress("quantize", done, total)),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import SAMPLING_OPTIONS, add_options, spellings, utf8_text
 from penstock.errors import InvalidArgumentError
 from penstock.text.terminal import write_text
@@ -47,7 +48,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model (one of the first three is required)")
     group.add_argument(
-        "--model", metavar="PATH", help="a bundle, a model folder, a checkpoint folder or a YAML file (default: none)"
+        "--model",
+        metavar="PATH",
+        help="a bundle, a model folder, a checkpoint folder, ORG/NAME of a downloaded model, or a YAML file (default: "
+        "none)",
     )
     group.add_argument(
         *spellings("--prefill-model-path"), metavar="FILE.psm", help="the bundle that reads prompts (default: none)"
@@ -126,6 +130,8 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgumentError("--stream cannot be combined with --json")
     if args.model is None and args.prefill_model_path is None and args.model_name is None:
         raise InvalidArgumentError("--model, --prefill-model-path or --model-name is required")
+    if args.model is not None:
+        args.model = downloaded_path(args.model)
     _check_paths(args)
     prompts = [utf8_text(prompt, f"prompt {number}") for number, prompt in enumerate(args.prompts, 1)]
     names = {"seq_length": "infer_seq_length"}

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.cli.model_source import model_path
 from penstock.cli.options import (
     LIMIT_OPTIONS,
     MODEL_OPTIONS,
@@ -104,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     if args.mode == "eager" and Path(args.model).is_file():
         raise InvalidArgumentError("--mode eager: expected a checkpoint folder, because a bundle has no network script")
     prompt_text = _prompt_text(args.prompt)
+    args.model = model_path(args, args.model)  # before the time of loading begins
     start = time.perf_counter()
     with open_llm(args, 1, args.mode) as llm:
         load_s = time.perf_counter() - start - llm.populate_s - llm.verify_s

@@ -34,21 +34,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "(ulimit -n) is low. The service raises its soft limit to the hard limit, at most 65,536.",
         "penstock serve demo/demo.psm\n"
         "penstock serve code=demo/demo.psm --port 0 --grpc-port 0 --workers 2\n"
+        "penstock serve qwen2.5-0.5b --scheme w8a8 --yes\n"
         "penstock serve model.psm --host 0.0.0.0 --api-key-file keys.txt",
     )
     parser.add_argument(
         "models",
         metavar="MODEL",
         nargs="+",
-        help="a .psm bundle, a checkpoint folder, or a folder of servables (NAME/servable.py); NAME=PATH sets the name "
-        "of a model (default: the name of its file)",
+        help="a .psm bundle, a checkpoint folder, ORG/NAME of a hub, or a folder of servables (NAME/servable.py); "
+        "NAME=MODEL sets the name of a model (default: the name of its file or repository)",
     )
     _add_gateway_options(parser)
     add_run_options(parser)
     _add_folder_options(parser)
     _add_process_options(parser)
     _add_remote_worker_options(parser)
-    add_options(parser, "--ops")
+    add_options(parser, "--yes", "--ops")
     parser.set_defaults(run=run)
 
 
@@ -235,7 +236,7 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     check_integer("workers", args.workers, 1, 256)
     for name in ("hang_seconds", "drain_seconds"):
         check_number(name, getattr(args, name), 86_400)
-    models, servables = _split_sources(args.models)
+    models, servables = _split_sources([_resolve(args, source) for source in args.models])
     return ServiceSettings(
         models=models,
         servables=servables,
@@ -265,6 +266,18 @@ def _worker_listener(args: argparse.Namespace) -> RemoteWorkerSettings | None:
     return RemoteWorkerSettings(
         host, args.worker_port, args.tls_certificate, args.tls_key, read_token(args.worker_token_file)
     )
+
+
+def _resolve(args: argparse.Namespace, source: str) -> str:
+    """Return NAME=PATH for a model of a hub, downloaded with consent; other sources as they are."""
+    from penstock.cli.model_source import model_path
+    from penstock.hub.names import parse_model
+
+    name, separator, text = source.partition("=")
+    if not separator or Path(source).exists():
+        name, text = "", source
+    model = parse_model(text)
+    return source if model is None else f"{name or model.short}={model_path(args, text)}"
 
 
 def _split_sources(sources: list[str]) -> tuple[tuple[tuple[str, str], ...], tuple[Path, ...]]:

@@ -1,0 +1,147 @@
+"""From MODEL on the command line to a path.  A model of a hub is downloaded when the user agrees."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.progress import ProgressLine, format_bytes, format_seconds
+from penstock.errors import FileAccessError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from penstock.hub.memory_need import ModelShape
+    from penstock.hub.plan import DownloadPlan
+
+__all__ = ["ask", "can_ask", "describe_memory", "describe_plan", "download_model", "downloaded_path", "model_path"]
+
+
+def model_path(args: argparse.Namespace, text: str) -> str:
+    """Return the path that MODEL means.  A model of a hub that is not on this machine is downloaded, with consent.
+
+    The parser has ``--yes``.  InvalidArgumentError without ``--yes`` where nobody can be asked; otherwise
+    the errors of ``plan_download``, of its checks and of ``download``.
+    """
+    from penstock.hub.downloaded import find_downloaded
+    from penstock.hub.names import parse_model
+
+    name = parse_model(text)
+    if name is None:
+        return text
+    found = find_downloaded(name)
+    if found is not None:
+        return str(found)
+    from penstock.hub.remote import endpoint, is_offline
+
+    missing = f"{text}: no such file or folder, and no complete model of that name is on this machine."
+    if is_offline():
+        raise FileAccessError(f"{missing} HF_HUB_OFFLINE is set, so it cannot be downloaded.")
+    if not args.yes and not can_ask():
+        raise InvalidArgumentError(
+            f"{missing} To download it from {endpoint()}, run `penstock pull {text}` or add --yes.", param="model"
+        )
+    from penstock.hub.plan import check_disk, check_family, check_memory, plan_download
+
+    if not args.yes:
+        print(f"{name} is not on this machine.", file=sys.stderr)
+    plan = plan_download(name)
+    scheme = getattr(args, "scheme", None)
+    if getattr(args, "network", None) is None:
+        check_family(plan)
+    stored = plan.shape.dtype if plan.shape is not None else None
+    check_disk(plan, scheme or stored)
+    context_len, kv_cache = getattr(args, "context_len", 0), getattr(args, "kv_cache", "auto")
+    check_memory(name, plan.shape, scheme or stored, context_len=context_len, kv_cache=kv_cache)
+    print(describe_plan(plan), file=sys.stderr)
+    if not args.yes and not ask("Download it?", default=True):
+        raise FileAccessError(f"{name}: not downloaded")
+    return str(download_model(plan))
+
+
+def downloaded_path(text: str) -> str:
+    """Return the path that MODEL means, for a command that downloads nothing."""
+    from penstock.hub.downloaded import find_downloaded
+    from penstock.hub.names import parse_model
+
+    name = parse_model(text)
+    if name is None:
+        return text
+    found = find_downloaded(name)
+    if found is None:
+        raise FileAccessError(
+            f"{text}: no such file or folder, and no complete model of that name is on this machine. `penstock pull "
+            f"{text}` downloads it."
+        )
+    return str(found)
+
+
+def ask(question: str, *, default: bool) -> bool:
+    """Ask on the terminal; an empty line is ``default``, and the end of the input is no."""
+    print(f"{question} {'[Y/n]' if default else '[y/N]'} ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        print(file=sys.stderr)
+        return False
+    return line.strip().lower() in ("y", "yes") or (default and not line.strip())
+
+
+def can_ask() -> bool:
+    """Return True if a person can read a question and answer it."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def download_model(plan: DownloadPlan) -> Path:
+    """Download a plan with a progress line on standard error; return the folder of the snapshot."""
+    from penstock.hub.download import download
+    from penstock.runtime.build import Progress
+
+    start, missing = time.monotonic(), plan.missing_bytes
+    try:
+        with ProgressLine() as line:
+
+            def show(done: int, total: int) -> None:
+                if missing:
+                    line(Progress("download", done, total))
+
+            path = download(plan, show)
+    except BaseException:
+        kept = plan.total_bytes - plan.missing_bytes
+        if kept:
+            share = f"{format_bytes(kept)} of {format_bytes(plan.total_bytes)} are on this machine"
+            print(f"The download stopped: {share}. The same command goes on from there.", file=sys.stderr)
+        raise
+    if missing:
+        seconds = time.monotonic() - start
+        print(f"downloaded {format_bytes(missing)} in {format_seconds(seconds)}", file=sys.stderr)
+    return path
+
+
+def describe_plan(plan: DownloadPlan) -> str:
+    """Describe a download in a few lines: size, memory, disk."""
+    import shutil
+
+    from penstock.hub.downloaded import cache_folder
+
+    family = plan.config.optional_str("model_type") if plan.config is not None else "GGUF"
+    total, missing = plan.total_bytes, plan.missing_bytes
+    count = "1 file" if len(plan.files) == 1 else f"{len(plan.files)} files"
+    size = format_bytes(total) if missing == total else f"{format_bytes(missing)} of {format_bytes(total)}"
+    lines = [f"{plan.model.name} ({family}), commit {plan.model.commit[:7]}: {size} to download, {count}"]
+    if plan.shape is not None:
+        lines.append(f"  memory  {describe_memory(plan.shape)}")
+    folder = next(path for path in (cache_folder(), *cache_folder().absolute().parents) if path.exists())
+    lines.append(f"  disk    {format_bytes(shutil.disk_usage(folder).free)} free, in {cache_folder()}")
+    return "\n".join(lines)
+
+
+def describe_memory(shape: ModelShape) -> str:
+    """Describe the memory that a model needs in its stored type and in two schemes, and what is available."""
+    from penstock.hub.memory_need import memory_need
+    from penstock.runtime.machine import memory
+
+    needs = [f"{format_bytes(memory_need(shape, scheme))} in {scheme}" for scheme in (shape.dtype, "w8a8", "w4a8")]
+    machine = memory()
+    available = f"; {format_bytes(machine.available)} available" if machine.total else ""
+    return f"about {', '.join(needs)}{available}"

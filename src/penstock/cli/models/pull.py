@@ -1,0 +1,82 @@
+"""``penstock pull ORG/NAME``: download a model from a Hugging Face hub."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from penstock.cli.options import add_parser_of
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = add_parser_of(
+        subparsers,
+        "pull",
+        "download a model from a Hugging Face hub",
+        "Download a model from a Hugging Face hub: safetensors, JSON, tokenizer and chat template, never code or "
+        "pickled weights. A download that was interrupted goes on where it stopped. Prints the folder. HF_ENDPOINT, "
+        "HF_TOKEN, HF_HOME and HF_HUB_OFFLINE work as in other programs that use huggingface_hub.",
+        "penstock pull smollm2-135m\n"
+        "penstock pull Qwen/Qwen2.5-0.5B-Instruct@main --dry-run\n"
+        "penstock pull Qwen/Qwen2.5-0.5B-Instruct-GGUF --gguf qwen2.5-0.5b-instruct-q8_0.gguf",
+    )
+    parser.add_argument(
+        "model",
+        metavar="ORG/NAME[@REVISION]",
+        help="a repository, or a short name of penstock list --available; REVISION: a branch, a tag or a commit",
+    )
+    parser.add_argument(
+        "--gguf",
+        metavar="FILE",
+        help="download only this GGUF file, which Penstock cannot run yet (default: the safetensors)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be downloaded and stop (default: download)"
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="download a model that this machine or this version cannot run (default: refuse)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, download, and print the folder or the GGUF file on standard output."""
+    from penstock.cli.model_source import describe_plan, download_model
+    from penstock.hub.names import parse_name
+    from penstock.hub.plan import check_disk, check_family, check_memory, plan_download, plan_gguf
+
+    name = parse_name(args.model)
+    plan = plan_download(name) if args.gguf is None else plan_gguf(name, args.gguf)
+    if args.dry_run or plan.missing_bytes:
+        print(describe_plan(plan), file=sys.stderr)
+    if not args.force:
+        check_family(plan)
+        check_memory(name, plan.shape, None)
+    check_disk(plan)
+    if args.dry_run:
+        return 0
+    is_new = bool(plan.missing_bytes)
+    path = download_model(plan)
+    if args.gguf is not None:
+        print(path / args.gguf)
+        print("Penstock cannot run GGUF files yet. Pull the repository with safetensors to run it.", file=sys.stderr)
+        return 0
+    if not is_new:
+        print(f"{name} is up to date (commit {plan.model.commit[:7]})", file=sys.stderr)
+    print(path)
+    if plan.shape is not None:
+        has_template = (path / "chat_template.jinja").exists() or b"chat_template" in _tokenizer_config(path)
+        use = f"chat {args.model}" if has_template else f'run {args.model} "Once upon a time"'
+        print(f"To use it: penstock {use}, or penstock serve {args.model}", file=sys.stderr)
+    return 0
+
+
+def _tokenizer_config(folder: Path) -> bytes:
+    path = folder / "tokenizer_config.json"
+    return path.read_bytes() if path.exists() else b""

@@ -1,0 +1,84 @@
+"""Which files of a repository are downloaded: weights as safetensors, configuration, tokenizer, chat template.
+
+Code and pickled weights are never downloaded: opening them would run what a stranger wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.config import ConfigReader, show
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.hub.remote import RemoteFile, RemoteModel, fetch_small
+
+__all__ = ["INDEX", "SINGLE", "choose_files", "choose_gguf", "shards_of"]
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+_SIDE_NAMES: Final = ("tokenizer.model", "merges.txt", "vocab.txt")
+_SIDE_SUFFIXES: Final = (".json", ".jinja")
+_PICKLED: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+def choose_files(model: RemoteModel) -> tuple[RemoteFile, ...]:
+    """Return the files to download, the small ones first.  UnsupportedError for a repository without safetensors."""
+    if model.find(SINGLE) is not None:
+        weights = [SINGLE]
+    elif model.find(INDEX) is not None:
+        weights = shards_of(fetch_small(model, INDEX))
+    else:
+        raise _no_safetensors(model)
+    if model.find("config.json") is None:
+        raise UnsupportedError(f"{model.name}: expected a checkpoint with config.json, found none in the repository")
+    for name in weights:
+        if model.find(name) is None:
+            raise InvalidFileError(f"{model.name}: {INDEX}: expected the file {show(name)} in the repository")
+    sides = [file for file in model.files if _is_side_file(file.name)]
+    return (*sides, *(file for file in model.files if file.name in weights))
+
+
+def choose_gguf(model: RemoteModel, name: str) -> RemoteFile:
+    """Return the GGUF file called ``name``; InvalidArgumentError lists those that the repository has."""
+    available = [file.name for file in model.files if file.name.endswith(".gguf") and _is_plain(file.name)]
+    file = model.find(name)
+    if file is None or name not in available:
+        choice = f"one of {', '.join(sorted(available))}" if available else "none, because the repository has no GGUF"
+        raise InvalidArgumentError(f"--gguf: expected {choice}, found {name!r:.200}", param="gguf")
+    return file
+
+
+def shards_of(index: bytes) -> list[str]:
+    """Return the files that the index of sharded weights names; InvalidFileError for a name that is no plain one."""
+    section = ConfigReader.parse(index, INDEX).object("weight_map")
+    names = sorted({str(name) for name in section.values.values()}) if section is not None else []
+    wrong = next((name for name in names if not _is_plain(name) or not name.endswith(".safetensors")), None)
+    if wrong is not None or not names:
+        raise InvalidFileError(f"{INDEX}: weight_map: expected names of .safetensors files, found {show(wrong)}")
+    return names
+
+
+def _is_plain(name: str) -> bool:
+    """Return True for the name of a file at the top of the repository."""
+    return name.isprintable() and not name.startswith(".") and not any(char in name for char in "/\\:")
+
+
+def _is_side_file(name: str) -> bool:
+    return _is_plain(name) and (name in _SIDE_NAMES or name.endswith(_SIDE_SUFFIXES))
+
+
+def _no_safetensors(model: RemoteModel) -> UnsupportedError:
+    names: Sequence[str] = [file.name for file in model.files]
+    gguf = next((name for name in names if name.endswith(".gguf")), None)
+    if gguf is not None:
+        return UnsupportedError(
+            f"{model.name}: the repository has GGUF files and no safetensors. Penstock cannot run GGUF yet; "
+            f"`penstock pull {model.name} --gguf {gguf}` downloads one. Use the repository of the original model."
+        )
+    pickled = next((name for name in names if name.endswith(_PICKLED)), None)
+    if pickled is not None:
+        return UnsupportedError(
+            f"{model.name}: the weights are pickled ({pickled}), which can run code when they are opened. Penstock "
+            "does not download them. Use a repository with safetensors."
+        )
+    return UnsupportedError(f"{model.name}: expected {SINGLE} or {INDEX} in the repository, found neither")

@@ -1,0 +1,87 @@
+"""The memory that a model will need here, estimated from its config.json before its weights are downloaded.
+
+The native core plans memory exactly, but only from a bundle.  This estimate follows the same parts: weights in a
+scheme, keys and values of one context, temporaries of one step.  A test holds it against the core's plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.config import ConfigReader
+from penstock.core.kv import PAGE_TOKENS, pages_for
+from penstock.quant.scheme import GROUP_LEN, SCHEMES, find_scheme
+
+__all__ = ["SMALLEST_SCHEME", "ModelShape", "memory_need"]
+
+SMALLEST_SCHEME: Final = "w4a8"
+MIN_CONTEXT: Final = 2048
+"""A context that the user leaves open may shrink to this many tokens, as ``runtime.native.fit_limits`` has it."""
+_STEP_TOKENS: Final = 512
+_HEADROOM_BYTES: Final = 64 << 20
+_DTYPE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
+_KV_BYTES: Final = {"f32": 4.0, "bf16": 2.0, "int8": 1.0}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder that decide its memory; ``dtype`` is that of the checkpoint ("f32", "f16", "bf16")."""
+
+    num_parameters: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_len: int
+    tied: bool
+    dtype: str
+
+    @classmethod
+    def of(cls, config: ConfigReader, weight_bytes: int) -> ModelShape:
+        """Return the shape of a config.json whose safetensors have ``weight_bytes``; errors name the key."""
+        dtype = config.dtype() or "f32"
+        hidden, heads = config.int("hidden_size"), config.int("num_attention_heads")
+        head_dim = config.optional_int("head_dim") or hidden // heads
+        kv_heads = config.optional_int("num_key_value_heads") or heads
+        layers, inner, vocab = (config.int(name) for name in ("num_hidden_layers", "intermediate_size", "vocab_size"))
+        tied = config.bool("tie_word_embeddings", False)
+        by_layers = layers * hidden * (2 * heads * head_dim + 2 * kv_heads * head_dim + 3 * inner)
+        from_sizes = by_layers + vocab * hidden * (1 if tied else 2)
+        # The files may hold a copy of a tied output head, which a bundle leaves out.
+        stored = weight_bytes // _DTYPE_BYTES[dtype]
+        count = min(stored, from_sizes) if tied and stored > from_sizes else stored
+        context_len = config.optional_int("max_position_embeddings") or MIN_CONTEXT
+        return cls(count, layers, hidden, inner, kv_heads, head_dim, vocab, context_len, tied, dtype)
+
+    def weight_bytes(self, scheme: str) -> int:
+        """Return the bytes of the weights in a scheme."""
+        table = self.vocab_size * self.hidden_size
+        head = SCHEMES[find_scheme(scheme).head]
+        linear = self.num_parameters - (table if self.tied else 2 * table)
+        num_bytes = linear * _bits_per_weight(scheme) / 8 + table * _bits_per_weight(head.name) / 8
+        if not self.tied:
+            num_bytes += table * _DTYPE_BYTES[self.dtype]
+        return int(num_bytes)
+
+    def kv_bytes(self, num_tokens: int, kv_cache: str) -> int:
+        """Return the bytes of keys and values of one request of ``num_tokens``."""
+        each = self.head_dim * _KV_BYTES[kv_cache] + (4 if kv_cache == "int8" else 0)
+        return int(pages_for(num_tokens) * PAGE_TOKENS * 2 * self.num_layers * self.num_kv_heads * each)
+
+
+def _bits_per_weight(scheme: str) -> float:
+    row = SCHEMES[scheme]
+    return row.weight_bits + (16 / GROUP_LEN if row.group_len else 0) + (0.1 if row.quantized else 0)
+
+
+def memory_need(shape: ModelShape, scheme: str, *, context_len: int = 0, kv_cache: str = "auto") -> int:
+    """Return the bytes that a request needs; ``context_len`` 0 is the shortest context that Penstock shrinks to."""
+    tokens = min(context_len or MIN_CONTEXT, shape.context_len)
+    if kv_cache == "auto":
+        kv_cache = "f32" if scheme == "f32" else "bf16"
+    step = min(_STEP_TOKENS, tokens) * 4 * (2 * shape.hidden_size + 2 * shape.intermediate_size)
+    logits = 4 * shape.vocab_size
+    return shape.weight_bytes(scheme) + shape.kv_bytes(tokens, kv_cache) + step + logits + _HEADROOM_BYTES

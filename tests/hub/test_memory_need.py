@@ -1,0 +1,60 @@
+"""The memory that is announced before a download, against the plan that the core makes of the bundle."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock import errors
+from penstock.config import ConfigReader
+from penstock.core import native
+from penstock.hub.aliases import ALIASES
+from penstock.hub.memory_need import ModelShape, memory_need
+from penstock.hub.names import ModelName
+from penstock.hub.plan import check_memory
+from penstock.models.families import built_in_families
+from penstock.runtime.build import build_in_child
+from penstock.runtime.machine import Memory
+from penstock.runtime.native import fit_limits
+from penstock.runtime.program import ProgramLimits
+from tests.support.command import FOLDER
+
+HEADROOM = 64 << 20
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "w8a8", "w4a8", "f32"])
+def test_the_estimate_is_close_to_the_plan(scheme, tmp_path):
+    config = ConfigReader(json.loads((FOLDER / "config.json").read_text()))
+    shape = ModelShape.of(config, (FOLDER / "model.safetensors").stat().st_size)
+    build_in_child(FOLDER, tmp_path / "demo.psm", scheme=scheme)
+    with native.Model.open(tmp_path / "demo.psm") as model, native.Context(1) as context:
+        _, plan = fit_limits(model, context, ProgramLimits(max_requests=1))
+    assert memory_need(shape, scheme) - HEADROOM == pytest.approx(plan.total_bytes, rel=0.1)
+    assert shape.weight_bytes(scheme) == pytest.approx(plan.weight_bytes, rel=0.02)
+    assert shape.kv_bytes(1024, "f32" if scheme == "f32" else "bf16") == plan.kv_bytes
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_the_sizes_of_a_short_name_agree(name):
+    row = ALIASES[name]
+    shape = row.shape
+    assert row.family in built_in_families()
+    table = shape.vocab_size * shape.hidden_size
+    # Attention has at least its key and value matrices, and the feed-forward layer has three.
+    at_least = shape.hidden_size * (3 * shape.intermediate_size + 2 * shape.num_kv_heads * shape.head_dim)
+    at_least = shape.num_layers * at_least + table * (1 if shape.tied else 2)
+    assert at_least < shape.num_parameters < 1.35 * at_least
+    assert 0.98 < row.download_bytes / (2 * shape.num_parameters) < 1.35  # some hold the tied output head twice
+
+
+def test_memory_that_does_not_suffice_names_a_scheme_that_does(monkeypatch):
+    shape = ALIASES["llama3.1-8b"].shape
+    name = ModelName("meta-llama/Llama-3.1-8B-Instruct")
+    monkeypatch.setattr("penstock.hub.plan.memory", lambda: Memory(10 << 30, 16 << 30, None))
+    check_memory(name, shape, None)
+    with pytest.raises(errors.OutOfMemoryError, match=r"needs about 16.5 GB of memory in bf16.*--scheme w8a8 needs"):
+        check_memory(name, shape, "bf16")
+    monkeypatch.setattr("penstock.hub.plan.memory", lambda: Memory(1 << 30, 2 << 30, None))
+    with pytest.raises(errors.OutOfMemoryError, match="Use a smaller model"):
+        check_memory(name, shape, None)
