@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.config import ConfigReader
-from penstock.core.kv import PAGE_TOKENS, pages_for
+from penstock.core.layouts import PAGE_TOKENS, pages_for
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, find_scheme
 
 __all__ = ["SMALLEST_SCHEME", "ModelShape", "memory_need"]
