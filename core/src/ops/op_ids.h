@@ -52,6 +52,11 @@ constexpr int32_t kAttentionCausal = attr_at(OP_ATTENTION, "bool causal");
 constexpr int32_t kAttentionWindow = attr_at(OP_ATTENTION, "int window");
 constexpr int32_t kAttentionSoftcap = attr_at(OP_ATTENTION, "float softcap");
 constexpr int32_t kGeluApproximate = attr_at(OP_GELU, "str approximate");
+constexpr int32_t kAllGatherStarts = attr_at(OP_ALL_GATHER, "str starts");
+constexpr int32_t kAllGatherRank = attr_at(OP_ALL_GATHER, "int rank");
+constexpr int32_t kShardedDim = attr_at(OP_SHARDED_EMBEDDING, "int dim");
+constexpr int32_t kShardedStarts = attr_at(OP_SHARDED_EMBEDDING, "str starts");
+constexpr int32_t kShardedRank = attr_at(OP_SHARDED_EMBEDDING, "int rank");
 constexpr int32_t kTopkK = attr_at(OP_TOPK, "int k");
 
 // Arguments that code other than the op's own looks at.  request_starts and page_tables follow positions.

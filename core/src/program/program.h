@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "base/build.h"
+#include "ops/exchange.h"
 #include "ops/ops.h"
 #include "program/fuse.h"
 #include "program/model.h"
@@ -76,6 +77,8 @@ struct ProgramMemory {
   Vec<Patch> patches;
   Region shares, spans;
   Region failure;  // OpFailure, of a graph with users' own ops; else empty
+  Region exchange;  // Exchange, of a program of several ranks; else empty
+  uint64_t rank_step = 0;  // steps that all ranks have run
   uint64_t stamp = 0;  // of the next run's first step
   int64_t num_spans = 0;  // of the last run
   bool profiling = false;
@@ -125,6 +128,8 @@ ps_status bind_program(ps_program* program);                     // after its me
 // Decides which steps begin with a barrier.
 ps_status place_barriers(ps_program* program);
 ps_status run_program(ps_program* program, const ps_batch& batch);
+// Computes the step that rank 0 runs next.
+ps_status follow_program(ps_program* program);
 // Makes room for the spans of later runs; off: gives it back.
 ps_status profile_program(ps_program* program, bool on);
 inline ps_span* spans_of(ps_program* program) { return reinterpret_cast<ps_span*>(program->spans.data()); }

@@ -10,6 +10,7 @@ A weight's shape is checked when it is logical, that is [rows, cols] or [n]; the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError
@@ -77,6 +78,30 @@ def _embedding(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     if len(weight) == 2 and weight[1] < attrs["dim"]:
         raise _fail("embedding", "weight", f"rows of {attrs['dim']}", list(weight))
     return [(ids[0], attrs["dim"])]
+
+
+def _starts(op: str, attrs: Attrs) -> list[int]:
+    """Return where the part of each rank starts, and the whole size at the end."""
+    text = attrs["starts"]
+    starts = [int(number) if number.isascii() and number.isdecimal() else -1 for number in text.split("|")]
+    if len(starts) < 2 or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
+        raise _fail(op, "starts", "ascending numbers from 0, as 0|64|128", repr(text))
+    if not 0 <= attrs["rank"] < len(starts) - 1:
+        raise _fail(op, "rank", f"0 to {len(starts) - 2}", attrs["rank"])
+    return starts
+
+
+def _all_gather(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    x, starts = _tensor("all_gather", shapes, "x", 2), _starts("all_gather", attrs)
+    num_columns = starts[attrs["rank"] + 1] - starts[attrs["rank"]]
+    if x[1] != num_columns:
+        raise _fail("all_gather", "x", f"rows of {num_columns}, the columns of its rank", list(x))
+    return [(x[0], starts[-1])]
+
+
+def _sharded_embedding(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _starts("sharded_embedding", attrs)
+    return _embedding(shapes, attrs)
 
 
 def _linear(shapes: Shapes, attrs: Attrs) -> list[Shape]:
@@ -182,6 +207,8 @@ def _topk(shapes: Shapes, attrs: Attrs) -> list[Shape]:
 
 _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "embedding": _embedding,
+    "all_gather": _all_gather,
+    "sharded_embedding": _sharded_embedding,
     "linear": _linear,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,

@@ -51,7 +51,8 @@ OPS: tuple[Op, ...] = (
     Op("add", 1, "(Tensor a, Tensor b) -> Tensor", 0.0),
     Op("mul", 1, "(Tensor a, Tensor b) -> Tensor", 0.0),
     Op("gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor", 0.0),
-    Op("all_reduce", 1, "(Tensor x) -> Tensor", 0.0),
+    Op("all_gather", 1, "(Tensor x, *, str starts, int rank) -> Tensor", 0.0),
+    Op("sharded_embedding", 1, "(Tensor ids, Weight weight, *, int dim, str starts, int rank) -> Tensor", 0.0),
     Op("argmax", 1, "(Tensor logits) -> Tensor", 0.0),
     Op("topk", 1, "(Tensor logits, *, int k) -> (Tensor, Tensor)", 0.0),
 )

@@ -1,19 +1,17 @@
-"""Find the uses of a value and replace values; and the passes that only remove nodes."""
+"""Find the uses of a value and turn values into views; and the passes that only remove nodes."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from penstock.graph.ir import Graph, Node, Operand, Value
+from penstock.graph.ir import Graph, Node, Value
 from penstock.ops.table import find_op
 
 __all__ = [
     "count_weight_uses",
-    "drop_all_reduce",
     "drop_dead_code",
     "make_view",
     "order_values",
-    "replace_value",
     "uses_of",
 ]
 
@@ -29,10 +27,6 @@ def count_weight_uses(graph: Graph) -> Counter[str]:
     return Counter(operand.name for node in graph.nodes for operand in node.inputs if operand.kind == "weight")
 
 
-def _root(value: Value) -> tuple[str, int]:
-    return (value.name, 0) if value.base is None else (value.base, value.offset)
-
-
 def make_view(graph: Graph, name: str, base: str, offset: int) -> None:
     """Turn a node's output into a view that begins ``offset`` elements into each row of the root ``base``."""
     for value in graph.values.values():
@@ -40,19 +34,6 @@ def make_view(graph: Graph, name: str, base: str, offset: int) -> None:
             value.base, value.offset = base, value.offset + offset
     value = graph.values[name]
     value.base, value.offset = base, offset
-
-
-def replace_value(graph: Graph, old: str, new: str) -> None:
-    """Make every reader of ``old`` read ``new``, which has the same shape, and remove ``old``."""
-    base, offset = _root(graph.values[new])
-    for value in graph.values.values():
-        if value.base == old:
-            value.base, value.offset = base, value.offset + offset
-    for node in graph.nodes:
-        node.inputs = [Operand("value", new) if i == Operand("value", old) else i for i in node.inputs]
-    if graph.output == old:
-        graph.output = new
-    del graph.values[old]
 
 
 def order_values(graph: Graph) -> None:
@@ -85,10 +66,3 @@ def drop_dead_code(graph: Graph) -> None:
     named = {(operand.kind, operand.name) for node in graph.nodes for operand in node.inputs}
     graph.weights = {name: weight for name, weight in graph.weights.items() if ("weight", name) in named}
     graph.states = {name: state for name, state in graph.states.items() if ("state", name) in named}
-
-
-def drop_all_reduce(graph: Graph) -> None:
-    """Remove every all_reduce node."""
-    for node in [node for node in graph.nodes if node.op == "all_reduce"]:
-        graph.nodes.remove(node)
-        replace_value(graph, node.outputs[0], node.inputs[0].name)

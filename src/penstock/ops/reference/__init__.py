@@ -7,6 +7,7 @@ clarity, not for speed.
 
 from penstock.ops.reference import elementwise
 from penstock.ops.reference.attention import attention, kv_append
+from penstock.ops.reference.collectives import all_gather, sharded_embedding
 from penstock.ops.reference.elementwise import *  # noqa: F403 - a new op stands in that file only
 from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
@@ -15,6 +16,7 @@ from penstock.ops.reference.rope import rope, rotary_embedding
 
 __all__ = [
     "add_rms_norm",
+    "all_gather",
     "attention",
     "embedding",
     "kv_append",
@@ -26,6 +28,7 @@ __all__ = [
     "rotary_embedding",
     "round_rows",
     "shape_packed",
+    "sharded_embedding",
     "unpack_weight",
 ]
 __all__ += elementwise.__all__

@@ -1,0 +1,199 @@
+// The ops of several ranks.  Each has three phases: every thread writes its rows of the rank's part, one thread exchanges the
+// parts, every thread reads its rows of the result.
+#include <stdio.h>
+
+#include "ops/exchange.h"
+#include "ops/layout.h"
+
+namespace ps {
+namespace {
+
+float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
+const int32_t* i32(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.data); }
+int64_t rows(const Call& c) { return c.in[0].dims[0]; }
+int64_t once(const Call& c) { return c.in[0].dims[0] > 0; }
+int64_t read_rows(const Call& c) { return c.unread ? 0 : c.in[0].dims[0]; }
+
+ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
+  if (!read_cut(starts.s, out)) {
+    return fail(PS_INVALID_ARGUMENT, "starts: expected 2 to %d ascending numbers from 0, as \"0|64|128\", found \"%.*s\"",
+                PS_MAX_RANKS + 1, PS_STR(starts.s));
+  }
+  if (rank.i >= 0 && rank.i < out->world) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %lld", out->world - 1, static_cast<long long>(rank.i));
+}
+
+void run_put(const Call& c, int64_t begin, int64_t end, int32_t) {
+  if (!c.exchange) return;
+  const size_t bytes = static_cast<size_t>(c.in[0].dims[1]) * sizeof(float);
+  uint8_t* part = static_cast<uint8_t*>(c.exchange->comm->part(c.exchange->comm->self));
+  for (int64_t i = begin; i < end; ++i)
+    memcpy(part + static_cast<size_t>(i) * bytes, f32(c.in[0]) + i * c.in[0].row_stride, bytes);
+}
+
+void run_gather(const Call& c, int64_t, int64_t, int32_t) {
+  if (!c.exchange) return;
+  int32_t rank;
+  const Cut cut = cut_of(OP_ALL_GATHER, c.attrs, &rank);
+  for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] = rows(c) * cut.size(r) * static_cast<int64_t>(sizeof(float));
+  c.exchange->gather();
+}
+
+void run_take(const Call& c, int64_t begin, int64_t end, int32_t) {
+  int32_t rank;
+  const Cut cut = cut_of(OP_ALL_GATHER, c.attrs, &rank);
+  if (c.exchange && c.exchange->status != PS_OK) return;
+  for (int64_t i = begin; i < end; ++i) {
+    float* y = f32(c.out[0]) + i * c.out[0].row_stride;
+    for (int32_t r = 0; r < cut.world; ++r) {
+      const bool own = r == rank;
+      const float* x = own ? f32(c.in[0]) + i * c.in[0].row_stride : static_cast<const float*>(c.exchange->parts[r]) + i * cut.size(r);
+      memcpy(y + cut.starts[r], x, static_cast<size_t>(cut.size(r)) * sizeof(float));
+    }
+  }
+}
+
+int32_t owner_of(const Cut& cut, int64_t id) {
+  int32_t rank = 0;
+  while (id >= cut.starts[rank + 1]) ++rank;
+  return rank;
+}
+
+// How many of the tokens before `end` each rank owns.
+void count_tokens(const Call& c, const Cut& cut, int64_t end, int64_t* counts) {
+  for (int32_t r = 0; r < cut.world; ++r) counts[r] = 0;
+  for (int64_t t = 0; t < end; ++t) ++counts[owner_of(cut, i32(c.in[0])[t])];
+}
+
+void embed_row(const Call& c, const Cut& cut, int32_t rank, int64_t token, float* y) {
+  const Tensor& w = c.in[1];
+  const int32_t row = static_cast<int32_t>(i32(c.in[0])[token] - cut.starts[rank]);
+  c.kernels->embedding(WeightView{w.data, w.layout, w.dims[0], w.dims[1]}, &row, y, c.attrs[kShardedDim].i, 0, 1);
+}
+
+// The owner of a token's row writes it: the rows of a rank's part are those of its tokens, in order.
+void run_put_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
+  if (!c.exchange) return;
+  int32_t rank;
+  const Cut cut = cut_of(OP_SHARDED_EMBEDDING, c.attrs, &rank);
+  int64_t counts[PS_MAX_RANKS];
+  count_tokens(c, cut, begin, counts);
+  float* part = static_cast<float*>(c.exchange->comm->part(c.exchange->comm->self));
+  for (int64_t t = begin; t < end; ++t) {
+    if (owner_of(cut, i32(c.in[0])[t]) == rank) embed_row(c, cut, rank, t, part + counts[rank]++ * c.attrs[kShardedDim].i);
+  }
+}
+
+void run_gather_tokens(const Call& c, int64_t, int64_t, int32_t) {
+  if (!c.exchange) return;
+  int32_t rank;
+  const Cut cut = cut_of(OP_SHARDED_EMBEDDING, c.attrs, &rank);
+  count_tokens(c, cut, rows(c), c.exchange->bytes);
+  for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] *= c.attrs[kShardedDim].i * static_cast<int64_t>(sizeof(float));
+  c.exchange->gather();
+}
+
+void run_take_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
+  int32_t rank;
+  const Cut cut = cut_of(OP_SHARDED_EMBEDDING, c.attrs, &rank);
+  const int64_t dim = c.attrs[kShardedDim].i;
+  if (c.exchange && c.exchange->status != PS_OK) return;
+  int64_t counts[PS_MAX_RANKS];
+  count_tokens(c, cut, begin, counts);
+  for (int64_t t = begin; t < end; ++t) {
+    float* y = f32(c.out[0]) + t * c.out[0].row_stride;
+    const int32_t owner = owner_of(cut, i32(c.in[0])[t]);
+    if (!c.exchange) {
+      embed_row(c, cut, rank, t, y);
+      continue;
+    }
+    memcpy(y, static_cast<const float*>(c.exchange->parts[owner]) + counts[owner]++ * dim, static_cast<size_t>(dim) * sizeof(float));
+  }
+}
+
+constexpr Phase kAllGather[] = {
+    {SPLIT_ROWS, rows, run_put, 1, 0, false, false, true, false, false},
+    {SPLIT_ITEMS, once, run_gather, 0, 0, false, true, true, false, false},
+    {SPLIT_ROWS, read_rows, run_take, 1, 0, true, true, false, false, false},
+};
+constexpr Phase kShardedEmbedding[] = {
+    {SPLIT_ROWS, rows, run_put_rows, 0, 1, false, false, true, false, false},
+    {SPLIT_ITEMS, once, run_gather_tokens, 0, 1, false, true, true, false, false},
+    {SPLIT_ROWS, rows, run_take_rows, 0, 1, true, true, false, false, false},
+};
+
+}  // namespace
+
+bool read_cut(Str text, Cut* out) {
+  int32_t count = 0;
+  int64_t number = -1;
+  for (uint32_t i = 0; i <= text.size; ++i) {
+    const char c = i < text.size ? text.data[i] : '|';
+    if (c >= '0' && c <= '9') {
+      number = (number < 0 ? 0 : number) * 10 + (c - '0');
+      if (number > kMaxDim) return false;
+    } else if (c == '|' && number >= 0 && count <= PS_MAX_RANKS && (count ? number > out->starts[count - 1] : number == 0)) {
+      out->starts[count++] = number;
+      number = -1;
+    } else {
+      return false;
+    }
+  }
+  out->world = count - 1;
+  return count >= 2;
+}
+
+Cut cut_of(int32_t op, const AttrValue* attrs, int32_t* rank) {
+  Cut cut;
+  cut.world = 0;
+  *rank = 0;
+  if (op != OP_ALL_GATHER && op != OP_SHARDED_EMBEDDING) return cut;
+  const bool gathers = op == OP_ALL_GATHER;
+  *rank = static_cast<int32_t>(attrs[gathers ? kAllGatherRank : kShardedRank].i);
+  read_cut(attrs[gathers ? kAllGatherStarts : kShardedStarts].s, &cut);
+  return cut;
+}
+
+int64_t part_bytes(int32_t op, const Call& c) {
+  const int64_t columns = op == OP_ALL_GATHER ? c.in[0].dims[1] : op == OP_SHARDED_EMBEDDING ? c.attrs[kShardedDim].i : 0;
+  int64_t bytes;
+  if (checked_mul(c.in[0].dims[0], columns, &bytes) && checked_mul(bytes, 4, &bytes)) return bytes;
+  return INT64_MAX;
+}
+
+void Exchange::gather() {
+  const uint64_t now = tag++;
+  if (status != PS_OK) return;
+  status = comm->all_gather(comm->self, now, bytes, parts);
+  if (status != PS_OK) snprintf(message, sizeof(message), "%s", error_message());
+}
+
+ps_status infer_all_gather(const Spec* in, AttrValue* attrs, Spec* out) {
+  Cut cut;
+  PS_TRY(read_attrs(attrs[kAllGatherStarts], attrs[kAllGatherRank], &cut));
+  const int64_t size = cut.size(static_cast<int32_t>(attrs[kAllGatherRank].i));
+  if (in[0].dtype != PS_F32 || in[0].rank != 2 || !equal(in[0].dims[1], constant(size))) {
+    return fail(PS_INVALID_ARGUMENT, "x: expected f32 rows of %lld, the columns of its rank, found %s",
+                static_cast<long long>(size), describe(in[0]).text);
+  }
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(cut.total())}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+ps_status infer_sharded_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
+  Cut cut;
+  PS_TRY(read_attrs(attrs[kShardedStarts], attrs[kShardedRank], &cut));
+  const int64_t size = cut.size(static_cast<int32_t>(attrs[kShardedRank].i));
+  if (in[1].dims[0].offset != size) {
+    return fail(PS_INVALID_ARGUMENT, "weight: expected %lld rows, those of its rank, found %lld", static_cast<long long>(size),
+                static_cast<long long>(in[1].dims[0].offset));
+  }
+  Spec whole[2] = {in[0], in[1]};
+  whole[1].dims[0] = constant(cut.total());
+  return infer_embedding(whole, attrs, out);
+}
+
+Phases all_gather_phases(const Call&) { return Phases{kAllGather, 3}; }
+Phases sharded_embedding_phases(const Call&) { return Phases{kShardedEmbedding, 3}; }
+
+}  // namespace ps
