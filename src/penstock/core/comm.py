@@ -24,8 +24,9 @@ class SharedComm:
     """A rank's end of the shared memory.
 
     ``fd``: a file of ``shared_bytes``, all zero at first, which the ranks inherited.  ``memory``: the address of such
-    memory instead, for ranks that are threads of one process.  ``epoch``: which run of the group this is.  ``timeout_s``:
-    how long a rank waits for another within a step.  ``oversubscribed``: the ranks have fewer cores than threads.
+    memory instead, for ranks that are threads of one process.  ``epoch``: which run of the group this is.
+    ``timeout_s``: how long a rank waits for another within a step.  ``oversubscribed``: the ranks have fewer cores than
+    threads.
     """
 
     def __init__(

@@ -84,6 +84,7 @@ class LLMFields(EngineFields, total=False):
     """The keyword arguments of LLM that its signature does not name."""
 
     verify: str
+    tensor_parallel_size: int
 
 
 def engine_options(given: Mapping[str, Any], others: Iterable[str]) -> EngineOptions:

@@ -73,7 +73,7 @@ def take_rows(weight: Weight, data: npt.NDArray[np.uint8], ranges: RowRanges) ->
         tiles = data.reshape(num_tiles, -1)
         pieces = [tiles[start // TILE_ROWS : -(-stop // TILE_ROWS)] for start, stop in ranges]
         return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(-1)
-    # A tile is a sequence of 16 numbers, one of each row: of 2 bytes in f16, otherwise of 4 bytes (four int8, two bf16).
+    # A tile is a sequence of 16 numbers, one of each row: 2 bytes in f16, otherwise 4 bytes (as two bf16 or four int8).
     num_bytes = 2 if weight.layout is Layout.T16_F16 else 4
     lanes = data.reshape(num_tiles, -1, TILE_ROWS, num_bytes)
     index = np.concatenate([np.arange(start, stop) for start, stop in ranges])

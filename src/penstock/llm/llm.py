@@ -41,7 +41,17 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Prompt"]
 
-_OPTIONS: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache", "progress", "verify")
+_OPTIONS: Final = (
+    "scheme",
+    "mode",
+    "threads",
+    "network",
+    "limits",
+    "use_cache",
+    "progress",
+    "verify",
+    "tensor_parallel_size",
+)
 
 
 class LLM:
@@ -56,6 +66,8 @@ class LLM:
     ``use_cache``: keep the bundle that is made of a folder for the next time.
     ``verify``: check the checksums of a bundle "once" (default; a verified file is remembered in the cache folder),
     "always" or "never".  Damage raises InvalidFileError with the name of the segment.
+    ``tensor_parallel_size``: number of processes on this host that the network is divided over (1); ``threads`` is then
+    per process.  Tokens and logits do not depend on it.
     ``prefix_cache``, ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``, ``priority_s``: see EngineOptions.
 
     Any number of threads may use one LLM.  Their requests share each step and get the tokens that they would get alone.
@@ -74,7 +86,7 @@ class LLM:
         progress: Callable[[Any], None] | None = None,
         **others: Unpack[LLMFields],
     ) -> None:
-        verify = others.pop("verify", "once")
+        verify, num_ranks = others.pop("verify", "once"), others.pop("tensor_parallel_size", 1)
         options = engine_options(others, _OPTIONS)
         check_network(network)  # before the model, which a caller with a class may leave out
         start = time.perf_counter()
@@ -85,7 +97,7 @@ class LLM:
             threads=threads,
             limits=limits,
             network=network,
-            options=OpenOptions(use_cache, progress, verify),
+            options=OpenOptions(use_cache, progress, verify, num_ranks),
         )
         try:
             context_len = opened.program.info.context_len

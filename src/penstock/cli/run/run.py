@@ -77,7 +77,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="keep only the end of a prompt that is too long (default: refuse the prompt)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
-    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache", "--weights")
+    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache", "--weights", "--tp")
     parser.set_defaults(run=run)
 
 

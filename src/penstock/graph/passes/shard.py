@@ -1,7 +1,8 @@
 """Cut a graph for one rank: each linear by its output rows, attention by heads, the token table by its rows.
 
-No sum is divided, so any number of ranks computes the bits of one (docs/ranks.md).  A rank continues with its own columns
-as long as ops work column by column, or head by head; ``all_gather`` puts whole rows together where an op needs them.
+No sum is divided, so any number of ranks computes the bits of one (docs/ranks.md).  A rank continues with its own
+columns as long as ops work column by column, or head by head; ``all_gather`` puts whole rows together where an op needs
+them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from dataclasses import dataclass
 from penstock.config import check_integer
 from penstock.errors import UnsupportedError
 from penstock.graph.ir import Dim, DType, Graph, Node, Operand, Part, Value, Weight
-from penstock.graph.passes.cut import Cut, cut_evenly, cut_heads
+from penstock.graph.passes.cut import MAX_RANKS, Cut, cut_evenly, cut_heads
 from penstock.graph.passes.rewrite import drop_dead_code, order_values
 
-__all__ = ["MAX_RANKS", "RowRanges", "shard"]
+__all__ = ["RowRanges", "shard"]
 
-MAX_RANKS = 64
 RowRanges = tuple[tuple[int, int], ...]
 """The rows of a whole weight that a rank has, in order; of a vector the elements."""
 
