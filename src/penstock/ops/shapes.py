@@ -70,13 +70,13 @@ def _step(op: str, shapes: Shapes, num_tokens: int, attrs: Attrs) -> None:
         raise _fail(op, "group", f"a page group below {groups}", attrs["group"])
 
 
-def _embedding(shapes: Shapes, attrs: Attrs) -> list[Shape]:
-    ids = _tensor("embedding", shapes, "ids", 1)
-    weight = _tensor("embedding", shapes, "weight", 2, 3, 4)
+def _embedding(shapes: Shapes, attrs: Attrs, op: str = "embedding") -> list[Shape]:
+    ids = _tensor(op, shapes, "ids", 1)
+    weight = _tensor(op, shapes, "weight", 2, 3, 4)
     if attrs["dim"] < 1:
-        raise _fail("embedding", "dim", "at least 1", attrs["dim"])
+        raise _fail(op, "dim", "at least 1", attrs["dim"])
     if len(weight) == 2 and weight[1] < attrs["dim"]:
-        raise _fail("embedding", "weight", f"rows of {attrs['dim']}", list(weight))
+        raise _fail(op, "weight", f"rows of {attrs['dim']}", list(weight))
     return [(ids[0], attrs["dim"])]
 
 
@@ -101,7 +101,7 @@ def _all_gather(shapes: Shapes, attrs: Attrs) -> list[Shape]:
 
 def _sharded_embedding(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     _starts("sharded_embedding", attrs)
-    return _embedding(shapes, attrs)
+    return _embedding(shapes, attrs, "sharded_embedding")
 
 
 def _linear(shapes: Shapes, attrs: Attrs) -> list[Shape]:
