@@ -63,6 +63,11 @@ class SharedComm:
             raise InvalidArgumentError("SharedComm is closed")
         return ctypes.addressof(self._struct.contents)
 
+    @property
+    def struct(self) -> CommStruct:
+        """The functions of the transport."""
+        return self._struct.contents
+
     def abort(self, reason: str) -> None:
         """End every wait of every rank, now and later.  Any thread may call this; the first reason stays."""
         if self._struct:

@@ -48,7 +48,7 @@ class ContextOptions(ctypes.Structure):
 
 
 class CommStruct(ctypes.Structure):
-    """``ps_comm``, of which Python reads no more than where it is and calls ``abort``."""
+    """``ps_comm``: how a rank exchanges bytes with the others."""
 
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
@@ -57,7 +57,12 @@ class CommStruct(ctypes.Structure):
         ("reserved", c_int32),
         ("part_bytes", c_int64),
         ("self", c_void_p),
-        *[(name, c_void_p) for name in ("part", "all_gather", "broadcast", "send", "recv", "barrier")],
+        ("part", ctypes.CFUNCTYPE(c_void_p, c_void_p)),
+        ("all_gather", ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, _P64, _PP)),
+        ("broadcast", ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_int32, c_int64, c_int32, _PP)),
+        ("send", ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_int64)),
+        ("recv", ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_int64)),
+        ("barrier", ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64)),
         ("abort", ctypes.CFUNCTYPE(None, c_void_p, c_char_p)),
     ]
 
