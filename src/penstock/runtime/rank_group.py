@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any, Final
 
-from penstock import env, errors
+from penstock import errors
 from penstock.core.comm import SharedComm, shared_bytes
+from penstock.env import child_environment
 from penstock.errors import FileAccessError, PenstockError, UnavailableError
 
 __all__ = ["CLOSED", "RankGroup"]
@@ -102,6 +103,9 @@ class RankGroup:
         os.write(self._waker, b"x")
         if self._supervisor is not None:
             self._supervisor.join()
+        for child in self._children:
+            if child.stdout is not None:
+                child.stdout.close()
         self.comm.close()
         self._close_descriptors()
 
@@ -137,7 +141,7 @@ class RankGroup:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env=env.child_environment(),
+            env=child_environment(),
             pass_fds=(self._fd,),
             start_new_session=True,  # Ctrl-C reaches only this process
         )
