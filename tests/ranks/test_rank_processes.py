@@ -22,6 +22,7 @@ from penstock.runtime.program import ProgramLimits
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
 LIMITS = ProgramLimits(max_tokens=64, max_requests=4, context_len=256)
 PROMPTS = ["def add(a, b):", "class Stack:\n    def __init__(self", "import os"]
 
@@ -73,7 +74,7 @@ def tokens_of(llm: LLM, prompts: list, params: SamplingParams) -> list:
 
 
 def test_a_rank_that_is_killed_ends_the_request_at_once() -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = set(os.listdir(SHARED_MEMORY))
     with open_llm(2) as llm:
         (pid,) = rank_pids()
         stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))
@@ -86,13 +87,13 @@ def test_a_rank_that_is_killed_ends_the_request_at_once() -> None:
         with pytest.raises(UnavailableError, match="rank 1 was killed by SIGKILL"):
             llm.generate(PROMPTS[1], SamplingParams(max_tokens=2))
     assert rank_pids() == []
-    assert set(os.listdir("/dev/shm")) == before
+    assert set(os.listdir(SHARED_MEMORY)) == before
 
 
 def test_an_idle_rank_that_is_killed_is_noticed_by_the_next_request() -> None:
     with open_llm(3) as llm:
         os.kill(rank_pids()[1], signal.SIGKILL)
-        with pytest.raises(UnavailableError, match="rank . was killed by SIGKILL"):
+        with pytest.raises(UnavailableError, match=r"rank . was killed by SIGKILL"):
             llm.generate(PROMPTS[0], SamplingParams(max_tokens=2))
 
 

@@ -34,7 +34,7 @@ def test_families_match(family: str, world: int, bundle_of: BundleOf, parts_of: 
     assert not ranks.errors
 
 
-@pytest.mark.parametrize("world", (2, 3, 4))
+@pytest.mark.parametrize("world", WORLDS[1:])
 @pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
 def test_schemes_match(scheme: str, world: int, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     """Heads of 24 dimensions, so that ranks begin inside a tile of 16 rows; one KV head for two ranks of four."""
