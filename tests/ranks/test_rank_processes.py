@@ -90,7 +90,7 @@ def test_a_rank_that_is_killed_ends_the_request_at_once() -> None:
     assert set(os.listdir(SHARED_MEMORY)) == before
 
 
-def test_an_idle_rank_that_is_killed_is_noticed_by_the_next_request() -> None:
+def test_an_idle_rank_that_is_killed_is_noticed() -> None:
     with open_llm(3) as llm:
         os.kill(rank_pids()[1], signal.SIGKILL)
         with pytest.raises(UnavailableError, match=r"rank . was killed by SIGKILL"):

@@ -168,7 +168,7 @@ def test_a_wait_for_a_rank_that_does_not_come_has_an_end() -> None:
         receive(memory.comm(1, 2), 0, 8)
 
 
-def test_contexts_of_ranks_compare_what_they_must_have_in_common() -> None:
+def test_ranks_compare_what_they_must_have_in_common() -> None:
     def work(comm: SharedComm) -> None:
         with Context(1, comm=comm) as context:
             context.agree("same")
