@@ -23,8 +23,11 @@ ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
   return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %lld", out->world - 1, static_cast<long long>(rank.i));
 }
 
+// Whether the rank may write its part: others may read what it sent before an exchange that failed.
+bool is_alive(const Call& c) { return c.exchange && c.exchange->status == PS_OK; }
+
 void run_put(const Call& c, int64_t begin, int64_t end, int32_t) {
-  if (!c.exchange) return;
+  if (!is_alive(c)) return;
   const size_t bytes = static_cast<size_t>(c.in[0].dims[1]) * sizeof(float);
   uint8_t* part = static_cast<uint8_t*>(c.exchange->comm->part(c.exchange->comm->self));
   for (int64_t i = begin; i < end; ++i)
@@ -73,7 +76,7 @@ void embed_row(const Call& c, const Cut& cut, int32_t rank, int64_t token, float
 
 // The owner of a token's row writes it: the rows of a rank's part are those of its tokens, in order.
 void run_put_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
-  if (!c.exchange) return;
+  if (!is_alive(c)) return;
   int32_t rank;
   const Cut cut = cut_of(OP_SHARDED_EMBEDDING, c.attrs, &rank);
   int64_t counts[PS_MAX_RANKS];
@@ -164,8 +167,13 @@ int64_t part_bytes(int32_t op, const Call& c) {
 void Exchange::gather() {
   const uint64_t now = tag++;
   if (status != PS_OK) return;
-  status = comm->all_gather(comm->self, now, bytes, parts);
-  if (status != PS_OK) snprintf(message, sizeof(message), "%s", error_message());
+  keep(comm->all_gather(comm->self, now, bytes, parts));
+}
+
+ps_status Exchange::keep(ps_status found) {
+  if (status == PS_OK && found != PS_OK) snprintf(message, sizeof(message), "%s", error_message());
+  if (status == PS_OK) status = found;
+  return found;
 }
 
 ps_status infer_all_gather(const Spec* in, AttrValue* attrs, Spec* out) {

@@ -28,11 +28,9 @@ struct Exchange {
   const void* parts[PS_MAX_RANKS];
   int64_t bytes[PS_MAX_RANKS];
 
-  void begin(uint64_t hash) {
-    tag = hash;
-    status = PS_OK;
-  }
   void gather();  // bytes -> parts
+  // Keeps the first failure and its message; returns the status.
+  ps_status keep(ps_status found);
 };
 
 }  // namespace ps

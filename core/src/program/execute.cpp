@@ -257,7 +257,7 @@ static ps_status check_loaded(ps_program* p) {
   return prefix(status, "nodes[%lld] (%.*s): ", static_cast<long long>(failure->call - p->calls.data()), PS_STR(node.name));
 }
 
-// A step of several ranks fails with the first exchange that failed.
+// A step of several ranks fails with the first exchange that failed, and so do all later ones.
 static ps_status check_exchange(ps_program* p) {
   if (!p->exchange.data()) return PS_OK;
   const Exchange* exchange = reinterpret_cast<const Exchange*>(p->exchange.data());
@@ -295,6 +295,7 @@ static ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_n
 ps_status run_program(ps_program* p, const ps_batch& batch) {
   const int64_t start_ns = p->profiling ? now_ns() : 0;
   p->num_spans = 0;
+  PS_TRY(check_exchange(p));
   if (p->exchange.data()) PS_TRY(check_first_rank(*p));
   PS_TRY(take_batch(p, batch));
   if (p->exchange.data()) PS_TRY(send_batch(p, batch));
@@ -303,6 +304,7 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
 
 ps_status follow_program(ps_program* p) {
   p->num_spans = 0;
+  PS_TRY(check_exchange(p));
   ps_batch batch{};
   PS_TRY(receive_batch(p, &batch));
   const int64_t start_ns = p->profiling ? now_ns() : 0;

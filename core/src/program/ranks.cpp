@@ -55,7 +55,13 @@ ps_status end_group(const ps_program& p, const char* what, uint64_t expected, ui
   return fail(PS_ABORTED, "ranks: %s", reason);
 }
 
-void begin_exchanges(ps_program* p, uint64_t hash) { reinterpret_cast<Exchange*>(p->exchange.data())->begin(hash); }
+Exchange& exchange_of(ps_program* p) { return *reinterpret_cast<Exchange*>(p->exchange.data()); }
+
+// The data of rank 0.
+ps_status broadcast(ps_program* p, uint64_t tag, int64_t bytes, bool forever, const void** data) {
+  const ps_comm& comm = *p->context->comm;
+  return exchange_of(p).keep(comm.broadcast(comm.self, tag, 0, bytes, forever, data));
+}
 
 }  // namespace
 
@@ -90,19 +96,18 @@ ps_status send_batch(ps_program* p, const ps_batch& b) {
       m.hash = hash_of(*p, m, first);
     }
     memcpy(part, &m, sizeof(m));
-    PS_TRY(comm.broadcast(comm.self, sending ? kSecondTag : kFirstTag, 0, sending ? bytes : kShortBytes, 0, &data));
+    PS_TRY(broadcast(p, sending ? kSecondTag : kFirstTag, sending ? bytes : kShortBytes, false, &data));
   }
   ++p->rank_step;
-  begin_exchanges(p, m.hash);
+  exchange_of(p).tag = m.hash;
   return PS_OK;
 }
 
 ps_status receive_batch(ps_program* p, ps_batch* b) {
-  const ps_comm& comm = *p->context->comm;
   PS_TRY(check_fits(*p, kShortBytes));
   const void* data;
   Message m;
-  PS_TRY(comm.broadcast(comm.self, kFirstTag, 0, kShortBytes, 1, &data));
+  PS_TRY(broadcast(p, kFirstTag, kShortBytes, true, &data));
   memcpy(&m, data, sizeof(m));
   if (m.step != p->rank_step) return end_group(*p, "step", p->rank_step, m.step);
   const ps_program_options& o = p->options;
@@ -113,7 +118,7 @@ ps_status receive_batch(ps_program* p, ps_batch* b) {
   const int64_t bytes = message_bytes(*p, m);
   if (bytes > kShortBytes) {
     PS_TRY(check_fits(*p, bytes));
-    PS_TRY(comm.broadcast(comm.self, kSecondTag, 0, bytes, 0, &data));
+    PS_TRY(broadcast(p, kSecondTag, bytes, false, &data));
     memcpy(&m.hash, static_cast<const uint8_t*>(data) + 8, 8);
   }
   const int32_t* at = reinterpret_cast<const int32_t*>(static_cast<const uint8_t*>(data) + sizeof(Message));
@@ -136,7 +141,7 @@ ps_status receive_batch(ps_program* p, ps_batch* b) {
   b->output_rows = take(m.num_rows);
   b->page_tables = take(p->model->graph.page_groups.size() * m.num_requests * m.page_table_width);
   ++p->rank_step;
-  begin_exchanges(p, hash);
+  exchange_of(p).tag = hash;
   return PS_OK;
 }
 
