@@ -63,6 +63,17 @@ def _all_gather() -> Iterator[Case]:
     yield Case("strided", (cut(3, 40),), {"starts": "0|40", "rank": 0})
 
 
+def _alone(**attrs: int) -> Iterator[Case]:
+    for rows, cols in ROW_SHAPES:
+        yield Case(f"{rows}x{cols}", (randn(rows, cols),), {**attrs, "world": 1, "rank": 0})
+    yield Case("strided", (cut(3, 40),), {**attrs, "world": 1, "rank": 0})
+
+
+def _recv() -> Iterator[Case]:
+    for case in _alone(source=0):
+        yield Case(case.name, case.tensors, {"width": case.tensors[0].shape[1], **case.attrs})
+
+
 def _sharded_embedding() -> Iterator[Case]:
     for case in _embedding():
         table = case.tensors[1]
@@ -245,6 +256,10 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "gather_rows": _gather_rows,
     "all_gather": _all_gather,
     "sharded_embedding": _sharded_embedding,
+    "broadcast": lambda: _alone(root=0),
+    "send": lambda: _alone(target=0),
+    "recv": _recv,
+    "barrier": lambda: _alone(),
     "argmax": _argmax,
     "topk": _topk,
 }

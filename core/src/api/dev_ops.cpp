@@ -172,11 +172,12 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
     PS_TRY(read_tensor(unread, argument, &given, &c.out[i]));
     c.out[i].dtype = t.dtype;
   }
-  int32_t rank;
-  const Cut cut = cut_of(run->op, c.attrs, &rank);
-  if (cut.world > 1) {
-    if (!context->comm || context->comm->world != cut.world || context->comm->rank != rank)
-      return fail(PS_INVALID_ARGUMENT, "starts: expected a context with the comm of rank %d of %d", rank, cut.world);
+  const Membership member = membership_of(run->op, c.attrs);
+  if (member.world > 1) {
+    if (!context->comm || context->comm->world != member.world || context->comm->rank != member.rank)
+      return fail(PS_INVALID_ARGUMENT, "rank: expected a context with the comm of rank %d of %d", member.rank, member.world);
+    if (part_bytes(run->op, c) > context->comm->part_bytes)
+      return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld", static_cast<long long>(part_bytes(run->op, c)));
     run->exchange.comm = context->comm;
     c.exchange = &run->exchange;
   }

@@ -34,17 +34,25 @@ void run_put(const Call& c, int64_t begin, int64_t end, int32_t) {
     memcpy(part + static_cast<size_t>(i) * bytes, f32(c.in[0]) + i * c.in[0].row_stride, bytes);
 }
 
+Cut cut_of(const Call& c, int32_t op, int32_t* rank) {
+  Cut cut;
+  const bool gathers = op == OP_ALL_GATHER;
+  *rank = static_cast<int32_t>(c.attrs[gathers ? kAllGatherRank : kShardedRank].i);
+  read_cut(c.attrs[gathers ? kAllGatherStarts : kShardedStarts].s, &cut);
+  return cut;
+}
+
 void run_gather(const Call& c, int64_t, int64_t, int32_t) {
   if (!c.exchange) return;
   int32_t rank;
-  const Cut cut = cut_of(OP_ALL_GATHER, c.attrs, &rank);
+  const Cut cut = cut_of(c, OP_ALL_GATHER, &rank);
   for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] = rows(c) * cut.size(r) * static_cast<int64_t>(sizeof(float));
   c.exchange->gather();
 }
 
 void run_take(const Call& c, int64_t begin, int64_t end, int32_t) {
   int32_t rank;
-  const Cut cut = cut_of(OP_ALL_GATHER, c.attrs, &rank);
+  const Cut cut = cut_of(c, OP_ALL_GATHER, &rank);
   if (c.exchange && c.exchange->status != PS_OK) return;
   for (int64_t i = begin; i < end; ++i) {
     float* y = f32(c.out[0]) + i * c.out[0].row_stride;
@@ -78,7 +86,7 @@ void embed_row(const Call& c, const Cut& cut, int32_t rank, int64_t token, float
 void run_put_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
   if (!is_alive(c)) return;
   int32_t rank;
-  const Cut cut = cut_of(OP_SHARDED_EMBEDDING, c.attrs, &rank);
+  const Cut cut = cut_of(c, OP_SHARDED_EMBEDDING, &rank);
   int64_t counts[PS_MAX_RANKS];
   count_tokens(c, cut, begin, counts);
   float* part = static_cast<float*>(c.exchange->comm->part(c.exchange->comm->self));
@@ -90,7 +98,7 @@ void run_put_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
 void run_gather_tokens(const Call& c, int64_t, int64_t, int32_t) {
   if (!c.exchange) return;
   int32_t rank;
-  const Cut cut = cut_of(OP_SHARDED_EMBEDDING, c.attrs, &rank);
+  const Cut cut = cut_of(c, OP_SHARDED_EMBEDDING, &rank);
   count_tokens(c, cut, rows(c), c.exchange->bytes);
   for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] *= c.attrs[kShardedDim].i * static_cast<int64_t>(sizeof(float));
   c.exchange->gather();
@@ -98,7 +106,7 @@ void run_gather_tokens(const Call& c, int64_t, int64_t, int32_t) {
 
 void run_take_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
   int32_t rank;
-  const Cut cut = cut_of(OP_SHARDED_EMBEDDING, c.attrs, &rank);
+  const Cut cut = cut_of(c, OP_SHARDED_EMBEDDING, &rank);
   const int64_t dim = c.attrs[kShardedDim].i;
   if (c.exchange && c.exchange->status != PS_OK) return;
   int64_t counts[PS_MAX_RANKS];
@@ -114,6 +122,89 @@ void run_take_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
   }
 }
 
+size_t row_bytes(const Call& c) { return static_cast<size_t>(c.out[0].dims[1]) * sizeof(float); }
+
+void run_copy(const Call& c, int64_t begin, int64_t end, int32_t) {
+  for (int64_t i = begin; i < end; ++i)
+    memcpy(f32(c.out[0]) + i * c.out[0].row_stride, f32(c.in[0]) + i * c.in[0].row_stride, row_bytes(c));
+}
+
+bool is_root(const Call& c) { return c.attrs[kBroadcastRoot].i == c.attrs[rank_at(OP_BROADCAST)].i; }
+
+void run_put_root(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  if (is_root(c)) run_put(c, begin, end, thread);
+}
+
+void run_broadcast(const Call& c, int64_t, int64_t, int32_t) {
+  if (!is_alive(c)) return;
+  Exchange* e = c.exchange;
+  const int64_t bytes = rows(c) * static_cast<int64_t>(row_bytes(c));
+  e->keep(e->comm->broadcast(e->comm->self, e->tag++, static_cast<int32_t>(c.attrs[kBroadcastRoot].i), bytes, 0, &e->parts[0]));
+}
+
+void run_take_root(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  if (!c.exchange || is_root(c)) return run_copy(c, begin, end, thread);
+  if (!is_alive(c)) return;
+  const uint8_t* data = static_cast<const uint8_t*>(c.exchange->parts[0]);
+  for (int64_t i = begin; i < end; ++i)
+    memcpy(f32(c.out[0]) + i * c.out[0].row_stride, data + static_cast<size_t>(i) * row_bytes(c), row_bytes(c));
+}
+
+void run_barrier(const Call& c, int64_t, int64_t, int32_t) {
+  if (is_alive(c)) c.exchange->keep(c.exchange->comm->barrier(c.exchange->comm->self, c.exchange->tag++));
+}
+
+// Outputs lie row after row.
+void run_send(const Call& c, int64_t, int64_t, int32_t) {
+  const int64_t target = c.attrs[kSendTarget].i;
+  if (!is_alive(c) || target == c.attrs[rank_at(OP_SEND)].i) return;
+  const ps_comm* comm = c.exchange->comm;
+  c.exchange->keep(comm->send(comm->self, static_cast<int32_t>(target), c.out[0].data, rows(c) * static_cast<int64_t>(row_bytes(c))));
+}
+
+void run_receive(const Call& c, int64_t, int64_t, int32_t thread) {
+  const int64_t source = c.attrs[kRecvSource].i;
+  if (source == c.attrs[rank_at(OP_RECV)].i) return run_copy(c, 0, rows(c), thread);
+  if (!is_alive(c)) return;
+  const ps_comm* comm = c.exchange->comm;
+  c.exchange->keep(comm->recv(comm->self, static_cast<int32_t>(source), c.out[0].data, rows(c) * static_cast<int64_t>(row_bytes(c))));
+}
+
+ps_status check_membership(const AttrValue& world, const AttrValue& rank) {
+  if (world.i < 1 || world.i > PS_MAX_RANKS)
+    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %lld", PS_MAX_RANKS, static_cast<long long>(world.i));
+  if (rank.i >= 0 && rank.i < world.i) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %lld, found %lld", static_cast<long long>(world.i - 1),
+              static_cast<long long>(rank.i));
+}
+
+ps_status check_peer(const char* name, const AttrValue& peer, const AttrValue& world) {
+  if (peer.i >= 0 && peer.i < world.i) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "%s: expected 0 to %lld, found %lld", name, static_cast<long long>(world.i - 1),
+              static_cast<long long>(peer.i));
+}
+
+ps_status copy_rows(const Spec& x, Spec* out) {
+  if (x.dtype != PS_F32 || x.rank != 2) return fail(PS_INVALID_ARGUMENT, "x: expected f32 with two dims, found %s", describe(x).text);
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {x.dims[0], x.dims[1]}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+constexpr Phase kBroadcast[] = {
+    {SPLIT_ROWS, rows, run_put_root, 1, 0, false, false, true, false, false},
+    {SPLIT_ITEMS, once, run_broadcast, 0, 0, false, true, true, false, false},
+    {SPLIT_ROWS, rows, run_take_root, 1, 0, true, true, false, false, false},
+};
+// The second phase counts as a writer of the outputs, so that it is over before others read or reuse them.
+constexpr Phase kSend[] = {
+    {SPLIT_ROWS, rows, run_copy, 1, 0, true, false, true, false, false},
+    {SPLIT_ITEMS, once, run_send, 0, 0, true, true, true, false, false},
+};
+constexpr Phase kBarrier[] = {
+    {SPLIT_ROWS, rows, run_copy, 1, 0, true, false, true, false, false},
+    {SPLIT_ITEMS, once, run_barrier, 0, 0, true, true, true, false, false},
+};
+constexpr Phase kRecv[] = {{SPLIT_ITEMS, once, run_receive, 0, 1, true, false, true, false, false}};
 constexpr Phase kAllGather[] = {
     {SPLIT_ROWS, rows, run_put, 1, 0, false, false, true, false, false},
     {SPLIT_ITEMS, once, run_gather, 0, 0, false, true, true, false, false},
@@ -146,19 +237,24 @@ bool read_cut(Str text, Cut* out) {
   return count >= 2;
 }
 
-Cut cut_of(int32_t op, const AttrValue* attrs, int32_t* rank) {
-  Cut cut;
-  cut.world = 0;
-  *rank = 0;
-  if (op != OP_ALL_GATHER && op != OP_SHARDED_EMBEDDING) return cut;
-  const bool gathers = op == OP_ALL_GATHER;
-  *rank = static_cast<int32_t>(attrs[gathers ? kAllGatherRank : kShardedRank].i);
-  read_cut(attrs[gathers ? kAllGatherStarts : kShardedStarts].s, &cut);
-  return cut;
+Membership membership_of(int32_t op, const AttrValue* attrs) {
+  int32_t starts = -1, world = -1, rank = -1;
+  if (op == OP_ALL_GATHER) starts = kAllGatherStarts, rank = kAllGatherRank;
+  if (op == OP_SHARDED_EMBEDDING) starts = kShardedStarts, rank = kShardedRank;
+  if (op == OP_BROADCAST) world = world_at(OP_BROADCAST), rank = rank_at(OP_BROADCAST);
+  if (op == OP_SEND) world = world_at(OP_SEND), rank = rank_at(OP_SEND);
+  if (op == OP_RECV) world = world_at(OP_RECV), rank = rank_at(OP_RECV);
+  if (op == OP_BARRIER) world = world_at(OP_BARRIER), rank = rank_at(OP_BARRIER);
+  if (rank < 0) return Membership{0, 0};
+  Cut cut{};
+  if (starts >= 0) read_cut(attrs[starts].s, &cut);
+  return Membership{static_cast<int32_t>(attrs[rank].i), starts >= 0 ? cut.world : static_cast<int32_t>(attrs[world].i)};
 }
 
 int64_t part_bytes(int32_t op, const Call& c) {
-  const int64_t columns = op == OP_ALL_GATHER ? c.in[0].dims[1] : op == OP_SHARDED_EMBEDDING ? c.attrs[kShardedDim].i : 0;
+  int64_t columns = 0;
+  if (op == OP_ALL_GATHER || op == OP_BROADCAST) columns = c.in[0].dims[1];
+  if (op == OP_SHARDED_EMBEDDING) columns = c.attrs[kShardedDim].i;
   int64_t bytes;
   if (checked_mul(c.in[0].dims[0], columns, &bytes) && checked_mul(bytes, 4, &bytes)) return bytes;
   return INT64_MAX;
@@ -201,6 +297,43 @@ ps_status infer_sharded_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
   return infer_embedding(whole, attrs, out);
 }
 
+ps_status infer_broadcast(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(check_membership(attrs[world_at(OP_BROADCAST)], attrs[rank_at(OP_BROADCAST)]));
+  PS_TRY(check_peer("root", attrs[kBroadcastRoot], attrs[world_at(OP_BROADCAST)]));
+  return copy_rows(in[0], out);
+}
+
+ps_status infer_send(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(check_membership(attrs[world_at(OP_SEND)], attrs[rank_at(OP_SEND)]));
+  PS_TRY(check_peer("target", attrs[kSendTarget], attrs[world_at(OP_SEND)]));
+  return copy_rows(in[0], out);
+}
+
+ps_status infer_recv(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(check_membership(attrs[world_at(OP_RECV)], attrs[rank_at(OP_RECV)]));
+  PS_TRY(check_peer("source", attrs[kRecvSource], attrs[world_at(OP_RECV)]));
+  const int64_t width = attrs[kRecvWidth].i;
+  if (width < 1 || width > kMaxDim)
+    return fail(PS_INVALID_ARGUMENT, "width: expected 1 to 2^31, found %lld", static_cast<long long>(width));
+  const bool is_own = attrs[kRecvSource].i == attrs[rank_at(OP_RECV)].i;
+  if (is_own && (in[0].dtype != PS_F32 || in[0].rank != 2 || !equal(in[0].dims[1], constant(width)))) {
+    return fail(PS_INVALID_ARGUMENT, "rows: expected f32 rows of %lld from the rank itself, found %s", static_cast<long long>(width),
+                describe(in[0]).text);
+  }
+  if (in[0].rank > 2) return fail(PS_INVALID_ARGUMENT, "rows: expected one or two dims, found %s", describe(in[0]).text);
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(width)}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+ps_status infer_barrier(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(check_membership(attrs[world_at(OP_BARRIER)], attrs[rank_at(OP_BARRIER)]));
+  return copy_rows(in[0], out);
+}
+
+Phases broadcast_phases(const Call&) { return Phases{kBroadcast, 3}; }
+Phases send_phases(const Call&) { return Phases{kSend, 2}; }
+Phases recv_phases(const Call&) { return Phases{kRecv, 1}; }
+Phases barrier_phases(const Call&) { return Phases{kBarrier, 2}; }
 Phases all_gather_phases(const Call&) { return Phases{kAllGather, 3}; }
 Phases sharded_embedding_phases(const Call&) { return Phases{kShardedEmbedding, 3}; }
 

@@ -14,9 +14,13 @@ struct Cut {
   int64_t size(int32_t rank) const { return starts[rank + 1] - starts[rank]; }
 };
 bool read_cut(Str text, Cut* out);
-// The cut of an op of several ranks, which its shape rule has checked; another op's has world 0.
-Cut cut_of(int32_t op, const AttrValue* attrs, int32_t* rank);
-// The most bytes of this rank's part, of a call whose sizes are the most that a step may have.
+// The group that an op of several ranks belongs to, as its attributes say, which its shape rule has checked; another op's
+// has world 0.
+struct Membership {
+  int32_t rank, world;
+};
+Membership membership_of(int32_t op, const AttrValue* attrs);
+// The most bytes of this rank's part of an exchange, of a call whose sizes are the most that a step may have.
 int64_t part_bytes(int32_t op, const Call& call);
 
 // Of a program whose context has a comm.  The first exchange that fails ends the step: later ones do nothing.

@@ -109,13 +109,12 @@ ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
 
 // An op of several ranks exchanges with the ranks of the context.
 ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
-  int32_t rank;
-  const Cut cut = cut_of(node.op, call->attrs, &rank);
-  if (cut.world < 2) return PS_OK;
+  const Membership member = membership_of(node.op, call->attrs);
+  if (member.world < 2) return PS_OK;
   const ps_comm* comm = p->context->comm;
-  if (!comm || comm->world != cut.world || comm->rank != rank) {
-    return fail(PS_INVALID_ARGUMENT, "comm: expected that of rank %d of %d, as the bundle was cut, found rank %d of %d", rank, cut.world,
-                comm ? comm->rank : 0, comm ? comm->world : 1);
+  if (!comm || comm->world != member.world || comm->rank != member.rank) {
+    return fail(PS_INVALID_ARGUMENT, "comm: expected that of rank %d of %d, as the bundle was cut, found rank %d of %d", member.rank,
+                member.world, comm ? comm->rank : 0, comm ? comm->world : 1);
   }
   const int64_t bytes = part_bytes(node.op, *call);
   if (bytes > comm->part_bytes) {
@@ -123,7 +122,7 @@ ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
                 PS_STR(node.name), static_cast<long long>(comm->part_bytes));
   }
   call->exchange = reinterpret_cast<Exchange*>(p->exchange.data());
-  call->unread = comm->rank != 0 && node.outputs[0] == p->model->graph.output;  // rank 0 samples
+  call->unread = node.op == OP_ALL_GATHER && comm->rank != 0 && node.outputs[0] == p->model->graph.output;  // rank 0 samples
   return PS_OK;
 }
 

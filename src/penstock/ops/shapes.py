@@ -99,6 +99,40 @@ def _all_gather(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [(x[0], starts[-1])]
 
 
+def _group(op: str, attrs: Attrs, peer: str | None = None) -> None:
+    world = attrs["world"]
+    if not 1 <= world <= 64:
+        raise _fail(op, "world", "1 to 64", world)
+    for name in ("rank", peer):
+        if name is not None and not 0 <= attrs[name] < world:
+            raise _fail(op, name, f"0 to {world - 1}", attrs[name])
+
+
+def _broadcast(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _group("broadcast", attrs, "root")
+    return [_tensor("broadcast", shapes, "x", 2)]
+
+
+def _send(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _group("send", attrs, "target")
+    return [_tensor("send", shapes, "x", 2)]
+
+
+def _recv(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _group("recv", attrs, "source")
+    rows, width = _tensor("recv", shapes, "rows", 1, 2), attrs["width"]
+    if width < 1:
+        raise _fail("recv", "width", "at least 1", width)
+    if attrs["source"] == attrs["rank"] and rows[1:] != (width,):
+        raise _fail("recv", "rows", f"rows of {width} from the rank itself", list(rows))
+    return [(rows[0], width)]
+
+
+def _barrier(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _group("barrier", attrs)
+    return [_tensor("barrier", shapes, "x", 2)]
+
+
 def _sharded_embedding(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     _starts("sharded_embedding", attrs)
     return _embedding(shapes, attrs, "sharded_embedding")
@@ -209,6 +243,10 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "embedding": _embedding,
     "all_gather": _all_gather,
     "sharded_embedding": _sharded_embedding,
+    "broadcast": _broadcast,
+    "send": _send,
+    "recv": _recv,
+    "barrier": _barrier,
     "linear": _linear,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,

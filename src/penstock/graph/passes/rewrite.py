@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from penstock.graph.ir import Graph, Node, Value
-from penstock.ops.table import find_op
+from penstock.ops.table import EXCHANGES, find_op
 
 __all__ = [
     "count_weight_uses",
@@ -52,12 +52,13 @@ def order_values(graph: Graph) -> None:
 
 
 def drop_dead_code(graph: Graph) -> None:
-    """Remove pure nodes (those that write no state) without readers, and unused weights and states."""
+    """Remove pure nodes (those that write no state and exchange nothing) without readers, and unused weights and
+    states."""
     live = {graph.output}
     kept = []
     for node in reversed(graph.nodes):
         names = set(node.outputs) | {v.name for v in graph.values.values() if v.base in node.outputs}
-        if "(a!)" in find_op(node.op).schema or names & live:
+        if "(a!)" in find_op(node.op).schema or node.op in EXCHANGES or names & live:
             kept.append(node)
             live.update(operand.name for operand in node.inputs if operand.kind == "value")
     graph.nodes = kept[::-1]

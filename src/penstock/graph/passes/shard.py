@@ -16,6 +16,7 @@ from penstock.errors import UnsupportedError
 from penstock.graph.ir import Dim, DType, Graph, Node, Operand, Part, Value, Weight
 from penstock.graph.passes.cut import MAX_RANKS, Cut, cut_evenly, cut_heads
 from penstock.graph.passes.rewrite import drop_dead_code, order_values
+from penstock.ops.table import EXCHANGES
 
 __all__ = ["RowRanges", "shard"]
 
@@ -42,7 +43,7 @@ def shard(graph: Graph, rank: int, world: int) -> tuple[Graph, dict[str, tuple[s
     than attention heads, and UnsupportedError for a graph that is cut already.
     """
     check_integer("tensor_parallel_size", world, 1, MAX_RANKS)
-    if any(node.op in ("all_gather", "sharded_embedding") for node in graph.nodes):
+    if any(node.op in EXCHANGES for node in graph.nodes):
         raise UnsupportedError("tensor_parallel_size: expected a bundle of the whole network, found one of a rank")
     sharder = _Sharder(copy.deepcopy(graph), rank, world)
     return sharder.run(), sharder.sources
