@@ -74,6 +74,15 @@ class SharedComm:
             struct = self._struct.contents
             struct.abort(struct.self, reason.encode())
 
+    def probe(self, num_bytes: int, count: int) -> list[int]:
+        """Return the nanoseconds of each of ``count`` exchanges in which every rank sends ``num_bytes``.
+
+        All ranks call this with the same arguments.
+        """
+        out = (ctypes.c_int64 * count)()
+        check(library().ps_probe_gather(self._struct, num_bytes, count, out))
+        return list(out)
+
     def close(self) -> None:
         """Unmap the memory, after the contexts that use it are closed.  A second call does nothing."""
         if self._struct:

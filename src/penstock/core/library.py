@@ -313,6 +313,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_unpack": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p)),
     "ps_probe_bandwidth": (c_int32, (c_void_p, c_int64, c_int32, POINTER(c_double))),
     "ps_probe_compute": (c_int32, (c_void_p, c_int32, c_double, POINTER(c_double))),
+    "ps_probe_gather": (c_int32, (POINTER(CommStruct), c_int64, c_int32, _P64)),
     "ps_crc32": (c_uint32, (c_uint32, c_void_p, c_int64)),
 }
 
