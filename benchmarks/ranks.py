@@ -2,9 +2,9 @@
 
     python benchmarks/ranks.py [--model demo/demo.psm] [--world 2] [--rounds 5]
 
-Each rank of the exchanges is a process on a core of its own, if there are as many.  Decoding: ``world`` ranks of one thread against
-one process with as many threads, in turns; the best of the rounds counts, because other work on the machine only makes
-them slower.
+Each rank of the exchanges is a process on a core of its own, if there are as many.  Decoding: ``world`` ranks of one
+thread against one process with as many threads, in turns; the best of the rounds counts, because other work on the
+machine only makes them slower.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@
 namespace ps {
 namespace {
 
-constexpr int32_t kSpins = 2000;
+constexpr int32_t kSpins = 2000, kSpinsBeside = 40;  // before it looks whether it holds the core of the other
+constexpr int64_t kStayNanoseconds = 1000000;  // on a core before it leaves again
 constexpr int64_t kPage = 4096, kDefaultTimeoutMs = 60000, kMaxPartBytes = int64_t{1} << 40;
 
 bool has_come(uint32_t arrivals, uint32_t number) { return static_cast<int32_t>(arrivals - number) >= 0; }
@@ -128,11 +129,34 @@ void SharedComm::wake(int32_t rank) {
   futex_wake_shared(&words(rank).doorbell);
 }
 
+bool SharedComm::shares_core(int32_t peer) {
+  const int32_t core = words(peer).core.load(std::memory_order_relaxed) - 1;
+  return core >= 0 && core == sched_getcpu();
+}
+
+// The kernel puts threads that wake each other on one core.  Two ranks there would look for each other in turns, so this one
+// moves to a core where no other rank was seen; it may run anywhere afterwards, but stays as long as it does not sleep.
+void SharedComm::leave_core() {
+  cpu_set_t allowed, others;
+  if (now_ns() - left_ns_ < kStayNanoseconds || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  left_ns_ = now_ns();
+  others = allowed;
+  for (int32_t r = 0; r < comm_.world; ++r) {
+    const int32_t core = words(r).core.load(std::memory_order_relaxed) - 1;
+    if (r != comm_.rank && core >= 0 && core < CPU_SETSIZE) CPU_CLR(static_cast<size_t>(core), &others);
+  }
+  if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof(others), &others) == 0) sched_setaffinity(0, sizeof(allowed), &allowed);
+}
+
 template <typename Done>
 ps_status SharedComm::wait(int32_t peer, bool forever, Done&& done) {
   for (int32_t i = 0; i < kSpins; ++i) {
     if (done()) return PS_OK;
     if (group_->aborted.load(std::memory_order_relaxed)) return aborted_status();
+    if (i == kSpinsBeside && !yield_ && shares_core(peer)) {
+      leave_core();
+      if (shares_core(peer)) break;
+    }
     if (yield_) {
       sched_yield();
     } else {
@@ -177,6 +201,7 @@ ps_status SharedComm::exchange(uint64_t tag, const int64_t* bytes, bool forever,
   tag += epoch_ * 0x9e3779b97f4a7c15u;
   RankWords& own = words(comm_.rank);
   own.tags[number & 1].store(tag, std::memory_order_relaxed);
+  own.core.store(sched_getcpu() + 1, std::memory_order_relaxed);
   own.arrivals.store(number, std::memory_order_seq_cst);
   for (int32_t r = 0; r < comm_.world; ++r) {
     if (r != comm_.rank) wake(r);

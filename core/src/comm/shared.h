@@ -18,6 +18,7 @@ struct alignas(128) GroupWords {
 struct alignas(128) RankWords {
   std::atomic<uint32_t> arrivals;  // exchanges that the rank has come to; wraps
   std::atomic<uint64_t> tags[2];   // of the last two
+  std::atomic<int32_t> core;       // that it ran on then, + 1
   alignas(128) std::atomic<uint32_t> doorbell;  // the rank sleeps on it
   std::atomic<uint32_t> sleeping;
 };
@@ -56,6 +57,9 @@ class SharedComm {
   template <typename Done>
   ps_status sleep(int32_t peer, bool forever, Done&& done);
   void wake(int32_t rank);
+  // Whether the rank `peer` was last seen on the core of this thread, where it cannot run while this thread looks for it.
+  bool shares_core(int32_t peer);
+  void leave_core();
   ps_status aborted_status();
 
   ps_comm comm_{};
@@ -64,6 +68,7 @@ class SharedComm {
   bool yield_ = false;
   uint64_t epoch_ = 0;
   uint32_t next_ = 1;  // the number of the next exchange
+  int64_t left_ns_ = 0;  // when this rank last left a core
   GroupWords* group_ = nullptr;
   RankWords* ranks_ = nullptr;
   MailWords* mails_ = nullptr;
