@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -11,25 +12,28 @@ import numpy.typing as npt
 from penstock.core.metadata import read_metadata
 from penstock.core.native import Model
 from penstock.graph.bundle import BundleWriter
-from penstock.graph.ir import Graph, Layout, Segment, Weight
+from penstock.graph.ir import Graph, Layout, Weight
 from penstock.graph.metadata import decode_metadata
 from penstock.graph.passes.cut import TILE_ROWS
 from penstock.graph.passes.shard import RowRanges, shard
 
-__all__ = ["checksum_of", "take_rows", "widest_exchange", "write_rank_bundle"]
+__all__ = ["take_rows", "widest_exchange", "write_rank_bundle"]
 
 _WEIGHTS = "weights"
 _ROW_MAJOR = (Layout.ROWS_F32, Layout.ROWS_F16, Layout.ROWS_BF16, Layout.ROWS_I32)
 
 
-def write_rank_bundle(source: str | os.PathLike[str], out: str | os.PathLike[str], rank: int, world: int) -> None:
+def write_rank_bundle(source: str | os.PathLike[str], out: str | os.PathLike[str], rank: int, world: int) -> str:
     """Write the bundle ``out`` of rank ``rank`` of ``world``.  Rank 0 has the files beside the weights, too.
+
+    Returns what ranks compare to know that they have cut the same file: the checksums that it has of its segments.
 
     Raises InvalidArgumentError for more ranks than the network has heads, and InvalidFileError when the source is
     replaced meanwhile.
     """
     with Model.open(source) as model:
-        whole, segments = decode_metadata(read_metadata(source, model.stamp))
+        metadata = read_metadata(source, model.stamp)
+        whole, segments = decode_metadata(metadata)
         graph, sources = shard(whole, rank, world)
         names = [segment.name for segment in segments if segment.name != _WEIGHTS] if rank == 0 else []
         files = {name: bytes(model.segment(name) or b"") for name in names}
@@ -40,11 +44,7 @@ def write_rank_bundle(source: str | os.PathLike[str], out: str | os.PathLike[str
                 weight = whole.weights[source_name]
                 stored = data[weight.offset : weight.offset + weight.num_bytes]
                 writer.add_weight(name, take_rows(weight, stored, ranges))
-
-
-def checksum_of(segments: list[Segment]) -> str:
-    """Return what ranks compare to know that they have cut the same file."""
-    return " ".join(f"{segment.name}:{segment.num_bytes}:{segment.crc32:08x}" for segment in segments[:1])
+        return hashlib.sha256(metadata).hexdigest()
 
 
 def widest_exchange(graph: Graph, world: int) -> int:

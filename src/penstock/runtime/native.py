@@ -152,6 +152,7 @@ class NativeProgram:
             hidden_size=info.hidden_size,
             tail=info.tail,
             bidirectional=info.bidirectional,
+            num_ranks=1 if group is None else group.world,
         )
         self.populate_s = 0.0
         """Seconds spent on copying the weights; 0 when they are mapped."""

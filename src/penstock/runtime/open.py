@@ -162,7 +162,7 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
     from penstock.checkpoint.side_files import SIDE_FILES
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.runtime.native import NativeProgram
-    from penstock.runtime.ranks import open_ranks
+    from penstock.runtime.ranks import default_threads, open_ranks
 
     start = time.perf_counter()
     world = options.tensor_parallel_size
@@ -189,6 +189,12 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
         program.close()
         raise
     notes = []
+    num_threads = program.info.num_ranks * program.info.num_threads
+    if program.info.num_ranks > 1 and num_threads > (num_cores := default_threads()):
+        notes.append(
+            f"The {program.info.num_ranks} ranks have {num_threads} threads, but only {num_cores} cores. "
+            "Set --tp or --threads to change it."
+        )
     longest = model.info.context_len
     if limits.context_len == 0 and program.limits.context_len < longest:
         notes.append(

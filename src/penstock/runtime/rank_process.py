@@ -33,9 +33,8 @@ def main() -> int:
             comm,
             threads=settings["threads"],
             limits=ProgramLimits(**settings["limits"]),
-            agreement=settings["agreement"],
+            on_opened=lambda: _send(ready=True),
         )
-        _send(ready=True)
         while True:
             program.core_program.follow()
     except UnavailableError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.core import native
@@ -12,14 +13,14 @@ from penstock.core.metadata import read_metadata
 from penstock.errors import UnavailableError
 from penstock.graph.ir import Graph
 from penstock.graph.metadata import decode_metadata
-from penstock.graph.rank_bundle import checksum_of, widest_exchange, write_rank_bundle
+from penstock.graph.rank_bundle import widest_exchange, write_rank_bundle
 from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram, fit_limits, plan_limits
 from penstock.runtime.program import ProgramLimits, pages_for
 from penstock.runtime.rank_group import RankGroup
 from penstock.runtime.verify import open_verified
 
-__all__ = ["open_rank", "open_ranks"]
+__all__ = ["default_threads", "open_rank", "open_ranks"]
 
 
 def open_ranks(
@@ -30,27 +31,24 @@ def open_ranks(
     ``threads``: of each rank; 0 divides the cores.  ``limits``: as for one rank; the memory is divided.  Raises
     InvalidArgumentError if the network has too few heads, UnavailableError if a rank ends, and what a rank raises.
     """
-    num_cores = _num_cores()
+    num_cores = default_threads()
     threads = threads or max(1, num_cores // world)
     whole, verify_s = open_verified(path, verify)
     with whole:
-        graph, segments = decode_metadata(read_metadata(path, whole.stamp))
+        graph, _ = decode_metadata(read_metadata(path, whole.stamp))
         width = widest_exchange(graph, world)
-    model = _open_part(path, 0, world)
+    model, checksum = _open_part(path, 0, world)
     try:
         fitted, plan = _fit(model, limits or ProgramLimits(), world)
         group = RankGroup(world, _part_bytes(graph, width, fitted), oversubscribed=num_cores < world * threads)
         try:
-            agreement = checksum_of(segments)
-            settings = {"path": str(path), "threads": threads, "limits": dataclasses.asdict(fitted)}
-            group.start({**settings, "agreement": agreement})
+            group.start({"path": str(path), "threads": threads, "limits": dataclasses.asdict(fitted)})
             context = native.Context(threads, comm=group.comm)
-            context.agree(agreement)
             if fitted.weights == "huge":
                 model.load_huge(context)
-            program = NativeProgram(model, context, fitted, plan, group)
-            program.verify_s = verify_s
             group.await_ready()
+            program = _make_program(model, context, fitted, plan, checksum, group)
+            program.verify_s = verify_s
             return program, model
         except UnavailableError as error:
             reported = group.first_error()
@@ -64,22 +62,53 @@ def open_ranks(
         raise
 
 
-def open_rank(path: str, comm: SharedComm, *, threads: int, limits: ProgramLimits, agreement: str) -> NativeProgram:
-    """Open the part of a rank other than 0, with the limits of rank 0."""
+def open_rank(
+    path: str, comm: SharedComm, *, threads: int, limits: ProgramLimits, on_opened: Callable[[], None]
+) -> NativeProgram:
+    """Open the part of a rank other than 0, with the limits of rank 0.  Calls ``on_opened`` when it has its weights."""
+    model, checksum = _open_part(Path(path), comm.rank, comm.world)
     context = native.Context(threads, comm=comm)
-    context.agree(agreement)
-    model = _open_part(Path(path), comm.rank, comm.world)
     if limits.weights == "huge":
         model.load_huge(context)
-    return NativeProgram(model, context, limits, plan_limits(model, context, limits))
+    on_opened()
+    return _make_program(model, context, limits, plan_limits(model, context, limits), checksum, None)
 
 
-def _open_part(path: Path, rank: int, world: int) -> native.Model:
-    """Open a rank's part of a bundle.  Its file is deleted at once: it stays readable as long as it is open."""
+def _make_program(
+    model: native.Model,
+    context: native.Context,
+    limits: ProgramLimits,
+    plan: native.Plan,
+    checksum: str,
+    group: RankGroup | None,
+) -> NativeProgram:
+    """Make the program of a rank, while the others make theirs, if all have the same bundle and limits."""
+    context.agree(_agreement(checksum, limits))
+    program = NativeProgram(model, context, limits, plan, group)
+    try:
+        context.agree("")  # a rank that could not make its program ends the group before the first step
+    except BaseException:
+        program.close()
+        raise
+    return program
+
+
+def _agreement(checksum: str, limits: ProgramLimits) -> str:
+    """Return what all ranks must have in common: the bundle, and the sizes that their memory is planned for."""
+    return (
+        f"bundle {checksum[:32]}, {', '.join(f'{name} {value}' for name, value in dataclasses.asdict(limits).items())}"
+    )
+
+
+def _open_part(path: Path, rank: int, world: int) -> tuple[native.Model, str]:
+    """Open a rank's part of a bundle; return it and the checksum of the whole.
+
+    The file of the part is deleted at once: it stays readable as long as it is open.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         part = Path(folder) / f"rank_{rank}.psm"
-        write_rank_bundle(path, part, rank, world)
-        return native.Model.open(part)
+        checksum = write_rank_bundle(path, part, rank, world)
+        return native.Model.open(part), checksum
 
 
 def _fit(model: native.Model, limits: ProgramLimits, world: int) -> tuple[ProgramLimits, native.Plan]:
@@ -96,6 +125,7 @@ def _part_bytes(graph: Graph, width: int, limits: ProgramLimits) -> int:
     return max(4 * width * max(limits.max_tokens, limits.max_rows), batch)
 
 
-def _num_cores() -> int:
+def default_threads() -> int:
+    """Return the number of threads that the machine and the cgroup allow this process."""
     with native.Context() as context:
         return context.num_threads

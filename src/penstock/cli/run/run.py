@@ -166,6 +166,8 @@ def _figures(llm: LLM, result: Result, load_s: float) -> str:
     timings, num_tokens, reason = result.timings, len(result.token_ids), result.finish_reason
     rate = f"{timings['decode_tokens_per_s']:,.0f} tokens/s, " if num_tokens > 1 else ""
     threads = "1 thread" if llm.info.num_threads == 1 else f"{llm.info.num_threads} threads"
+    if llm.info.num_ranks > 1:
+        threads = f"{llm.info.num_ranks} ranks of {threads}"
     copied = f"weights copied in {llm.populate_s * 1e3:.0f} ms, " if llm.populate_s else ""
     verified = f"checksums verified in {llm.verify_s * 1e3:.0f} ms, " if llm.verify_s else ""
     return (
