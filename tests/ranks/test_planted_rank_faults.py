@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,24 @@ def test_a_sum_over_parts_of_k_gives_other_bits(whole: Path, tmp_path: Path) -> 
     assert found != expected
     for a, b in zip(found, expected, strict=True):
         assert np.allclose(np.frombuffer(a, np.float32), np.frombuffer(b, np.float32), atol=1e-3)
+
+
+@pytest.mark.parametrize("when", [0, 1, 2, 9, 17, 18, 30])
+def test_a_rank_that_raises_in_any_exchange_ends_the_step(when: int, whole: Path, parts_of: PartsOf) -> None:
+    """Before the first exchange of a step, in one of a layer, in that of the logits, and in a later step."""
+
+    def failing(comm: SharedComm) -> FaultyComm:
+        original, calls = comm.struct.all_gather, []
+
+        def all_gather(this: int, tag: int, sizes: Any, parts: Any) -> int:
+            calls.append(tag)
+            if len(calls) - 1 == when:
+                comm.abort("rank 1: out of luck")
+            return int(original(this, tag, sizes, parts))
+
+        return FaultyComm(comm, all_gather=all_gather)
+
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match="the group was ended: rank 1: out of luck"):
+        run(parts_of(whole, 2), failing)
+    assert time.monotonic() - start < 2

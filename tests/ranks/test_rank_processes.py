@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -167,3 +168,27 @@ def test_the_command_line_starts_ranks() -> None:
     ]
     assert texts[0]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.long
+def test_fifty_groups_that_are_killed_leave_nothing_behind() -> None:
+    """A rank is killed while it loads, in a step, or while it is idle; every request ends within two seconds."""
+    rng = random.Random(5)
+    descriptors, shared = len(os.listdir("/proc/self/fd")), set(os.listdir(SHARED_MEMORY))
+    for round_number in range(50):
+        world = rng.choice([2, 3])
+        killer = threading.Timer(
+            rng.uniform(0.2, 1.5), lambda: [os.kill(pid, signal.SIGKILL) for pid in rank_pids()[:1]]
+        )
+        killer.start()
+        try:
+            with open_llm(world) as llm:
+                while True:
+                    start = time.monotonic()
+                    llm.generate(PROMPTS[0], SamplingParams(max_tokens=20, ignore_eos=True))
+        except UnavailableError:
+            assert time.monotonic() - start < 2 or killer.is_alive(), round_number
+        killer.join()
+        assert rank_pids() == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert set(os.listdir(SHARED_MEMORY)) == shared

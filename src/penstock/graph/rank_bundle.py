@@ -23,7 +23,9 @@ _WEIGHTS = "weights"
 _ROW_MAJOR = (Layout.ROWS_F32, Layout.ROWS_F16, Layout.ROWS_BF16, Layout.ROWS_I32)
 
 
-def write_rank_bundle(source: str | os.PathLike[str], out: str | os.PathLike[str], rank: int, world: int) -> str:
+def write_rank_bundle(
+    source: str | os.PathLike[str], out: str | os.PathLike[str], rank: int, world: int, *, durable: bool = True
+) -> str:
     """Write the bundle ``out`` of rank ``rank`` of ``world``.  Rank 0 has the files beside the weights, too.
 
     Returns what ranks compare to know that they have cut the same file: the checksums that it has of its segments.
@@ -38,7 +40,7 @@ def write_rank_bundle(source: str | os.PathLike[str], out: str | os.PathLike[str
         names = [segment.name for segment in segments if segment.name != _WEIGHTS] if rank == 0 else []
         files = {name: bytes(model.segment(name) or b"") for name in names}
         data = np.frombuffer(model.segment(_WEIGHTS) or b"", np.uint8)
-        with BundleWriter(Path(out), graph, files) as writer:
+        with BundleWriter(Path(out), graph, files, durable=durable) as writer:
             for name in graph.weights:
                 source_name, ranges = sources[name]
                 weight = whole.weights[source_name]

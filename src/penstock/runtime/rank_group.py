@@ -71,6 +71,13 @@ class RankGroup:
         if self._start_error is not None:
             raise FileAccessError(f"The process of a rank failed to start: {self._start_error}")
 
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send the ranks a last message."""
+        for child in self._children:
+            _write_line(child, json.dumps(message))
+            if child.stdin is not None:
+                child.stdin.close()
+
     def await_ready(self) -> None:
         """Wait until every rank has opened its part.  Raises the error of a rank that failed."""
         deadline = time.monotonic() + _LOAD_S
@@ -104,8 +111,9 @@ class RankGroup:
         if self._supervisor is not None:
             self._supervisor.join()
         for child in self._children:
-            if child.stdout is not None:
-                child.stdout.close()
+            for stream in (child.stdin, child.stdout):
+                if stream is not None:
+                    stream.close()
         self.comm.close()
         self._close_descriptors()
 
@@ -145,10 +153,7 @@ class RankGroup:
             pass_fds=(self._fd,),
             start_new_session=True,  # Ctrl-C reaches only this process
         )
-        if child.stdin is not None:
-            with suppress(BrokenPipeError):
-                child.stdin.write(settings + "\n")
-                child.stdin.close()
+        _write_line(child, settings)
         return child
 
     def _end_children(self) -> None:
@@ -160,6 +165,14 @@ class RankGroup:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
+
+
+def _write_line(child: subprocess.Popen[str], text: str) -> None:
+    """Write a line to a rank; one that has ended is noticed elsewhere."""
+    if child.stdin is not None:
+        with suppress(BrokenPipeError):
+            child.stdin.write(text + "\n")
+            child.stdin.flush()
 
 
 def _read_message(stream: IO[str] | None, deadline: float) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The process of a rank other than 0: it opens its part of a bundle, and computes its part of each step of rank 0.
 
-Settings come as one JSON object on stdin.  One JSON object on stdout says that the rank is ready, or why not.
+Settings come as a JSON object on stdin, the limits later as another.  A JSON object on stdout says that the rank is
+ready, or why not.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ def main() -> int:
         program = open_rank(
             settings["path"],
             comm,
-            threads=settings["threads"],
-            limits=ProgramLimits(**settings["limits"]),
-            on_opened=lambda: _send(ready=True),
+            settings["threads"],
+            lambda: ProgramLimits(**json.loads(sys.stdin.readline())),
+            lambda: _send(ready=True),
         )
         while True:
             program.core_program.follow()

@@ -31,43 +31,47 @@ def open_ranks(
     ``threads``: of each rank; 0 divides the cores.  ``limits``: as for one rank; the memory is divided.  Raises
     InvalidArgumentError if the network has too few heads, UnavailableError if a rank ends, and what a rank raises.
     """
-    num_cores = default_threads()
+    limits, num_cores = limits or ProgramLimits(), default_threads()
     threads = threads or max(1, num_cores // world)
     whole, verify_s = open_verified(path, verify)
     with whole:
         graph, _ = decode_metadata(read_metadata(path, whole.stamp))
-        width = widest_exchange(graph, world)
-    model, checksum = _open_part(path, 0, world)
+    group = RankGroup(world, _part_bytes(graph, world, limits), oversubscribed=num_cores < world * threads)
     try:
-        fitted, plan = _fit(model, limits or ProgramLimits(), world)
-        group = RankGroup(world, _part_bytes(graph, width, fitted), oversubscribed=num_cores < world * threads)
+        group.start({"path": str(path), "threads": threads})  # each cuts its part while this process cuts its own
+        model, checksum = _open_part(path, 0, world)
         try:
-            group.start({"path": str(path), "threads": threads, "limits": dataclasses.asdict(fitted)})
+            fitted, plan = _fit(model, limits, world)
+            group.send(dataclasses.asdict(fitted))
             context = native.Context(threads, comm=group.comm)
             if fitted.weights == "huge":
                 model.load_huge(context)
             group.await_ready()
             program = _make_program(model, context, fitted, plan, checksum, group)
-            program.verify_s = verify_s
-            return program, model
-        except UnavailableError as error:
-            reported = group.first_error()
-            group.close()
-            raise (reported or error) from None
         except BaseException:
-            group.close()
+            model.close()
             raise
+    except UnavailableError as error:
+        reported = group.first_error()
+        group.close()
+        raise (reported or error) from None
     except BaseException:
-        model.close()
+        group.close()
         raise
+    program.verify_s = verify_s
+    return program, model
 
 
 def open_rank(
-    path: str, comm: SharedComm, *, threads: int, limits: ProgramLimits, on_opened: Callable[[], None]
+    path: str, comm: SharedComm, threads: int, limits_of: Callable[[], ProgramLimits], on_opened: Callable[[], None]
 ) -> NativeProgram:
-    """Open the part of a rank other than 0, with the limits of rank 0.  Calls ``on_opened`` when it has its weights."""
+    """Open the part of a rank other than 0.
+
+    ``limits_of`` returns the limits of rank 0, which plans its own part first.  ``on_opened`` is called when this rank
+    has its weights.
+    """
     model, checksum = _open_part(Path(path), comm.rank, comm.world)
-    context = native.Context(threads, comm=comm)
+    limits, context = limits_of(), native.Context(threads, comm=comm)
     if limits.weights == "huge":
         model.load_huge(context)
     on_opened()
@@ -107,7 +111,7 @@ def _open_part(path: Path, rank: int, world: int) -> tuple[native.Model, str]:
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         part = Path(folder) / f"rank_{rank}.psm"
-        checksum = write_rank_bundle(path, part, rank, world)
+        checksum = write_rank_bundle(path, part, rank, world, durable=False)
         return native.Model.open(part), checksum
 
 
@@ -118,11 +122,15 @@ def _fit(model: native.Model, limits: ProgramLimits, world: int) -> tuple[Progra
         return fit_limits(model, context, limits, machine.available // world if machine.total else None)
 
 
-def _part_bytes(graph: Graph, width: int, limits: ProgramLimits) -> int:
-    """Return the most bytes that a rank sends at once: rows of values, or the batch."""
-    tables = len(graph.page_groups) * limits.max_requests * pages_for(limits.context_len)
-    batch = 64 + 4 * (2 * limits.max_tokens + limits.max_requests + 1 + limits.max_rows + tables)
-    return max(4 * width * max(limits.max_tokens, limits.max_rows), batch)
+def _part_bytes(graph: Graph, world: int, limits: ProgramLimits) -> int:
+    """Return the most bytes that a rank sends at once within these limits: rows of values, or the batch.
+
+    Memory is taken only for what is sent.
+    """
+    num_rows = max(limits.max_tokens, limits.max_rows, limits.max_requests)
+    tables = len(graph.page_groups) * limits.max_requests * pages_for(limits.context_len or graph.context_len)
+    batch = 64 + 4 * (2 * limits.max_tokens + limits.max_requests + 1 + num_rows + tables)
+    return max(4 * widest_exchange(graph, world) * num_rows, batch)
 
 
 def default_threads() -> int:
