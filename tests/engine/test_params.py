@@ -74,6 +74,8 @@ def test_min_tokens_above_default_max_tokens_is_refused():
         ("n", 129),
         ("best_of", 0),
         ("stop_token_ids", 5),
+        ("stop_token_ids", range(4097)),
+        ("allowed_token_ids", range(2**18 + 1)),
         ("include_stop_str_in_output", 1),
         ("logprobs", -1),
         ("logprobs", 21),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.api_errors import RefusalError
+from penstock.errors import NotFoundError
 from penstock.llm.backend import known_card
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ class Call:
             known = self.models.list()
             # A model in its first load does not count: the load may fail.
             served = [one for one in known if known_card(one) is not None] or known
+            if not served:
+                raise NotFoundError("This service has no language models.")
             if len(served) != 1:
                 raise RefusalError(
                     400,
@@ -150,13 +153,10 @@ class Call:
 
     async def reply(self, reply: Reply) -> None:
         """Send a whole response."""
-        headers = [
-            (b"content-type", reply.content_type),
-            (b"content-length", b"%d" % len(reply.body)),
-            (b"x-request-id", self.request_id.encode()),
-            *self.fixed(),
-            *reply.headers,
-        ]
+        headers = [(b"x-request-id", self.request_id.encode()), *self.fixed(), *reply.headers]
+        if reply.status != 204:  # which has no body (RFC 9110 section 8.6)
+            length = b"%d" % len(reply.body)
+            headers += [(b"content-type", reply.content_type), (b"content-length", length)]
         sink = await self.ready_sink()
         sink.whole(reply.status, headers, reply.body)
         self.has_begun = True

@@ -56,6 +56,11 @@ class Gateway:
                 operation = self._let_in(call, scope)
                 await self._read(operation, call, receive)
                 status = await self._run(operation, call, sink)
+            except asyncio.CancelledError as error:
+                cancellation = None if call.is_gone else self.admission.internal_cancellation(call, error)
+                if cancellation is None:
+                    raise
+                status = await self._refuse(call, cancellation, is_oip(scope["path"]))
             except Exception as error:
                 status = await self._refuse(call, error, is_oip(scope["path"]))
         except asyncio.CancelledError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 
@@ -164,6 +165,7 @@ def test_further_hosts_and_origins(serve):
     status, headers, _ = service.ask("OPTIONS", "/v1/completions", headers=origin | asked)
     assert (status, headers["access-control-allow-methods"]) == (204, "POST")
     assert "authorization" in headers["access-control-allow-headers"]
+    assert not {"content-length", "content-type"} & set(headers)  # RFC 9110 section 8.6
     assert service.ask("OPTIONS", "/v1/completions", headers=asked)[0] == 405
     assert "access-control-allow-origin" not in service.ask("GET", "/v1/models")[1]
 
@@ -376,3 +378,30 @@ def test_names_are_found_by_their_whole_path():
     assert list(routes.find("/v1/models/demo")[0]) == ["GET"]
     for path in ("/v1/models/", "/v1/models/a/b", "/v1/models/.hidden", "/v1/models/{model}", "/v1/models/a\n"):
         assert routes.find(path) == ({}, {})
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_an_internal_cancellation_ends_the_request(serve, monkeypatch, is_stream):
+    """As over gRPC: the client is not left without a response."""
+    service = serve()
+    (backend,) = service.models.list()
+
+    async def submit(*_arguments, **_named):
+        never = asyncio.get_running_loop().create_future()
+        never.cancel()
+        await never
+
+    monkeypatch.setattr(backend, "submit", submit)
+    status, error = service.refused("/v1/completions", prompt="the cat", stream=is_stream)
+    assert (status, error["code"]) == (503, "unavailable")
+    monkeypatch.undo()
+    service.post("/v1/completions", prompt="the cat", max_tokens=1)
+
+
+def test_scored_tokens_are_in_the_log(serve, caplog):
+    caplog.set_level(logging.INFO, "penstock")
+    service = serve()
+    body = service.post("/v1/completions", prompt=[5, 6, 7], max_tokens=0, echo=True, logprobs=1)
+    until(lambda: caplog.records)
+    (line,) = (one.facts for one in caplog.records if getattr(one, "facts", {}).get("path") == "/v1/completions")
+    assert line["prompt_tokens"] == body["usage"]["prompt_tokens"] == 3

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from grpc_health.v1 import health_pb2
 from tritonclient.utils import InferenceServerException
 
 from penstock.serving.proto import oip_pb2 as pb
@@ -273,3 +274,25 @@ def test_a_whole_answer_goes_out_in_one_piece(service):
             head, _, body = answer.partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 ")
             assert json.loads(body)["outputs"][0]["data"] == [5]
+
+
+def test_health_counts_servables(service):
+    """Over both protocols a service of servables only is ready."""
+    check, answer = "/grpc.health.v1.Health/Check", health_pb2.HealthCheckResponse
+
+    def status(name: str) -> int:
+        return answer.FromString(call(service, check, health_pb2.HealthCheckRequest(service=name).SerializeToString()))
+
+    assert service.ask("GET", "/health/ready")[0] == 200
+    assert status("").status == status("echo.it").status == answer.SERVING
+    assert (
+        refused(service, check, health_pb2.HealthCheckRequest(service="nobody").SerializeToString()).code()
+        is grpc.StatusCode.NOT_FOUND
+    )
+    service.methods.unloaded.add("odd")
+    assert status("odd.it").status == answer.NOT_SERVING
+    service.methods.unloaded.clear()
+
+
+def test_a_request_without_a_model_finds_none(service):
+    assert service.refused("/v1/completions", prompt="x")[1]["code"] == "model_not_found"

@@ -18,8 +18,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from penstock.api_errors import MAX_MESSAGE_CHARS, RefusalError, grpc_code
-from penstock.errors import UnavailableError
-from penstock.logs import LOG
 from penstock.serving.admission import Admission, check_single
 from penstock.serving.call import Call
 from penstock.serving.grpc.compression import encoding_of, unpacked
@@ -254,10 +252,9 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         except GoneError:
             raise asyncio.CancelledError from None
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # an inner task was cancelled: the client is still waiting
-                self._refuse(outcome, call, UnavailableError("The request was cancelled internally. Send it again."))
-                LOG.error("request %s was cancelled internally", call.request.request_id, exc_info=error)
+            cancellation = self.admission.internal_cancellation(call.request, error)
+            if cancellation is not None:
+                self._refuse(outcome, call, cancellation)
             else:
                 if call.request.remaining_s() <= 0:
                     outcome.status = 504

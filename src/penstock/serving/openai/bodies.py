@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     _PartFields = Body
 else:
     _CompletionFields = extended(
+        "CompletionFields",
         SamplingFields,
         ("best_of", "echo", "logprobs"),
         {
@@ -52,6 +53,7 @@ else:
         },
     )
     _ChatFields = extended(
+        "ChatFields",
         SamplingFields,
         {"top_logprobs": "logprobs"},
         {
@@ -64,14 +66,15 @@ else:
         },
     )
     _EmbeddingFields = extended(
-        ServingFields, refusals={"dimensions": "the model determines the length of its vectors"}
+        "EmbeddingFields", ServingFields, refusals={"dimensions": "the model determines the length of its vectors"}
     )
     _MessageFields = extended(
+        "MessageFields",
         Body,
         refusals={"tool_calls tool_call_id function_call refusal audio reasoning_content annotations": ""},
     )
     _PartFields = extended(
-        Body, refusals={"image_url input_audio audio_url video_url file": "only text input is supported"}
+        "PartFields", Body, refusals={"image_url input_audio audio_url video_url file": "only text input is supported"}
     )
 
 

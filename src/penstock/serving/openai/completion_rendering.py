@@ -123,5 +123,5 @@ async def scored(call: Call, request: EngineRequest, echoes: list[str | None]) -
             listed = TextLogprobs(tokenizer, len(echo or ""))
             logprobs = await call_tokenizer(tokenizer, len(ids), listed.prompt, ids, score.logprobs)
         choices.append({"index": index, "text": echo, "logprobs": logprobs, "finish_reason": "length"})
-    rendering = CompletionRendering(call, request, echoes)
-    return rendering.whole(choices, usage(sum(map(len, request.prompts)), 0, 0))
+    num_tokens = call.facts["prompt_tokens"] = sum(map(len, request.prompts))
+    return CompletionRendering(call, request, echoes).whole(choices, usage(num_tokens, 0, 0))
