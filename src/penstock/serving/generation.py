@@ -42,6 +42,7 @@ class Generation:
     def __init__(self, call: Call, request: EngineRequest) -> None:
         self._call, self._request = call, request
         self._taking = asyncio.Lock()
+        self._start = time.monotonic()
         self._metrics = call.metrics.of_model(request.backend.name)
         self.num_prompt_tokens = self.num_output_tokens = self.num_cached_tokens = 0
 
@@ -83,7 +84,8 @@ class Generation:
         while True:
             try:
                 request, request_id = self._request, self._call.request_id
-                return await request.backend.submit(ids, request.params, request.options, request_id=request_id)
+                options = request.options if is_first else request.options.since(self._start)
+                return await request.backend.submit(ids, request.params, options, request_id=request_id)
             except QueueFullError:
                 if is_first:
                     raise

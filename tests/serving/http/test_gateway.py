@@ -8,8 +8,10 @@ import logging
 
 import pytest
 
+from penstock.engine.options import RequestOptions
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.logs import JsonLines
+from penstock.serving.generation import MAX_AT_ONCE
 from penstock.serving.http.app import operations
 from penstock.serving.keys import KeySet
 from penstock.serving.operations import Routes
@@ -405,3 +407,31 @@ def test_scored_tokens_are_in_the_log(serve, caplog):
     until(lambda: caplog.records)
     (line,) = (one.facts for one in caplog.records if getattr(one, "facts", {}).get("path") == "/v1/completions")
     assert line["prompt_tokens"] == body["usage"]["prompt_tokens"] == 3
+
+
+def slow(monkeypatch, backend, name: str) -> list[float]:
+    """The deadlines that a method of a backend gets, which takes 0.2 s each time."""
+    real, given = getattr(backend, name), []
+
+    async def call(ids, *arguments, **named):
+        given.append(next(one.deadline_s for one in arguments if isinstance(one, RequestOptions)))
+        await asyncio.sleep(0.2)
+        return await real(ids, *arguments, **named)
+
+    monkeypatch.setattr(backend, name, call)
+    return given
+
+
+def test_all_prompts_of_a_request_share_its_deadline(serve, monkeypatch):
+    service = serve(context_len=64)
+    (backend,) = service.models.list()
+    given = slow(monkeypatch, backend, "submit")
+    service.post("/v1/completions", prompt=[[7]] * (MAX_AT_ONCE + 2), max_tokens=1, timeout=500)
+    assert given[0] <= 500
+    assert all(one <= 499.9 for one in given[MAX_AT_ONCE:])
+    given = slow(monkeypatch, backend, "score")
+    service.post("/v1/completions", prompt=[[7, 8]] * 3, max_tokens=0, echo=True, logprobs=0, timeout=500)
+    assert given[1] <= 499.9 > given[2] + 0.1
+    status, error = service.refused("/v1/completions", prompt=[[7, 8]] * 3, max_tokens=0, echo=True, logprobs=0,
+                                    timeout=0.1)  # fmt: skip
+    assert (status, error["param"], error["code"]) == (504, "timeout", "deadline_exceeded")

@@ -123,9 +123,8 @@ async def run_method(call: Call, method: Method, request: InferRequest) -> Infer
                 "unknown",
             )  # fmt: skip
     seconds = deadline_s(call, timeout_s)
-    return await method.infer(
-        InferRequest(call.request_id, request.inputs, request.outputs, {}, seconds, priority, is_each)
-    )  # fmt: skip
+    asked = InferRequest(call.request_id, request.inputs, request.outputs, {}, seconds, priority, is_each)
+    return await within(seconds, method.infer(asked))
 
 
 class Inference:
