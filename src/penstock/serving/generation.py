@@ -130,7 +130,7 @@ class Generation:
             metrics.ended(num_prompt, num_output, time.perf_counter() - self._call.arrived, answer.timings)
         if self._call.trace is not None:
             self._call.trace.note(sent, answer.timings, params.n)
-        metrics.asked(params.n, params.max_tokens, max(counts.values(), default=0))
+        metrics.note_request(params.n, params.max_tokens, max(counts.values(), default=0))
         self.num_prompt_tokens += num_prompt
         self.num_output_tokens += num_output
         self.num_cached_tokens += answer.num_cached_tokens

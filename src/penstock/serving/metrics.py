@@ -126,7 +126,7 @@ class ModelMetrics:
         self.prompt_tokens += num_prompt
         self.output_tokens += num_output
 
-    def asked(self, n: int, max_tokens: int | None, longest: int) -> None:
+    def note_request(self, n: int, max_tokens: int | None, longest: int) -> None:
         """Record the parameters of a request, and the number of tokens of its longest answer."""
         note = self.histograms
         note["request_params_n"].add(n)

@@ -46,7 +46,7 @@ class _Signals:
 
     def __init__(self, on_second: Callable[[], None], reload: Callable[[], None]) -> None:
         self.first: signal.Signals | None = None
-        self.asked = asyncio.Event()
+        self.received = asyncio.Event()
         self._on_second = on_second
         loop = asyncio.get_running_loop()
         known = (signal.SIGTERM, signal.SIGINT)
@@ -58,7 +58,7 @@ class _Signals:
     def _take(self, number: signal.Signals) -> None:
         if self.first is None:
             self.first = number
-            self.asked.set()
+            self.received.set()
         else:
             self._on_second()
 
@@ -95,15 +95,15 @@ async def run_service(settings: ServiceSettings) -> int:
         await primary.open()
         urls = {name: listener.open() for name, listener in listeners.items()}
         serving = asyncio.gather(*(listener.serve() for listener in listeners.values()))
-        asked = asyncio.ensure_future(signals.asked.wait())
+        signalled = asyncio.ensure_future(signals.received.wait())
         loading = asyncio.ensure_future(_load(models, servables, settings))
-        tasks += [serving, asked, loading]
-        await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
+        tasks += [serving, signalled, loading]
+        await asyncio.wait((serving, signalled, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
             gc.freeze()  # the objects of the start-up live on: scanning them in each full collection would take 0.1 s
             _say(startup_banner(urls, models, servables, settings, primary.port, limit), sys.stdout)
-            await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((serving, signalled), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
         if signals.first is not None:

@@ -139,7 +139,7 @@ class GrpcCall:
         """
         data: bytes = message.SerializeToString()
         try:
-            await self.gateway.untaken.add(len(data), self.gateway.limits.write_s)
+            await self.gateway.send_budget.add(len(data), self.gateway.limits.write_s)
         except TimeoutError:
             raise self._slow_reader() from None
         return data
@@ -173,7 +173,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Set when idle streams should end."""
         self.num_asked = 0
         """The number of RPCs that gRPC has passed to this gateway."""
-        self.untaken = SendBudget()
+        self.send_budget = SendBudget()
         self._methods = {one.path: one for one in methods}
         self._streamed = {path: self._handler(one) for path, one in self._methods.items()}
         whole = {path: one for path, one in self._methods.items() if not (one.is_stream or one.is_many)}
@@ -188,7 +188,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         """
         self.num_asked += 1
         whole = self._whole.get(details.method)
-        if whole is not None and self.untaken.has_room:
+        if whole is not None and self.send_budget.has_room:
             return whole
         return self._streamed.get(details.method) or self._handler(_unknown(details.method))
 

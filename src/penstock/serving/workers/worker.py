@@ -26,7 +26,7 @@ from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers import joining
+from penstock.serving.workers import handshake
 from penstock.serving.workers.heartbeat import HEARTBEAT_S, Heartbeat
 from penstock.serving.workers.messages import (
     MAX_MESSAGE_BYTES,
@@ -307,7 +307,7 @@ async def _serve_primary(config: WorkerConfig) -> int:
     stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES)
     try:
         try:
-            await joining.join(stream, pb.Join(token=config.token, model=config.name, pid=os.getpid()))
+            await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=os.getpid()))
         except UnavailableError:  # the primary is gone
             return 1
         return await Worker(config, stream).run()
