@@ -111,7 +111,7 @@ class RequestOptions:
     """How a request is served.
 
     ``priority``: the lower number goes first, and may take the place of a higher one, which is then computed again
-    later. A request that has waited the engine's ``priority_s`` longer for each level goes first all the same, so that
+    later. A request that has waited the engine's ``priority_s`` longer for each level goes first nevertheless, so that
     a stream of urgent requests starves none.
     ``deadline_s``: seconds after which the request ends with DeadlineError in any state; None is no deadline.
     ``cache_salt``: only requests with the same salt share pages of equal beginnings.

@@ -150,7 +150,7 @@ class GenerateRequest(InferParameters, kw_only=True):
     input_ids: TokenIds | None = None
     parameters: Annotated[
         GenerateParameters | None,
-        Meta(description="Accepts the same fields as the body. A field may be in only one of both places."),
+        Meta(description="Accepts the same fields as the body. A field may be in only one of the two places."),
     ] = None
 
 

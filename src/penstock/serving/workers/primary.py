@@ -254,7 +254,7 @@ class Primary:
     ) -> None:
         """Pass a worker's messages to its connection until the stream ends.
 
-        If ``on_ready``, which is called once the model is loaded, raises PenstockError, the worker is told why.
+        If ``on_ready``, which is called once the model is loaded, raises PenstockError, the worker gets the reason.
         """
         stream.max_bytes = MAX_MESSAGE_BYTES
         connection.send_over(stream)

@@ -110,7 +110,7 @@ class Worker:
         gc.freeze()  # objects of the load stay; without this each full collection looks at them while a step waits
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
         if self._is_remote:
-            message = f"penstock worker: {self._config.name} is loaded and offered to {self._config.address}"
+            message = f"penstock worker: {self._config.name} is loaded and serves the primary at {self._config.address}"
             print(message, file=sys.stderr, flush=True)
         heartbeats = asyncio.ensure_future(self._send_heartbeats(Heartbeat(longest_iteration_s)))
         try:
