@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.graph.ir import Graph, Node, Operand, Value
+from penstock.graph.ir import Graph, Operand, Value
 from penstock.ops.table import find_op
 
 __all__ = [
@@ -14,14 +14,7 @@ __all__ = [
     "make_view",
     "order_values",
     "replace_value",
-    "uses_of",
 ]
-
-
-def uses_of(graph: Graph, name: str) -> list[Node]:
-    """Return the nodes that read a value or a view of it, in order."""
-    names = {name} | {value.name for value in graph.values.values() if value.base == name}
-    return [node for node in graph.nodes if any(i.kind == "value" and i.name in names for i in node.inputs)]
 
 
 def count_weight_uses(graph: Graph) -> Counter[str]:
