@@ -132,7 +132,7 @@ const KEY = "penstock-key";
 
 // The key is stored in this tab only; without session storage, in this page only.
 let ownKey: string | null = null;
-function key(): string | null {
+export function key(): string | null {
   try {
     return sessionStorage.getItem(KEY) ?? ownKey;
   } catch {
