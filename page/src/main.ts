@@ -5,7 +5,7 @@ import { field, messageOf, setIcon, store, stored } from "./dom";
 import { lookForFeatures, startFeatures } from "./features";
 import { askForKey } from "./key_dialog";
 import { draw as drawList, showList, startList } from "./list";
-import { UPDATE_MS, record, redrawCharts, showLive } from "./live";
+import { UPDATE_MS, knowPast, record, redrawCharts, showLive } from "./live";
 import { methodsOf, setMethods, startMethods } from "./methods";
 import { type Model, ServiceError, getStatus, onKeyWanted } from "./service";
 import { showPanel, startSettings } from "./settings";
@@ -60,7 +60,10 @@ async function look(): Promise<void> {
     field("show-methods").hidden = !methods.length && view !== "methods";
     if (!view) show(!models.length && methods.length ? "methods" : "talk");
     record(status);
-    if (view === "live") showLive(status);
+    if (view === "live") {
+      await knowPast();
+      showLive(status);
+    }
     notice("");
   } catch (error) {
     notice(messageOf(error));

@@ -69,6 +69,10 @@ def operations() -> list[Operation]:
         ),
         Operation("GET", "/version", "version", "The version of Penstock.", health.version, health.Version),
         Operation("GET", "/status", "status", "Status of models, workers and servables.", status.status, status.Status),
+        Operation(
+            "GET", "/status/history", "history", "Token rates, queues and pages of each model since the start.",
+            status.history, status.StatusHistory,
+        ),
         Operation("GET", "/", "page", "The web page.", page_files.page, ("text/html",), is_open=True),
         Operation(
             "GET", "/docs", "docs", "This description as a page to read and to try.", page_files.docs_page,
