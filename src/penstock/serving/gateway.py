@@ -80,9 +80,8 @@ class Gateway:
         if operation is None or not operation.is_open:
             self.admission.check_key(call)
         if not methods:
-            near = self.routes.nearest(path)
-            hint = f" Did you mean {near}?" if near else ""
-            raise RefusalError(404, f"Unknown route. /openapi.json lists all routes.{hint}", code="unknown_route")
+            message = f"Unknown route. {self.routes.hint(path)}".rstrip()
+            raise RefusalError(404, f"{message} /docs and /openapi.json list all routes.", code="unknown_route")
         if operation is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
             failure = RefusalError(405, f"Method not allowed. Use {allowed}.", code="method_not_allowed")

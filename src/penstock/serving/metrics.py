@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.stats import STEP_TOKENS
+from penstock.serving.history import History
 
 if TYPE_CHECKING:
     from penstock.engine.stats import EngineStats
@@ -151,6 +152,7 @@ class Metrics:
         self._grpc: Counter[tuple[str, str]] = Counter()
         self._grpc_seconds: dict[str, _Histogram] = {}
         self.servables: ServableRepository | None = None
+        self.history = History(models, self.started)
 
     def of_model(self, name: str) -> ModelMetrics:
         """Return the metrics of a loaded model."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.servables.lifecycle.repository import ServableRepository
     from penstock.serving.arrivals import Arrivals
     from penstock.serving.grpc.listener import GrpcListener
+    from penstock.serving.metrics import Metrics
     from penstock.serving.traces import Traces
 
 __all__ = ["run_service"]
@@ -81,7 +82,7 @@ async def run_service(settings: ServiceSettings) -> int:
     servables = _servables(models, primary, settings)
     traces = _traces(settings)
     # This reads keys and certificates before anything runs.
-    listeners, changes = _listeners(models, servables, settings, traces, primary.arrivals)
+    listeners, changes, metrics = _listeners(models, servables, settings, traces, primary.arrivals)
     stop_now = asyncio.Event()
 
     def hurry() -> None:
@@ -97,7 +98,8 @@ async def run_service(settings: ServiceSettings) -> int:
         serving = asyncio.gather(*(listener.serve() for listener in listeners.values()))
         signalled = asyncio.ensure_future(signals.received.wait())
         loading = asyncio.ensure_future(_load(models, servables, settings))
-        tasks += [serving, signalled, loading]
+        sampling = asyncio.ensure_future(metrics.history.run())
+        tasks += [serving, signalled, loading, sampling]
         await asyncio.wait((serving, signalled, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
@@ -206,12 +208,13 @@ def _listeners(
     settings: ServiceSettings,
     traces: Traces | None,
     arrivals: Arrivals,
-) -> tuple[dict[str, Listener | GrpcListener], Changes]:
-    """Return the public listeners, the admin listener if it is configured, and the changes of models for the latter."""
+) -> tuple[dict[str, Listener | GrpcListener], Changes, Metrics]:
+    """Return the public listeners and the configured admin listener, its changes of models, and the metrics."""
     from penstock.serving.http.app import make_app
 
     gateway, changes = make_app(models, settings.gateway, traces, arrivals, methods=servables), Changes(models)
-    gateway.admission.metrics.servables = servables
+    metrics = gateway.admission.metrics
+    metrics.servables = servables
     listeners: dict[str, Listener | GrpcListener] = {"http": Listener(gateway, gateway.settings)}
     if settings.gateway.grpc_port is not None:
         from penstock.serving.grpc.listener import GrpcListener
@@ -220,9 +223,9 @@ def _listeners(
     if settings.admin_socket is not None:
         from penstock.serving.http.admin import make_admin
 
-        admin = make_admin(changes, models, gateway.admission.metrics)
+        admin = make_admin(changes, models, metrics)
         listeners["admin"] = Listener(admin, admin.settings, settings.admin_socket)
-    return listeners, changes
+    return listeners, changes, metrics
 
 
 async def _load(models: RemoteModels, servables: ServableRepository | None, settings: ServiceSettings) -> None:

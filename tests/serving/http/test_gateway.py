@@ -294,6 +294,24 @@ def test_a_route_that_is_not_there_names_the_nearest(demo, path, near):
 
 
 @pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/v1/responses/resp_1", "/v1/chat/completions"),
+        ("/v1/messages", "/v1/chat/completions"),
+        ("/v1/files", "penstock batch"),
+        ("/api/chat", "/v1/chat/completions"),
+        ("/api/tags", "/v1/models"),
+        ("/v1/audio/speech", "audio API is not available"),
+    ],
+)
+def test_apis_of_other_services_say_what_to_use(demo, path, instead):
+    status, _, data = demo.ask("POST", path)
+    assert (status, code_of(data)) == (404, "unknown_route")
+    assert instead in json.loads(data)["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "name", ["..%2f..%2fkeys", "..", "%2e%2e", "a%00b", "x" * 200, "main.js%2f..", "index.html", "page.py"]
 )
 def test_names_in_paths_reach_no_file(demo, name):
