@@ -1,4 +1,4 @@
-"""The door: who is let in, and what a request may be."""
+"""The gateway: who is let in, and what a request may be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servables at both doors, over a few lines that stand for them: gRPC by Triton's client, cancellation, limits."""
+"""Servables over both protocols, with stub methods: gRPC by Triton's client, cancellation, limits."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_changes_over_grpc_want_an_admins_key(service, client):
 
 
 def test_a_disconnected_client_is_cancelled(service, gated):
-    """At either door, while the method is at work."""
+    """Over either protocol, while the method is at work."""
     before = gated.num_cancelled
     with service.connect() as connection:
         data = json.dumps(BODY).encode()
