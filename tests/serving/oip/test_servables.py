@@ -300,13 +300,11 @@ def test_a_request_without_a_model_finds_none(service):
 
 
 def test_a_method_that_ignores_its_deadline_is_ended(service, gated, monkeypatch):
-    """Over gRPC as over HTTP."""
+    """As over HTTP, whose gateway limits the time of each handler."""
     monkeypatch.setattr(admission, "_GRACE_S", 0.1)
     before = gated.num_cancelled
     message = pb.ModelInferRequest(model_name="echo.it")
     message.inputs.add(name="x", datatype="INT32", shape=[1]).contents.int_contents.append(5)
     message.parameters["timeout"].int64_param = 1000
     assert refused(service, SERVICE + "ModelInfer", message.SerializeToString()).code().name == "DEADLINE_EXCEEDED"
-    status, error = service.ask("POST", "/v2/models/echo.it/infer", BODY | {"parameters": {"timeout": 1000}})[::2]
-    assert (status, json.loads(error)["param"]) == (504, "timeout")
-    until(lambda: gated.num_cancelled == before + 2)
+    until(lambda: gated.num_cancelled == before + 1)
