@@ -116,6 +116,8 @@ def biases(value: object) -> Biases:
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key
         if not is_integer(token, 0, MAX_TOKEN) or not is_number(bias, -MAX_BIAS, MAX_BIAS):
             raise refusal("logit_bias", f"token ids and numbers from -{MAX_BIAS} to {MAX_BIAS}", {key: bias})
+        if int(token) in checked:  # "1" and "01", or "1" and 1
+            raise InvalidArgumentError(f"logit_bias: token id {int(token)} appears twice", param="logit_bias")
         checked[int(token)] = float(bias)
     return Biases(checked)
 

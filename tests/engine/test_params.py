@@ -94,6 +94,7 @@ def test_a_bad_field_is_refused_by_name(field, value):
         ({"min_tokens": 9, "max_tokens": 8}, r"min_tokens: expected at most max_tokens \(8\), got 9"),
         ({"n": 3, "best_of": 2}, r"best_of: expected at least n \(3\), got 2"),
         ({"logit_bias": {"x": 1}}, r"logit_bias: expected token ids"),
+        ({"logit_bias": {"1": 1, "01": 2}}, r"logit_bias: token id 1 appears twice"),
         ({"allowed_token_ids": [1, -2]}, r"allowed_token_ids\[1\]: expected"),
         ({"stop_token_ids": [1.5]}, r"stop_token_ids\[0\]: expected"),
         ({"stop_token_ids": [1, None]}, r"stop_token_ids\[1\]: expected"),

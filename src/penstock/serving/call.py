@@ -153,10 +153,14 @@ class Call:
 
     async def reply(self, reply: Reply) -> None:
         """Send a whole response."""
-        headers = [(b"x-request-id", self.request_id.encode()), *self.fixed(), *reply.headers]
-        if reply.status != 204:  # which has no body (RFC 9110 section 8.6)
-            length = b"%d" % len(reply.body)
-            headers += [(b"content-type", reply.content_type), (b"content-length", length)]
+        length = b"%d" % len(reply.body)
+        of_body = [(b"content-type", reply.content_type), (b"content-length", length)]
+        headers = [
+            *(of_body if reply.status != 204 else ()),  # which has no body (RFC 9110 section 8.6)
+            (b"x-request-id", self.request_id.encode()),
+            *self.fixed(),
+            *reply.headers,
+        ]
         sink = await self.ready_sink()
         sink.whole(reply.status, headers, reply.body)
         self.has_begun = True

@@ -76,7 +76,7 @@ class Gateway:
         methods, call.path_values = self.routes.find(path)
         operation = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if call.origin and scope["method"] == "OPTIONS" and methods:
-            return _preflight(path, methods)
+            return _preflight(methods)
         if operation is None or not operation.is_open:
             self.admission.check_key(call)
         if not methods:
@@ -179,8 +179,9 @@ class Gateway:
         return failure.status
 
 
-def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:
+def _preflight(methods: Mapping[str, Operation]) -> Operation:
     """Return the operation that answers a CORS preflight: it needs no key, and lists only the methods of the route."""
+    route = next(iter(methods.values())).path  # not the path of the request: metrics have it as a label
 
     async def answer(call: Call) -> Reply:
         headers = [
@@ -190,7 +191,7 @@ def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:
         ]
         return Reply(204, b"", headers=headers)
 
-    return Operation("OPTIONS", path, "preflight", "", answer, (), is_open=True)
+    return Operation("OPTIONS", route, "preflight", "", answer, (), is_open=True)
 
 
 def _encoding(headers: Mapping[bytes, bytes], media: Media) -> str:

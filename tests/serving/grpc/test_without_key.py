@@ -1,4 +1,4 @@
-"""What a caller without a key can make the gRPC door do: little, and nothing to those who have one."""
+"""What a caller without a key can make the gRPC gateway do: little, and nothing to those who have one."""
 
 from __future__ import annotations
 

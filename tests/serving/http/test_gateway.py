@@ -1,4 +1,4 @@
-"""The door: who is let in, and what a request may be."""
+"""The gateway: who is let in, and what a request may be."""
 
 from __future__ import annotations
 
@@ -169,6 +169,13 @@ def test_further_hosts_and_origins(serve):
     assert "authorization" in headers["access-control-allow-headers"]
     assert not {"content-length", "content-type"} & set(headers)  # RFC 9110 section 8.6
     assert service.ask("OPTIONS", "/v1/completions", headers=asked)[0] == 405
+    for name in ("a", "b"):  # in metrics, all names are one route
+        assert service.ask("OPTIONS", f"/v1/models/{name}", headers=origin | asked)[0] == 204
+    assert {"/v1/models/{model}"} == {
+        route
+        for method, route, _ in service.gateway.admission.metrics._http
+        if method == "OPTIONS" and "models" in route
+    }
     assert "access-control-allow-origin" not in service.ask("GET", "/v1/models")[1]
 
 

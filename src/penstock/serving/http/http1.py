@@ -88,6 +88,13 @@ class _Sink:
         self._cycle.disconnected = True
         self._cycle.transport.abort()
 
+    def lost(self) -> None:
+        """Note that the client has disconnected; uvicorn does so only for the last of several requests."""
+        self._cycle.disconnected = True
+        self._cycle.message_event.set()
+        if self.on_gone is not None:
+            self.on_gone()
+
     def _head(self, status: int, headers: Headers) -> bytes:
         cycle = self._cycle
         if (b"connection", b"close") in headers:
@@ -195,9 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._way.ended()
         super().connection_lost(exc)
         while self._sinks:
-            on_gone = self._sinks.popleft().on_gone
-            if on_gone is not None:
-                on_gone()
+            self._sinks.popleft().lost()
 
     def data_received(self, data: bytes) -> None:
         """Parse received data; the first bytes of a request start its timeout."""
