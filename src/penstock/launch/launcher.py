@@ -110,11 +110,17 @@ def _reserve(number: int) -> socket.socket:
 
 async def _meet(settings: LaunchSettings, rdzv: tuple[str, int], master_port: int) -> tuple[NodePlace, Link]:
     meeting = Meeting(
-        settings.run_id, settings.token, settings.nnodes, settings.nproc, settings.node_rank, settings.timeout_s
+        run_id=settings.run_id,
+        token=settings.token,
+        num_nodes=settings.nnodes,
+        nproc=settings.nproc,
+        node_rank=settings.node_rank,
+        master_port=master_port,
+        timeout_s=settings.timeout_s,
     )
     server = _listen(rdzv) if settings.node_rank in (None, 0) else None
     if server is not None:
-        return await host(server, meeting, (rdzv[0], master_port))
+        return await host(server, meeting, rdzv[0])
     return await join(rdzv, meeting)
 
 

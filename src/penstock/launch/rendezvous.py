@@ -50,7 +50,17 @@ class Meeting:
     num_nodes: int
     nproc: int
     node_rank: int | None
+    master_port: int
     timeout_s: float
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A machine as the host knows it; ``peer`` is None for the host itself.  ``address``: where rank 0 would listen."""
+
+    peer: _Peer | None
+    nproc: int
+    address: tuple[str, int]
 
 
 class Link(Protocol):
@@ -190,8 +200,8 @@ class _Links:
             self._server.close()
 
 
-async def host(server_socket: Any, meeting: Meeting, master: tuple[str, int]) -> tuple[NodePlace, Link]:
-    """Wait for the other machines; return the place of this one and the links.
+async def host(server_socket: Any, meeting: Meeting, address: str) -> tuple[NodePlace, Link]:
+    """Wait for the other machines; return the place of this one and the links.  ``address``: by which others reach it.
 
     UnavailableError if they do not come in time, InvalidArgumentError if what they bring does not fit together.
     """
@@ -218,12 +228,13 @@ async def host(server_socket: Any, meeting: Meeting, master: tuple[str, int]) ->
         joined.put_nowait((peer, message))
 
     server = await asyncio.start_server(greet, sock=server_socket, limit=_LINE)
-    taken: dict[int, tuple[_Peer | None, int]] = {}
-    floating: list[tuple[_Peer | None, int]] = []  # machines that take any number
+    taken: dict[int, _Member] = {}
+    floating: list[_Member] = []  # machines that take any number
+    this = _Member(None, meeting.nproc, (address, meeting.master_port))
     if meeting.node_rank is None:
-        floating.append((None, meeting.nproc))
+        floating.append(this)
     else:
-        taken[meeting.node_rank] = (None, meeting.nproc)
+        taken[meeting.node_rank] = this
     deadline = time.monotonic() + meeting.timeout_s
     while len(taken) + len(floating) < meeting.num_nodes:
         try:
@@ -235,27 +246,29 @@ async def host(server_socket: Any, meeting: Meeting, master: tuple[str, int]) ->
                 f"{meeting.timeout_s:g} s"
             ) from None
         wanted = message.get("node_rank")
+        peer_address = peer.writer.get_extra_info("peername")[0]
+        member = _Member(peer, message["nproc"], (peer_address, message["master_port"]))
         if wanted is None:
-            floating.append((peer, message["nproc"]))
+            floating.append(member)
         elif wanted in taken:
             peer.send(refused=f"another machine has --node-rank {wanted}")
             await peer.close()
         else:
-            taken[wanted] = (peer, message["nproc"])
+            taken[wanted] = member
     free = [number for number in range(meeting.num_nodes) if number not in taken]
     taken |= dict(zip(free, floating, strict=True))
-    counts = [taken[number][1] for number in range(meeting.num_nodes)]
+    counts = [taken[number].nproc for number in range(meeting.num_nodes)]
     places = [
-        NodePlace(number, meeting.num_nodes, sum(counts[:number]), sum(counts), *master)
+        NodePlace(number, meeting.num_nodes, sum(counts[:number]), sum(counts), *taken[0].address)
         for number in range(meeting.num_nodes)
     ]
     own, peers = places[0], []
-    for number, (other, _) in taken.items():
-        if other is None:
+    for number, member in taken.items():
+        if member.peer is None:
             own = places[number]
         else:
-            other.send(place=vars(places[number]))
-            peers.append(other)
+            member.peer.send(place=vars(places[number]))
+            peers.append(member.peer)
     return own, _Links(peers, server)
 
 
@@ -268,7 +281,9 @@ def _misfit(message: Mapping[str, Any], meeting: Meeting) -> str:
     ):
         if own != theirs:
             return f"{name}: this machine has {str(theirs)[:100]}, the host has {own}"
-    nproc, wanted = message.get("nproc"), message.get("node_rank")
+    nproc, wanted, port = message.get("nproc"), message.get("node_rank"), message.get("master_port")
+    if type(port) is not int or not 1 <= port <= 65535:
+        return "--master-port: expected an integer from 1 to 65535"
     if type(nproc) is not int or not 1 <= nproc <= 4096:
         return "--nproc: expected an integer from 1 to 4096"
     if wanted is not None and (type(wanted) is not int or not 0 <= wanted < meeting.num_nodes):
@@ -301,6 +316,7 @@ async def join(address: tuple[str, int], meeting: Meeting) -> tuple[NodePlace, L
         num_nodes=meeting.num_nodes,
         nproc=meeting.nproc,
         node_rank=meeting.node_rank,
+        master_port=meeting.master_port,
     )
     try:
         message = await asyncio.wait_for(peer.receive(), max(1.0, deadline - time.monotonic()))
