@@ -88,9 +88,9 @@ bench-load: $(VENV)/.test
 	$(BIN)/python benchmarks/peers/load.py $(PEERS) $(ARGS)
 
 # The storms of tests/serving/workers/test_faults.py and test_grpc_faults.py, ten times as long: 200 switches of weights under
-# the traffic of either door, and damaged requests; 320 switches of servables, and 320 loads and unloads by each of 32
+# the traffic over either protocol, and damaged requests; 320 switches of servables, and 320 loads and unloads by each of 32
 # (CHAOS=32: 1,024); 80 changes of models' versions. Then how long the service is away when a worker is killed or stops, and
-# three times what it can do, for OVERLOAD seconds at either door: best on an idle machine, as they look at times.
+# three times what it can do, for OVERLOAD seconds over either protocol: best on an idle machine, as they look at times.
 CHAOS ?= 10
 OVERLOAD ?= 60
 chaos: $(VENV)/.test

@@ -8,7 +8,7 @@ import { build } from "esbuild";
 const HERE = import.meta.dirname;
 const OUT = path.resolve(process.argv[2] ?? path.join(HERE, "../src/penstock/serving/page"));
 const LAZY = ["charts", "code", "math"]; // loaded with their first use
-const LIBRARIES = ["dompurify", "highlight.js", "katex", "marked", "uplot"];
+const LIBRARIES = ["dompurify", "highlight.js", "katex", "marked", "swagger-ui-dist", "uplot"];
 
 // KaTeX sets some styles as attributes, which the content security policy blocks. It permits the same styles set as properties.
 const SET_ATTRIBUTE = "node.setAttribute(attr, this.attributes[attr]);";
@@ -35,7 +35,7 @@ await rm(OUT, { recursive: true, force: true });
 await mkdir(OUT, { recursive: true });
 await build({
   absWorkingDir: HERE,
-  entryPoints: ["src/main.ts", "src/theme.ts", ...LAZY.map((name) => `src/${name}.ts`), "src/style/page.css"],
+  entryPoints: ["src/main.ts", "src/docs.ts", "src/theme.ts", ...LAZY.map((name) => `src/${name}.ts`), "src/style/page.css", "src/style/docs.css"],
   outdir: OUT,
   entryNames: "[name]",
   assetNames: "[name]",
@@ -49,7 +49,7 @@ await build({
   plugins: [katex],
   logLevel: "warning",
 });
-for (const name of ["index.html", "icon.svg"]) await copyFile(path.join(HERE, "src", name), path.join(OUT, name));
+for (const name of ["index.html", "docs.html", "icon.svg"]) await copyFile(path.join(HERE, "src", name), path.join(OUT, name));
 
 const notices = [];
 for (const name of LIBRARIES) {

@@ -32,3 +32,13 @@ def short_folder() -> Iterator[Path]:
     """An empty folder with a short path, for unix sockets, whose paths the kernel limits to 108 bytes."""
     with tempfile.TemporaryDirectory(prefix="ps-", dir="/tmp") as folder:
         yield Path(folder)
+
+
+LONG_S = 1800.0
+"""Builds under sanitizers and exhaustive forms take minutes; ``timeout`` in pyproject.toml is for all other tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_S))

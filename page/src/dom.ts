@@ -5,7 +5,7 @@ export type Attributes = Record<string, string | number | boolean>;
 
 export function field<T extends HTMLElement = HTMLElement>(id: string): T {
   const found = document.getElementById(id);
-  if (!found) throw new Error(`index.html has no element ${id}`);
+  if (!found) throw new Error(`the page has no element ${id}`);
   return found as T;
 }
 

@@ -3,12 +3,12 @@
 import type { Chart } from "./charts";
 import { type Child, field, make } from "./dom";
 import { number, seconds } from "./figures";
-import type { MethodStatus, Model, Servable, Status } from "./service";
+import { type MethodStatus, type Model, type Servable, type Status, getHistory } from "./service";
 
 export const UPDATE_MS = 1000; // time between updates while the view is visible
 const MAX_SAMPLES = 7200;
 
-// What the page has seen of a model since it was opened: times in seconds, and the values at these times.
+// What is known of a model: times in seconds, and the values at these times.
 interface History {
   at: number[];
   output: number[];
@@ -20,7 +20,6 @@ interface History {
 }
 
 const histories = new Map<string, History>();
-const opened = Date.now() / 1000;
 
 // Adds a sample. Rates are those since the sample before; a restarted worker counts from 0 again.
 export function record(status: Status): void {
@@ -44,6 +43,30 @@ export function record(status: Status): void {
     for (const values of [known.at, known.output, known.prompt, known.running, known.waiting, known.pages]) values.splice(0, values.length - MAX_SAMPLES);
   }
 }
+
+// Puts the service's own history before what the page has seen.
+async function loadHistory(): Promise<void> {
+  const { uptime_s, models } = await getHistory();
+  const start = Date.now() / 1000 - uptime_s;
+  for (const [id, past] of Object.entries(models)) {
+    const known = histories.get(id);
+    if (!known) continue;
+    const first = known.at[0]!;
+    const at = past.at_s.map((seconds) => start + seconds);
+    const count = at.filter((time) => time < first).length;
+    known.at.unshift(...at.slice(0, count));
+    known.output.unshift(...past.output_tokens_per_s.slice(0, count));
+    known.prompt.unshift(...past.prompt_tokens_per_s.slice(0, count));
+    known.running.unshift(...past.num_running.slice(0, count));
+    known.waiting.unshift(...past.num_waiting.slice(0, count));
+    known.pages.unshift(...past.held_pages_share.slice(0, count).map((share) => 100 * share));
+  }
+}
+
+let past: Promise<void> | null = null;
+
+// Loads the history once; it is asked for again if that failed.
+export const knowPast = (): Promise<void> => (past ??= loadHistory().catch(() => void (past = null)));
 
 const shareOf = (model: Model): number => (model.num_pages ? (100 * model.num_held_pages) / model.num_pages : 0);
 
@@ -144,8 +167,8 @@ class ModelCard {
     if (library && !this.#drawn.length) this.#draw(library);
     for (const [chart, data] of this.#drawn) chart.show(data(history));
     const mean = uptime_s > 0 ? model.num_output_tokens / uptime_s : 0;
-    const since = seconds(Date.now() / 1000 - Math.max(opened, history.at[0]!));
-    this.#note.textContent = `The charts begin when this page was opened, ${since} ago. Mean since the service started: ${number(Number(mean.toFixed(1)))} generated tokens/s.`;
+    const since = seconds(Date.now() / 1000 - history.at[0]!);
+    this.#note.textContent = `The charts begin ${since} ago. Mean since the service started: ${number(Number(mean.toFixed(1)))} generated tokens/s.`;
     this.#bottom.replaceChildren(...latencies(model), ...workers(model));
   }
 }

@@ -1,10 +1,11 @@
 // The page: its views, the list of models, and the updates of both.
 
 import { openConversation, opened, setModel, startAnew, startChat } from "./chat";
-import { field, input, messageOf, setIcon, store, stored } from "./dom";
+import { field, messageOf, setIcon, store, stored } from "./dom";
 import { lookForFeatures, startFeatures } from "./features";
+import { askForKey } from "./key_dialog";
 import { draw as drawList, showList, startList } from "./list";
-import { UPDATE_MS, record, redrawCharts, showLive } from "./live";
+import { UPDATE_MS, knowPast, record, redrawCharts, showLive } from "./live";
 import { methodsOf, setMethods, startMethods } from "./methods";
 import { type Model, ServiceError, getStatus, onKeyWanted } from "./service";
 import { showPanel, startSettings } from "./settings";
@@ -19,17 +20,6 @@ let models: Model[] = [];
 let view: View | "" = "";
 let timer = 0;
 let isLooking = false;
-
-function askForKey(isWrong: boolean): Promise<string | null> {
-  const dialog = field<HTMLDialogElement>("key-dialog");
-  field("key-wrong").hidden = !isWrong;
-  input("key").value = "";
-  dialog.returnValue = "";
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "ok" ? input("key").value : null), { once: true });
-  });
-}
 
 function notice(words: string): void {
   const line = field("notice");
@@ -70,7 +60,10 @@ async function look(): Promise<void> {
     field("show-methods").hidden = !methods.length && view !== "methods";
     if (!view) show(!models.length && methods.length ? "methods" : "talk");
     record(status);
-    if (view === "live") showLive(status);
+    if (view === "live") {
+      await knowPast();
+      showLive(status);
+    }
     notice("");
   } catch (error) {
     notice(messageOf(error));

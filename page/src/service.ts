@@ -132,7 +132,7 @@ const KEY = "penstock-key";
 
 // The key is stored in this tab only; without session storage, in this page only.
 let ownKey: string | null = null;
-function key(): string | null {
+export function key(): string | null {
   try {
     return sessionStorage.getItem(KEY) ?? ownKey;
   } catch {
@@ -194,6 +194,18 @@ function postJson(path: string, body: unknown, signal: AbortSignal): Promise<Res
 }
 
 export const getStatus = async (): Promise<Status> => (await request("status")).json();
+
+// Means over equal intervals; `at_s` has their ends in seconds of the service's uptime.
+export interface ModelHistory {
+  at_s: number[];
+  output_tokens_per_s: number[];
+  prompt_tokens_per_s: number[];
+  num_running: number[];
+  num_waiting: number[];
+  held_pages_share: number[];
+}
+
+export const getHistory = async (): Promise<{ uptime_s: number; models: Record<string, ModelHistory> }> => (await request("status/history")).json();
 
 // The OpenAPI description, as far as the page reads it.
 export interface Description {

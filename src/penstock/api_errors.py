@@ -206,7 +206,7 @@ class MisfitError(RefusalError):
 
 
 class CombinationError(MisfitError):
-    """Raised for fields that are right one by one and exclude each other, which no JSON schema here describes."""
+    """Raised for fields that are valid separately but exclude each other, which the JSON schemas do not describe."""
 
 
 def refuse_if(is_wrong: bool, message: str, param: str) -> None:

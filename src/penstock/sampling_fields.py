@@ -21,6 +21,9 @@ __all__ = [
 DEFAULT_MAX_TOKENS: Final = 256
 MAX_LOGPROBS: Final = 20
 MAX_ANSWERS: Final = 128
+MAX_ALLOWED: Final = 1 << 18
+"""As many token ids as the largest vocabularies have."""
+MAX_STOP_IDS: Final = 4096
 MIN_PROBABILITY: Final = 1e-6
 
 Bounds = tuple[float, float]
@@ -34,7 +37,7 @@ class SamplingField:
     ``wire``: its number in the message ``Sampling`` of ``wire.proto``.  ``default``: its value in SamplingParams when
     the caller gives none.  ``bounds``: the smallest and the largest value of a number.  ``json_bounds``: those of the
     service's JSON fields, if they differ.  ``is_common``: every kind of body that generates text accepts the field.
-    ``min_items``: the smallest length of a list.
+    ``min_items``, ``max_items``: the smallest and the largest length of a list of token ids.
 
     A field that a request runs with also has ``off``, the value that switches it off and the default in
     ResolvedSampling.  There it may have other bounds (``resolved_bounds``) and another name (``resolved_name``).
@@ -53,6 +56,7 @@ class SamplingField:
     json_bounds: Bounds | None = None
     is_common: bool = True
     min_items: int = 0
+    max_items: int | None = None
     off: Any = None
     resolved_bounds: Bounds | None = None
     resolved_name: str = ""
@@ -131,7 +135,7 @@ SAMPLING_FIELDS: Final = (
         help="Number to add to the logit of each of these token ids, from -100 to 100.",
     ),
     SamplingField(
-        name="allowed_token_ids", kind="token_ids", wire=12, min_items=1, needs_logits=True,
+        name="allowed_token_ids", kind="token_ids", wire=12, min_items=1, max_items=MAX_ALLOWED, needs_logits=True,
         help="The only token ids that may be generated. Default: all.",
     ),
     SamplingField(
@@ -155,7 +159,7 @@ SAMPLING_FIELDS: Final = (
         help="Strings that end the answer, which does not include them.",
     ),
     SamplingField(
-        name="stop_token_ids", kind="token_ids", wire=18, default=(),
+        name="stop_token_ids", kind="token_ids", wire=18, default=(), max_items=MAX_STOP_IDS,
         help="Token ids that end the answer.",
     ),
     SamplingField(

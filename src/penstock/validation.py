@@ -67,9 +67,11 @@ def strings(name: str, value: object) -> tuple[str, ...]:
     return tuple(several)
 
 
-def token_ids(name: str, value: object) -> tuple[int, ...]:
+def token_ids(name: str, value: object, max_items: int | None = None) -> tuple[int, ...]:
     """Check token ids and return each once.  Submission checks them against the vocabulary."""
     ids = _listed(name, value)
+    if max_items is not None and len(ids) > max_items:
+        raise InvalidArgumentError(f"{name}: expected at most {max_items} token ids, got {len(ids)}", param=name)
     if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN:  # nearly always, and there may be many
         return tuple(dict.fromkeys(ids))
     return tuple(dict.fromkeys(token_id(f"{name}[{i}]", token) for i, token in enumerate(ids)))
@@ -114,6 +116,8 @@ def biases(value: object) -> Biases:
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key
         if not is_integer(token, 0, MAX_TOKEN) or not is_number(bias, -MAX_BIAS, MAX_BIAS):
             raise refusal("logit_bias", f"token ids and numbers from -{MAX_BIAS} to {MAX_BIAS}", {key: bias})
+        if int(token) in checked:  # "1" and "01", or "1" and 1
+            raise InvalidArgumentError(f"logit_bias: token id {int(token)} appears twice", param="logit_bias")
         checked[int(token)] = float(bias)
     return Biases(checked)
 
@@ -140,9 +144,9 @@ def set_fields(instance: object, **values: object) -> None:
         object.__setattr__(instance, name, value)
 
 
-def some_token_ids(name: str, value: object) -> tuple[int, ...]:
+def some_token_ids(name: str, value: object, max_items: int | None = None) -> tuple[int, ...]:
     """Check token ids, at least one."""
-    ids = token_ids(name, value)
+    ids = token_ids(name, value, max_items)
     if not ids:
         raise refusal(name, "None or at least one token id", [])
     return ids

@@ -114,8 +114,8 @@ REFUSED = {
     "no certificate": "tls_certificate",
     "a page that cannot be": "can never match",
     "traces over gRPC": "OTLP/HTTP URL",
-    "no port": "penstock: --port must be a whole number from 0 to 65535, not 99999",
-    "no port for gRPC": "penstock: --grpc-port must be a whole number from 0 to 65535, not 70000",
+    "no port": "penstock: --port: expected an integer from 0 to 65535, got 99999",
+    "no port for gRPC": "penstock: --grpc-port: expected an integer from 0 to 65535, got 70000",
     "half of TLS": "penstock: --tls-key must be given together with tls_certificate",
 }
 

@@ -30,6 +30,7 @@ LAYERS = (
     "quant",
     "ops",
     "core",
+    "launch",
     "processes",
 )  # top to bottom
 LEAVES = (

@@ -146,11 +146,11 @@ def test_the_first_worker_and_restarts_verify_a_bundle() -> None:
     async def start(path: Path, verify: str) -> list[str]:
         modes.clear()
         config = WorkerConfig("", "", "demo", str(path), verify=verify)
-        fleet = WorkerGroup(Launcher(), config, 3, lambda: None, Counter())  # type: ignore[arg-type]
-        await fleet.start()
+        group = WorkerGroup(Launcher(), config, 3, lambda: None, Counter())  # type: ignore[arg-type]
+        await group.start()
         while len(modes) < 6:
             await asyncio.sleep(0.01)
-        await fleet.stop()
+        await group.stop()
         return modes[:6]
 
     assert asyncio.run(start(DEMO, "always")) == ["always"] + ["never"] * 2 + ["always"] * 3

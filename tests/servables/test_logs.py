@@ -148,8 +148,8 @@ def test_invalid_versions_are_logged(tmp_path: Path, caplog) -> None:
 ENDS = {
     "sys.exit('no')": "servable.py:5: it ended its process while loading, by SystemExit('no')",
     "sys.exit()": "servable.py:5: it ended its process while loading, by SystemExit()",
-    "os._exit(2)": "servable.py: it ended its process with status 2 while loading",
-    "os._exit(0)": "servable.py: it ended its process with status 0 while loading",
+    "os._exit(2)": "servable.py: the script ended its process with status 2 while loading",
+    "os._exit(0)": "servable.py: the script ended its process with status 0 while loading",
     "raise KeyboardInterrupt": "servable.py:5: KeyboardInterrupt: ",
 }
 

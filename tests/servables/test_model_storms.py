@@ -1,5 +1,5 @@
 """Models of a version under switches and unloads: ONNX Runtime's processes and a language model's workers come and go
-with it under the traffic of both doors.
+with it under the traffic over both protocols.
 
 One client makes the changes, so that it is known what each request may be told: while a version is served nobody is
 refused, and while none is nobody is answered.  ``PENSTOCK_CHAOS=n`` makes n times as many.

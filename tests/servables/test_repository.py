@@ -258,7 +258,7 @@ def test_hanging_import_times_out(tmp_path: Path) -> None:
 
 
 def test_method_found_before_a_switch_works_after_it(tmp_path: Path) -> None:
-    """Between finding a method and asking it, a door may read a body for long."""
+    """Between finding a method and asking it, a gateway may read a body for long."""
     folder = write(tmp_path, "one", VERSION)
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""Versions that come and go under the traffic of both doors: nobody fails by it, and each answer is of one version.
+"""Versions change under traffic over both protocols: no request fails, and each response is of one version.
 
 ``PENSTOCK_CHAOS=n`` repeats the storms n times (``make chaos``); 32 is 1,024 switches, and 1,024 changes by each of 32.
 """

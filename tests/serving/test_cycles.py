@@ -103,10 +103,10 @@ from penstock.cli.main import main
 from penstock.serving import service
 from penstock.serving.workers import worker
 started = service.startup_banner
-def greeting(*given):
+def banner(*given):
     print("frozen", gc.get_freeze_count(), "left", len(gc.get_objects()), flush=True)
     return started(*given)
-service.startup_banner = greeting
+service.startup_banner = banner
 main(["serve", {model!r}, "--port", "0", "--threads", "1"])
 """
 

@@ -161,7 +161,7 @@ def version_of(service: Service, name: str, number: int = 1) -> Any:
 
 
 def is_idle(service: Service) -> bool:
-    """Whether nothing is at work, at the door, in the queues of servables or in the engine."""
+    """Whether nothing is at work, at the gateway, in the queues of servables or in the engine."""
     (waiting,) = version_of(service, "waiting").pools[0].queues
     open_there = sum(version_of(service, *one).num_open for one in (("waiting",), ("numbers", 1), ("numbers", 2)))
     return not (service.num_open or open_there or waiting.num_waiting or num_running(service))

@@ -1,4 +1,4 @@
-"""A service in this process: the door on a free port, over models that tests give it."""
+"""A service in this process: the gateway on a free port, over models that tests give it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def until(condition: Callable[[], Any], what: str = "it") -> None:
 
 
 class Service:
-    """A running service; ``models``, ``door`` and ``listener`` belong to its own thread's event loop."""
+    """A running service; ``models``, ``gateway`` and ``listener`` belong to its own thread's event loop."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Service:
 
     @property
     def num_open(self) -> int:
-        """Requests that are at work behind the door."""
+        """Requests that are at work behind the gateway."""
         return self.gateway.admission.num_open
 
     @property

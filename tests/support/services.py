@@ -47,7 +47,7 @@ def serve(make_llm):
 
 @pytest.fixture
 def locked_grpc(serve, tmp_path):
-    """A service with a gRPC door, which wants KEY."""
+    """A service with a gRPC gateway, which wants KEY."""
     file = tmp_path / "keys"
     file.write_text(KEY + "\n")
     file.chmod(0o600)

@@ -1,4 +1,4 @@
-"""ServableRepository of a few lines for tests of the doors, in the service's own process."""
+"""ServableRepository of a few lines for tests of the gateways, in the service's own process."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Checkpoint folders: weights, configuration and tokenizer files, each checked before it is used."""
+"""Checkpoint folders: weights, configuration and tokenizer files, each checked before it is used.
+
+Knows no networks.
+"""

@@ -21,8 +21,8 @@ __all__ = ["ask", "can_ask", "describe_memory", "describe_plan", "download_model
 def model_path(args: argparse.Namespace, text: str) -> str:
     """Return the path that MODEL means.  A model of a hub that is not on this machine is downloaded, with consent.
 
-    The parser has ``--yes``.  InvalidArgumentError without ``--yes`` where nobody can be asked; otherwise
-    the errors of ``plan_download``, of its checks and of ``download``.
+    The parser has ``--yes``.  Raises InvalidArgumentError without ``--yes`` if there is no terminal to ask on, and
+    otherwise the errors of ``plan_download``, of its checks and of ``download``.
     """
     from penstock.hub.downloaded import find_downloaded
     from penstock.hub.names import parse_model

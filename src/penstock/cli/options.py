@@ -51,7 +51,7 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
     },
     "--yes": {
         "action": "store_true",
-        "help": "download a model that is not on this machine without a question (default: ask)",
+        "help": "download a model that is not on this machine without asking (default: ask)",
     },
     "--scheme": {
         "help": "store the weights of a checkpoint folder as f32, f16, bf16, w8a16, w8a8, w4a16 or w4a8 (default: the "

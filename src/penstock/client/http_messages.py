@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class HttpRequest(Generic[_T]):
-    """A request, and how to read what it is answered with.
+    """A request, and how to read its response.
 
     ``path`` starts behind the prefix of the service's URL.  ``headers`` describe ``body`` and are sent only with one.
     ``read`` turns the complete HttpResponse of a call, or each event of a stream, into the caller's value.

@@ -1,4 +1,4 @@
-"""Control of when the kernel allocates the pages of a mapping, of their size, and of the file behind them."""
+"""Control when the kernel allocates the pages of a mapping, their size, and the file behind them."""
 
 from __future__ import annotations
 

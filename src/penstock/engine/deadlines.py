@@ -37,7 +37,7 @@ class Deadlines:
         while self._entries and self._entries[0][0] <= now:
             request = heapq.heappop(self._entries)[2]
             state = "was still waiting" if request.status is Status.WAITING else f"had {len(request.output_ids)} tokens"
-            message = f"deadline_s {request.options.deadline_s:g} has passed: the request {state}"
+            message = f"deadline_s {round(request.options.deadline_s or 0, 3):g} has passed: the request {state}"
             expired.append((request, DeadlineError(message, param="deadline_s")))
         return expired
 

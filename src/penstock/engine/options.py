@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypedDict
 
 from penstock.config import check_flag, check_integer, check_number
-from penstock.errors import InvalidArgumentError
+from penstock.errors import DeadlineError, InvalidArgumentError
 from penstock.runtime.program import ProgramLimits
 from penstock.validation import nearest, refusal, set_fields, wrong_type
 
@@ -111,7 +112,7 @@ class RequestOptions:
     """How a request is served.
 
     ``priority``: the lower number goes first, and may take the place of a higher one, which is then computed again
-    later. A request that has waited the engine's ``priority_s`` longer for each level goes first all the same, so that
+    later. A request that has waited the engine's ``priority_s`` longer for each level goes first nevertheless, so that
     a stream of urgent requests starves none.
     ``deadline_s``: seconds after which the request ends with DeadlineError in any state; None is no deadline.
     ``cache_salt``: only requests with the same salt share pages of equal beginnings.
@@ -140,6 +141,19 @@ class RequestOptions:
             value = getattr(self, name)
             if not isinstance(value, str) or len(value) > limit:
                 raise refusal(name, f"a string of at most {limit} characters", value)
+
+    def since(self, start: float) -> RequestOptions:
+        """Return the options with what is left of the deadline, which began at ``start`` (``time.monotonic``).
+
+        For the later parts of a request that runs as several.  Raises DeadlineError if nothing is left.
+        """
+        if self.deadline_s is None:
+            return self
+        left_s = self.deadline_s - (time.monotonic() - start)
+        if left_s <= 0:
+            message = f"deadline_s {self.deadline_s:g} has passed: a part of the request had not begun"
+            raise DeadlineError(message, param="deadline_s")
+        return replace(self, deadline_s=left_s)
 
 
 def check_options(options: object) -> RequestOptions:

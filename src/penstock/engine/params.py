@@ -130,7 +130,7 @@ def _check_of(row: SamplingField) -> _Check:
         "number": lambda name, value: optional_number(name, value, low, high, row.expected),
         "boolean": check_flag,
         "strings": strings,
-        "token_ids": some_token_ids if row.min_items else token_ids,
+        "token_ids": lambda name, value: (some_token_ids if row.min_items else token_ids)(name, value, row.max_items),
         "biases": lambda _name, value: biases(value),
     }
     check = checks[row.kind]

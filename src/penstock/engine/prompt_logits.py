@@ -1,4 +1,4 @@
-"""What a request can collect at every position of its prompt: log-probabilities, or the logits themselves.
+"""The results that a request can collect at each position of its prompt: log-probabilities, or the logits.
 
 A step computes the rows of one chunk of the prompt, and they are collected before the next step overwrites them.
 """

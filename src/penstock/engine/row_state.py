@@ -1,4 +1,4 @@
-"""What sampling keeps for a request from step to step: its parameters as bytes, its history, its forbidden tokens."""
+"""The sampling state of a request from step to step: its parameters as bytes, its history, its forbidden tokens."""
 
 from __future__ import annotations
 

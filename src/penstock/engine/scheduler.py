@@ -1,4 +1,4 @@
-"""Which tokens run in the next step.  No tensors, no numpy: plain lists and numbers.
+"""The scheduler: it chooses the tokens of the next step.  No tensors, no numpy: plain lists and numbers.
 
 Requests go in the order of ``arrival + priority * priority_s``: within a priority the earlier arrival first, and a
 level of priority is worth ``priority_s`` seconds of waiting.  A more urgent request that arrives later than that goes

@@ -1,4 +1,4 @@
-"""What an engine has done and holds, as one plain object."""
+"""The counters and gauges of an engine, as one plain object."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The graph: capture, passes, bundles, export."""
+"""The graph: capture, passes, bundles, export.  Knows no program that runs it."""

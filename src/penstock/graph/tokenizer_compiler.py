@@ -106,7 +106,7 @@ def _compile(files: Mapping[str, bytes], ids: dict[str, int]) -> TokenizerTables
     _compile_pre_tokenizer(values["pre_tokenizer"], tables)
     tables.steps = _steps(values["normalizer"])
     if tables.metaspace and any(kind != STEP_NFC for kind, _, _ in tables.steps):
-        raise _NotCompiledError("pre_tokenizer Metaspace: expected no normalizer but NFC")
+        raise _NotCompiledError("pre_tokenizer Metaspace: expected no normalizer except NFC")
     written = {i: _written(library, token) for i, token in added.items()}
     _compile_vocab(model, vocab, written, values["decoder"], tables)
     specials = {token.content for token in added.values() if token.special}

@@ -155,7 +155,7 @@ def _state(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Removal:
-    """What ``rm`` would remove: revisions with nothing that other revisions use, and what an interrupted download left.
+    """The files that ``rm`` would remove: those that no other revision uses, and parts of an interrupted download.
 
     ``num_bytes`` is what becomes free.
     """

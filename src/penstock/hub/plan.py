@@ -1,4 +1,4 @@
-"""What a download will take, before its first byte: files, disk, and the memory to run the model here."""
+"""The needs of a download, before its first byte: files, disk, and the memory to run the model here."""
 
 from __future__ import annotations
 

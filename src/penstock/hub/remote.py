@@ -1,4 +1,4 @@
-"""What a hub says about a repository: its commit, its files with their sizes, and the small files themselves.
+"""The description of a repository by its hub: its commit, its files with their sizes, and the small files themselves.
 
 The endpoint (``HF_ENDPOINT``), the token (``HF_TOKEN`` or ``hf auth login``) and ``HF_HUB_OFFLINE`` are read by
 ``huggingface_hub``.
@@ -77,12 +77,12 @@ def fetch_listing(name: ModelName) -> RemoteModel:
             name.repository, revision=name.revision, files_metadata=True, timeout=_TIMEOUT_S
         )
     if not _COMMIT.fullmatch(info.sha or ""):
-        raise InvalidFileError(f"{name}: {endpoint()} gave no commit")
+        raise InvalidFileError(f"{name}: {endpoint()} returned no commit")
     files = []
     for sibling in info.siblings or ():
         digest = (sibling.lfs.sha256 if sibling.lfs else sibling.blob_id) or ""
         if sibling.size is None or not _DIGEST.fullmatch(digest):
-            raise InvalidFileError(f"{name}: {endpoint()} gave no size and digest of {sibling.rfilename!r:.120}")
+            raise InvalidFileError(f"{name}: {endpoint()} returned no size or digest for {sibling.rfilename!r:.120}")
         files.append(RemoteFile(sibling.rfilename, sibling.size, digest))
     return RemoteModel(name, str(info.sha), tuple(files))
 
@@ -144,7 +144,7 @@ def translated_errors(name: ModelName) -> Iterator[None]:
         raise _not_found(name) from None
     except errors.RevisionNotFoundError:
         raise NotFoundError(
-            f"{name}: {endpoint()}/{name.repository} has no revision {name.revision}. Give a branch, a tag or a commit."
+            f"{name}: {endpoint()}/{name.repository} has no revision {name.revision}. Pass a branch, a tag or a commit."
         ) from None
     except errors.HfHubHTTPError as error:
         raise _http_error(name, error.response) from None

@@ -249,6 +249,6 @@ class AsyncLLM:
 
 
 def _check_loop(own: asyncio.AbstractEventLoop) -> None:
-    """Refuse to wait in another event loop than the one that is told of new tokens."""
+    """Refuse to wait in an event loop other than the one that new tokens are delivered to."""
     if asyncio.get_running_loop() is not own:
         raise InvalidArgumentError("AsyncLLM: called from another event loop than the one that created it")

@@ -28,7 +28,7 @@ ANSWER_DIVISOR = 4
 
 
 class ConversationModel(Protocol):
-    """What a conversation needs of a model; ``LLM`` has it."""
+    """The interface that a conversation needs from a model; ``LLM`` implements it."""
 
     engine: Engine
 

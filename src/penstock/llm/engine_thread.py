@@ -44,7 +44,7 @@ _MAX_PAUSED_EVENTS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What is known of a request once its first answer begins.
+    """The facts about a request that are known once its first answer begins.
 
     ``num_prompt_tokens`` counts the prompt as it runs, possibly cut.  ``num_cached_tokens`` of them were shared and not
     computed.  ``prompt_logprobs`` has one entry for each token of the prompt, None for the first, if they were
@@ -59,7 +59,7 @@ class Started:
 
 @dataclass(slots=True)
 class StepEvent:
-    """What a step produced for one answer of a request.
+    """The output of a step for one answer of a request.
 
     ``finish_reason``, ``timings`` (``Timings.summary``) and an embedding's ``vector`` [hidden_size] come with the last
     event of an answer.  ``error`` ends the request with all its answers.  ``is_last`` marks the request's last event.

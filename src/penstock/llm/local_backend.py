@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.engine.options import check_options
 from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard
@@ -159,10 +160,11 @@ class LocalBackend:
         request_id: str = "",
     ) -> list[Embedding]:
         """Embed prompts."""
+        start, given = time.monotonic(), check_options(options)
 
         async def one(ids: Sequence[int]) -> Embedding:
             async with self._begin(
-                lambda key: self._engine_thread.embed(key, ids, pooling, normalize, options)
+                lambda key: self._engine_thread.embed(key, ids, pooling, normalize, given.since(start))
             ) as answer:
                 last = await answer.whole()
             return embedding_of(ids, answer, last)

@@ -21,7 +21,7 @@ __all__ = ["Choice", "Delta", "Embedding", "Result", "Score", "all_finished", "a
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the answers to a prompt.  ``seed`` gives the same answer alone (``n`` 1)."""
+    """One of the answers to a prompt.  A request with this ``seed`` and ``n`` 1 gives the same answer."""
 
     text: str
     token_ids: list[int]

@@ -6,11 +6,11 @@ import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
-from penstock.config import ConfigReader, show
+from penstock.config import show
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.models.families import built_in_families
 from penstock.models.network_script import run_network_script
@@ -26,16 +26,12 @@ __all__ = [
 ]
 
 
-class ConfigClass(Protocol):
-    """Reads config.json; the config that it returns has at least ``vocab_size`` and ``context_len``."""
-
-    def read(self, reader: ConfigReader) -> Any:
-        """Return the config; errors name the file and the key."""
-
-
 @dataclass(frozen=True)
 class Definition:
-    """A network as a file of this folder defines it; ``Network(Config.read(reader))`` constructs it."""
+    """A network as a file of this folder defines it; ``Network(Config.read(reader))`` constructs it.
+
+    The config has at least ``vocab_size`` and ``context_len``.  Errors of ``Config.read`` name the file and the key.
+    """
 
     Config: Any
     Network: type[nn.Module]

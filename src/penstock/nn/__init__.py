@@ -1,4 +1,7 @@
-"""The layers that networks are written with.  Every layer uses only ops of the table, so that it can be captured."""
+"""The layers that networks are written with.  Every layer uses only ops of the table, so that it can be captured.
+
+It knows no model.
+"""
 
 from torch.nn import ModuleList
 

@@ -1,1 +1,4 @@
-"""Generation without a service: ``penstock.pipeline`` and its tasks, export, and the lm-eval adapter."""
+"""Generation without a service: ``penstock.pipeline`` and its tasks, export, and the lm-eval adapter.
+
+Knows no service.
+"""

@@ -23,7 +23,7 @@ MODEL_FIELDS: Final = ("use_past", "is_sample_acceleration")
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """What to export: the checkpoint folder, the bundle, and the second name of the bundle, if any."""
+    """The settings of an export: the checkpoint folder, the bundle, and the second name of the bundle, if any."""
 
     checkpoint: Path
     prefill: Path

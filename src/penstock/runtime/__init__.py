@@ -1,1 +1,1 @@
-"""Programs: an opened model that runs batches, natively or in eager mode."""
+"""Programs: an opened model that runs batches, natively or in eager mode.  It knows no requests."""

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.api_errors import RefusalError, grpc_code, refusal_of
-from penstock.errors import DeadlineError, QueueFullError
+from penstock.errors import DeadlineError, QueueFullError, UnavailableError
 from penstock.logs import LOG
 from penstock.serving.call import Call, ResponseSink, new_id
 from penstock.serving.keys import ApiKeys
@@ -117,7 +117,7 @@ class Admission:
             self.count(call)
         if endpoint.is_admin:
             self.keys.check_admin(call.headers.get(b"authorization"))
-        if endpoint.is_work:
+        if endpoint.is_work and not endpoint.is_admin:
             self._check_room(call.client)
 
     def count(self, call: Call) -> None:
@@ -146,6 +146,17 @@ class Admission:
         if refusal.status == 500 and refusal is not error:  # the failure of a stage is logged where it happens
             LOG.error("request %s failed", call.request_id, exc_info=error)
         return refusal
+
+    def internal_cancellation(self, call: Call, error: asyncio.CancelledError) -> UnavailableError | None:
+        """Return the error of a request that waited for something that was cancelled, and log it.
+
+        Returns None if the request's own task was cancelled: then no client waits for the response.
+        """
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            return None
+        LOG.error("request %s was cancelled internally", call.request_id, exc_info=error)
+        return UnavailableError("The request was cancelled internally. Send it again.")
 
     def end(self, call: Call, endpoint: Endpoint | None, method: str, path: str, status: int) -> None:
         """Close a request: count it, end its trace and write its log line.

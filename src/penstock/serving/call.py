@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.api_errors import RefusalError
+from penstock.errors import NotFoundError
 from penstock.llm.backend import known_card
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ class Call:
             known = self.models.list()
             # A model in its first load does not count: the load may fail.
             served = [one for one in known if known_card(one) is not None] or known
+            if not served:
+                raise NotFoundError("This service has no language models.")
             if len(served) != 1:
                 raise RefusalError(
                     400,
@@ -150,9 +153,10 @@ class Call:
 
     async def reply(self, reply: Reply) -> None:
         """Send a whole response."""
+        length = b"%d" % len(reply.body)
+        of_body = [(b"content-type", reply.content_type), (b"content-length", length)]
         headers = [
-            (b"content-type", reply.content_type),
-            (b"content-length", b"%d" % len(reply.body)),
+            *(of_body if reply.status != 204 else ()),  # which has no body (RFC 9110 section 8.6)
             (b"x-request-id", self.request_id.encode()),
             *self.fixed(),
             *reply.headers,

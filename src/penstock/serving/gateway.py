@@ -56,6 +56,11 @@ class Gateway:
                 operation = self._let_in(call, scope)
                 await self._read(operation, call, receive)
                 status = await self._run(operation, call, sink)
+            except asyncio.CancelledError as error:
+                cancellation = None if call.is_gone else self.admission.internal_cancellation(call, error)
+                if cancellation is None:
+                    raise
+                status = await self._refuse(call, cancellation, is_oip(scope["path"]))
             except Exception as error:
                 status = await self._refuse(call, error, is_oip(scope["path"]))
         except asyncio.CancelledError:
@@ -71,13 +76,12 @@ class Gateway:
         methods, call.path_values = self.routes.find(path)
         operation = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if call.origin and scope["method"] == "OPTIONS" and methods:
-            return _preflight(path, methods)
+            return _preflight(methods)
         if operation is None or not operation.is_open:
             self.admission.check_key(call)
         if not methods:
-            near = self.routes.nearest(path)
-            hint = f" Did you mean {near}?" if near else ""
-            raise RefusalError(404, f"Unknown route. /openapi.json lists all routes.{hint}", code="unknown_route")
+            message = f"Unknown route. {self.routes.hint(path)}".rstrip()
+            raise RefusalError(404, f"{message} /docs and /openapi.json list all routes.", code="unknown_route")
         if operation is None:
             allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
             failure = RefusalError(405, f"Method not allowed. Use {allowed}.", code="method_not_allowed")
@@ -175,8 +179,9 @@ class Gateway:
         return failure.status
 
 
-def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:
+def _preflight(methods: Mapping[str, Operation]) -> Operation:
     """Return the operation that answers a CORS preflight: it needs no key, and lists only the methods of the route."""
+    route = next(iter(methods.values())).path  # not the path of the request: metrics have it as a label
 
     async def answer(call: Call) -> Reply:
         headers = [
@@ -186,7 +191,7 @@ def _preflight(path: str, methods: Mapping[str, Operation]) -> Operation:
         ]
         return Reply(204, b"", headers=headers)
 
-    return Operation("OPTIONS", path, "preflight", "", answer, (), is_open=True)
+    return Operation("OPTIONS", route, "preflight", "", answer, (), is_open=True)
 
 
 def _encoding(headers: Mapping[bytes, bytes], media: Media) -> str:

@@ -42,6 +42,7 @@ class Generation:
     def __init__(self, call: Call, request: EngineRequest) -> None:
         self._call, self._request = call, request
         self._taking = asyncio.Lock()
+        self._start = time.monotonic()
         self._metrics = call.metrics.of_model(request.backend.name)
         self.num_prompt_tokens = self.num_output_tokens = self.num_cached_tokens = 0
 
@@ -83,7 +84,8 @@ class Generation:
         while True:
             try:
                 request, request_id = self._request, self._call.request_id
-                return await request.backend.submit(ids, request.params, request.options, request_id=request_id)
+                options = request.options if is_first else request.options.since(self._start)
+                return await request.backend.submit(ids, request.params, options, request_id=request_id)
             except QueueFullError:
                 if is_first:
                     raise
@@ -128,7 +130,7 @@ class Generation:
             metrics.ended(num_prompt, num_output, time.perf_counter() - self._call.arrived, answer.timings)
         if self._call.trace is not None:
             self._call.trace.note(sent, answer.timings, params.n)
-        metrics.asked(params.n, params.max_tokens, max(counts.values(), default=0))
+        metrics.note_request(params.n, params.max_tokens, max(counts.values(), default=0))
         self.num_prompt_tokens += num_prompt
         self.num_output_tokens += num_output
         self.num_cached_tokens += answer.num_cached_tokens

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.stats import STEP_TOKENS
+from penstock.serving.history import History
 
 if TYPE_CHECKING:
     from penstock.engine.stats import EngineStats
@@ -126,7 +127,7 @@ class ModelMetrics:
         self.prompt_tokens += num_prompt
         self.output_tokens += num_output
 
-    def asked(self, n: int, max_tokens: int | None, longest: int) -> None:
+    def note_request(self, n: int, max_tokens: int | None, longest: int) -> None:
         """Record the parameters of a request, and the number of tokens of its longest answer."""
         note = self.histograms
         note["request_params_n"].add(n)
@@ -151,6 +152,7 @@ class Metrics:
         self._grpc: Counter[tuple[str, str]] = Counter()
         self._grpc_seconds: dict[str, _Histogram] = {}
         self.servables: ServableRepository | None = None
+        self.history = History(models, self.started)
 
     def of_model(self, name: str) -> ModelMetrics:
         """Return the metrics of a loaded model."""

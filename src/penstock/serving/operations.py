@@ -21,6 +21,32 @@ MAX_NEAREST_CHARS: Final = 100
 """The longest path for which a similar route is suggested; the search takes quadratic time."""
 GRPC: Final = "gRPC"
 """The ``method`` of gRPC's endpoints and of their log lines."""
+_CHAT: Final = "POST /v1/chat/completions"
+_OTHER_APIS: Final = {
+    "/v1/responses": ("OpenAI's Responses API", _CHAT),
+    "/v1/assistants": ("OpenAI's Assistants API", _CHAT),
+    "/v1/threads": ("OpenAI's Assistants API", _CHAT),
+    "/v1/conversations": ("OpenAI's Conversations API", _CHAT),
+    "/v1/realtime": ("OpenAI's Realtime API", f"{_CHAT} with stream"),
+    "/v1/batches": ("OpenAI's Batch API", "the command `penstock batch`"),
+    "/v1/files": ("OpenAI's Files API", "the command `penstock batch`"),
+    "/v1/audio": ("OpenAI's audio API", ""),
+    "/v1/images": ("OpenAI's images API", ""),
+    "/v1/moderations": ("OpenAI's moderation API", ""),
+    "/v1/vector_stores": ("OpenAI's vector stores", "POST /v1/embeddings"),
+    "/v1/fine_tuning": ("OpenAI's fine-tuning API", ""),
+    "/v1/messages": ("Anthropic's Messages API", _CHAT),
+    "/api/chat": ("Ollama's API", _CHAT),
+    "/api/generate": ("Ollama's API", "POST /v1/completions"),
+    "/api/embed": ("Ollama's API", "POST /v1/embeddings"),
+    "/api/embeddings": ("Ollama's API", "POST /v1/embeddings"),
+    "/api/tags": ("Ollama's API", "GET /v1/models"),
+    "/generate": ("TGI's API", "POST /v1/completions"),
+    "/generate_stream": ("TGI's API", "POST /v1/completions with stream"),
+    "/completion": ("llama.cpp's API", "POST /v1/completions"),
+    "/redoc": ("ReDoc", "GET /docs"),
+}
+"""Routes of other services by prefix: what has them, and what to use instead."""
 COMMON_REFUSALS: Final = (400, 401, 403, 431)
 
 
@@ -161,6 +187,14 @@ class Routes:
             if found is not None:
                 return methods, found.groupdict()
         return {}, {}
+
+    def hint(self, path: str) -> str:
+        """Return a sentence for the caller of an unknown path; empty if nothing is similar."""
+        for prefix, (name, instead) in _OTHER_APIS.items():
+            if path == prefix or path.startswith(prefix + "/"):
+                return f"{name} is not available here." + (f" Use {instead}." if instead else "")
+        near = self.nearest(path)
+        return f"Did you mean {near}?" if near else ""
 
     def nearest(self, path: str) -> str:
         """Return the route that is most similar to an unknown path; empty if none is similar."""

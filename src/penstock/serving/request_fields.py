@@ -43,7 +43,7 @@ def _type_of(row: SamplingField) -> Any:
         "number": Annotated[float, Meta(ge=low, le=high)],
         "boolean": bool,
         "strings": Strings,
-        "token_ids": Annotated[list[Token], Meta(min_length=row.min_items or None)],
+        "token_ids": Annotated[list[Token], Meta(min_length=row.min_items or None, max_length=row.max_items)],
         "biases": Annotated[dict[_BiasKey, Annotated[float, Meta(ge=low, le=high)]], Meta(max_length=MAX_BIASES)],
     }
     return types[row.kind]
@@ -59,9 +59,9 @@ def _field_of(name: str, row: SamplingField) -> tuple[str, Any, None]:
 
 
 def extended(
-    base: type[Body], sampling: dict[str, str] | Iterable[str] = (), refusals: dict[str, str] | None = None
+    name: str, base: type[Body], sampling: dict[str, str] | Iterable[str] = (), refusals: dict[str, str] | None = None
 ) -> type[Body]:
-    """Return a struct with the fields of ``base`` and more.
+    """Return a struct ``name`` with the fields of ``base`` and more.
 
     ``sampling``: names of sampling fields, or a mapping from names in the body to them.  ``refusals``: fields that are
     refused, separated by spaces, with the reason.
@@ -70,9 +70,7 @@ def extended(
     fields: list[Any] = [_field_of(one, _ROWS[of]) for one, of in rows.items()]
     for names, why in (refusals or {}).items():
         fields += [(one, refused(why), None) for one in names.split()]
-    struct: Any = msgspec.defstruct(
-        f"{base.__name__}AndMore", fields, bases=(base,), kw_only=True, forbid_unknown_fields=True
-    )
+    struct: Any = msgspec.defstruct(name, fields, bases=(base,), kw_only=True, forbid_unknown_fields=True)
     kind: type[Body] = struct
     return kind
 
@@ -121,7 +119,7 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    SamplingFields = extended(ServingFields, SAMPLING)
+    SamplingFields = extended("SamplingFields", ServingFields, SAMPLING)
 
 _Input = Annotated[str, Meta(min_length=1)]
 _Texts = Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.servables.lifecycle.repository import ServableRepository
     from penstock.serving.arrivals import Arrivals
     from penstock.serving.grpc.listener import GrpcListener
+    from penstock.serving.metrics import Metrics
     from penstock.serving.traces import Traces
 
 __all__ = ["run_service"]
@@ -46,7 +47,7 @@ class _Signals:
 
     def __init__(self, on_second: Callable[[], None], reload: Callable[[], None]) -> None:
         self.first: signal.Signals | None = None
-        self.asked = asyncio.Event()
+        self.received = asyncio.Event()
         self._on_second = on_second
         loop = asyncio.get_running_loop()
         known = (signal.SIGTERM, signal.SIGINT)
@@ -58,7 +59,7 @@ class _Signals:
     def _take(self, number: signal.Signals) -> None:
         if self.first is None:
             self.first = number
-            self.asked.set()
+            self.received.set()
         else:
             self._on_second()
 
@@ -81,7 +82,7 @@ async def run_service(settings: ServiceSettings) -> int:
     servables = _servables(models, primary, settings)
     traces = _traces(settings)
     # This reads keys and certificates before anything runs.
-    listeners, changes = _listeners(models, servables, settings, traces, primary.arrivals)
+    listeners, changes, metrics = _listeners(models, servables, settings, traces, primary.arrivals)
     stop_now = asyncio.Event()
 
     def hurry() -> None:
@@ -95,15 +96,16 @@ async def run_service(settings: ServiceSettings) -> int:
         await primary.open()
         urls = {name: listener.open() for name, listener in listeners.items()}
         serving = asyncio.gather(*(listener.serve() for listener in listeners.values()))
-        asked = asyncio.ensure_future(signals.asked.wait())
+        signalled = asyncio.ensure_future(signals.received.wait())
         loading = asyncio.ensure_future(_load(models, servables, settings))
-        tasks += [serving, asked, loading]
-        await asyncio.wait((serving, asked, loading), return_when=asyncio.FIRST_COMPLETED)
+        sampling = asyncio.ensure_future(metrics.history.run())
+        tasks += [serving, signalled, loading, sampling]
+        await asyncio.wait((serving, signalled, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
             gc.freeze()  # the objects of the start-up live on: scanning them in each full collection would take 0.1 s
             _say(startup_banner(urls, models, servables, settings, primary.port, limit), sys.stdout)
-            await asyncio.wait((serving, asked), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((serving, signalled), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
         if signals.first is not None:
@@ -206,12 +208,13 @@ def _listeners(
     settings: ServiceSettings,
     traces: Traces | None,
     arrivals: Arrivals,
-) -> tuple[dict[str, Listener | GrpcListener], Changes]:
-    """Return the public listeners, the admin listener if it is configured, and the changes of models for the latter."""
+) -> tuple[dict[str, Listener | GrpcListener], Changes, Metrics]:
+    """Return the public listeners and the configured admin listener, its changes of models, and the metrics."""
     from penstock.serving.http.app import make_app
 
     gateway, changes = make_app(models, settings.gateway, traces, arrivals, methods=servables), Changes(models)
-    gateway.admission.metrics.servables = servables
+    metrics = gateway.admission.metrics
+    metrics.servables = servables
     listeners: dict[str, Listener | GrpcListener] = {"http": Listener(gateway, gateway.settings)}
     if settings.gateway.grpc_port is not None:
         from penstock.serving.grpc.listener import GrpcListener
@@ -220,9 +223,9 @@ def _listeners(
     if settings.admin_socket is not None:
         from penstock.serving.http.admin import make_admin
 
-        admin = make_admin(changes, models, gateway.admission.metrics)
+        admin = make_admin(changes, models, metrics)
         listeners["admin"] = Listener(admin, admin.settings, settings.admin_socket)
-    return listeners, changes
+    return listeners, changes, metrics
 
 
 async def _load(models: RemoteModels, servables: ServableRepository | None, settings: ServiceSettings) -> None:

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
+from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
 
 __all__ = ["GatewayLimits", "GatewaySettings", "is_loopback"]
@@ -15,7 +16,6 @@ __all__ = ["GatewayLimits", "GatewaySettings", "is_loopback"]
 _ORIGIN: Final = re.compile(r"https?://[^/A-Z\s]+")
 _HOST: Final = re.compile(r"\*|[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
-MAX_KEYS: Final = 10_000
 
 
 def is_loopback(host: str) -> bool:
@@ -57,8 +57,7 @@ class GatewayLimits:
     def __post_init__(self) -> None:
         """Check that each limit is a positive number."""
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1 << 40:
-                raise InvalidArgumentError(f"{name} must be a number above 0, not {value!r}", param=name)
+            check_number(name, value, 1 << 40)
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         """Check the fields; refuse a public address without keys."""
         for name, port in (("port", self.port), ("grpc_port", 0 if self.grpc_port is None else self.grpc_port)):
-            if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-                raise InvalidArgumentError(f"{name} must be a whole number from 0 to 65535, not {port!r}", param=name)
+            check_integer(name, port, 0, 65535)
         if not is_loopback(self.host) and self.keys_file is None and not self.insecure:
             raise InvalidArgumentError(
                 f"host {self.host} is reachable from other machines. Set --api-key-file, or --insecure to run without.",

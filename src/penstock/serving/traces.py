@@ -33,7 +33,7 @@ _KINDS: Final = {
        for version in ("", "_version")},
 }  # fmt: skip
 """The operations that have spans, and their names in the conventions."""
-_ASKED: Final = ("max_tokens", "temperature", "top_p", "n")
+_REQUEST_FIELDS: Final = ("max_tokens", "temperature", "top_p", "n")
 _EXPORT_S: Final = 5.0
 _CLOSE_S: Final = 5.0
 
@@ -154,8 +154,8 @@ def _attributes(call: Call, trace: RequestTrace, operation: Endpoint, status: in
         found["error.type"] = str(status)
     if "model" in call.facts:
         found["gen_ai.request.model"] = found["gen_ai.response.model"] = call.facts["model"]
-    asked = {f"gen_ai.request.{name}": getattr(call.body, name, None) for name in _ASKED}
-    found |= {name: value for name, value in asked.items() if value is not None}
+    fields = {f"gen_ai.request.{name}": getattr(call.body, name, None) for name in _REQUEST_FIELDS}
+    found |= {name: value for name, value in fields.items() if value is not None}
     for names, fact in (
         (("prompt_tokens", "input_tokens"), "prompt_tokens"),
         (("completion_tokens", "output_tokens"), "completion_tokens"),

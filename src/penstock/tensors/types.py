@@ -169,7 +169,7 @@ class Method(Protocol):
 
     @property
     def statistics(self) -> MethodStatistics:
-        """What the method has done so far."""
+        """The counters of the method since it was loaded."""
 
     @property
     def is_ready(self) -> bool:

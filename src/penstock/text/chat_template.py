@@ -84,7 +84,9 @@ def render_chat(
     """
     checked = check_messages(messages)
     if len(template) > MAX_TEMPLATE_CHARS:
-        raise InvalidFileError(f"chat template: at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}")
+        raise InvalidFileError(
+            f"chat template: expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}"
+        )
     try:
         with _deadline(MAX_SECONDS):
             compiled = template_environment().from_string(template)

@@ -17,7 +17,7 @@ MAX_PENDING_TOKENS: Final = 16
 
 
 class TokenDecoder(Protocol):
-    """What a detokenizer needs of a tokenizer."""
+    """The interface that a detokenizer needs from a tokenizer."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""

@@ -48,7 +48,7 @@ class StopMatcher:
 
 @dataclass(frozen=True)
 class StopRules:
-    """What ends a text.
+    """The conditions that end a text.
 
     ``strings`` and the tokens ``ids`` end it, neither before ``min_tokens`` tokens.  They are part of the text only
     with ``keep``; special tokens never are.

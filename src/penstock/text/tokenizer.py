@@ -17,7 +17,7 @@ __all__ = ["Tokenizer"]
 
 
 class _Backend(Protocol):
-    """What both the compiled tokenizer and the ``tokenizers`` library can do."""
+    """The operations of the compiled tokenizer and of the ``tokenizers`` library."""
 
     @property
     def is_byte_level(self) -> bool: ...

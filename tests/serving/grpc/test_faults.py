@@ -48,7 +48,7 @@ IN_STREAM = 3
 
 @asynccontextmanager
 async def grpc_service(**named: Any) -> AsyncIterator[tuple[Service, GrpcListener, str]]:
-    """A primary with workers, its gRPC door, and the address of that."""
+    """A primary with workers, its gRPC gateway, and the address of that."""
     async with service(**named) as running:
         listener = GrpcListener(Admission(running.models, GatewaySettings(grpc_port=0, limits=PATIENT)))
         address = listener.open()

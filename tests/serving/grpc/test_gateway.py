@@ -1,4 +1,4 @@
-"""The gRPC door: who is let in, what a message may be, and every code that it refuses with."""
+"""The gRPC gateway: who is let in, what a message may be, and every code that it refuses with."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_malformed_messages_are_refused(demo):
 
 
 def test_mutated_messages_are_answered_or_refused(demo):
-    """Whatever bytes come, the door says OK, what is wrong, or that it does not know the model: never INTERNAL."""
+    """Whatever bytes come, the gateway says OK, what is wrong, or that it does not know the model: never INTERNAL."""
     seeds = [request().SerializeToString(), _tensor(**IDS, contents={"int_contents": [5]}).SerializeToString()]
     random_ = random.Random(5)
     codes = set()
@@ -246,7 +246,7 @@ def test_mutated_messages_are_answered_or_refused(demo):
 
 
 def test_every_code_of_the_table(serve, monkeypatch):
-    """Errors behind the door come out as the table says, with retry-after where a client may come back."""
+    """Errors behind the gateway come out as the table says, with retry-after where a client may come back."""
     service = serve(settings=GRPC)
     (backend,) = service.models.list()
     errors = {

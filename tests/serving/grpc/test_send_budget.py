@@ -17,11 +17,11 @@ from tests.support.http_service import SECONDS, until
 
 def test_responses_wait_for_the_send_budget_in_order():
     async def work():
-        untaken, given, leave = SendBudget(max_answers=2, max_bytes=100), [], {}
+        send_budget, given, leave = SendBudget(max_answers=2, max_bytes=100), [], {}
 
         async def answer(name, size):
             leave[name] = asyncio.Event()
-            await untaken.add(size, SECONDS)
+            await send_budget.add(size, SECONDS)
             given.append(name)
             await leave[name].wait()
 
@@ -32,7 +32,7 @@ def test_responses_wait_for_the_send_budget_in_order():
 
         tasks = []
         await begin("larger than all", 1000)
-        assert (given, untaken.has_room) == (["larger than all"], False)
+        assert (given, send_budget.has_room) == (["larger than all"], False)
         await begin("second", 60)
         await begin("third", 40)
         await begin("small", 1)
@@ -41,19 +41,19 @@ def test_responses_wait_for_the_send_budget_in_order():
         for _ in range(10):
             await asyncio.sleep(0)
         assert given == ["larger than all", "second", "third"]
-        assert (untaken.num_answers, untaken.num_bytes, untaken.has_room) == (2, 100, False)
+        assert (send_budget.num_answers, send_budget.num_bytes, send_budget.has_room) == (2, 100, False)
         tasks[1].cancel()
         for _ in range(10):
             await asyncio.sleep(0)
         assert given[-1] == "small"
         with pytest.raises(TimeoutError):
-            await untaken.add(100, 0.01)
+            await send_budget.add(100, 0.01)
         for one in leave.values():
             one.set()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks)
         await asyncio.sleep(0)
-        assert (untaken.num_answers, untaken.num_bytes, untaken.has_room) == (0, 0, True)
+        assert (send_budget.num_answers, send_budget.num_bytes, send_budget.has_room) == (0, 0, True)
 
     asyncio.run(work())
 
@@ -78,26 +78,26 @@ def test_slow_readers_hold_a_limited_number_of_responses(serve, caplog):
     """Beyond those each has the clock that every stream has; who takes what he asked for notices nothing."""
     caplog.set_level(logging.INFO, "penstock.serving")
     service = serve(settings=GatewaySettings(grpc_port=0, limits=GatewayLimits(write_s=0.3)))
-    untaken = service.grpc.gateway.untaken
-    untaken._max_answers = 2
+    send_budget = service.grpc.gateway.send_budget
+    send_budget._max_answers = 2
     host, _, port = service.grpc_address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=SECONDS) as own:
         own.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"\0\x04" + bytes(4)))  # a window of 0 bytes
         own.sendall(asks(1, service.grpc_address) + asks(3, service.grpc_address))
-        until(lambda: untaken.num_answers == 2)
-        assert not untaken.has_room
+        until(lambda: send_budget.num_answers == 2)
+        assert not send_budget.has_room
         own.sendall(asks(5, service.grpc_address))
         until(lambda: [one for one in caplog.records if one.facts.get("gone") == "slow reader"])
         for _ in range(3):
             found = pb.ServerMetadataResponse.FromString(call(service, SERVICE + "ServerMetadata", b""))
             assert found.name == "penstock"
-        assert untaken.num_answers == 2
+        assert send_budget.num_answers == 2
         own.sendall(frame(4, 0, 0, b"\0\x04" + (1 << 16).to_bytes(4, "big")))  # he reads on, and gets what he asked for
-        until(lambda: untaken.num_answers == 0)
+        until(lambda: send_budget.num_answers == 0)
         assert b"penstock" in own.recv(1 << 16)
         own.sendall(frame(4, 0, 0, b"\0\x04" + bytes(4)) + asks(7, service.grpc_address))
-        until(lambda: untaken.num_answers == 1)
-    until(lambda: untaken.num_answers == 0, "the end of what is left of a client who has gone")
+        until(lambda: send_budget.num_answers == 1)
+    until(lambda: send_budget.num_answers == 0, "the end of what is left of a client who has gone")
     call(service, SERVICE + "ServerMetadata", b"")
 
 

@@ -1,4 +1,4 @@
-"""What a caller without a key can make the gRPC door do: little, and nothing to those who have one."""
+"""What a caller without a key can make the gRPC gateway do: little, and nothing to those who have one."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_large_tensors_are_decoded_in_pieces(is_raw, monkeypatch):
         message.raw_input_contents.append(np.array(ids, "<i4").tobytes())
     else:
         one.contents.int_contents.extend(ids)
-    assert language.asked_of(messages.read_message(message), "", "").prompt == ids
+    assert language.read_language_request(messages.read_message(message), "", "").prompt == ids
     assert sum(sizes) == (100_000 if is_raw else 200_000)
     assert max(sizes) <= 20_000
 

@@ -1,4 +1,4 @@
-"""The admin listener: models come, change and go through a socket of its owner's, while the public door answers."""
+"""The admin listener: models come, change and go through a socket of its owner's, while the public listener answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_models_change_while_the_public_port_answers(tmp_path: Path) -> None:
         assert (status, updated["version"], updated["state"]) == (200, 2, "ready")
         status, found = call(path, "GET", "/admin/models")
         assert [(one["id"], one["version"]) for one in found["models"]] == [("demo", 1), ("second", 2)]
-        assert found["models"][0]["latency"]["e2e_s"] is not None, "those of the public door"
+        assert found["models"][0]["latency"]["e2e_s"] is not None, "those of the public listener"
         assert call(path, "POST", "/admin/models/second/unload") == (200, {"id": "second", "state": "unloaded"})
         assert [one["id"] for one in ask(url, "/v1/models")["data"]] == ["demo"]
         assert len(psutil.Process(process.pid).children()) == 1
@@ -58,7 +58,7 @@ def test_models_change_while_the_public_port_answers(tmp_path: Path) -> None:
         for method, route in (("GET", "/admin/models"), ("POST", "/admin/models/demo/unload")):
             connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)
             connection.request(method, route)
-            assert connection.getresponse().status == 404, "not at the public door"
+            assert connection.getresponse().status == 404, "not at the public listener"
             connection.close()
         process.send_signal(signal.SIGTERM)
         assert process.wait(600) == 0

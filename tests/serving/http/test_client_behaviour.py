@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import socket
 import struct
 import time
@@ -189,6 +191,18 @@ def test_requests_sent_ahead_are_answered_in_order(serve):
     assert [found.index(b'"count":%d' % n) for n in (1, 2, 3)] == sorted(
         found.index(b'"count":%d' % n) for n in (1, 2, 3)
     )
+
+
+def test_a_client_may_leave_with_several_requests_open(serve, caplog):
+    """Each of them ends without a line of uvicorn's about a response that is missing."""
+    service = serve(**ROOMY)
+    for body in (ENDLESS, ENDLESS | {"stream": True}):
+        with service.connect() as connection:
+            connection.sendall(2 * post("/v1/completions", body))
+            until(lambda: service.num_open == 1)
+        until(lambda: is_idle(service) and num_connections(service) == 0)
+        service.do(asyncio.sleep(0))
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
 def test_excess_connections_are_refused(serve):

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from penstock.serving.settings import GatewaySettings
-from tests.support.http_service import KEY, Service
+from tests.support.http_service import KEY, Service, raw
 from tests.system_packages import skip_reason
 
 BODY = b'{"prompt": "the cat"}'
@@ -188,3 +188,22 @@ def test_other_transfer_codings_are_not_implemented(demo, coding):
 @pytest.mark.parametrize("coding", [b"Chunked", b"CHUNKED"])
 def test_chunked_in_any_case(demo, coding):
     assert ask(demo, HEAD + b"Transfer-Encoding: " + coding + b"\r\n\r\n" + CHUNKS + LAST) == [200, 200]
+
+
+OLD = b"POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def test_chunks_need_http_11(demo):
+    """RFC 9112 section 6.1: a message of HTTP/1.0 with a transfer coding has faulty framing."""
+    assert ask(demo, OLD + CHUNKED + b"\r\n" + CHUNKS) == [400]
+
+
+@pytest.mark.parametrize("connection", [b"", b"Connection: keep-alive\r\n"], ids=["close", "keep-alive"])
+def test_a_stream_to_http_10_has_no_chunks(demo, connection):
+    body = b'{"prompt": "the cat", "max_tokens": 3, "ignore_eos": true, "stream": true}'
+    head = OLD + connection + b"Content-Length: %d\r\n\r\n" % len(body)
+    head, _, events = raw(demo, head + body).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert all(line.startswith(b"data: ") for line in events.rstrip(b"\n").split(b"\n\n"))
+    assert events.endswith(b"data: [DONE]\n\n")

@@ -1,14 +1,17 @@
-"""The door: who is let in, and what a request may be."""
+"""The gateway: who is let in, and what a request may be."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 
 import pytest
 
+from penstock.engine.options import RequestOptions
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.logs import JsonLines
+from penstock.serving.generation import MAX_AT_ONCE
 from penstock.serving.http.app import operations
 from penstock.serving.keys import KeySet
 from penstock.serving.operations import Routes
@@ -164,7 +167,15 @@ def test_further_hosts_and_origins(serve):
     status, headers, _ = service.ask("OPTIONS", "/v1/completions", headers=origin | asked)
     assert (status, headers["access-control-allow-methods"]) == (204, "POST")
     assert "authorization" in headers["access-control-allow-headers"]
+    assert not {"content-length", "content-type"} & set(headers)  # RFC 9110 section 8.6
     assert service.ask("OPTIONS", "/v1/completions", headers=asked)[0] == 405
+    for name in ("a", "b"):  # in metrics, all names are one route
+        assert service.ask("OPTIONS", f"/v1/models/{name}", headers=origin | asked)[0] == 204
+    assert {"/v1/models/{model}"} == {
+        route
+        for method, route, _ in service.gateway.admission.metrics._http
+        if method == "OPTIONS" and "models" in route
+    }
     assert "access-control-allow-origin" not in service.ask("GET", "/v1/models")[1]
 
 
@@ -290,6 +301,24 @@ def test_a_route_that_is_not_there_names_the_nearest(demo, path, near):
 
 
 @pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/v1/responses/resp_1", "/v1/chat/completions"),
+        ("/v1/messages", "/v1/chat/completions"),
+        ("/v1/files", "penstock batch"),
+        ("/api/chat", "/v1/chat/completions"),
+        ("/api/tags", "/v1/models"),
+        ("/v1/audio/speech", "audio API is not available"),
+    ],
+)
+def test_apis_of_other_services_say_what_to_use(demo, path, instead):
+    status, _, data = demo.ask("POST", path)
+    assert (status, code_of(data)) == (404, "unknown_route")
+    assert instead in json.loads(data)["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "name", ["..%2f..%2fkeys", "..", "%2e%2e", "a%00b", "x" * 200, "main.js%2f..", "index.html", "page.py"]
 )
 def test_names_in_paths_reach_no_file(demo, name):
@@ -376,3 +405,58 @@ def test_names_are_found_by_their_whole_path():
     assert list(routes.find("/v1/models/demo")[0]) == ["GET"]
     for path in ("/v1/models/", "/v1/models/a/b", "/v1/models/.hidden", "/v1/models/{model}", "/v1/models/a\n"):
         assert routes.find(path) == ({}, {})
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_an_internal_cancellation_ends_the_request(serve, monkeypatch, is_stream):
+    """As over gRPC: the client is not left without a response."""
+    service = serve()
+    (backend,) = service.models.list()
+
+    async def submit(*_arguments, **_named):
+        never = asyncio.get_running_loop().create_future()
+        never.cancel()
+        await never
+
+    monkeypatch.setattr(backend, "submit", submit)
+    status, error = service.refused("/v1/completions", prompt="the cat", stream=is_stream)
+    assert (status, error["code"]) == (503, "unavailable")
+    monkeypatch.undo()
+    service.post("/v1/completions", prompt="the cat", max_tokens=1)
+
+
+def test_scored_tokens_are_in_the_log(serve, caplog):
+    caplog.set_level(logging.INFO, "penstock")
+    service = serve()
+    body = service.post("/v1/completions", prompt=[5, 6, 7], max_tokens=0, echo=True, logprobs=1)
+    until(lambda: caplog.records)
+    (line,) = (one.facts for one in caplog.records if getattr(one, "facts", {}).get("path") == "/v1/completions")
+    assert line["prompt_tokens"] == body["usage"]["prompt_tokens"] == 3
+
+
+def slow(monkeypatch, backend, name: str) -> list[float]:
+    """The deadlines that a method of a backend gets, which takes 0.2 s each time."""
+    real, given = getattr(backend, name), []
+
+    async def call(ids, *arguments, **named):
+        given.append(next(one.deadline_s for one in arguments if isinstance(one, RequestOptions)))
+        await asyncio.sleep(0.2)
+        return await real(ids, *arguments, **named)
+
+    monkeypatch.setattr(backend, name, call)
+    return given
+
+
+def test_all_prompts_of_a_request_share_its_deadline(serve, monkeypatch):
+    service = serve(context_len=64)
+    (backend,) = service.models.list()
+    given = slow(monkeypatch, backend, "submit")
+    service.post("/v1/completions", prompt=[[7]] * (MAX_AT_ONCE + 2), max_tokens=1, timeout=500)
+    assert given[0] <= 500
+    assert all(one <= 499.9 for one in given[MAX_AT_ONCE:])
+    given = slow(monkeypatch, backend, "score")
+    service.post("/v1/completions", prompt=[[7, 8]] * 3, max_tokens=0, echo=True, logprobs=0, timeout=500)
+    assert given[1] <= 499.9 > given[2] + 0.1
+    status, error = service.refused("/v1/completions", prompt=[[7, 8]] * 3, max_tokens=0, echo=True, logprobs=0,
+                                    timeout=0.1)  # fmt: skip
+    assert (status, error["param"], error["code"]) == (504, "timeout", "deadline_exceeded")

@@ -88,8 +88,8 @@ def test_crashing_workers_leak_no_path():
     class Launcher:
         supervision = SupervisionPolicy()
 
-    fleet = WorkerGroup(Launcher(), None, 1, lambda: None, {})
-    fleet.error = "/srv/models/demo.psm: No such file or directory"
-    assert str(fleet.unavailable("demo")) == "demo is not ready: no worker is running now. Retry later."
-    fleet._failing.add(0)
-    assert str(fleet.unavailable("demo")) == "demo is not ready: its workers crash again and again."
+    group = WorkerGroup(Launcher(), None, 1, lambda: None, {})
+    group.error = "/srv/models/demo.psm: No such file or directory"
+    assert str(group.unavailable("demo")) == "demo is not ready: no worker is running now. Retry later."
+    group._failing.add(0)
+    assert str(group.unavailable("demo")) == "demo is not ready: its workers crash again and again."

@@ -63,6 +63,7 @@ def test_no_field_names_a_file_an_address_or_code():
         "user", "cache_salt", "text_input", "id", "model_name", "model_version", "inputs.name", "outputs.name",
         "config",  # labels and versions of a servable
         "inputs.data",
+        "metadata", "prompt_cache_key", "safety_identifier",  # which have no effect
     }  # fmt: skip
     bodies = [operation.body for operation in operations() if operation.body is not None]
     texts = {path.removeprefix("parameters.") for body in bodies for path in texts_of(inspect.type_info(body), "")}

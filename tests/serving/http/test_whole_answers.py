@@ -76,7 +76,8 @@ class Written(list[bytes]):
 def cycle(**given: Any) -> Any:
     found = SimpleNamespace(
         response_started=False, response_complete=False, disconnected=False, flow=SimpleNamespace(write_paused=False),
-        keep_alive=True, default_headers=[(b"date", b"today")], transport=Written(), scope={"method": "GET"},
+        keep_alive=True, default_headers=[(b"date", b"today")], transport=Written(),
+        scope={"method": "GET", "http_version": "1.1"},
         message_event=SimpleNamespace(set=lambda: None), on_response=lambda: None,
     )  # fmt: skip
     vars(found).update(given)

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol by the asyncio clients of Triton's package: each call that applies, over both doors."""
+"""The Open Inference Protocol with Triton's asyncio clients: each call that applies, over both protocols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servables at both doors, over a few lines that stand for them: gRPC by Triton's client, cancellation, limits."""
+"""Servables over both protocols, with stub methods: gRPC by Triton's client, cancellation, limits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from grpc_health.v1 import health_pb2
 from tritonclient.utils import InferenceServerException
 
+from penstock.serving import admission
 from penstock.serving.proto import oip_pb2 as pb
 from penstock.serving.settings import GatewayLimits, GatewaySettings
 from penstock.tensors import DTYPES
@@ -186,7 +188,7 @@ def test_changes_over_grpc_want_an_admins_key(service, client):
 
 
 def test_a_disconnected_client_is_cancelled(service, gated):
-    """At either door, while the method is at work."""
+    """Over either protocol, while the method is at work."""
     before = gated.num_cancelled
     with service.connect() as connection:
         data = json.dumps(BODY).encode()
@@ -273,3 +275,36 @@ def test_a_whole_answer_goes_out_in_one_piece(service):
             head, _, body = answer.partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 ")
             assert json.loads(body)["outputs"][0]["data"] == [5]
+
+
+def test_health_counts_servables(service):
+    """Over both protocols a service of servables only is ready."""
+    check, answer = "/grpc.health.v1.Health/Check", health_pb2.HealthCheckResponse
+
+    def status(name: str) -> int:
+        return answer.FromString(call(service, check, health_pb2.HealthCheckRequest(service=name).SerializeToString()))
+
+    assert service.ask("GET", "/health/ready")[0] == 200
+    assert status("").status == status("echo.it").status == answer.SERVING
+    assert (
+        refused(service, check, health_pb2.HealthCheckRequest(service="nobody").SerializeToString()).code()
+        is grpc.StatusCode.NOT_FOUND
+    )
+    service.methods.unloaded.add("odd")
+    assert status("odd.it").status == answer.NOT_SERVING
+    service.methods.unloaded.clear()
+
+
+def test_a_request_without_a_model_finds_none(service):
+    assert service.refused("/v1/completions", prompt="x")[1]["code"] == "model_not_found"
+
+
+def test_a_method_that_ignores_its_deadline_is_ended(service, gated, monkeypatch):
+    """As over HTTP, whose gateway limits the time of each handler."""
+    monkeypatch.setattr(admission, "_GRACE_S", 0.1)
+    before = gated.num_cancelled
+    message = pb.ModelInferRequest(model_name="echo.it")
+    message.inputs.add(name="x", datatype="INT32", shape=[1]).contents.int_contents.append(5)
+    message.parameters["timeout"].int64_param = 1000
+    assert refused(service, SERVICE + "ModelInfer", message.SerializeToString()).code().name == "DEADLINE_EXCEEDED"
+    until(lambda: gated.num_cancelled == before + 1)

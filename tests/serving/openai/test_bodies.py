@@ -204,3 +204,12 @@ def test_half_a_surrogate_pair_is_refused_or_kept():
         decode_body(b'{"prompt": "\\ud800"}', CompletionRequest)
     with pytest.raises(MisfitError):  # decoded by other code
         converted({"prompt": "x", "\ud800": 1}, CompletionRequest)
+
+
+@pytest.mark.parametrize(("name", "most"), [("stop_token_ids", 4096), ("allowed_token_ids", 1 << 18)])
+def test_lists_of_token_ids_are_bounded(name, most):
+    """A list of a million took the event loop 0.2 s."""
+    decode_body(json.dumps({"prompt": "x", name: [7] * most}).encode(), CompletionRequest)
+    with pytest.raises(MisfitError) as caught:
+        decode_body(json.dumps({"prompt": "x", name: [7] * (most + 1)}).encode(), CompletionRequest)
+    assert (caught.value.param, caught.value.code) == (name, "invalid_value")

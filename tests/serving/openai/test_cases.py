@@ -156,6 +156,45 @@ def test_null_is_as_good_as_absent(demo, serve):
     assert service.post("/v1/chat/completions", **body | text)["choices"] == expected
 
 
+HARMLESS = {
+    "metadata": {"run": "7"},
+    "parallel_tool_calls": True,
+    "prompt_cache_key": "k",
+    "reasoning_effort": "none",
+    "safety_identifier": "u",
+    "service_tier": "auto",
+    "store": False,
+    "tool_choice": "none",
+    "verbosity": "medium",
+}
+
+
+def test_fields_that_change_nothing_are_taken(serve):
+    service = serve("fake")
+    body = {"messages": USER, "max_tokens": 4, "temperature": 0}
+    expected = service.post("/v1/chat/completions", **body)["choices"]
+    assert service.post("/v1/chat/completions", **body | HARMLESS)["choices"] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("metadata", {"a": 1}),
+        ("metadata", {str(number): "" for number in range(17)}),
+        ("parallel_tool_calls", "yes"),
+        ("reasoning_effort", "high"),
+        ("service_tier", "priority"),
+        ("store", True),
+        ("tool_choice", "required"),
+        ("verbosity", "low"),
+    ],
+)
+def test_values_that_would_change_something_are_refused(serve, name, value):
+    status, error = serve("fake").refused("/v1/chat/completions", messages=USER, **{name: value})
+    assert status == 400
+    assert error["param"].startswith(name)
+
+
 @pytest.mark.parametrize("with_usage", [False, True])
 def test_the_events_of_a_conversation(serve, with_usage):
     """One id, the role once for each answer and first, the reason once and last, usage in an event of its own."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 
+from penstock.serving.history import History
 from tests.support.http_service import until
 from tests.support.page_actions import ask
 
@@ -77,7 +81,7 @@ def test_every_view_is_readable(serve, visit, script, width, height, scheme):
     labels = page.locator(".chart [role=img]").first.get_attribute("aria-label")
     assert labels.startswith("Tokens per second: generated ")
     assert page.locator(".chart").count() == 6
-    assert "The charts begin when this page was opened" in page.inner_text("#live")
+    assert "The charts begin " in page.inner_text("#live")
 
 
 @SCHEMES
@@ -128,3 +132,20 @@ def test_the_page_is_used_by_keyboard(serve, visit, script):
     assert page.evaluate("document.activeElement.id") == "rename"
     page.keyboard.press("Escape")
     assert page.locator("#menu").is_hidden()
+
+
+def test_charts_begin_with_the_service(serve, visit):
+    service = serve("fake")
+    started = time.perf_counter()
+
+    async def sample() -> None:
+        for second in range(1, 61):
+            service.gateway.admission.metrics.history.sample(started - 121 + 2 * second)
+
+    service.gateway.admission.metrics.history = History(service.models, started - 121)
+    service.gateway.admission.metrics.started = started - 121
+    service.do(sample())
+    page = visit(service.url)
+    page.click("#show-live")
+    page.locator(".uplot").first.wait_for()
+    page.get_by_text(re.compile(r"The charts begin \d+ min")).wait_for()

@@ -34,15 +34,15 @@ def test_requests_behind_a_possibly_ended_one_are_suspects() -> None:
 
 
 def test_waiting_during_three_crashes_counts_as_one() -> None:
-    blame = CrashTracker()
-    assert [blame.add_wait(b"x", worker) for worker in ("1", "1", "2", "3", "4", "5", "6")] == [0, 0, 0, 1, 1, 1, 2]
-    blame.clear(b"x")
-    assert blame.add_wait(b"x", "7") == 0
+    tracker = CrashTracker()
+    assert [tracker.add_wait(b"x", worker) for worker in ("1", "1", "2", "3", "4", "5", "6")] == [0, 0, 0, 1, 1, 1, 2]
+    tracker.clear(b"x")
+    assert tracker.add_wait(b"x", "7") == 0
 
 
 def test_a_crash_counts_once_for_equal_requests() -> None:
-    blame = CrashTracker()
-    assert [blame.add(b"x", "first"), blame.add(b"x", "first"), blame.add(b"y", "first")] == [1, 1, 1]
-    assert [blame.add(b"x", "second"), blame.num_crashes(b"x"), blame.num_crashes(b"z")] == [2, 2, 0]
-    blame.clear(b"x")
-    assert blame.num_crashes(b"x") == 0
+    tracker = CrashTracker()
+    assert [tracker.add(b"x", "first"), tracker.add(b"x", "first"), tracker.add(b"y", "first")] == [1, 1, 1]
+    assert [tracker.add(b"x", "second"), tracker.num_crashes(b"x"), tracker.num_crashes(b"z")] == [2, 2, 0]
+    tracker.clear(b"x")
+    assert tracker.num_crashes(b"x") == 0

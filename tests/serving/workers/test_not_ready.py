@@ -47,7 +47,7 @@ NEEDS_NO_WORKER = {"/tokenize", "/detokenize"}
 
 
 @dataclass
-class Doors:
+class Gateways:
     """Sends requests to the models of a service over HTTP and gRPC."""
 
     models: RemoteModels
@@ -84,18 +84,18 @@ class Doors:
 
 
 @asynccontextmanager
-async def doors(tmp_path: Path, **named: Any) -> AsyncIterator[Doors]:
+async def gateways(tmp_path: Path, **named: Any) -> AsyncIterator[Gateways]:
     """A service without models at first, with HTTP, gRPC and an admin socket."""
     async with service(**named) as running, admin(running.models, tmp_path / "admin.sock") as (asked, changes):
         settings = GatewaySettings(port=0, grpc_port=0, limits=GatewayLimits(body_s=SECONDS, write_s=SECONDS))
-        door = make_app(running.models, settings)
-        listeners = Listener(door, settings), GrpcListener(door.admission)
+        gateway = make_app(running.models, settings)
+        listeners = Listener(gateway, settings), GrpcListener(gateway.admission)
         host = listeners[0].open().removeprefix("http://")
         address = listeners[1].open()
         serving = asyncio.gather(*(one.serve() for one in listeners))
         try:
             async with grpc.aio.insecure_channel(address) as channel:
-                yield Doors(running.models, changes, host, channel, asked)
+                yield Gateways(running.models, changes, host, channel, asked)
         finally:
             for one in listeners:
                 one.stop(at_once=True)
@@ -117,7 +117,7 @@ def test_requests_to_a_model_that_is_loading(tmp_path: Path) -> None:
     path, go = model(tmp_path, is_there=False)
 
     async def main() -> None:
-        async with doors(tmp_path, command=faulty("waits")) as its:
+        async with gateways(tmp_path, command=faulty("waits")) as its:
             loading = asyncio.ensure_future(its.admin("POST", "/admin/models/load", {"path": str(path)}))
             await until(its.models.list)
             asked = {**TEXT, "/v1/chat/completions": CHAT}
@@ -143,7 +143,7 @@ def test_a_worker_lost_before_the_first_request(tmp_path: Path) -> None:
     path, go = model(tmp_path, is_there=True)
 
     async def main() -> None:
-        async with doors(tmp_path, command=faulty("waits")) as its:
+        async with gateways(tmp_path, command=faulty("waits")) as its:
             assert (await its.admin("POST", "/admin/models/load", {"path": str(path)}))[0] == 200
             backend = its.models.get("demo")
             described = (await its.ask("/v1/models/demo"))[1]
@@ -177,7 +177,7 @@ def test_a_worker_lost_as_soon_as_it_is_ready(tmp_path: Path, monkeypatch: pytes
     path, go = model(tmp_path, is_there=True)
 
     async def main() -> None:
-        async with doors(tmp_path, command=faulty("waits")) as its:
+        async with gateways(tmp_path, command=faulty("waits")) as its:
             loading = asyncio.ensure_future(its.models.load(str(path)))
             await until(its.models.list)
             backend = its.models.get("demo")
@@ -205,7 +205,7 @@ def test_a_race_of_loads_gives_no_false_refusal(tmp_path: Path) -> None:
     num_loads = 6
 
     async def main() -> None:
-        async with doors(tmp_path, supervision=SupervisionPolicy(drain_s=SECONDS)) as its:
+        async with gateways(tmp_path, supervision=SupervisionPolicy(drain_s=SECONDS)) as its:
             found: dict[str, set[Any]] = {}
             is_over = False
 
@@ -243,7 +243,7 @@ def test_reasons_of_crashes_are_only_in_the_log(tmp_path: Path, caplog: pytest.L
 
     async def main() -> None:
         supervision = SupervisionPolicy(min_pause_s=0.01, max_pause_s=0.05)
-        async with doors(tmp_path, command=faulty("waits"), supervision=supervision) as its:
+        async with gateways(tmp_path, command=faulty("waits"), supervision=supervision) as its:
             backend = await its.models.load(str(path))
             path.unlink()
             os.kill(*pids(backend), signal.SIGKILL)

@@ -22,7 +22,7 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnavailableError
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers import joining, remote_worker_server
+from penstock.serving.workers import handshake, remote_worker_server
 from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_worker_client import join_primary, read_token
 from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
@@ -150,7 +150,7 @@ class Stranger:
         return pb.ToWorker.FromString(received[4:]) if received else None
 
 
-def join_with(token: str, protocol: int = joining.PROTOCOL) -> pb.FromWorker:
+def join_with(token: str, protocol: int = handshake.PROTOCOL) -> pb.FromWorker:
     return pb.FromWorker(join=pb.Join(protocol=protocol, token=token, model="demo"))
 
 
@@ -209,7 +209,7 @@ def test_garbage_instead_of_tls_ends_the_connection(remote) -> None:
 
 def test_a_stranger_that_sends_nothing_is_disconnected(remote, certificate, monkeypatch) -> None:
     """Before TLS, after it, and in the middle of a frame."""
-    monkeypatch.setattr(joining, "JOIN_S", 0.5)
+    monkeypatch.setattr(handshake, "JOIN_S", 0.5)
 
     async def main() -> None:
         async with service(remote=remote) as running:
@@ -246,13 +246,13 @@ def test_an_old_worker_reads_both_versions(remote, certificate, caplog) -> None:
                     (size,) = struct.unpack("<I", await stranger.reader.readexactly(4))
                     reason = pb.ToWorker.FromString(await stranger.reader.readexactly(size)).stop.reason
                     assert reason.kind == "InvalidArgumentError"
-                    assert f"primary uses worker protocol {joining.PROTOCOL}" in reason.text
+                    assert f"primary uses worker protocol {handshake.PROTOCOL}" in reason.text
                     assert f"'demo' uses protocol {protocol}" in reason.text
 
     asyncio.run(main())
     facts = [record.facts for record in caplog.records if "facts" in vars(record)]
     told = [(one["worker_protocol"], one["protocol"]) for one in facts if one["event"] == "worker_refused"]
-    assert told == [(1, joining.PROTOCOL), (3, joining.PROTOCOL)]
+    assert told == [(1, handshake.PROTOCOL), (3, handshake.PROTOCOL)]
 
 
 def test_an_old_worker_over_grpc_reads_both_versions(remote, certificate, caplog) -> None:
@@ -266,7 +266,7 @@ def test_an_old_worker_over_grpc_reads_both_versions(remote, certificate, caplog
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await call.read()
                 assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-                assert refused.value.details() == str(joining.protocol_error(joining.PROTOCOL, 1))
+                assert refused.value.details() == str(handshake.protocol_error(handshake.PROTOCOL, 1))
 
     asyncio.run(main())
     assert [record.facts["worker_protocol"] for record in caplog.records if "facts" in vars(record)] == [1]

@@ -31,7 +31,7 @@ from penstock.llm.llm import LLM
 from penstock.processes.frames import FIRST_BYTES
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import memory_check
-from penstock.serving.workers.joining import PROTOCOL
+from penstock.serving.workers.handshake import PROTOCOL
 from penstock.serving.workers.private_folder import PrivateFolder, remove_stale
 from penstock.serving.workers.worker import open_llm, ready
 from penstock.serving.workers.worker_config import WorkerConfig

@@ -66,7 +66,7 @@ def _machine() -> Iterator[tuple[str, str]]:
     from penstock.runtime.machine import affinity, cgroup_cpus, huge_pages, memory
 
     allowed, quota = affinity(), cgroup_cpus()
-    cores = f"{os.cpu_count()}, this process may use {len(allowed)}"
+    cores = f"{os.cpu_count()}, of which this process may use {len(allowed)}"
     yield "cores", cores + (f", the cgroup allows {quota:g}" if quota is not None else ", no cgroup limit")
     state = memory()
     limit = "no cgroup limit" if state.cgroup_limit is None else f"cgroup limit {format_bytes(state.cgroup_limit)}"

@@ -1,1 +1,1 @@
-"""Commands that download, make, inspect and keep model files."""
+"""Commands that download, make, inspect and keep model files.  Does not import an engine."""

@@ -18,7 +18,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "export",
         "make a bundle (.psm) from a checkpoint folder",
-        "Make a bundle from a checkpoint folder. Give MODEL and OUT.psm, or a YAML file with --config-path or "
+        "Make a bundle from a checkpoint folder. Pass MODEL and OUT.psm, or a YAML file with --config-path or "
         "--model-dir. Needs PyTorch.",
         "penstock export my-model my-model.psm --scheme w8a8\npenstock export smollm2-135m smollm2.psm --yes\n"
         "penstock export --config-path run_model.yaml",

@@ -1,1 +1,1 @@
-"""Commands that generate text from a model: run, chat, infer, batch."""
+"""Commands that generate text from a model: run, chat, infer, batch.  Imports no listener."""

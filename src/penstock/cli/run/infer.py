@@ -83,7 +83,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="tokens of prompt and answer per request; 0 (default): as many as the model allows",
     )
     group.add_argument(*spellings("--device-id"), type=int, metavar="N", help="device number; only 0 (default: 0)")
-    group.add_argument(*spellings("--rank-id"), type=int, metavar="N", help="rank number; only 0 (default: 0)")
+    group.add_argument(*spellings("--rank-id"), type=int, metavar="N", help="rank; only 0 is supported (default: 0)")
     group.add_argument("--target", help="kind of device; only cpu (default: cpu)")
     group.add_argument(
         "--backend", default="graph", help="graph, lite or eager, which give the same tokens (default: graph)"

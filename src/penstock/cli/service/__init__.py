@@ -1,1 +1,1 @@
-"""Commands of the online service: serve, worker, models, new."""
+"""Commands of the online service: serve, worker, models, new.  Imports ``serving`` and ``client``."""

@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "\n".join(_example(action, value) for action, _, _, value in _ACTIONS),
     )
     _add_options(parser, None, False)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", help="what to do (default: list)")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", help="the action (default: list)")
     for action, metavar, note, value in _ACTIONS:
         subparser = actions.add_parser(
             action, help=note, description=note, epilog=f"example: {_example(action, value)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.graph.ir import Graph, Node, Value
+from penstock.graph.ir import Graph, Value
 from penstock.ops.table import EXCHANGES, find_op
 
 __all__ = [
@@ -12,14 +12,7 @@ __all__ = [
     "drop_dead_code",
     "make_view",
     "order_values",
-    "uses_of",
 ]
-
-
-def uses_of(graph: Graph, name: str) -> list[Node]:
-    """Return the nodes that read a value or a view of it, in order."""
-    names = {name} | {value.name for value in graph.values.values() if value.base == name}
-    return [node for node in graph.nodes if any(i.kind == "value" and i.name in names for i in node.inputs)]
 
 
 def count_weight_uses(graph: Graph) -> Counter[str]:

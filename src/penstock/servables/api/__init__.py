@@ -1,1 +1,1 @@
-"""What a servable.py declares, and the plan that is made from it.  Imports no other sub-package of ``servables``."""
+"""The declarations of a servable.py, and the plan made from them.  Imports no other sub-package of ``servables``."""

@@ -38,7 +38,7 @@ class SymbolicValue:
 
 
 class Operation:
-    """A stage or a model: what a method may call.
+    """A stage or a model, which a method may call.
 
     ``parameters``: the names of its inputs in order.  ``inputs``: their types; None accepts any.
     """

@@ -343,7 +343,7 @@ class LoadedVersion:
 
     @property
     def deaths(self) -> Counter[str]:
-        """How many processes ended unexpectedly, by cause."""
+        """The number of processes that ended unexpectedly, by cause."""
         deaths: Counter[str] = Counter()
         for pool in self.pools:
             deaths.update(pool.deaths)

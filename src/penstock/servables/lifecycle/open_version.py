@@ -24,7 +24,7 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """What a version is loaded from.
+    """The files that a version is loaded from.
 
     ``name``: the servable.  ``file`` and ``text``: its servable.py.  ``version`` and ``folder``: the version.
     ``root``: the folder of servables, which must contain all files.

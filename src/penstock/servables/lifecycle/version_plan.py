@@ -1,4 +1,4 @@
-"""From the versions that are loaded to those that are wanted: what to load, when to switch, what to drain."""
+"""Plan the way from the loaded versions to the wanted ones: which to load, when to switch, which to drain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ __all__ = ["LoadPlan", "VersionSwitch", "check_versions_exist", "plan_load", "re
 
 @dataclass(frozen=True)
 class VersionSwitch:
-    """What is served after the loads of a plan.  It takes effect in one step; then ``drain`` are drained.
+    """The versions and labels that are served after the loads of a plan.
+
+    The switch takes effect in one step; then ``drain`` are drained.
 
     ``labels_kept``: labels that stay where they were, because the version that they should move to does not exist.
     """

@@ -1,4 +1,4 @@
-"""What a process pool needs to know of batches and of the queues that they come from."""
+"""The interface of batches and of their queues that a process pool needs."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class StageProcess:
         """Return the error for a process that ended before it had loaded anything."""
         status = self._process.returncode
         if not start.model and self.has_begun and status is not None and status >= 0:  # by os._exit, for example
-            return InvalidFileError(f"{start.file}: it ended its process with status {status} while loading")
+            return InvalidFileError(f"{start.file}: the script ended its process with status {status} while loading")
         return UnavailableError(f"{start.folder}: the process ended while loading: {self._exit_reason()}")
 
     def send_batch(self, message: pb.ToStage) -> bool:

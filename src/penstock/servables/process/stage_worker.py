@@ -37,7 +37,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class BatchRunner(Protocol):
-    """What runs batches in this process."""
+    """The interface of an object that runs batches in this process."""
 
     def run(self, batch: pb.Batch, note: Callable[[int, int], None]) -> pb.Result:
         """Return the outputs of a batch, or its failures.  ``note(stage, instance)`` records the progress."""

@@ -1,4 +1,4 @@
-"""A request on its way through a method: which steps can start, and what the finished steps returned."""
+"""A request on its way through a method: the steps that can start, and the results of the finished ones."""
 
 from __future__ import annotations
 

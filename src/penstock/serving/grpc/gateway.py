@@ -18,8 +18,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from penstock.api_errors import MAX_MESSAGE_CHARS, RefusalError, grpc_code
-from penstock.errors import UnavailableError
-from penstock.logs import LOG
 from penstock.serving.admission import Admission, check_single
 from penstock.serving.call import Call
 from penstock.serving.grpc.compression import encoding_of, unpacked
@@ -141,7 +139,7 @@ class GrpcCall:
         """
         data: bytes = message.SerializeToString()
         try:
-            await self.gateway.untaken.add(len(data), self.gateway.limits.write_s)
+            await self.gateway.send_budget.add(len(data), self.gateway.limits.write_s)
         except TimeoutError:
             raise self._slow_reader() from None
         return data
@@ -175,7 +173,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Set when idle streams should end."""
         self.num_asked = 0
         """The number of RPCs that gRPC has passed to this gateway."""
-        self.untaken = SendBudget()
+        self.send_budget = SendBudget()
         self._methods = {one.path: one for one in methods}
         self._streamed = {path: self._handler(one) for path, one in self._methods.items()}
         whole = {path: one for path, one in self._methods.items() if not (one.is_stream or one.is_many)}
@@ -190,7 +188,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         """
         self.num_asked += 1
         whole = self._whole.get(details.method)
-        if whole is not None and self.untaken.has_room:
+        if whole is not None and self.send_budget.has_room:
             return whole
         return self._streamed.get(details.method) or self._handler(_unknown(details.method))
 
@@ -254,10 +252,9 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         except GoneError:
             raise asyncio.CancelledError from None
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # an inner task was cancelled: the client is still waiting
-                self._refuse(outcome, call, UnavailableError("The request was cancelled internally. Send it again."))
-                LOG.error("request %s was cancelled internally", call.request.request_id, exc_info=error)
+            cancellation = self.admission.internal_cancellation(call.request, error)
+            if cancellation is not None:
+                self._refuse(outcome, call, cancellation)
             else:
                 if call.request.remaining_s() <= 0:
                     outcome.status = 504

@@ -1,4 +1,4 @@
-"""gRPC's standard health service: the name "" stands for the whole service, other names for models.
+"""gRPC's standard health service: the name "" stands for the whole service, other names for models and servables.
 
 The messages are those of grpcio-health-checking.  Its servicer knows no keys, and keeps statuses that someone must set.
 """
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 from grpc_health.v1 import health_pb2 as pb
 
 from penstock.api_errors import RefusalError
-from penstock.errors import NotFoundError
+from penstock.errors import NotFoundError, UnavailableError
 from penstock.serving.grpc.gateway import KEY_HINT, GrpcCall, Method
+from penstock.serving.oip.state import is_model_ready
 
 if TYPE_CHECKING:
-    from penstock.llm.backend import Models
+    from penstock.serving.call import Call
 
 __all__ = ["HealthMethods"]
 
@@ -39,7 +40,7 @@ class HealthMethods:
 
     async def _check(self, call: GrpcCall) -> pb.HealthCheckResponse:
         name = _name(call)
-        status = _status(call.request.models, name)
+        status = _status(call.request, name)
         if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
             raise NotFoundError(f"Model {name[:128]!r} not found.")
         return pb.HealthCheckResponse(status=status)
@@ -53,7 +54,7 @@ class HealthMethods:
         self._num_watchers += 1
         try:
             while not stopping.is_set():
-                status = _status(call.request.models, name)
+                status = _status(call.request, name)
                 if status != last:
                     await call.write(pb.HealthCheckResponse(status=status))
                     last = status
@@ -70,13 +71,12 @@ def _name(call: GrpcCall) -> str:
     return name
 
 
-def _status(models: Models, name: str) -> int:
+def _status(call: Call, name: str) -> int:
     """Return a ``HealthCheckResponse.ServingStatus``."""
-    status: int = pb.HealthCheckResponse.NOT_SERVING
     try:
-        asked = [models.get(name)] if name else models.list()
+        is_ready = is_model_ready(call, name, "") if name else call.is_ready()
     except NotFoundError:
-        asked, status = [], pb.HealthCheckResponse.SERVICE_UNKNOWN
-    if not models.is_draining and any(one.is_ready for one in asked):
-        status = pb.HealthCheckResponse.SERVING
-    return status
+        return int(pb.HealthCheckResponse.SERVICE_UNKNOWN)
+    except UnavailableError:
+        is_ready = False
+    return int(pb.HealthCheckResponse.SERVING if is_ready else pb.HealthCheckResponse.NOT_SERVING)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from penstock.api_errors import CODES, MAX_MESSAGE_CHARS, RefusalError
 from penstock.errors import UnavailableError
+from penstock.serving.admission import deadline_s, within
 from penstock.serving.grpc.gateway import GoneError, GrpcCall, Method, Outcome, trailers_of
 from penstock.serving.json_bounds import decode
 from penstock.serving.oip.dispatch import answer, found_method, language_model, run_method
@@ -88,13 +89,15 @@ async def _index(call: GrpcCall) -> pb.RepositoryIndexResponse:
 
 async def _load(call: GrpcCall) -> pb.RepositoryModelLoadResponse:
     _check_repository(call)
-    await load(call.request, call.message.model_name, _parameters(call.message.parameters))
+    loading = load(call.request, call.message.model_name, _parameters(call.message.parameters))
+    await within(deadline_s(call.request), loading)
     return pb.RepositoryModelLoadResponse()
 
 
 async def _unload(call: GrpcCall) -> pb.RepositoryModelUnloadResponse:
     _check_repository(call)
-    await unload(call.request, call.message.model_name, _parameters(call.message.parameters))
+    unloading = unload(call.request, call.message.model_name, _parameters(call.message.parameters))
+    await within(deadline_s(call.request), unloading)
     return pb.RepositoryModelUnloadResponse()
 
 

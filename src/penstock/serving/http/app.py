@@ -69,7 +69,15 @@ def operations() -> list[Operation]:
         ),
         Operation("GET", "/version", "version", "The version of Penstock.", health.version, health.Version),
         Operation("GET", "/status", "status", "Status of models, workers and servables.", status.status, status.Status),
+        Operation(
+            "GET", "/status/history", "history", "Token rates, queues and pages of each model since the start.",
+            status.history, status.StatusHistory,
+        ),
         Operation("GET", "/", "page", "The web page.", page_files.page, ("text/html",), is_open=True),
+        Operation(
+            "GET", "/docs", "docs", "This description as a page to read and to try.", page_files.docs_page,
+            ("text/html",), is_open=True,
+        ),
         Operation(
             "GET", "/page/{file}", "page_file", "A file of the web page.", page_files.page_file, page_files.PAGE_TYPES,
             refusals=(404,), is_open=True,

@@ -64,19 +64,36 @@ class _Sink:
         self._complete()
 
     def begin(self, status: int, headers: Headers, data: bytes) -> None:
-        self._write(self._head(status, [*headers, (b"transfer-encoding", b"chunked")]) + _chunk(data))
+        if not self._is_old:
+            headers = [*headers, (b"transfer-encoding", b"chunked")]
+        self._write(self._head(status, headers) + self._piece(data))
 
     def write(self, data: bytes) -> None:
-        self._write(_chunk(data))
+        self._write(self._piece(data))
 
     def end(self, data: bytes = b"") -> None:
-        self._write((_chunk(data) if data else b"") + b"0\r\n\r\n")
+        self._write((self._piece(data) if data else b"") + (b"" if self._is_old else b"0\r\n\r\n"))
         self._complete()
+
+    @property
+    def _is_old(self) -> bool:
+        """True for a client of HTTP/1.0, which knows no chunks: its response ends with the connection."""
+        return self._cycle.scope["http_version"] == "1.0"
+
+    def _piece(self, data: bytes) -> bytes:
+        return data if self._is_old else _chunk(data)
 
     def break_off(self) -> None:
         self.on_gone = None
         self._cycle.disconnected = True
         self._cycle.transport.abort()
+
+    def lost(self) -> None:
+        """Note that the client has disconnected; uvicorn does so only for the last of several requests."""
+        self._cycle.disconnected = True
+        self._cycle.message_event.set()
+        if self.on_gone is not None:
+            self.on_gone()
 
     def _head(self, status: int, headers: Headers) -> bytes:
         cycle = self._cycle
@@ -185,9 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._way.ended()
         super().connection_lost(exc)
         while self._sinks:
-            on_gone = self._sinks.popleft().on_gone
-            if on_gone is not None:
-                on_gone()
+            self._sinks.popleft().lost()
 
     def data_received(self, data: bytes) -> None:
         """Parse received data; the first bytes of a request start its timeout."""
@@ -263,6 +278,8 @@ class BoundedProtocol(HttpToolsProtocol):
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings and codings != _CHUNKED:
             self._stop(501, "Unsupported Transfer-Encoding. Expected chunked.")
+        if codings and self.parser.get_http_version() == "1.0":  # faulty framing (RFC 9112 section 6.1)
+            self._stop(400, "Transfer-Encoding requires HTTP/1.1.")
         self._stop_timer()
         self._is_in_body = True
         # Else ``Connection: close`` among the trailers makes the parser drop what follows.

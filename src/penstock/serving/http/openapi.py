@@ -15,6 +15,7 @@ from penstock.version import __version__
 __all__ = ["describe"]
 
 _EVENT_STREAM = "text/event-stream"
+_MODELS = ("/v1/models", "/v1/models/{model}")
 _BYTES = "application/octet-stream"
 _AS_BYTES = {"type": "string", "format": "binary", "description": "JSON, followed by tensors as bytes."}
 
@@ -68,6 +69,7 @@ def _operation(one: Operation, schemas: Schemas) -> dict[str, Any]:
     found: dict[str, Any] = {
         "operationId": one.name,
         "summary": one.summary,
+        "tags": [_tag_of(one)],
         "responses": {
             "200": _answer(one, schemas),
             **{str(s): _refusal(s, one, schemas) for s in (*one.statuses, 405)},
@@ -87,6 +89,13 @@ def _operation(one: Operation, schemas: Schemas) -> dict[str, Any]:
     if parameters:
         found["parameters"] = parameters
     return found
+
+
+def _tag_of(one: Operation) -> str:
+    """Return the heading under which /docs shows the operation."""
+    if one.is_oip:
+        return "Open Inference Protocol"
+    return "Service" if one.method == "GET" and one.path not in _MODELS else "OpenAI and vLLM"
 
 
 def _answer(one: Operation, schemas: Schemas) -> dict[str, Any]:

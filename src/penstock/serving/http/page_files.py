@@ -10,7 +10,7 @@ from penstock.api_errors import RefusalError
 from penstock.serving.call import Call, Headers, Reply
 from penstock.serving.http.compression import accepted, deflated
 
-__all__ = ["PAGE_TYPES", "page", "page_file"]
+__all__ = ["PAGE_TYPES", "docs_page", "page", "page_file"]
 
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -65,9 +65,14 @@ async def page(call: Call) -> Reply:
     return _reply(call, "index.html")
 
 
+async def docs_page(call: Call) -> Reply:
+    """The page that shows the service's description."""
+    return _reply(call, "docs.html")
+
+
 async def page_file(call: Call) -> Reply:
     """A file that the page loads."""
     name = call.path_values["file"]
-    if name not in _table() or name == "index.html":
+    if name not in _table() or name.endswith(".html"):
         raise RefusalError(404, "The page has no file of that name.", code="unknown_route")
     return _reply(call, name)

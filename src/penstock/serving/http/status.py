@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.llm.backend import Backend
     from penstock.serving.metrics import Metrics
 
-__all__ = ["Count", "ModelStatus", "State", "Status", "model_status", "status"]
+__all__ = ["Count", "ModelStatus", "State", "Status", "StatusHistory", "history", "model_status", "status"]
 
 State = Literal["loading", "ready", "updating", "failed", "draining"]
 Count = Annotated[int, Meta(ge=0)]
@@ -98,6 +98,32 @@ class Status(Body):
     is_draining: bool
     models: list[ModelStatus]
     servables: list[ServableStatus]
+
+
+class ModelHistory(Body):
+    """Means of a model's values over equal intervals; ``at_s`` has their ends in seconds of the service's uptime."""
+
+    interval_s: _Seconds
+    at_s: list[_Seconds]
+    output_tokens_per_s: list[_Seconds]
+    prompt_tokens_per_s: list[_Seconds]
+    num_running: list[_Seconds]
+    num_waiting: list[_Seconds]
+    held_pages_share: list[Annotated[float, Meta(ge=0, le=1)]]
+
+
+class StatusHistory(Body):
+    """The history of each model since the service started; a long history has longer intervals."""
+
+    uptime_s: _Seconds
+    models: dict[str, ModelHistory]
+
+
+async def history(call: Call) -> Reply:
+    """Return the history of each model."""
+    series = call.metrics.history.series
+    models = {name: {"interval_s": one.interval_s, "at_s": one.at_s, **one.columns} for name, one in series.items()}
+    return json_reply({"uptime_s": call.arrived - call.metrics.started, "models": models})
 
 
 async def status(call: Call) -> Reply:

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol over REST: bodies, tensors, statistics, repository."""
+"""The Open Inference Protocol over REST: bodies, tensors, statistics, repository.  It knows no sockets."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
     Datatype = Literal[tuple(DTYPES)]
     ConfigType = Literal[tuple(CONFIG_TYPES.values())]
-    _InferFields = extended(SamplingFields, ("best_of",), {"echo logprobs": "use /v1/completions"})
+    _InferFields = extended("InferFields", SamplingFields, ("best_of",), {"echo logprobs": "use /v1/completions"})
 Count = Annotated[int, Meta(ge=0)]
 _Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Microseconds = Annotated[int, Meta(ge=1000, le=int(MAX_TIMEOUT_S * 1e6))]
@@ -150,7 +150,7 @@ class GenerateRequest(InferParameters, kw_only=True):
     input_ids: TokenIds | None = None
     parameters: Annotated[
         GenerateParameters | None,
-        Meta(description="Accepts the same fields as the body. A field may be in only one of both places."),
+        Meta(description="Accepts the same fields as the body. A field may be in only one of the two places."),
     ] = None
 
 

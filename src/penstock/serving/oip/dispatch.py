@@ -15,7 +15,7 @@ from penstock.errors import NotFoundError
 from penstock.serving.admission import deadline_s, within
 from penstock.serving.generation import Generation, Take, TakeNow
 from penstock.serving.oip.bodies import Microseconds
-from penstock.serving.oip.language import Asked, Choice, asked_of, response_of
+from penstock.serving.oip.language import Choice, LanguageRequest, read_language_request, response_of
 from penstock.serving.request_decoding import converted
 from penstock.serving.request_fields import MAX_NAME_CHARS
 from penstock.serving.translation import text_request
@@ -96,10 +96,9 @@ async def language_model(call: Call, request: InferRequest, model: str, version:
     if model:
         _known(call, model)
     is_large = any(one.array.size > _LARGE for one in request.inputs.values())
-    asked = (await asyncio.to_thread(asked_of, request, model, version)) if is_large else (
-        asked_of(request, model, version)
-    )  # fmt: skip
-    return Inference(call, asked)
+    if is_large:
+        return Inference(call, await asyncio.to_thread(read_language_request, request, model, version))
+    return Inference(call, read_language_request(request, model, version))
 
 
 async def run_method(call: Call, method: Method, request: InferRequest) -> InferResponse:
@@ -123,17 +122,18 @@ async def run_method(call: Call, method: Method, request: InferRequest) -> Infer
                 "unknown",
             )  # fmt: skip
     seconds = deadline_s(call, timeout_s)
-    return await method.infer(
-        InferRequest(call.request_id, request.inputs, request.outputs, {}, seconds, priority, is_each)
-    )  # fmt: skip
+    checked = InferRequest(call.request_id, request.inputs, request.outputs, {}, seconds, priority, is_each)
+    if call.sink is not None:  # the gateway of HTTP limits the time of each handler
+        return await method.infer(checked)
+    return await within(seconds, method.infer(checked))
 
 
 class Inference:
     """One request to a language model and its answers."""
 
-    def __init__(self, call: Call, asked: Asked) -> None:
-        call.body = asked.body
-        self._call, self._asked = call, asked
+    def __init__(self, call: Call, request: LanguageRequest) -> None:
+        call.body = request.body
+        self._call, self._request = call, request
         self._version = 0
         self._num_finished = 0
 
@@ -145,7 +145,7 @@ class Inference:
     @property
     def id(self) -> str:
         """The client's id of the request."""
-        return self._asked.id
+        return self._request.id
 
     async def whole(self) -> InferResponse:
         """Return all answers in one response."""
@@ -178,7 +178,7 @@ class Inference:
 
     def _add(self, choice: Choice, answer: Answer, delta: Delta) -> None:
         if not self._version:
-            check_version(self._backend, self._asked.version, answer.version)
+            check_version(self._backend, self._request.version, answer.version)
             self._version = answer.version
         choice.texts.append(delta.text)
         choice.token_ids += delta.token_ids
@@ -186,17 +186,17 @@ class Inference:
         choice.num_prompt_tokens = answer.num_prompt_tokens
 
     def _response(self, choices: list[Choice]) -> InferResponse:
-        return response_of(self._asked, self._version, choices)
+        return response_of(self._request, self._version, choices)
 
     async def _run(self, take: Take, take_now: TakeNow | None = None) -> None:
         """Run the request; pass each delta to ``take`` with the index of its answer."""
-        asked, call = self._asked, self._call
-        body, backend = asked.body, call.model(asked.model or None)
+        request, call = self._request, self._call
+        body, backend = request.body, call.model(request.model or None)
         self._backend = backend
-        check_version(backend, asked.version)
-        request = await text_request(call, backend, asked.prompt, asked.prompt_name, body)
-        n = request.params.n
-        self._num_answers = len(request.prompts) * n
+        check_version(backend, request.version)
+        engine_request = await text_request(call, backend, request.prompt, request.prompt_name, body)
+        n = engine_request.params.n
+        self._num_answers = len(engine_request.prompts) * n
 
         async def taken(prompt: int, answer: Answer, delta: Delta) -> None:
             await take(prompt * n + delta.index, answer, delta)
@@ -204,7 +204,7 @@ class Inference:
         def taken_now(prompt: int, answer: Answer, delta: Delta) -> bool:
             return take_now is not None and take_now(prompt * n + delta.index, answer, delta)
 
-        generation = Generation(call, request)
+        generation = Generation(call, engine_request)
         await within(
             deadline_s(call, body.timeout_s), generation.run(taken, taken_now if take_now is not None else None)
         )

@@ -12,7 +12,7 @@ from penstock.config import show
 from penstock.serving.call import Call, Events, Reply, json_reply
 from penstock.serving.oip.bodies import GenerateRequest
 from penstock.serving.oip.dispatch import Inference, found_method
-from penstock.serving.oip.language import OUTPUTS, Asked
+from penstock.serving.oip.language import OUTPUTS, LanguageRequest
 
 if TYPE_CHECKING:
     from penstock.tensors import InferResponse
@@ -64,11 +64,11 @@ def _inference(call: Call, is_stream: bool) -> Inference:
     )
     text, ids = body.text_input, body.input_ids
     refuse_if((text is None) is (ids is None), "text_input: set either text_input or input_ids", "text_input")
-    asked = Asked(
+    request = LanguageRequest(
         id=body.id or "", model=name, version=version, prompt=ids if text is None else text,
         prompt_name="input_ids" if text is None else "text_input", rank=1, body=given, outputs=tuple(OUTPUTS),
     )  # fmt: skip
-    return Inference(call, asked)
+    return Inference(call, request)
 
 
 def _head(inference: Inference, response: InferResponse) -> dict[str, Any]:

@@ -30,29 +30,29 @@ from penstock.tensors.codec import bfloat16_to_float32, encode_array, float32_to
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Asking", "body_of", "read_body"]
+__all__ = ["InferBody", "body_of", "read_body"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class InferBody:
     """A request, and the outputs that the client wants as bytes: ``binary`` by name, ``is_binary`` for the others.
 
-    ``told``: fields of the body that repeat the path, without empty strings.
+    ``repeated``: fields of the body that repeat the path, without empty strings.
     """
 
     request: InferRequest
     is_binary: bool
     binary: Mapping[str, bool]
-    told: Mapping[str, str]
+    repeated: Mapping[str, str]
 
     def check_path(self, name: str, version: str) -> None:
         """Raise MisfitError if the body names another model or version than the path."""
         for field, there in (("model_name", name), ("model_version", version)):
-            if self.told.get(field, there) != there:
-                raise wrong(field, f"{field} must be {show(there)} as in the path, not {show(self.told[field])}")
+            if self.repeated.get(field, there) != there:
+                raise wrong(field, f"{field} must be {show(there)} as in the path, not {show(self.repeated[field])}")
 
 
-def read_body(data: bytes, json_bytes: int) -> Asking:
+def read_body(data: bytes, json_bytes: int) -> InferBody:
     """Decode a body whose first ``json_bytes`` bytes are JSON.  Raises RefusalError.
 
     The remaining bytes belong to the inputs with ``binary_data_size``, in order.
@@ -89,8 +89,8 @@ def read_body(data: bytes, json_bytes: int) -> Asking:
             raise wrong(wanted.name, f"the output {show(wanted.name)} is requested twice")
         own = None if wanted.parameters is None else wanted.parameters.binary_data
         binary[wanted.name] = is_binary if own is None else own
-    told = {name: value for name in ("model_name", "model_version") if (value := getattr(body, name))}
-    return Asking(InferRequest(body.id or "", inputs, tuple(binary), parameters), is_binary, binary, told)
+    repeated = {name: value for name in ("model_name", "model_version") if (value := getattr(body, name))}
+    return InferBody(InferRequest(body.id or "", inputs, tuple(binary), parameters), is_binary, binary, repeated)
 
 
 def _not_read(message: str) -> RefusalError:
@@ -172,7 +172,7 @@ def _numbers(elements: list[Any], datatype: str, name: str, what: What) -> NDArr
     return rounded if datatype == "BF16" else found
 
 
-def body_of(asking: Asking, model: str, response: InferResponse) -> tuple[bytes, int | None]:
+def body_of(body: InferBody, model: str, response: InferResponse) -> tuple[bytes, int | None]:
     """Return the body of a response, and the length of its JSON in bytes if binary tensors follow, else None.
 
     Raises a 400 error for an output that JSON cannot represent, which the client may request as bytes.
@@ -180,15 +180,15 @@ def body_of(asking: Asking, model: str, response: InferResponse) -> tuple[bytes,
     outputs, raws = [], []
     for one in response.outputs:
         found: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": [*one.array.shape]}
-        if asking.binary.get(one.name, asking.is_binary):
+        if body.binary.get(one.name, body.is_binary):
             raws.append(encode_array(one.datatype, one.array))
             found["parameters"] = {"binary_data_size": len(raws[-1])}
         else:
             found["data"] = _listed(one)
         outputs.append(found)
     head: dict[str, Any] = {"model_name": model, "model_version": response.version, "outputs": outputs}
-    if asking.request.request_id:
-        head["id"] = asking.request.request_id
+    if body.request.request_id:
+        head["id"] = body.request.request_id
     if response.parameters:
         head["parameters"] = dict(response.parameters)
     try:

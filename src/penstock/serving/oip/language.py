@@ -22,7 +22,7 @@ from penstock.tensors.codec import bfloat16_to_float32
 if TYPE_CHECKING:
     from penstock.llm.backend import ModelCard
 
-__all__ = ["OUTPUTS", "Asked", "Choice", "asked_of", "inputs_of", "response_of"]
+__all__ = ["OUTPUTS", "Choice", "LanguageRequest", "inputs_of", "read_language_request", "response_of"]
 
 _PROMPTS: Final = ("text_input", "input_ids")
 _LISTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind in ("strings", "token_ids"))
@@ -42,7 +42,7 @@ OUTPUTS: Final[dict[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class LanguageRequest:
     """A checked request.
 
     ``prompt``: as in ``/v1/completions``; ``prompt_name``: its input; ``rank``: the rank of that input's tensor, which
@@ -70,7 +70,7 @@ class Choice:
     num_prompt_tokens: int = 0
 
 
-def asked_of(request: InferRequest, model: str, version: str) -> Asked:
+def read_language_request(request: InferRequest, model: str, version: str) -> LanguageRequest:
     """Check a request and return it.  Raises MisfitError with the name of the input, output or parameter at fault."""
     inputs, given = dict(request.inputs), dict(request.parameters)
     for name in _HINTS:
@@ -91,7 +91,7 @@ def asked_of(request: InferRequest, model: str, version: str) -> Asked:
     body: InferParameters = converted(values, InferParameters)
     (tensor,) = prompts
     prompt = _texts(tensor) if tensor.name == "text_input" else _ids(tensor)
-    return Asked(
+    return LanguageRequest(
         id=request.request_id, model=model, version=version, prompt=prompt, prompt_name=tensor.name,
         rank=tensor.array.ndim, body=body, outputs=_outputs(request.outputs),
     )  # fmt: skip
@@ -168,11 +168,11 @@ def _ids(tensor: Tensor) -> list[int] | list[list[int]]:
     return [ids[at : at + shape[1]] for at in range(0, len(ids), shape[1])]
 
 
-def response_of(asked: Asked, version: int, choices: Sequence[Choice]) -> InferResponse:
+def response_of(request: LanguageRequest, version: int, choices: Sequence[Choice]) -> InferResponse:
     """Return answers, or parts of them, as the requested outputs, with one row per answer."""
-    shape = (len(choices), 1) if asked.rank == 2 else (len(choices),)
+    shape = (len(choices), 1) if request.rank == 2 else (len(choices),)
     outputs = []
-    for name in asked.outputs:
+    for name in request.outputs:
         if name == "output_ids":
             longest = max(len(one.token_ids) for one in choices)
             rows = [one.token_ids + [-1] * (longest - len(one.token_ids)) for one in choices]

@@ -14,7 +14,7 @@ from penstock.serving.json_bounds import decode
 from penstock.serving.oip import bodies
 from penstock.serving.oip.dispatch import answer
 from penstock.serving.oip.generate import generate, generate_stream
-from penstock.serving.oip.json_body import Asking, body_of, read_body
+from penstock.serving.oip.json_body import InferBody, body_of, read_body
 from penstock.serving.oip.model_config import config
 from penstock.serving.oip.repository import load, unload
 from penstock.serving.oip.state import (
@@ -118,14 +118,14 @@ def _named(call: Call) -> tuple[str, str]:
 async def infer(call: Call) -> Reply:
     """Run inference on tensors and return the whole response."""
     json_bytes = _json_bytes(call)
-    asking = await decode(len(call.data), lambda: read_body(call.data, json_bytes))
+    body = await decode(len(call.data), lambda: read_body(call.data, json_bytes))
     name, version = _named(call)
-    asking.check_path(name, version)
-    called, response = await answer(call, asking.request, name, version)
+    body.check_path(name, version)
+    called, response = await answer(call, body.request, name, version)
     encoding = accepted(call.headers.get(b"accept-encoding", b""))
     if sum(one.array.nbytes for one in response.outputs) < _LARGE:
-        return _reply(asking, called, response, encoding)
-    return await asyncio.to_thread(_reply, asking, called, response, encoding)
+        return _reply(body, called, response, encoding)
+    return await asyncio.to_thread(_reply, body, called, response, encoding)
 
 
 def _json_bytes(call: Call) -> int:
@@ -139,8 +139,8 @@ def _json_bytes(call: Call) -> int:
     return int(given)
 
 
-def _reply(asking: Asking, model: str, response: InferResponse, encoding: str) -> Reply:
-    data, json_bytes = body_of(asking, model, response)
+def _reply(body: InferBody, model: str, response: InferResponse, encoding: str) -> Reply:
+    data, json_bytes = body_of(body, model, response)
     kind, headers = b"application/json", []
     if json_bytes is not None:
         kind, headers = b"application/octet-stream", [(_LENGTH_HEADER, b"%d" % json_bytes)]

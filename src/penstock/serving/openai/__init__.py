@@ -1,1 +1,1 @@
-"""OpenAI's routes: bodies in, responses and events out."""
+"""OpenAI's routes: bodies in, responses and events out.  It knows no sockets."""

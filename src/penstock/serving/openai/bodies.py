@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     _PartFields = Body
 else:
     _CompletionFields = extended(
+        "CompletionFields",
         SamplingFields,
         ("best_of", "echo", "logprobs"),
         {
@@ -52,26 +53,27 @@ else:
         },
     )
     _ChatFields = extended(
+        "ChatFields",
         SamplingFields,
         {"top_logprobs": "logprobs"},
         {
             "chat_template chat_template_kwargs": "the model's own template is always used",
-            "tools tool_choice parallel_tool_calls functions function_call": "",
+            "tools functions function_call": "",
             "structured_outputs guided_json guided_regex guided_choice": "",
-            "continue_final_message audio prediction store metadata reasoning_effort": "",
-            "service_tier web_search_options verbosity prompt_cache_key safety_identifier": "",
+            "continue_final_message audio prediction web_search_options": "",
             "best_of echo prompt_logprobs use_beam_search length_penalty": "",
         },
     )
     _EmbeddingFields = extended(
-        ServingFields, refusals={"dimensions": "the model determines the length of its vectors"}
+        "EmbeddingFields", ServingFields, refusals={"dimensions": "the model determines the length of its vectors"}
     )
     _MessageFields = extended(
+        "MessageFields",
         Body,
         refusals={"tool_calls tool_call_id function_call refusal audio reasoning_content annotations": ""},
     )
     _PartFields = extended(
-        Body, refusals={"image_url input_audio audio_url video_url file": "only text input is supported"}
+        "PartFields", Body, refusals={"image_url input_audio audio_url video_url file": "only text input is supported"}
     )
 
 
@@ -125,6 +127,13 @@ class Message(_MessageFields, kw_only=True):
 _Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
+_Note = Annotated[str, Meta(max_length=512)]
+_Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], _Note], Meta(max_length=16)]
+
+
+_WITHOUT_EFFECT: Final = Meta(description="Accepted for OpenAI's clients; it has no effect.")
+
+
 class ResponseFormat(Body):
     """The format of an answer."""
 
@@ -146,6 +155,15 @@ class ChatCompletionRequest(_ChatFields, kw_only=True):
     add_generation_prompt: bool | None = None
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
+    tool_choice: Annotated[Literal["none"] | None, _WITHOUT_EFFECT] = None
+    parallel_tool_calls: Annotated[bool | None, _WITHOUT_EFFECT] = None
+    reasoning_effort: Annotated[Literal["none"] | None, _WITHOUT_EFFECT] = None
+    verbosity: Annotated[Literal["medium"] | None, _WITHOUT_EFFECT] = None
+    service_tier: Annotated[Literal["auto", "default"] | None, _WITHOUT_EFFECT] = None
+    metadata: Annotated[_Metadata | None, _WITHOUT_EFFECT] = None
+    prompt_cache_key: Annotated[_Note | None, _WITHOUT_EFFECT] = None
+    safety_identifier: Annotated[_Note | None, _WITHOUT_EFFECT] = None
+    store: Annotated[bool | None, Meta(description="Must be false: answers are not stored.")] = None
 
     def __post_init__(self) -> None:
         """Check what the types cannot express."""
@@ -155,6 +173,7 @@ class ChatCompletionRequest(_ChatFields, kw_only=True):
             most is not None and other is not None and most != other,
             "max_completion_tokens must equal max_tokens if both are set", "max_completion_tokens",
         )  # fmt: skip
+        refuse_if(bool(self.store), "store must be false: this service does not store answers", "store")
         refuse_if(self.top_logprobs is not None and not self.logprobs, "top_logprobs requires logprobs", "top_logprobs")
         _check_stream_options(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.llm.backend import tokenizer_of
@@ -114,14 +115,14 @@ async def _text_of(backend: Backend, ids: list[int]) -> str:
 async def scored(call: Call, request: EngineRequest, echoes: list[str | None]) -> Reply:
     """Return the prompts themselves, with their log-probabilities if they are requested (``max_tokens`` 0)."""
     body: CompletionRequest = call.body
-    backend, num_top, choices = request.backend, body.logprobs, []
+    backend, num_top, choices, start = request.backend, body.logprobs, [], time.monotonic()
     for index, (ids, echo) in enumerate(zip(request.prompts, echoes, strict=True)):
         logprobs = None
         if num_top is not None:
-            score = await backend.score(ids, num_top, request.options, request_id=call.request_id)
+            score = await backend.score(ids, num_top, request.options.since(start), request_id=call.request_id)
             tokenizer = tokenizer_of(backend)
             listed = TextLogprobs(tokenizer, len(echo or ""))
             logprobs = await call_tokenizer(tokenizer, len(ids), listed.prompt, ids, score.logprobs)
         choices.append({"index": index, "text": echo, "logprobs": logprobs, "finish_reason": "length"})
-    rendering = CompletionRendering(call, request, echoes)
-    return rendering.whole(choices, usage(sum(map(len, request.prompts)), 0, 0))
+    num_tokens = call.facts["prompt_tokens"] = sum(map(len, request.prompts))
+    return CompletionRendering(call, request, echoes).whole(choices, usage(num_tokens, 0, 0))

@@ -58,10 +58,11 @@ class InProcessApi:
             call = Call(request_id, {}, decoded, self._models, self._settings, self._metrics)
             reply = await handler(call)
         except DeadlineError as error:
-            raise DeadlineError(str(refusal_of(error, request_id))) from None
+            raise DeadlineError(str(refusal_of(error, request_id)), param="timeout") from None
         except RefusalError as error:
-            kind = InvalidArgumentError if error.status == 400 else UnavailableError
-            raise kind(str(error)) from None
+            if error.status == 400:
+                raise InvalidArgumentError(str(error), param=error.param, code=error.code) from None
+            raise UnavailableError(str(error)) from None
         if reply is None:
             raise RuntimeError(f"the handler of {url} returned no response")
         answer: dict[str, Any] = json.loads(reply.body)

@@ -1,1 +1,1 @@
-"""Protocol buffer messages and their generated code."""
+"""Protocol buffer messages and their generated code.  It imports nothing of the package."""

@@ -130,7 +130,7 @@ class Failover:
 
     def _refusal(self) -> InternalError:
         return InternalError(
-            f"request refused: {MAX_CRASHES} workers crashed while it was open, so it may be the cause"
+            f"request refused: {MAX_CRASHES} workers crashed while this request was open, so it may be the cause"
         )
 
     def _on_lost(self, error: LostWorkerError) -> None:

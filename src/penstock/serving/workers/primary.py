@@ -22,7 +22,7 @@ from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers import joining
+from penstock.serving.workers import handshake
 from penstock.serving.workers.memory_check import unwritten_bytes
 from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to
 from penstock.serving.workers.private_folder import PrivateFolder
@@ -215,15 +215,17 @@ class Primary:
         """Serve one connection of this machine.  A peer without an expected token gets no answer."""
         stream = FrameStream(own, pb.FromWorker.FromString, FIRST_BYTES)
         try:
-            async with asyncio.timeout(joining.JOIN_S):
-                request = await joining.receive_join(stream)
+            async with asyncio.timeout(handshake.JOIN_S):
+                request = await handshake.receive_join(stream)
             expected = self._find(request.token)
             if expected is None:
                 return
-            if request.protocol != joining.PROTOCOL:
-                await joining.refuse(stream, joining.protocol_error(joining.PROTOCOL, request.protocol, request.model))
+            if request.protocol != handshake.PROTOCOL:
+                await handshake.refuse(
+                    stream, handshake.protocol_error(handshake.PROTOCOL, request.protocol, request.model)
+                )
                 return
-            joining.welcome(stream)
+            handshake.welcome(stream)
             connection = WorkerConnection(request.model, request.pid, self.arrivals)
             expected.set_result(connection)
             await self._receive(connection, stream, lambda: None)
@@ -252,7 +254,7 @@ class Primary:
     ) -> None:
         """Pass a worker's messages to its connection until the stream ends.
 
-        If ``on_ready``, which is called once the model is loaded, raises PenstockError, the worker is told why.
+        If ``on_ready``, which is called once the model is loaded, raises PenstockError, the worker gets the reason.
         """
         stream.max_bytes = MAX_MESSAGE_BYTES
         connection.send_over(stream)
@@ -265,7 +267,7 @@ class Primary:
                 try:
                     on_ready()
                 except PenstockError as error:
-                    await joining.refuse(stream, error)
+                    await handshake.refuse(stream, error)
                     return
                 stream.listen(connection.hear)
                 await stream.ended.wait()
@@ -282,7 +284,7 @@ class Primary:
             tokenizer = await asyncio.to_thread(self._tokenizer, dict(ready.files))
         except PenstockError as error:  # the worker opened these files, but the tokenizer's process failed here
             if not connection.pid:  # on another machine, which no local process reports
-                await joining.refuse(stream, error)
+                await handshake.refuse(stream, error)
             connection.hear(pb.FromWorker(failed=error_to(error)))
             raise
         connection.get_ready(ready, tokenizer)

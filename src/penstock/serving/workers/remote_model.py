@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -357,11 +358,12 @@ class RemoteBackend:
     ) -> list[Embedding]:
         """Embed prompts; see ``Backend.embed``."""
         check_embedding(pooling, normalize)
+        start, given = time.monotonic(), check_options(options)
 
         async def embed_one(ids: Sequence[int]) -> Embedding:
             answer = await self._start(
                 ids,
-                options,
+                given.since(start),
                 lambda options: pb.ToWorker(
                     embed=pb.Embed(
                         request_id=request_id, prompt_ids=ids, pooling=pooling, normalize=normalize, options=options

@@ -25,7 +25,7 @@ from penstock.processes.frames import FrameStream
 from penstock.processes.tls import TlsSession, client_context, keep_alive
 from penstock.serving.keys import read_secret
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers import joining
+from penstock.serving.workers import handshake
 from penstock.serving.workers.messages import MAX_MESSAGE_BYTES
 from penstock.serving.workers.worker import Worker
 from penstock.serving.workers.worker_config import WorkerConfig
@@ -69,7 +69,7 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
     Raises InvalidArgumentError if the primary refuses this worker, and InvalidFileError for a ``ca`` that is not PEM.
     """
     try:
-        context = client_context(ca, [joining.ALPN, joining.GRPC_ALPN])
+        context = client_context(ca, [handshake.ALPN, handshake.GRPC_ALPN])
     except InvalidFileError as error:
         raise InvalidFileError(f"--ca-file: {error}") from error
     stopped = asyncio.Event()
@@ -138,11 +138,11 @@ async def _serve(config: WorkerConfig, context: ssl.SSLContext) -> int:
         tls = TlsSession(context, host)
         async with asyncio.timeout(_CONNECT_S):
             await tls.handshake(connection)
-        if tls.protocol == joining.GRPC_ALPN:
-            raise joining.protocol_error(joining.GRPC_PROTOCOL, joining.PROTOCOL, config.name)
+        if tls.protocol == handshake.GRPC_ALPN:
+            raise handshake.protocol_error(handshake.GRPC_PROTOCOL, handshake.PROTOCOL, config.name)
         stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES, tls)
         try:
-            await joining.join(stream, pb.Join(token=config.token, model=config.name))
+            await handshake.join(stream, pb.Join(token=config.token, model=config.name))
             return await Worker(config, stream).run()
         finally:
             stream.close()

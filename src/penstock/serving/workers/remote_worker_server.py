@@ -19,7 +19,7 @@ from penstock.logs import tell
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers import joining
+from penstock.serving.workers import handshake
 from penstock.serving.workers.grpc_refusal import refuse_grpc_call
 from penstock.serving.workers.worker_connection import WorkerConnection
 
@@ -88,7 +88,7 @@ class RemoteWorkerServer:
     def reload_tls(self) -> None:
         """Read certificate and key again for new connections.  Raises FileAccessError and InvalidFileError."""
         settings = self._settings
-        self._tls = server_context(settings.certificate, settings.key, [joining.ALPN, joining.GRPC_ALPN])
+        self._tls = server_context(settings.certificate, settings.key, [handshake.ALPN, handshake.GRPC_ALPN])
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
@@ -122,25 +122,25 @@ class RemoteWorkerServer:
             connection.close()
             return
         try:
-            async with asyncio.timeout(joining.JOIN_S):
+            async with asyncio.timeout(handshake.JOIN_S):
                 keep_alive(connection)
                 tls = TlsSession(self._tls)
                 await tls.handshake(connection)
-                if tls.protocol == joining.GRPC_ALPN:
+                if tls.protocol == handshake.GRPC_ALPN:
                     await self._refuse_grpc(connection, tls, address)
                     return
                 stream = FrameStream(connection, pb.FromWorker.FromString, FIRST_BYTES, tls)
-                request = await joining.receive_join(stream)
+                request = await handshake.receive_join(stream)
             if not hmac.compare_digest(_digest(self._settings.token), _digest(request.token)):
                 error = InvalidArgumentError("the token is not known here")
-                await joining.refuse(stream, error, is_known=False)
+                await handshake.refuse(stream, error, is_known=False)
                 return
-            if request.protocol != joining.PROTOCOL:
-                error = joining.protocol_error(joining.PROTOCOL, request.protocol, request.model)
+            if request.protocol != handshake.PROTOCOL:
+                error = handshake.protocol_error(handshake.PROTOCOL, request.protocol, request.model)
                 _tell_refused(address, request.protocol, error)
-                await joining.refuse(stream, error)
+                await handshake.refuse(stream, error)
                 return
-            joining.welcome(stream)
+            handshake.welcome(stream)
             await self._serve(WorkerConnection(request.model, 0), stream)
         except (PenstockError, OSError, ValueError, DecodeError):  # TimeoutError and ssl.SSLError are OSErrors
             pass
@@ -150,8 +150,8 @@ class RemoteWorkerServer:
             connection.close()
 
     async def _refuse_grpc(self, connection: socket.socket, tls: TlsSession, address: str) -> None:
-        error = joining.protocol_error(joining.PROTOCOL, joining.GRPC_PROTOCOL)
-        _tell_refused(address, joining.GRPC_PROTOCOL, error)
+        error = handshake.protocol_error(handshake.PROTOCOL, handshake.GRPC_PROTOCOL)
+        _tell_refused(address, handshake.GRPC_PROTOCOL, error)
         await refuse_grpc_call(_TlsBytes(connection, tls), str(error))
 
 
@@ -184,7 +184,7 @@ def _tell_refused(address: str, protocol: int, error: PenstockError) -> None:
         logging.WARNING,
         address=address,
         worker_protocol=protocol,
-        protocol=joining.PROTOCOL,
+        protocol=handshake.PROTOCOL,
     )
 
 

@@ -26,7 +26,7 @@ from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers import joining
+from penstock.serving.workers import handshake
 from penstock.serving.workers.heartbeat import HEARTBEAT_S, Heartbeat
 from penstock.serving.workers.messages import (
     MAX_MESSAGE_BYTES,
@@ -110,7 +110,7 @@ class Worker:
         gc.freeze()  # objects of the load stay; without this each full collection looks at them while a step waits
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
         if self._is_remote:
-            message = f"penstock worker: {self._config.name} is loaded and offered to {self._config.address}"
+            message = f"penstock worker: {self._config.name} is loaded and serves the primary at {self._config.address}"
             print(message, file=sys.stderr, flush=True)
         heartbeats = asyncio.ensure_future(self._send_heartbeats(Heartbeat(longest_iteration_s)))
         try:
@@ -307,7 +307,7 @@ async def _serve_primary(config: WorkerConfig) -> int:
     stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES)
     try:
         try:
-            await joining.join(stream, pb.Join(token=config.token, model=config.name, pid=os.getpid()))
+            await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=os.getpid()))
         except UnavailableError:  # the primary is gone
             return 1
         return await Worker(config, stream).run()

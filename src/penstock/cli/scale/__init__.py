@@ -1,0 +1,1 @@
+"""Commands that run a program or a model over several processes and machines."""

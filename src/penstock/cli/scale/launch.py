@@ -1,0 +1,120 @@
+"""``penstock launch -- COMMAND``: run a command as several ranks, on one machine or several."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+from pathlib import Path
+
+from penstock.cli.options import add_parser_of
+from penstock.config import check_integer, check_number
+from penstock.errors import FileAccessError, InvalidArgumentError
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = add_parser_of(
+        subparsers,
+        "launch",
+        "run a command as several ranks",
+        "Run a command several times, once per rank, with the environment variables of torchrun (RANK, WORLD_SIZE, "
+        "LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...). Each line of output begins with its rank. If a rank fails, the "
+        "others are ended, on all machines, and the exit status is that of the rank.",
+        "penstock launch --nproc 2 -- python predict.py\n"
+        "penstock launch --nproc 2 --nnodes 2 --rdzv 10.0.0.1:29400 --rdzv-token-file token -- python predict.py",
+    )
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks on this machine (default: 1)")
+    parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="machines (default: 1)")
+    parser.add_argument(
+        "--rdzv",
+        metavar="HOST:PORT",
+        help="where the launchers of several machines meet; one of the machines has this address (default: none)",
+    )
+    parser.add_argument(
+        "--rdzv-id", default="", metavar="TEXT", help="a name of the run; all machines need the same (default: none)"
+    )
+    parser.add_argument(
+        "--rdzv-token-file",
+        metavar="FILE",
+        help="a file with a secret that the launchers of all machines know (default: none)",
+    )
+    parser.add_argument(
+        "--trusted-network",
+        action="store_true",
+        help="allow a rendezvous without a token at an address that other machines reach",
+    )
+    parser.add_argument(
+        "--node-rank", type=int, metavar="K", help="the number of this machine, from 0 (default: the host chooses)"
+    )
+    parser.add_argument(
+        "--master-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="MASTER_PORT of the ranks; 0 (default): a free port of the host",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="wait this long for other machines (default: 300)"
+    )
+    parser.add_argument("--no-prefix", action="store_true", help="pass the output on without the rank")
+    parser.add_argument("command_line", nargs="+", metavar="COMMAND", help="the command and its arguments, behind --")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the options and launch."""
+    from penstock.launch.launcher import LaunchSettings, launch
+
+    nnodes = check_integer("nnodes", args.nnodes, 1, 1024)
+    if args.node_rank is not None:
+        check_integer("node_rank", args.node_rank, 0, nnodes - 1)
+    if nnodes > 1 and args.rdzv is None:
+        raise InvalidArgumentError("--rdzv: expected HOST:PORT, since --nnodes is above 1", param="rdzv")
+    rdzv = None if args.rdzv is None else _address(args.rdzv)
+    token = b"" if args.rdzv_token_file is None else _token(Path(args.rdzv_token_file))
+    if rdzv is not None and not token and not args.trusted_network and not _is_loopback(rdzv[0]):
+        raise InvalidArgumentError(
+            f"--rdzv: {rdzv[0]} may be reached by others. Pass --rdzv-token-file, or --trusted-network.", param="rdzv"
+        )
+    return launch(
+        LaunchSettings(
+            command=tuple(args.command_line),
+            nproc=check_integer("nproc", args.nproc, 1, 4096),
+            nnodes=nnodes,
+            rdzv=rdzv if nnodes > 1 else None,
+            run_id=args.rdzv_id,
+            node_rank=args.node_rank,
+            token=token,
+            master_port=check_integer("master_port", args.master_port, 0, 65535),
+            timeout_s=check_number("timeout", args.timeout, 86_400),
+            is_prefixed=not args.no_prefix,
+        )
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port[:6]) <= 65535:
+        raise InvalidArgumentError(f"--rdzv: expected HOST:PORT, got {text!r:.100}", param="rdzv")
+    return host, int(port)
+
+
+def _token(path: Path) -> bytes:
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise FileAccessError(f"--rdzv-token-file: {path}: {error.strerror}", param="rdzv_token_file") from None
+    if len(token) < 16:
+        message = f"--rdzv-token-file: {path}: expected at least 16 bytes, found {len(token)}"
+        raise InvalidArgumentError(message, param="rdzv_token_file")
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

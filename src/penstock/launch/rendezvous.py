@@ -1,0 +1,333 @@
+"""Launchers of several machines meet at one address, get their ranks, and watch each other.
+
+Messages are lines of JSON.  The launcher that can open the address is the host; the others join it.  Both sides prove
+that they know the token, if there is one: each answers the other's nonce with an HMAC (RFC 2104).  Nothing is
+encrypted: the messages contain numbers of ranks and how they ended.  A beat every half second shows that a machine is
+there; without one for BEAT_LIMIT_S, it counts as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.version import __version__
+
+__all__ = ["BEAT_LIMIT_S", "Link", "Meeting", "NodePlace", "host", "join"]
+
+BEAT_LIMIT_S: Final = 2.0
+_BEAT_S: Final = 0.5
+_RETRY_S: Final = 0.2
+_LINE: Final = 1 << 16
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """The place of a machine: its number, its first rank, and what all machines know."""
+
+    node_rank: int
+    num_nodes: int
+    first_rank: int
+    world: int
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a launcher brings to the rendezvous.  ``node_rank`` is None where the host may choose it."""
+
+    run_id: str
+    token: bytes
+    num_nodes: int
+    nproc: int
+    node_rank: int | None
+    master_port: int
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A machine as the host knows it; ``peer`` is None for the host itself.  ``address``: where rank 0 would listen."""
+
+    peer: _Peer | None
+    nproc: int
+    address: tuple[str, int]
+
+
+class Link(Protocol):
+    """The other machines."""
+
+    async def lost(self) -> str:
+        """Wait until a machine reports a failure or is lost; return what happened."""
+
+    async def finish(self) -> str:
+        """Report that the ranks here have ended with status 0; wait for the others.  Returns "" or a failure."""
+
+    async def fail(self, reason: str) -> None:
+        """Report a failure here to the other machines."""
+
+
+class _Peer:
+    """One connection: lines of JSON, and a beat in both directions."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.name = "?"
+        self.is_done = False
+        self._heard = time.monotonic()
+        self._beating: asyncio.Task[None] | None = None
+
+    def send(self, **message: Any) -> None:
+        self.writer.write(json.dumps(message).encode() + b"\n")
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message.  UnavailableError if the connection ends or the line is not one."""
+        try:
+            line = await self.reader.readuntil(b"\n")
+            message = json.loads(line)
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, ValueError, RecursionError):
+            raise UnavailableError(f"{self.name} closed the connection") from None
+        if not isinstance(message, dict):
+            raise UnavailableError(f"{self.name} sent a message that is no object")
+        self._heard = time.monotonic()
+        return message
+
+    async def prove(self, token: bytes, *, is_host: bool) -> bool:
+        """Exchange nonces and answers; True if the peer knows the token.
+
+        An answer contains the role, so that an answer of the host cannot be sent back to it.
+        """
+        own = secrets.token_hex(32)
+        self.send(nonce=own)
+        theirs = str((await self.receive()).get("nonce"))
+        self.send(answer=_answer(token, is_host, theirs, own))
+        answer = str((await self.receive()).get("answer"))
+        return hmac.compare_digest(answer.encode(), _answer(token, not is_host, own, theirs).encode())
+
+    def start_beats(self) -> None:
+        self._heard = time.monotonic()
+        self._beating = asyncio.ensure_future(self._beat())
+
+    async def _beat(self) -> None:
+        while True:
+            self.send(beat=True)
+            await asyncio.sleep(_BEAT_S)
+
+    async def watch(self, on_done: Callable[[], None]) -> str:
+        """Return the failure that the peer reports or that its silence is."""
+        while True:
+            try:
+                message = await asyncio.wait_for(self.receive(), BEAT_LIMIT_S)
+            except TimeoutError:
+                return f"{self.name} is lost: no message for {BEAT_LIMIT_S:g} s"
+            except UnavailableError as error:
+                return f"{self.name} is lost: {error}"
+            if "failed" in message:
+                return str(message["failed"])[:2000]
+            if "done" in message:
+                self.is_done = True
+                on_done()
+
+    async def close(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+        with suppress(OSError, TimeoutError):
+            await asyncio.wait_for(self.writer.drain(), 0.5)
+        self.writer.close()
+
+
+def _answer(token: bytes, is_host: bool, asked: str, own: str) -> str:
+    text = f"{'host' if is_host else 'member'}\n{asked}\n{own}"
+    return hmac.new(token, text.encode(), "sha256").hexdigest()
+
+
+class _Links:
+    """The connections of a host to all other machines, or of another machine to the host."""
+
+    def __init__(self, peers: list[_Peer], server: asyncio.Server | None = None) -> None:
+        self._peers = peers
+        self._server = server  # of a host
+        self._all_done = asyncio.Event()
+        for peer in peers:
+            peer.start_beats()
+        self._watches = [asyncio.ensure_future(peer.watch(self._count)) for peer in peers]
+
+    def _count(self) -> None:
+        if all(peer.is_done for peer in self._peers):
+            self._all_done.set()
+
+    async def lost(self) -> str:
+        done, _ = await asyncio.wait(self._watches, return_when=asyncio.FIRST_COMPLETED)
+        reason = next(iter(done)).result()
+        await self.fail(reason)
+        return reason
+
+    async def finish(self) -> str:
+        """The host is done last, when all others are; then it tells them so."""
+        if self._server is None:
+            self._peers[0].send(done=True)
+        waiting = asyncio.ensure_future(self._all_done.wait())
+        await asyncio.wait([waiting, *self._watches], return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            waiting.cancel()
+            return next(watch.result() for watch in self._watches if watch.done())
+        if self._server is not None:
+            for peer in self._peers:
+                peer.send(done=True)
+        await self._end()
+        return ""
+
+    async def fail(self, reason: str) -> None:
+        for peer in self._peers:
+            peer.send(failed=reason)
+        await self._end()
+
+    async def _end(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        for peer in self._peers:
+            await peer.close()
+        if self._server is not None:
+            self._server.close()
+
+
+async def host(server_socket: Any, meeting: Meeting, address: str) -> tuple[NodePlace, Link]:
+    """Wait for the other machines; return the place of this one and the links.  ``address``: by which others reach it.
+
+    UnavailableError if they do not come in time, InvalidArgumentError if what they bring does not fit together.
+    """
+    joined: asyncio.Queue[tuple[_Peer, dict[str, Any]]] = asyncio.Queue()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = _Peer(reader, writer)
+        peer.name = "the machine at {}:{}".format(*writer.get_extra_info("peername")[:2])
+        try:
+            proved = await asyncio.wait_for(peer.prove(meeting.token, is_host=True), 10.0)
+            message = await asyncio.wait_for(peer.receive(), 10.0) if proved else {}
+        except (TimeoutError, UnavailableError):
+            writer.close()
+            return
+        if not proved:
+            peer.send(refused="the token is not that of the host")
+            await peer.close()
+            return
+        reason = _misfit(message, meeting)
+        if reason:
+            peer.send(refused=reason)
+            await peer.close()
+            return
+        joined.put_nowait((peer, message))
+
+    server = await asyncio.start_server(greet, sock=server_socket, limit=_LINE)
+    taken: dict[int, _Member] = {}
+    floating: list[_Member] = []  # machines that take any number
+    this = _Member(None, meeting.nproc, (address, meeting.master_port))
+    if meeting.node_rank is None:
+        floating.append(this)
+    else:
+        taken[meeting.node_rank] = this
+    deadline = time.monotonic() + meeting.timeout_s
+    while len(taken) + len(floating) < meeting.num_nodes:
+        try:
+            peer, message = await asyncio.wait_for(joined.get(), max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            server.close()
+            raise UnavailableError(
+                f"--nnodes: {len(taken) + len(floating)} of {meeting.num_nodes} machines came within "
+                f"{meeting.timeout_s:g} s"
+            ) from None
+        wanted = message.get("node_rank")
+        peer_address = peer.writer.get_extra_info("peername")[0]
+        member = _Member(peer, message["nproc"], (peer_address, message["master_port"]))
+        if wanted is None:
+            floating.append(member)
+        elif wanted in taken:
+            peer.send(refused=f"another machine has --node-rank {wanted}")
+            await peer.close()
+        else:
+            taken[wanted] = member
+    free = [number for number in range(meeting.num_nodes) if number not in taken]
+    taken |= dict(zip(free, floating, strict=True))
+    counts = [taken[number].nproc for number in range(meeting.num_nodes)]
+    places = [
+        NodePlace(number, meeting.num_nodes, sum(counts[:number]), sum(counts), *taken[0].address)
+        for number in range(meeting.num_nodes)
+    ]
+    own, peers = places[0], []
+    for number, member in taken.items():
+        if member.peer is None:
+            own = places[number]
+        else:
+            member.peer.send(place=vars(places[number]))
+            peers.append(member.peer)
+    return own, _Links(peers, server)
+
+
+def _misfit(message: Mapping[str, Any], meeting: Meeting) -> str:
+    """Return why a machine cannot join; empty if it can."""
+    for name, own, theirs in (
+        ("version", __version__, message.get("version")),
+        ("--rdzv-id", meeting.run_id, message.get("run_id")),
+        ("--nnodes", meeting.num_nodes, message.get("num_nodes")),
+    ):
+        if own != theirs:
+            return f"{name}: this machine has {str(theirs)[:100]}, the host has {own}"
+    nproc, wanted, port = message.get("nproc"), message.get("node_rank"), message.get("master_port")
+    if type(port) is not int or not 1 <= port <= 65535:
+        return "--master-port: expected an integer from 1 to 65535"
+    if type(nproc) is not int or not 1 <= nproc <= 4096:
+        return "--nproc: expected an integer from 1 to 4096"
+    if wanted is not None and (type(wanted) is not int or not 0 <= wanted < meeting.num_nodes):
+        return f"--node-rank: expected an integer from 0 to {meeting.num_nodes - 1}"
+    return ""
+
+
+async def join(address: tuple[str, int], meeting: Meeting) -> tuple[NodePlace, Link]:
+    """Join the host; return the place of this machine and the link.
+
+    UnavailableError if the host does not answer in time, InvalidArgumentError if it refuses.
+    """
+    deadline = time.monotonic() + meeting.timeout_s
+    where = f"{address[0]}:{address[1]}"
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(*address, limit=_LINE)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"--rdzv: no host at {where} within {meeting.timeout_s:g} s ({error})") from None
+            await asyncio.sleep(_RETRY_S)
+    peer = _Peer(reader, writer)
+    peer.name = f"the host at {where}"
+    if not await peer.prove(meeting.token, is_host=False):
+        raise InvalidArgumentError(f"--rdzv-token-file: {peer.name} has another token", param="rdzv_token_file")
+    peer.send(
+        version=__version__,
+        run_id=meeting.run_id,
+        num_nodes=meeting.num_nodes,
+        nproc=meeting.nproc,
+        node_rank=meeting.node_rank,
+        master_port=meeting.master_port,
+    )
+    try:
+        message = await asyncio.wait_for(peer.receive(), max(1.0, deadline - time.monotonic()))
+    except TimeoutError:
+        raise UnavailableError(
+            f"--nnodes: not all {meeting.num_nodes} machines came within {meeting.timeout_s:g} s"
+        ) from None
+    if "refused" in message:
+        raise InvalidArgumentError(f"{peer.name} refused this machine: {str(message['refused'])[:2000]}")
+    try:
+        place = NodePlace(**message["place"])
+    except (KeyError, TypeError):
+        raise UnavailableError(f"{peer.name} sent no place") from None
+    return place, _Links([peer])

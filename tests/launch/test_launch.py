@@ -1,0 +1,246 @@
+"""``penstock launch``: ranks of one machine and of several, and what is left when one of them ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.http_service import until
+
+END_S = 5.0
+"""A failure ends the group within this time."""
+BASE = [sys.executable, "-m", "penstock", "launch"]
+
+
+def launch(*arguments: str, script: str, **options) -> subprocess.Popen[str]:
+    command = [*BASE, *arguments, "--", sys.executable, "-c", script]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def pids_in(folder: Path, count: int) -> list[int]:
+    """The process ids that ranks have written; a rank writes its file in one step."""
+    until(lambda: len(list(folder.glob("*.pid"))) == count, "the ranks")
+    return [int(one.stem) for one in folder.glob("*.pid")]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+WRITE_PID = """
+import os, pathlib, sys, time
+folder = pathlib.Path(os.environ["FOLDER"])
+(folder / f"{os.getpid()}.pid").touch()
+def wait_for(count):
+    while len(list(folder.glob("*.pid"))) < count:
+        time.sleep(0.01)
+"""
+SLEEP = WRITE_PID + "time.sleep(600)"
+
+
+def test_ranks_have_torchruns_variables():
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE"
+    script = f"import os; print(*[os.environ[n] for n in '{names}'.split()], os.environ['MASTER_ADDR'])"
+    outer = {"PMI_RANK": "5", "PMI_SIZE": "9"}  # of the launcher around this one
+    child = launch("--nproc", "2", script=script, env=os.environ | outer)
+    out, err = child.communicate()
+    assert (child.returncode, err) == (0, "")
+    lines = sorted(out.splitlines())
+    assert lines == ["[0] 0 2 0 2 0 1 0 2 127.0.0.1", "[1] 1 2 1 2 0 1 1 2 127.0.0.1"]
+
+
+def test_lines_of_ranks_stay_whole():
+    script = (
+        "import sys\nfor i in range(2000):\n sys.stdout.write(f'{i} ' * 20 + '\\n')\n sys.stderr.write('e\\n')\n"
+        "sys.stdout.write('end')"
+    )
+    child = launch("--nproc", "2", script=script)
+    out, err = child.communicate()
+    assert child.returncode == 0
+    expected = [f"{i} " * 20 for i in range(2000)] + ["end"]
+    for rank in ("[0] ", "[1] "):
+        assert [line[4:] for line in out.splitlines() if line.startswith(rank)] == expected
+    assert err.count("] e\n") == 4000
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "words"),
+    [
+        ("sys.exit(7)", 7, "rank 1 exited with status 7"),
+        ("raise RuntimeError('no')", 1, "rank 1 exited with status 1"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 was killed by SIGKILL"),
+    ],
+)
+def test_one_rank_that_fails_ends_all(tmp_path, failure, status, words):
+    script = WRITE_PID + f"wait_for(3)\nif os.environ['RANK'] == '1': {failure}\ntime.sleep(600)"
+    child = launch("--nproc", "3", script=script, env=os.environ | {"FOLDER": str(tmp_path)})
+    pids = pids_in(tmp_path, 3)
+    start = time.monotonic()
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == status
+    assert err.count(words) == 1
+    assert time.monotonic() - start < END_S
+    assert all(map(is_gone, pids))
+
+
+def test_stopped_and_deaf_ranks_are_ended(tmp_path):
+    """SIGTERM does not end a rank that ignores it or is stopped, nor a process that left the rank's session."""
+    stray = f"subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True)"
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    script = f"import signal, subprocess\n{deaf}\n{WRITE_PID}\n{stray}\ntime.sleep(600)"
+    child = launch("--nproc", "2", script=script, env=os.environ | {"FOLDER": str(tmp_path)})
+    pids = pids_in(tmp_path, 4)
+    os.kill(min(pids), signal.SIGSTOP)
+    os.kill(child.pid, signal.SIGTERM)
+    child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGTERM
+    assert all(map(is_gone, pids))
+
+
+def test_ranks_end_with_a_killed_launcher(tmp_path):
+    child = launch("--nproc", "2", script=SLEEP, env=os.environ | {"FOLDER": str(tmp_path)})
+    pids = pids_in(tmp_path, 2)
+    child.kill()
+    until(lambda: all(map(is_gone, pids)), "the end of the ranks")
+    child.communicate()
+
+
+def test_shared_memory_of_killed_ranks_is_removed(tmp_path):
+    name = f"/dev/shm/penstock-test-{os.getpid()}"  # noqa: S108
+    script = (
+        f"import mmap, os, time\nf = open({name!r}, 'a+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096)\n{SLEEP}"
+    )
+    child = launch("--nproc", "2", script=script, env=os.environ | {"FOLDER": str(tmp_path)})
+    os.kill(pids_in(tmp_path, 2)[0], signal.SIGKILL)
+    child.communicate(timeout=60)
+    assert not Path(name).exists()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def listens(address: str) -> bool:
+    with socket.socket() as found:
+        return found.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) == 0
+
+
+def test_two_launchers_make_one_world(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("a secret of the two machines")
+    rdzv = f"127.0.0.1:{free_port()}"
+    options = ("--nnodes", "2", "--rdzv", rdzv, "--rdzv-token-file", str(token), "--rdzv-id", "run")
+    names = "RANK WORLD_SIZE GROUP_RANK LOCAL_RANK MASTER_PORT"
+    script = f"import os; print(*[os.environ[n] for n in '{names}'.split()])"
+    children = [
+        launch("--nproc", "2", "--node-rank", "0", *options, script=script),
+        launch("--nproc", "1", *options, script=script),
+    ]
+    outs = [child.communicate(timeout=120)[0] for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    lines = sorted(line.split("] ")[1].split() for out in outs for line in out.splitlines())
+    assert [line[:4] for line in lines] == [["0", "3", "0", "0"], ["1", "3", "0", "1"], ["2", "3", "1", "0"]]
+    assert len({line[4] for line in lines}) == 1
+
+
+def test_failure_ends_the_ranks_of_other_machines(tmp_path):
+    rdzv = f"127.0.0.1:{free_port()}"
+    script = WRITE_PID + "wait_for(2)\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(600)"
+    env = os.environ | {"FOLDER": str(tmp_path)}
+    options = ("--nnodes", "2", "--rdzv", rdzv)
+    children = [launch(*options, "--node-rank", str(node), script=script, env=env) for node in range(2)]
+    pids = pids_in(tmp_path, 2)
+    errs = [child.communicate(timeout=60)[1] for child in children]
+    assert [child.returncode for child in children] == [1, 3]
+    assert all("rank 1 exited with status 3" in err for err in errs)
+    assert all(map(is_gone, pids))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_lost_machine_ends_the_others(tmp_path, victim, number):
+    rdzv = f"127.0.0.1:{free_port()}"
+    options, env = ("--nnodes", "2", "--rdzv", rdzv), os.environ | {"FOLDER": str(tmp_path)}
+    children = [launch(*options, "--node-rank", str(node), script=SLEEP, env=env) for node in range(2)]
+    pids = pids_in(tmp_path, 2)
+    start = time.monotonic()
+    os.kill(children[victim].pid, number)
+    _, err = children[1 - victim].communicate(timeout=60)
+    assert children[1 - victim].returncode == 1
+    assert "is lost" in err
+    assert time.monotonic() - start < 2 * END_S
+    children[victim].kill()
+    children[victim].communicate()
+    until(lambda: all(map(is_gone, pids)), "the end of the ranks")
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (("--rdzv-id", "other"), "--rdzv-id"),
+        (("--nnodes", "3"), "--nnodes"),
+        (("--node-rank", "0"), "another machine has --node-rank 0"),
+        (("--rdzv-token-file", "{}"), "token"),
+    ],
+)
+def test_machines_that_do_not_fit_are_refused(tmp_path, other, words):
+    token = tmp_path / "token"
+    token.write_text("another secret, not the empty one")
+    rdzv = f"127.0.0.1:{free_port()}"
+    options = ("--nnodes", "2", "--rdzv", rdzv, "--timeout", "20")
+    host = launch(*options, "--node-rank", "0", script="pass")
+    until(lambda: listens(rdzv), "the host")
+    guest = launch(*options, "--node-rank", "1", *(one.format(token) for one in other), script="pass")
+    _, err = guest.communicate(timeout=60)
+    assert guest.returncode in (1, 2)
+    assert words in err
+    host.terminate()
+    host.communicate(timeout=60)
+    assert host.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--nproc", "0"), "--nproc: expected an integer from 1"),
+        (("--nnodes", "2"), "--rdzv: expected HOST:PORT"),
+        (("--nnodes", "2", "--rdzv", "host"), "--rdzv: expected HOST:PORT, got 'host'"),
+        (("--nnodes", "2", "--rdzv", "10.0.0.1:29400"), "--rdzv: 10.0.0.1 may be reached by others. Pass"),
+        (
+            ("--nnodes", "2", "--rdzv", "127.0.0.1:1", "--node-rank", "2"),
+            "--node-rank: expected an integer from 0 to 1",
+        ),
+        (("--rdzv-token-file", "/none"), "--rdzv-token-file: /none: No such file"),
+        (("--master-port", "70000"), "--master-port: expected an integer from 0 to 65535"),
+    ],
+)
+def test_wrong_options_are_named(arguments, words):
+    child = launch(*arguments, script="pass")
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 2
+    assert err.startswith(f"penstock: {words.split(':')[0]}:")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_command_that_does_not_exist_is_named():
+    done = subprocess.run([*BASE, "--nproc", "2", "--", "/no/such"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "penstock: /no/such: cannot be run: No such file or directory\n"
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [*BASE, "--master-port", port, "--", "true"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert f"--master-port: {port} cannot be used: Address already in use" in done.stderr
