@@ -25,6 +25,7 @@ LAYERS = (
     "runtime",
     "graph",
     "models",
+    "sharding",
     "checkpoint",
     "nn",
     "quant",

@@ -298,6 +298,11 @@ class Checkpoint:
         self._home[name].release(name, begin, end)
 
     @property
+    def tensor_files(self) -> list[TensorFile]:
+        """The files of the weights, by name."""
+        return sorted(set(self._home.values()), key=lambda file: file.path)
+
+    @property
     def files(self) -> list[FileStamp]:
         """The identity of every file that determines the content of this folder's bundle, for the cache key."""
         names = {file.path.name for file in self._home.values()} | {_INDEX, "tokenizer.model", *SIDE_FILES}

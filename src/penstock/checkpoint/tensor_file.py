@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from penstock.config import is_integer, parse_object, show
 from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
+from penstock.quant.tensor_writer import ELEMENT_BYTES
 
-__all__ = ["ELEMENT_BYTES", "MAX_TENSORS", "TensorFile", "TensorInfo", "open_regular", "parse_header"]
+__all__ = ["MAX_TENSORS", "TensorFile", "TensorInfo", "open_regular", "parse_header"]
 
 MAX_HEADER_BYTES: Final = 100_000_000
 MAX_TENSORS: Final = 1 << 17
@@ -29,12 +30,6 @@ MAX_HEADER_VALUES: Final = 1 << 21
 MAX_RANK: Final = 8
 MAX_TENSOR_BYTES: Final = 1 << 46
 
-# The element types of the format that have whole bytes; those that Penstock reads have a numpy type below.
-ELEMENT_BYTES: Final = {
-    "F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1,
-    "F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "BOOL": 1,
-    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
-}  # fmt: skip
 _NUMPY: Final[dict[str, np.dtype[Any]]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<u2"),
@@ -140,7 +135,7 @@ def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> 
 
 
 class TensorFile:
-    """A mapped safetensors file: ``tensors`` by name, in the order of their bytes."""
+    """A mapped safetensors file: ``tensors`` by name, in the order of their bytes; ``header`` as it is stored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -156,8 +151,8 @@ class TensorFile:
                     f"{path.name}: header: expected at most {min(MAX_HEADER_BYTES, file_bytes - 8)} bytes, "
                     f"found a length of {header_bytes}"
                 )
-            header = os.pread(descriptor, header_bytes, 8)
-            self.tensors = parse_header(header, 8 + header_bytes, file_bytes, path.name)
+            self.header = os.pread(descriptor, header_bytes, 8)
+            self.tensors = parse_header(self.header, 8 + header_bytes, file_bytes, path.name)
             # parse_header compared the size with the header, so no view ends beyond the file.
             self._map = mmap.mmap(descriptor, file_bytes, prot=mmap.PROT_READ)
         except OSError as error:
@@ -183,6 +178,10 @@ class TensorFile:
             return np.empty(info.shape, dtype)
         array = np.frombuffer(self._map, dtype, info.num_bytes // dtype.itemsize, info.offset).reshape(info.shape)
         return array if info.offset % dtype.itemsize == 0 else array.copy()
+
+    def read_bytes(self, name: str, begin: int, end: int) -> NDArray[np.uint8]:
+        """Return a view of bytes ``begin`` to ``end`` of the tensor, whatever its element type."""
+        return np.frombuffer(self._map, np.uint8, end - begin, self.tensors[name].offset + begin)
 
     def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
         """Release the memory pages that hold bytes ``begin`` to ``end`` of the tensor; reading maps them again."""

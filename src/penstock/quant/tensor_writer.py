@@ -8,25 +8,30 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FileAccessError, InternalError
 
-__all__ = ["TensorEntry", "TensorWriter"]
+__all__ = ["ELEMENT_BYTES", "TensorEntry", "TensorWriter"]
 
-_ELEMENT_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1}
+ELEMENT_BYTES: Final = {
+    "F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1,
+    "F64": 8, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "BOOL": 1,
+    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+}  # fmt: skip
+"""The element types of the format that have whole bytes."""
 _ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor of the file: ``dtype`` as the format spells it ("F32", "F16", "BF16", "I8", "U8")."""
+    """A tensor of the file: ``dtype`` as the format spells it ("F32", "F16", "BF16", "I8", "U8" ...)."""
 
     name: str
     dtype: str
@@ -35,7 +40,7 @@ class TensorEntry:
     @property
     def num_bytes(self) -> int:
         """The size of the tensor in the file."""
-        return int(np.prod(self.shape, dtype=np.int64)) * _ELEMENT_BYTES[self.dtype]
+        return int(np.prod(self.shape, dtype=np.int64)) * ELEMENT_BYTES[self.dtype]
 
 
 class TensorWriter:
@@ -47,7 +52,7 @@ class TensorWriter:
 
     def __init__(self, path: Path, entries: Sequence[TensorEntry]) -> None:
         # Tensors with the widest elements come first: each is aligned without padding, which the format forbids.
-        ordered = sorted(entries, key=lambda entry: (-_ELEMENT_BYTES[entry.dtype], entry.name))
+        ordered = sorted(entries, key=lambda entry: (-ELEMENT_BYTES[entry.dtype], entry.name))
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         offset = 0
         for entry in ordered:
@@ -57,16 +62,27 @@ class TensorWriter:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(8 + len(text)) % _ALIGNMENT)
         start = 8 + len(text)
-        self.num_bytes = start + offset
+        ranges = {name: header[name]["data_offsets"] for name in (entry.name for entry in ordered)}
+        self._open(path, text, {name: (start + begin, start + end) for name, (begin, end) in ranges.items()})
+
+    @classmethod
+    def with_header(cls, path: Path, header: bytes, ranges: Mapping[str, tuple[int, int]]) -> Self:
+        """Return a writer of a file with this header; ``ranges`` are the bytes of each tensor within the file."""
+        writer = cls.__new__(cls)
+        writer._open(path, header, ranges)
+        return writer
+
+    def _open(self, path: Path, header: bytes, ranges: Mapping[str, tuple[int, int]]) -> None:
+        self.num_bytes = max((end for _, end in ranges.values()), default=8 + len(header))
         self._path = path
-        self._cursor = {entry.name: start + header[entry.name]["data_offsets"][0] for entry in ordered}
-        self._end = {entry.name: self._cursor[entry.name] + entry.num_bytes for entry in entries}
+        self._cursor = {name: begin for name, (begin, _) in ranges.items()}
+        self._end = {name: end for name, (_, end) in ranges.items()}
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             os.posix_fallocate(self._descriptor, 0, self.num_bytes)
         except OSError as error:
             raise FileAccessError(f"{path}: {error.strerror}") from None
-        self._write(struct.pack("<Q", len(text)) + text, 0)
+        self._write(struct.pack("<Q", len(header)) + header, 0)
 
     def add(self, name: str, piece: NDArray[Any]) -> None:
         """Write the next piece of tensor ``name``: an array with the bytes that the file stores."""

@@ -1,0 +1,298 @@
+"""A sharded folder: ``rank_0/``, ``rank_1/`` ... with a rank's rows each, and the files beside them.
+
+``manifest.json`` is written last.  It has the checksum of every tensor, of the whole and of each rank, and the headers of
+the files that were cut, so that merging writes those files again, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.side_files import SIDE_FILES, read_small_file
+from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
+from penstock.config import ConfigReader, check_integer, parse_object, show
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.sharding.strategy import MAX_WORLD, Parameter, Strategy
+
+__all__ = [
+    "KEPT_FILES", "MANIFEST", "STRATEGY", "WEIGHTS", "Manifest", "ShardedFolder", "is_sharded", "rank_name",
+    "stream_tensor",
+]  # fmt: skip
+
+MANIFEST: Final = "manifest.json"
+STRATEGY: Final = "strategy.json"
+WEIGHTS: Final = "model.safetensors"
+KEPT_FILES: Final = (
+    *SIDE_FILES, "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+)  # fmt: skip
+"""The files that stay beside the ranks."""
+_FORMAT: Final = "penstock sharded checkpoint"
+_VERSION: Final = 1
+_MAX_BYTES: Final = 1 << 30
+_MAX_VALUES: Final = 1 << 25
+_PIECE_BYTES: Final = 8 << 20
+
+
+def rank_name(rank: int) -> str:
+    """Return the name of a rank's folder."""
+    return f"rank_{rank}"
+
+
+def is_sharded(folder: Path) -> bool:
+    """Return True for a folder that ``penstock shard`` made, or that has folders of ranks without a manifest."""
+    return (folder / MANIFEST).exists() or (folder / rank_name(0)).is_dir()
+
+
+def stream_tensor(file: TensorFile, name: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield bytes ``begin`` to ``end`` of a tensor in pieces, whose memory is released when the next is asked for."""
+    while begin < end:
+        stop = min(end, begin + _PIECE_BYTES)
+        yield file.read_bytes(name, begin, stop)
+        file.release(name, begin, stop)
+        begin = stop
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``manifest.json`` says.
+
+    ``strategy``: the checksum of strategy.json.  ``headers``: those of the whole files, by name.  ``index``:
+    model.safetensors.index.json, or None.  ``sides``: the SHA-256 of each file beside the ranks.  ``wholes``: of each
+    tensor.  ``parts``: by rank, of each tensor that the rank has.
+    """
+
+    strategy: str
+    headers: Mapping[str, bytes]
+    index: bytes | None
+    sides: Mapping[str, str]
+    wholes: Mapping[str, str]
+    parts: tuple[Mapping[str, str], ...]
+
+    def to_json(self) -> bytes:
+        """Return the file."""
+        values = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "strategy": self.strategy,
+            "headers": {name: header.decode() for name, header in self.headers.items()},
+            "index": None if self.index is None else self.index.decode(),
+            "sides": dict(self.sides),
+            "wholes": dict(self.wholes),
+            "parts": [dict(part) for part in self.parts],
+        }
+        body = json.dumps(values, indent=0).encode()
+        return b'{"sha256": "%s",\n"manifest": %s}\n' % (hashlib.sha256(body).hexdigest().encode(), body)
+
+    @classmethod
+    def parse(cls, data: bytes) -> Manifest:
+        """Read and check the file; InvalidFileError names the field."""
+        values = parse_object(data, MANIFEST, max_bytes=_MAX_BYTES, max_values=_MAX_VALUES)
+        if set(values) != {"sha256", "manifest"}:
+            raise InvalidFileError(f"{MANIFEST}: expected the fields sha256 and manifest, found {show(sorted(values))}")
+        body = data[data.find(b'"manifest": ') + 12 : -2]
+        if hashlib.sha256(body).hexdigest() != values["sha256"]:
+            raise InvalidFileError(f"{MANIFEST}: sha256: the file was changed or is incomplete")
+        reader = ConfigReader(values, MANIFEST).object("manifest") or ConfigReader({}, MANIFEST)
+        if reader.str("format") != _FORMAT:
+            raise reader.error("format", show(_FORMAT), reader.values["format"])
+        if reader.int("version") != _VERSION:
+            raise UnsupportedError(f"{MANIFEST}: version: expected {_VERSION}, found {reader.values['version']}")
+        parts = reader.values.get("parts")
+        if not isinstance(parts, list) or not 0 < len(parts) <= MAX_WORLD:
+            raise reader.error("parts", f"a list of 1 to {MAX_WORLD} ranks", parts)
+        index = reader.optional_str("index", max_len=_MAX_BYTES)
+        return cls(
+            reader.str("strategy"),
+            {_file_name(name): header.encode() for name, header in _strings(reader, "headers").items()},
+            None if index is None else index.encode(),
+            _strings(reader, "sides"),
+            _strings(reader, "wholes"),
+            tuple(_strings(ConfigReader({"parts": part}, MANIFEST), "parts") for part in parts),
+        )
+
+
+def _strings(reader: ConfigReader, key: str) -> dict[str, str]:
+    section = reader.values.get(key)
+    if not isinstance(section, dict) or not all(isinstance(value, str) for value in section.values()):
+        raise reader.error(key, "strings by name", section)
+    return section
+
+
+def _file_name(name: str) -> str:
+    """Return the name of a file of whole weights, which lies in the folder itself."""
+    if not name.endswith(".safetensors") or name.startswith(".") or "/" in name or not name.isprintable():
+        raise InvalidFileError(f"{MANIFEST}: headers: expected names of .safetensors files, found {show(name)}")
+    return name
+
+
+class ShardedFolder:
+    """An open sharded folder: ``config``, ``strategy``, ``manifest``, ``tensors`` (of the whole, by name).
+
+    Only the files of the ranks that are read must exist.
+    """
+
+    def __init__(self, folder: Path, config: ConfigReader, strategy: Strategy, manifest: Manifest) -> None:
+        self.folder, self.config, self.strategy, self.manifest = folder, config, strategy, manifest
+        self._files: dict[int, TensorFile] = {}
+        self.tensors = self._whole_tensors()
+
+    @classmethod
+    def open(cls, path: Path) -> ShardedFolder:
+        """Open and check a folder.  Raises InvalidFileError, which names the file and the field, and UnsupportedError.
+
+        What is written in tensors is checked where it is read.
+        """
+        if not (path / MANIFEST).exists():
+            raise InvalidFileError(
+                f"{path}: expected {MANIFEST}, found none: `penstock shard` did not finish, or this is no sharded folder"
+            )
+        manifest = Manifest.parse(read_small_file(path / MANIFEST, _MAX_BYTES))
+        strategy = Strategy.read(path / STRATEGY)
+        if strategy.checksum != manifest.strategy:
+            raise InvalidFileError(f"{STRATEGY}: expected the one that {MANIFEST} was written with, found another")
+        if len(manifest.parts) != strategy.world:
+            raise InvalidFileError(f"{MANIFEST}: parts: expected {strategy.world} ranks, found {len(manifest.parts)}")
+        config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
+        folder = cls(path, config, strategy, manifest)
+        folder.check_sides()
+        strategy.check_model(config, folder.tensors, path)
+        folder.check_names()
+        return folder
+
+    def _whole_tensors(self) -> dict[str, TensorInfo]:
+        """Return the tensors that the headers of the whole files describe."""
+        found: dict[str, TensorInfo] = {}
+        for file, header in self.manifest.headers.items():
+            found |= parse_header(header, 8 + len(header), _file_bytes(header, file), file)
+        return found
+
+    def check_names(self) -> None:
+        """Check that the manifest has a checksum for each tensor."""
+        expected = [(self.manifest.wholes, set(self.strategy.parameters))]
+        for rank, part in enumerate(self.manifest.parts):
+            own = self.strategy.parameters.items()
+            expected.append((part, {name for name, parameter in own if parameter.rows_of(rank) is not None}))
+        for checksums, names in expected:
+            wrong = next(iter(checksums.keys() ^ names), None)
+            if wrong is not None:
+                raise InvalidFileError(f"{MANIFEST}: expected the tensors of {STRATEGY}, found {show(wrong)} in one only")
+
+    def check_sides(self) -> None:
+        """Check the files beside the ranks against the manifest."""
+        for name, checksum in self.manifest.sides.items():
+            if name not in KEPT_FILES:
+                raise InvalidFileError(f"{MANIFEST}: sides: {show(name)} is not a file of a checkpoint")
+            if not (self.folder / name).exists():
+                raise InvalidFileError(f"{self.folder}: expected {name}, found no such file")
+            if hashlib.sha256(read_small_file(self.folder / name)).hexdigest() != checksum:
+                raise InvalidFileError(f"{name}: expected the checksum in {MANIFEST}, found another: it was changed")
+
+    def file(self, rank: int) -> TensorFile:
+        """Return the open file of a rank, whose tensors are those of the strategy.  InvalidFileError names what is not."""
+        if rank not in self._files:
+            path = self.folder / rank_name(rank) / WEIGHTS
+            if not path.exists():
+                raise InvalidFileError(f"{self.folder}: expected {rank_name(rank)}/{WEIGHTS}, found no such file")
+            file = TensorFile(path)
+            where = f"{rank_name(rank)}/{WEIGHTS}"
+            expected = {
+                name: (own.dtype, shape)
+                for name, own in self.strategy.parameters.items()
+                if (shape := own.shape_of(rank)) is not None
+            }
+            for name in sorted(expected.keys() ^ file.tensors.keys()):
+                kind = "lacks" if name in expected else "has"
+                raise InvalidFileError(f"{where} {kind} tensor {show(name)}, unlike {STRATEGY}")
+            for name, (dtype, shape) in expected.items():
+                info = file.tensors[name]
+                if (info.dtype, info.shape) != (dtype, shape):
+                    raise InvalidFileError(
+                        f"{where}: tensor {show(name)}: expected {dtype} of {list(shape)}, found {info.dtype} of "
+                        f"{list(info.shape)}"
+                    )
+            self._files[rank] = file
+        return self._files[rank]
+
+    def rank(self, rank: int) -> Checkpoint:
+        """Return what a rank has as a checkpoint, whose bytes are compared with the manifest."""
+        check_integer("rank", rank, 0, self.strategy.world - 1)
+        file = self.file(rank)
+        for name, checksum in self.manifest.parts[rank].items():
+            digest = hashlib.sha256()
+            for piece in stream_tensor(file, name, 0, file.tensors[name].num_bytes):
+                digest.update(piece)
+            if digest.hexdigest() != checksum:
+                raise _damaged(f"{rank_name(rank)}/{WEIGHTS}", name)
+        return Checkpoint(self.folder, self.config, [file])
+
+    def stream(self, name: str) -> Iterator[NDArray[np.uint8]]:
+        """Yield the bytes of a whole tensor in pieces, in the order of its rows.
+
+        Raises InvalidFileError at the end if they are not those that were cut.
+        """
+        own = self.strategy.parameters[name]
+        if own.cut == "same":
+            yield from self.stream(own.name)
+            return
+        digest = hashlib.sha256()
+        for rank, begin, end in _spans(own, self.strategy.world, self.tensors[name].num_bytes):
+            for piece in stream_tensor(self.file(rank), name, begin, end):
+                digest.update(piece)
+                yield piece
+        if digest.hexdigest() != self.manifest.wholes[name]:
+            raise _damaged(str(self.folder), name)
+
+    def read_sides(self) -> dict[str, bytes]:
+        """Return the files beside the ranks."""
+        return {name: read_small_file(self.folder / name) for name in self.manifest.sides}
+
+
+def _damaged(where: str, name: str) -> InvalidFileError:
+    return InvalidFileError(f"{where}: tensor {show(name)}: expected the checksum in {MANIFEST}, found another")
+
+
+def _file_bytes(header: bytes, file: str) -> int:
+    """Return the size of the file that a header describes."""
+    values: dict[str, Any] = parse_object(header, f"{MANIFEST}: headers: {file}", max_bytes=_MAX_BYTES)
+    entries = (entry for name, entry in values.items() if name != "__metadata__" and isinstance(entry, dict))
+    ends = [entry.get("data_offsets") for entry in entries]
+    last = [pair[1] for pair in ends if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], int)]
+    return 8 + len(header) + max(last, default=0)
+
+
+def _spans(own: Parameter, world: int, num_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (rank, begin, end): the bytes of a rank's part that make the whole, row by row."""
+    if own.cut != "rows":
+        yield (own.rank if own.cut == "owner" else 0, 0, num_bytes)
+        return
+    row_bytes = num_bytes // own.num_rows if own.num_rows else 0
+    places = []
+    for rank in range(world):
+        local = 0
+        for start, stop in own.ranges[rank]:
+            places.append((start, stop, rank, local))
+            local += stop - start
+    done = 0
+    for start, stop, rank, local in sorted(places):
+        if stop > done:
+            begin = local + max(done, start) - start
+            yield rank, begin * row_bytes, (local + stop - start) * row_bytes
+            done = stop
+
+
+def check_world(strategy: Strategy, world: int, where: Path) -> None:
+    """Raise InvalidArgumentError (``tensor_parallel_size``) unless a folder is cut for ``world`` ranks."""
+    if strategy.world != world:
+        raise InvalidArgumentError(
+            f"tensor_parallel_size: expected {strategy.world}, the ranks that {where} is cut for, found {world}",
+            param="tensor_parallel_size",
+        )

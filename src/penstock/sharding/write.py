@@ -1,0 +1,278 @@
+"""Cut a checkpoint into a sharded folder, cut a sharded folder in another way, and merge one.
+
+Tensors stream in pieces of 8 MB, so memory use does not depend on the model.  The result appears complete or not at all:
+it is written beside its final name, checked against the source by checksums, synced and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.side_files import read_small_file
+from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
+from penstock.config import ConfigReader, show
+from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
+from penstock.quant.folder import new_folder
+from penstock.quant.tensor_writer import TensorEntry, TensorWriter
+from penstock.sharding.folder import (
+    KEPT_FILES,
+    MANIFEST,
+    STRATEGY,
+    WEIGHTS,
+    Manifest,
+    ShardedFolder,
+    is_sharded,
+    rank_name,
+    stream_tensor,
+)
+from penstock.sharding.strategy import Parameter, Strategy
+
+__all__ = ["INDEX", "Progress", "ShardReport", "WholeTensors", "merge_folder", "open_whole", "shard_folder"]
+
+INDEX = "model.safetensors.index.json"
+_INDEX_BYTES = 64 << 20
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """The result: ``checksums`` is the SHA-256 of each tensor, equal in source and result; ``num_bytes`` of the files
+    written."""
+
+    checksums: Mapping[str, str]
+    num_bytes: int
+    seconds: float
+
+    @property
+    def checksum(self) -> str:
+        """The SHA-256 of the names and checksums of all tensors."""
+        lines = "".join(f"{name} {checksum}\n" for name, checksum in sorted(self.checksums.items()))
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+
+class WholeTensors(Protocol):
+    """The whole tensors of a model, wherever they are stored."""
+
+    config: ConfigReader
+    tensors: Mapping[str, TensorInfo]
+
+    def stream(self, name: str) -> Iterator[NDArray[np.uint8]]:
+        """Yield the bytes of a tensor in pieces."""
+
+    def read_sides(self) -> dict[str, bytes]:
+        """Return the files beside the weights."""
+
+
+class _PlainFolder:
+    """The tensors of a checkpoint folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.checkpoint = Checkpoint.open(path)
+        self.config, self.tensors = self.checkpoint.config, self.checkpoint.tensors
+        self._files = {name: file for file in self.checkpoint.tensor_files for name in file.tensors}
+
+    def stream(self, name: str) -> Iterator[NDArray[np.uint8]]:
+        yield from stream_tensor(self._files[name], name, 0, self.tensors[name].num_bytes)
+
+    def read_sides(self) -> dict[str, bytes]:
+        folder = self.checkpoint.folder
+        return {name: read_small_file(folder / name) for name in KEPT_FILES if (folder / name).exists()}
+
+    def headers(self) -> dict[str, bytes]:
+        return {file.path.name: file.header for file in self.checkpoint.tensor_files}
+
+    def index(self) -> bytes | None:
+        path = self.checkpoint.folder / INDEX
+        single = self.checkpoint.tensor_files[0].path.name == WEIGHTS and len(self.checkpoint.tensor_files) == 1
+        return None if single or not path.exists() else read_small_file(path, _INDEX_BYTES)
+
+
+def open_whole(path: Path) -> tuple[_PlainFolder | ShardedFolder, frozenset[str]]:
+    """Open a checkpoint folder or a sharded one; return it and the names of its redundant tensors."""
+    if is_sharded(path):
+        folder = ShardedFolder.open(path)
+        unread = (name for name, own in folder.strategy.parameters.items() if own.cut in ("same", "owner"))
+        return folder, frozenset(unread)
+    plain = _PlainFolder(path)
+    return plain, frozenset(plain.checkpoint.redundant_names())
+
+
+def shard_folder(
+    source: Path, out: Path, strategy: Strategy, *, previous: Strategy | None = None, progress: Progress | None = None
+) -> ShardReport:
+    """Write the sharded folder ``out``, which must not exist, from a checkpoint folder or a sharded one.
+
+    ``previous``: the strategy that ``source`` was cut with, to be sure of it.  ``progress(done, total)`` counts bytes of
+    tensors.  Raises what ``Checkpoint.open`` and ``ShardedFolder.open`` raise, and InvalidArgumentError (``strategy``)
+    for the strategy of another model.
+    """
+    begun = time.monotonic()
+    whole, _ = open_whole(source)
+    _check_previous(whole, previous, source)
+    strategy.check_model(whole.config, whole.tensors, source)
+    with new_folder(out) as folder:
+        cutter = _Cutter(strategy, whole, folder)
+        cutter.run(progress)
+        sides = whole.read_sides()
+        for name, data in {**sides, STRATEGY: strategy.to_json()}.items():
+            _write_synced(folder / name, data)
+        manifest = Manifest(
+            strategy.checksum,
+            whole.manifest.headers if isinstance(whole, ShardedFolder) else whole.headers(),
+            whole.manifest.index if isinstance(whole, ShardedFolder) else whole.index(),
+            {name: hashlib.sha256(data).hexdigest() for name, data in sides.items()},
+            cutter.wholes,
+            tuple(cutter.parts),
+        )
+        _write_synced(folder / MANIFEST, manifest.to_json())
+        written = ShardedFolder.open(folder)
+        _compare(cutter.wholes, written)
+        num_bytes = sum((folder / rank_name(rank) / WEIGHTS).stat().st_size for rank in range(strategy.world))
+        _sync_folder(folder)
+    _sync_folder(out.parent)
+    return ShardReport(cutter.wholes, num_bytes, time.monotonic() - begun)
+
+
+def merge_folder(source: Path, out: Path, progress: Progress | None = None) -> ShardReport:
+    """Write the checkpoint folder ``out``, which must not exist, from a sharded folder: the files that were cut."""
+    begun = time.monotonic()
+    if not is_sharded(source):
+        raise InvalidArgumentError(f"{source}: expected a sharded folder, found none of {MANIFEST} and rank_0")
+    whole = ShardedFolder.open(source)
+    total, done, num_bytes = sum(info.num_bytes for info in whole.tensors.values()), 0, 0
+    with new_folder(out) as folder:
+        for file, writer, names in _whole_files(whole, folder):
+            for name in names:
+                for piece in whole.stream(name):
+                    writer.add(name, piece)
+                    done += len(piece)
+                    if progress is not None:
+                        progress(done, total)
+            num_bytes += writer.close()
+            _compare({name: whole.manifest.wholes[name] for name in names}, _OneFile(folder / file))
+        sides = whole.read_sides()
+        if whole.manifest.index is not None:
+            sides[INDEX] = whole.manifest.index
+        for name, data in sides.items():
+            _write_synced(folder / name, data)
+        _sync_folder(folder)
+    _sync_folder(out.parent)
+    return ShardReport(whole.manifest.wholes, num_bytes, time.monotonic() - begun)
+
+
+def _whole_files(whole: ShardedFolder, folder: Path) -> Iterator[tuple[str, TensorWriter, list[str]]]:
+    for file, header in whole.manifest.headers.items():
+        infos = {name: info for name, info in whole.tensors.items() if info.file == file}
+        ranges = {name: (info.offset, info.offset + info.num_bytes) for name, info in infos.items()}
+        yield file, TensorWriter.with_header(folder / file, header, ranges), list(infos)
+
+
+class _OneFile:
+    """The tensors of one file, to compare them."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = TensorFile(path)
+
+    def stream(self, name: str) -> Iterator[NDArray[np.uint8]]:
+        return stream_tensor(self._file, name, 0, self._file.tensors[name].num_bytes)
+
+
+class _Streams(Protocol):
+    def stream(self, name: str) -> Iterator[NDArray[np.uint8]]: ...
+
+
+def _compare(checksums: Mapping[str, str], written: _Streams) -> None:
+    """Read what was written, and compare it with the source."""
+    for name, checksum in checksums.items():
+        digest = hashlib.sha256()
+        for piece in written.stream(name):
+            digest.update(piece)
+        if digest.hexdigest() != checksum:
+            raise InternalError(f"tensor {show(name)}: the file that was written has other bytes than the source")
+
+
+def _check_previous(whole: _PlainFolder | ShardedFolder, previous: Strategy | None, source: Path) -> None:
+    if previous is None:
+        return
+    if not isinstance(whole, ShardedFolder):
+        raise InvalidArgumentError(f"from: expected a sharded folder, found the checkpoint folder {source}", param="from")
+    if previous.checksum != whole.strategy.checksum:
+        raise InvalidArgumentError(f"from: {source} was cut with another strategy", param="from")
+
+
+class _Cutter:
+    """Writes the files of all ranks in one pass over the source; ``wholes`` and ``parts`` are for the manifest."""
+
+    def __init__(self, strategy: Strategy, whole: WholeTensors, folder: Path) -> None:
+        self._strategy, self._whole = strategy, whole
+        self.wholes: dict[str, str] = {}
+        self.parts: list[dict[str, str]] = [{} for _ in range(strategy.world)]
+        self._writers = []
+        for rank in range(strategy.world):
+            own = folder / rank_name(rank)
+            own.mkdir()
+            entries = [
+                TensorEntry(name, parameter.dtype.upper(), shape)
+                for name, parameter in strategy.parameters.items()
+                if (shape := parameter.shape_of(rank)) is not None
+            ]
+            self._writers.append(TensorWriter(own / WEIGHTS, entries))
+            self._folder = folder
+
+    def run(self, progress: Progress | None) -> None:
+        """Write all files and close them."""
+        total, done = sum(info.num_bytes for info in self._whole.tensors.values()), 0
+        for name, info in self._whole.tensors.items():
+            self._cut(name, self._strategy.parameters[name], info.num_bytes)
+            done += info.num_bytes
+            if progress is not None:
+                progress(done, total)
+        for name, own in self._strategy.parameters.items():
+            if own.cut == "same" and self.wholes[name] != self.wholes[own.name]:
+                raise InvalidFileError(f"{STRATEGY}: {show(name)}: name: {show(own.name)} has other bytes")
+        for rank, writer in enumerate(self._writers):
+            writer.close()
+            _sync_folder(self._folder / rank_name(rank))
+
+    def _cut(self, name: str, own: Parameter, num_bytes: int) -> None:
+        row_bytes = num_bytes // own.num_rows if own.num_rows else 0
+        whole = hashlib.sha256()
+        parts = {rank: hashlib.sha256() for rank in range(len(self._writers)) if own.rows_of(rank) is not None}
+        offset = 0
+        for piece in self._whole.stream(name):
+            whole.update(piece)
+            for rank, digest in parts.items():
+                for start, stop in own.rows_of(rank) or ():
+                    begin, end = max(start * row_bytes - offset, 0), min(stop * row_bytes - offset, len(piece))
+                    if begin < end:
+                        self._writers[rank].add(name, piece[begin:end])
+                        digest.update(piece[begin:end])
+            offset += len(piece)
+        self.wholes[name] = whole.hexdigest()
+        for rank, digest in parts.items():
+            self.parts[rank][name] = digest.hexdigest()
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("xb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
