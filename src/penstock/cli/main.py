@@ -26,7 +26,7 @@ GROUPS = {
     "models": ("pull", "list", "show", "rm", "export", "quantize", "inspect", "cache"),
     "service": ("serve", "worker", "models", "new"),
     "measure": ("bench", "profile", "doctor"),
-    "scale": ("launch",),
+    "scale": ("launch", "plan", "shard"),
 }
 """The folders of ``penstock.cli`` and the commands in each, in the order of the help."""
 COMMANDS = {name: f"penstock.cli.{group}.{name}" for group, names in GROUPS.items() for name in names}

@@ -15,8 +15,10 @@ __all__ = ["ProgressLine", "format_bytes", "format_seconds", "printable"]
 _LABELS: Final = {
     "capture": "capturing the network",
     "download": "downloading",
+    "merge": "merging weights",
     "pack": "packing weights",
     "quantize": "quantizing weights",
+    "shard": "cutting weights",
     "wait": "waiting for another process that is making the same bundle",
 }
 _UNITS: Final = ("kB", "MB", "GB", "TB")

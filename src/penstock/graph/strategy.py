@@ -6,6 +6,7 @@ It needs neither PyTorch nor a capture.  A test compares it with the pass for ev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from penstock.checkpoint.folder import HEAD_NAME
 from penstock.checkpoint.tensor_file import TensorInfo
@@ -21,16 +22,29 @@ _POSITIONS = ("wpe", "embed_positions", "position_embeddings")
 _UNREAD = ".rotary_emb.inv_freq"
 
 
-def make_strategy(
-    config: ConfigReader, tensors: Mapping[str, TensorInfo], world: int, redundant: frozenset[str] = frozenset()
-) -> Strategy:
-    """Return the strategy of a checkpoint for ``world`` ranks.
+class Tensors(Protocol):
+    """What a strategy is made from: a ``Checkpoint``, or a folder that ``penstock.sharding.source`` opens."""
 
-    ``redundant``: what ``Checkpoint.redundant_names`` returns.  An output head that is one of them is not stored again.
+    @property
+    def config(self) -> ConfigReader:
+        """The reader of config.json."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The type and shape of each tensor."""
+
+    def redundant_names(self) -> set[str]:
+        """Return the names of tensors that no network reads."""
+
+
+def make_strategy(model: Tensors, world: int) -> Strategy:
+    """Return the strategy of a model for ``world`` ranks.  An output head that equals its embedding is stored once.
+
     Raises InvalidArgumentError (``tensor_parallel_size``) for more ranks than attention heads, and InvalidFileError,
     which names a tensor whose rows are not those of config.json's heads.
     """
     check_integer("tensor_parallel_size", world, 1, MAX_RANKS)
+    config, tensors, redundant = model.config, model.tensors, model.redundant_names()
     cuts = _Cuts(config, world)
     embedding = next((name for name in tensors if name.endswith("embed_tokens.weight")), "")
     parameters = {}

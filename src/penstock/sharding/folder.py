@@ -1,7 +1,7 @@
 """A sharded folder: ``rank_0/``, ``rank_1/`` ... with a rank's rows each, and the files beside them.
 
-``manifest.json`` is written last.  It has the checksum of every tensor, of the whole and of each rank, and the headers of
-the files that were cut, so that merging writes those files again, byte for byte.
+``manifest.json`` is written last.  It has the checksum of every tensor, of the whole and of each rank, and the headers
+of the files that were cut, so that merging writes those files again, byte for byte.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class ShardedFolder:
         """
         if not (path / MANIFEST).exists():
             raise InvalidFileError(
-                f"{path}: expected {MANIFEST}, found none: `penstock shard` did not finish, or this is no sharded folder"
+                f"{path}: expected {MANIFEST}, found none: `penstock shard` did not finish, or did not make this folder"
             )
         manifest = Manifest.parse(read_small_file(path / MANIFEST, _MAX_BYTES))
         strategy = Strategy.read(path / STRATEGY)
@@ -184,7 +184,9 @@ class ShardedFolder:
         for checksums, names in expected:
             wrong = next(iter(checksums.keys() ^ names), None)
             if wrong is not None:
-                raise InvalidFileError(f"{MANIFEST}: expected the tensors of {STRATEGY}, found {show(wrong)} in one only")
+                raise InvalidFileError(
+                    f"{MANIFEST}: expected the tensors of {STRATEGY}, found {show(wrong)} in one only"
+                )
 
     def check_sides(self) -> None:
         """Check the files beside the ranks against the manifest."""
@@ -197,7 +199,7 @@ class ShardedFolder:
                 raise InvalidFileError(f"{name}: expected the checksum in {MANIFEST}, found another: it was changed")
 
     def file(self, rank: int) -> TensorFile:
-        """Return the open file of a rank, whose tensors are those of the strategy.  InvalidFileError names what is not."""
+        """Return the open file of a rank.  InvalidFileError names a tensor that is not as the strategy says."""
         if rank not in self._files:
             path = self.folder / rank_name(rank) / WEIGHTS
             if not path.exists():
@@ -229,10 +231,28 @@ class ShardedFolder:
         for name, checksum in self.manifest.parts[rank].items():
             digest = hashlib.sha256()
             for piece in stream_tensor(file, name, 0, file.tensors[name].num_bytes):
-                digest.update(piece)
+                digest.update(piece.data)
             if digest.hexdigest() != checksum:
                 raise _damaged(f"{rank_name(rank)}/{WEIGHTS}", name)
         return Checkpoint(self.folder, self.config, [file])
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        """The header of each whole file, by its name."""
+        return self.manifest.headers
+
+    @property
+    def index(self) -> bytes | None:
+        """model.safetensors.index.json, if there were several files."""
+        return self.manifest.index
+
+    def redundant_names(self) -> set[str]:
+        """Return the names of tensors that no network reads."""
+        return {name for name, own in self.strategy.parameters.items() if own.cut in ("same", "owner")}
+
+    def choose_scheme(self, scheme: str | None) -> str:
+        """Return the requested scheme, or that of the weights."""
+        return Checkpoint(self.folder, self.config, [self.file(0)]).choose_scheme(scheme)
 
     def stream(self, name: str) -> Iterator[NDArray[np.uint8]]:
         """Yield the bytes of a whole tensor in pieces, in the order of its rows.
@@ -246,7 +266,7 @@ class ShardedFolder:
         digest = hashlib.sha256()
         for rank, begin, end in _spans(own, self.strategy.world, self.tensors[name].num_bytes):
             for piece in stream_tensor(self.file(rank), name, begin, end):
-                digest.update(piece)
+                digest.update(piece.data)
                 yield piece
         if digest.hexdigest() != self.manifest.wholes[name]:
             raise _damaged(str(self.folder), name)

@@ -244,7 +244,7 @@ def _read_ranges(reader: ConfigReader, parameter: Parameter, world: int) -> tupl
             break
         end = max(end, stop)
     if end != parameter.num_rows:
-        raise reader.error("ranges", f"all {parameter.num_rows} rows", f"no rank with row {end}")
+        raise InvalidFileError(f"{reader.file}: ranges: no rank has row {end} of {parameter.num_rows}")
     return ranges
 
 

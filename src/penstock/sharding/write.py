@@ -1,7 +1,7 @@
 """Cut a checkpoint into a sharded folder, cut a sharded folder in another way, and merge one.
 
-Tensors stream in pieces of 8 MB, so memory use does not depend on the model.  The result appears complete or not at all:
-it is written beside its final name, checked against the source by checksums, synced and renamed.
+Tensors stream in pieces of 8 MB, so memory use does not depend on the model.  The result appears complete or not at
+all: it is written beside its final name, compared with the source by checksums, synced and renamed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.side_files import read_small_file
-from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
-from penstock.config import ConfigReader, show
+from penstock.checkpoint.tensor_file import TensorFile
+from penstock.config import show
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
 from penstock.quant.folder import new_folder
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 from penstock.sharding.folder import (
-    KEPT_FILES,
     MANIFEST,
     STRATEGY,
     WEIGHTS,
@@ -35,12 +32,11 @@ from penstock.sharding.folder import (
     rank_name,
     stream_tensor,
 )
+from penstock.sharding.source import INDEX, WholeTensors, open_whole
 from penstock.sharding.strategy import Parameter, Strategy
 
-__all__ = ["INDEX", "Progress", "ShardReport", "WholeTensors", "merge_folder", "open_whole", "shard_folder"]
+__all__ = ["Progress", "ShardReport", "merge_folder", "shard_folder"]
 
-INDEX = "model.safetensors.index.json"
-_INDEX_BYTES = 64 << 20
 Progress = Callable[[int, int], None]
 
 
@@ -60,64 +56,17 @@ class ShardReport:
         return hashlib.sha256(lines.encode()).hexdigest()
 
 
-class WholeTensors(Protocol):
-    """The whole tensors of a model, wherever they are stored."""
-
-    config: ConfigReader
-    tensors: Mapping[str, TensorInfo]
-
-    def stream(self, name: str) -> Iterator[NDArray[np.uint8]]:
-        """Yield the bytes of a tensor in pieces."""
-
-    def read_sides(self) -> dict[str, bytes]:
-        """Return the files beside the weights."""
-
-
-class _PlainFolder:
-    """The tensors of a checkpoint folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.checkpoint = Checkpoint.open(path)
-        self.config, self.tensors = self.checkpoint.config, self.checkpoint.tensors
-        self._files = {name: file for file in self.checkpoint.tensor_files for name in file.tensors}
-
-    def stream(self, name: str) -> Iterator[NDArray[np.uint8]]:
-        yield from stream_tensor(self._files[name], name, 0, self.tensors[name].num_bytes)
-
-    def read_sides(self) -> dict[str, bytes]:
-        folder = self.checkpoint.folder
-        return {name: read_small_file(folder / name) for name in KEPT_FILES if (folder / name).exists()}
-
-    def headers(self) -> dict[str, bytes]:
-        return {file.path.name: file.header for file in self.checkpoint.tensor_files}
-
-    def index(self) -> bytes | None:
-        path = self.checkpoint.folder / INDEX
-        single = self.checkpoint.tensor_files[0].path.name == WEIGHTS and len(self.checkpoint.tensor_files) == 1
-        return None if single or not path.exists() else read_small_file(path, _INDEX_BYTES)
-
-
-def open_whole(path: Path) -> tuple[_PlainFolder | ShardedFolder, frozenset[str]]:
-    """Open a checkpoint folder or a sharded one; return it and the names of its redundant tensors."""
-    if is_sharded(path):
-        folder = ShardedFolder.open(path)
-        unread = (name for name, own in folder.strategy.parameters.items() if own.cut in ("same", "owner"))
-        return folder, frozenset(unread)
-    plain = _PlainFolder(path)
-    return plain, frozenset(plain.checkpoint.redundant_names())
-
-
 def shard_folder(
     source: Path, out: Path, strategy: Strategy, *, previous: Strategy | None = None, progress: Progress | None = None
 ) -> ShardReport:
     """Write the sharded folder ``out``, which must not exist, from a checkpoint folder or a sharded one.
 
-    ``previous``: the strategy that ``source`` was cut with, to be sure of it.  ``progress(done, total)`` counts bytes of
-    tensors.  Raises what ``Checkpoint.open`` and ``ShardedFolder.open`` raise, and InvalidArgumentError (``strategy``)
+    ``previous``: the strategy that ``source`` must be cut with.  ``progress(done, total)`` counts bytes of tensors.
+    Raises what ``Checkpoint.open`` and ``ShardedFolder.open`` raise, and InvalidArgumentError (``strategy``)
     for the strategy of another model.
     """
     begun = time.monotonic()
-    whole, _ = open_whole(source)
+    whole = open_whole(source)
     _check_previous(whole, previous, source)
     strategy.check_model(whole.config, whole.tensors, source)
     with new_folder(out) as folder:
@@ -128,8 +77,8 @@ def shard_folder(
             _write_synced(folder / name, data)
         manifest = Manifest(
             strategy.checksum,
-            whole.manifest.headers if isinstance(whole, ShardedFolder) else whole.headers(),
-            whole.manifest.index if isinstance(whole, ShardedFolder) else whole.index(),
+            whole.headers,
+            whole.index,
             {name: hashlib.sha256(data).hexdigest() for name, data in sides.items()},
             cutter.wholes,
             tuple(cutter.parts),
@@ -196,16 +145,18 @@ def _compare(checksums: Mapping[str, str], written: _Streams) -> None:
     for name, checksum in checksums.items():
         digest = hashlib.sha256()
         for piece in written.stream(name):
-            digest.update(piece)
+            digest.update(piece.data)
         if digest.hexdigest() != checksum:
             raise InternalError(f"tensor {show(name)}: the file that was written has other bytes than the source")
 
 
-def _check_previous(whole: _PlainFolder | ShardedFolder, previous: Strategy | None, source: Path) -> None:
+def _check_previous(whole: WholeTensors, previous: Strategy | None, source: Path) -> None:
     if previous is None:
         return
     if not isinstance(whole, ShardedFolder):
-        raise InvalidArgumentError(f"from: expected a sharded folder, found the checkpoint folder {source}", param="from")
+        raise InvalidArgumentError(
+            f"from: expected a sharded folder, found the checkpoint folder {source}", param="from"
+        )
     if previous.checksum != whole.strategy.checksum:
         raise InvalidArgumentError(f"from: {source} was cut with another strategy", param="from")
 
@@ -250,13 +201,13 @@ class _Cutter:
         parts = {rank: hashlib.sha256() for rank in range(len(self._writers)) if own.rows_of(rank) is not None}
         offset = 0
         for piece in self._whole.stream(name):
-            whole.update(piece)
+            whole.update(piece.data)
             for rank, digest in parts.items():
                 for start, stop in own.rows_of(rank) or ():
                     begin, end = max(start * row_bytes - offset, 0), min(stop * row_bytes - offset, len(piece))
                     if begin < end:
                         self._writers[rank].add(name, piece[begin:end])
-                        digest.update(piece[begin:end])
+                        digest.update(piece[begin:end].data)
             offset += len(piece)
         self.wholes[name] = whole.hexdigest()
         for rank, digest in parts.items():

@@ -1,0 +1,119 @@
+"""``penstock plan MODEL --tp N``: how a model is divided over ranks, what each needs, and how fast they may be."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.model_source import downloaded_path
+from penstock.cli.options import add_options, add_parser_of
+from penstock.cli.progress import format_bytes
+from penstock.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from penstock.bench.rank_plan import Prediction, RankMemory
+    from penstock.sharding.strategy import Strategy
+
+__all__ = ["add_parser", "run"]
+
+WORLDS = (1, 2, 4)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = add_parser_of(
+        subparsers,
+        "plan",
+        "say how a model is divided over ranks, as a file",
+        "Say which rows of each parameter each rank has, how much memory each rank needs, and how long a token may "
+        "take with 1, 2 and 4 ranks on this host, from its memory bandwidth and the latency of exchanges, which are "
+        "measured now. --out writes the strategy, which `penstock shard` reads.",
+        "penstock plan my-model --tp 2 --out strategy.json\npenstock plan my-model --tp 4 --scheme w8a8 --json",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint folder, or ORG/NAME of a downloaded model")
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks of tensor parallelism (default: 1)")
+    parser.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline: only 1 (default: 1)")
+    parser.add_argument("--cp", type=int, default=1, metavar="N", help="parts of a context: only 1 (default: 1)")
+    parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE (default: none)")
+    parser.add_argument("--no-probe", action="store_true", help="measure nothing and predict no times")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
+    add_options(parser, "--scheme", "--context-len", "--kv-cache")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan; print a table for each question."""
+    from penstock.bench.rank_plan import predict, rank_memory
+    from penstock.graph.strategy import make_strategy
+    from penstock.sharding.source import open_whole
+
+    for name in ("pp", "cp"):
+        if getattr(args, name) != 1:
+            kind = "pipeline" if name == "pp" else "context"
+            raise UnsupportedError(
+                f"--{name}: expected 1, found {getattr(args, name)}: {kind} parallelism does not exist yet", param=name
+            )
+    model = open_whole(Path(downloaded_path(args.model)))
+    scheme = model.choose_scheme(args.scheme)
+    strategy = make_strategy(model, args.tp)
+    memory = rank_memory(model, strategy, scheme, context_len=args.context_len, kv_cache=args.kv_cache)
+    worlds = tuple(sorted({*WORLDS, args.tp}))
+    predictions = [] if args.no_probe else predict(model, scheme, worlds)
+    if args.out is not None:
+        strategy.write(Path(args.out))
+    if args.json:
+        print(json.dumps(_report(args, strategy, scheme, memory, predictions)))
+        return 0
+    _print_tables(args, strategy, scheme, memory, predictions)
+    return 0
+
+
+def _print_tables(
+    args: argparse.Namespace,
+    strategy: Strategy,
+    scheme: str,
+    memory: list[RankMemory],
+    predictions: list[Prediction],
+) -> None:
+    cuts = Counter(own.cut for own in strategy.parameters.values())
+    counts = ", ".join(f"{count} {_CUTS[cut]}" for cut, count in cuts.items())
+    print(f"{args.model}: {strategy.model_type}, {scheme}, {len(strategy.parameters)} parameters: {counts}")
+    print(f"{'rank':>4}  {'weights':>9}  {'keys, values':>12}  {'the rest':>9}  {'total':>9}")
+    for rank in memory:
+        sizes = (rank.weight_bytes, rank.kv_bytes, rank.rest_bytes, rank.total_bytes)
+        weights, kv, rest, total = map(format_bytes, sizes)
+        print(f"{rank.rank:>4}  {weights:>9}  {kv:>12}  {rest:>9}  {total:>9}")
+    if predictions:
+        print(f"\n{'tp':>4}  {'threads':>7}  {'ms/token':>9}  {'memory':>8}  {'exchanges':>9}")
+    for row in predictions:
+        line = f"{row.world:>4}  {row.threads:>7}  {row.token_ms:9.2f}  {row.memory_ms:8.2f}  {row.exchange_ms:9.2f}"
+        if row.num_exchanges:
+            line += f"  ({row.num_exchanges} of {1e3 * row.exchange_ms / row.num_exchanges:.1f} us)"
+        print(line)
+    if args.out is not None:
+        print(f"{args.out}: strategy {strategy.checksum[:16]}")
+
+
+_CUTS = {"rows": "cut by rows", "replicated": "on every rank", "owner": "on one rank", "same": "equal to another"}
+
+
+def _report(
+    args: argparse.Namespace,
+    strategy: Strategy,
+    scheme: str,
+    memory: list[RankMemory],
+    predictions: list[Prediction],
+) -> dict[str, object]:
+    return {
+        "model": args.model,
+        "model_type": strategy.model_type,
+        "scheme": scheme,
+        "tp": args.tp,
+        "strategy_sha256": strategy.checksum,
+        "ranks": [{**dataclasses.asdict(rank), "total_bytes": rank.total_bytes} for rank in memory],
+        "predictions": [{**dataclasses.asdict(row), "token_ms": row.token_ms} for row in predictions],
+    }

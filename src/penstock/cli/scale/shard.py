@@ -1,0 +1,77 @@
+"""``penstock shard CHECKPOINT OUT``: one file of weights per rank, and back."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from penstock.cli.model_source import downloaded_path
+from penstock.cli.options import add_parser_of
+from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = add_parser_of(
+        subparsers,
+        "shard",
+        "cut a checkpoint folder into one file per rank, or merge it",
+        "Write a folder with rank_0, rank_1 ... from a checkpoint folder, as a strategy of `penstock plan` says. The "
+        "source may be such a folder, which is then cut in another way. --merge writes the checkpoint folder again, "
+        "byte for byte. What is written is read again and compared with the source by checksum.",
+        "penstock shard my-model my-model-tp2 --strategy strategy.json\n"
+        "penstock shard my-model-tp2 my-model-tp4 --strategy tp4.json --from strategy.json\n"
+        "penstock shard my-model-tp2 my-model-again --merge",
+    )
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a checkpoint folder, ORG/NAME of a downloaded model, or a sharded folder",
+    )
+    parser.add_argument("out", metavar="OUT", help="the folder to write; it must not exist")
+    parser.add_argument("--strategy", metavar="FILE", help="the file that `penstock plan` wrote")
+    parser.add_argument(
+        "--from",
+        dest="previous",
+        metavar="FILE",
+        help="the strategy that CHECKPOINT must be cut with (default: the one in its folder)",
+    )
+    parser.add_argument("--merge", action="store_true", help="write one checkpoint folder from a sharded folder")
+    parser.add_argument("--verbose", action="store_true", help="print the checksum of each parameter (default: of all)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Cut or merge; print the checksums."""
+    from penstock.runtime.build import Progress
+    from penstock.sharding.strategy import Strategy
+    from penstock.sharding.write import merge_folder, shard_folder
+
+    if args.merge == (args.strategy is not None):
+        raise InvalidArgumentError("--strategy: expected --strategy FILE or --merge, one of them", param="strategy")
+    if args.merge and args.previous is not None:
+        raise InvalidArgumentError("--from: expected none with --merge", param="from")
+    source, out = Path(downloaded_path(args.checkpoint)), Path(args.out)
+    with ProgressLine() as line:
+
+        def show(done: int, total: int) -> None:
+            line(Progress("merge" if args.merge else "shard", done, total))
+
+        if args.merge:
+            report = merge_folder(source, out, show)
+        else:
+            strategy = Strategy.read(Path(args.strategy))
+            previous = None if args.previous is None else Strategy.read(Path(args.previous))
+            report = shard_folder(source, out, strategy, previous=previous, progress=show)
+    if args.verbose:
+        for name, checksum in report.checksums.items():
+            print(f"{checksum}  {name}")
+    ranks = "" if args.merge else f"{strategy.world} rank{'s' if strategy.world > 1 else ''}, "
+    print(
+        f"{args.out}: {ranks}{format_bytes(report.num_bytes)} in {report.seconds:.1f} s; {len(report.checksums)} "
+        f"parameters equal the source, sha256 {report.checksum}"
+    )
+    return 0
