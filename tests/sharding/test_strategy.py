@@ -14,8 +14,9 @@ from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 from penstock.graph.export import build_graph
-from penstock.graph.ir import Graph, Weight
+from penstock.graph.ir import Graph
 from penstock.graph.passes.shard import RowRanges, shard
+from penstock.graph.rank_bundle import rows_by_tensor
 from penstock.graph.strategy import make_strategy
 from penstock.sharding.source import open_whole
 from penstock.sharding.strategy import Strategy
@@ -40,18 +41,6 @@ def graph_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-def rows_by_tensor(weight: Weight, ranges: RowRanges) -> dict[str, list[tuple[int, int]]]:
-    """The rows of each checkpoint tensor within rows of a weight."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for part in weight.parts:
-        size = weight.cols if weight.rows == 1 and len(weight.parts) == 1 else part.num_rows
-        for start, stop in ranges:
-            first, last = max(start, part.row_start), min(stop, part.row_start + size)
-            if first < last:
-                found.setdefault(part.name, []).append((first - part.row_start, last - part.row_start))
-    return found
-
-
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_strategy_cuts_as_the_graph_is_cut(family: str, world: int, graph_of: Any) -> None:
@@ -64,10 +53,10 @@ def test_a_strategy_cuts_as_the_graph_is_cut(family: str, world: int, graph_of: 
     strategy = strategy_of(folder, world)
     for rank in range(world):
         _, sources = shard(graph, rank, world)
-        wanted: dict[str, list[tuple[int, int]]] = {}
+        wanted: dict[str, RowRanges] = {}
         for name, ranges in sources.values():
             wanted |= rows_by_tensor(graph.weights[name], ranges)
-        planned = {name: list(own.rows_of(rank) or ()) for name, own in strategy.parameters.items()}
+        planned = {name: own.rows_of(rank) for name, own in strategy.parameters.items()}
         assert {name: rows for name, rows in wanted.items() if name in planned} == planned
 
 

@@ -6,7 +6,7 @@ folder: neither pickles nor Python files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.quant.folder import QUANTIZED_VERSION
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 
-__all__ = ["Checkpoint", "FileStamp", "TensorInfo"]
+__all__ = ["Checkpoint", "FileStamp", "TensorInfo", "stored_dtype"]
 
 HEAD_NAME: Final = "lm_head.weight"
 _SCALE: Final = "_scale"
@@ -120,6 +120,16 @@ def _equal_bytes(first: NDArray[Any], second: NDArray[Any]) -> bool:
     )
 
 
+def stored_dtype(config: ConfigReader, tensors: Mapping[str, TensorInfo]) -> str:
+    """Return the float type of most bytes; config.json decides when no tensor is a float."""
+    totals = {"f32": 0, "f16": 0, "bf16": 0}
+    for info in tensors.values():
+        if info.dtype in totals:
+            totals[info.dtype] += info.num_bytes
+    best = max(totals, key=lambda name: totals[name])
+    return best if totals[best] else (config.dtype() or "f32")
+
+
 class Checkpoint:
     """An open folder: ``config``, ``dtype`` ("f32", "f16", "bf16"), ``tensors`` by name, ``scheme``.
 
@@ -135,7 +145,7 @@ class Checkpoint:
         self._home = {name: file for file in shards for name in file.tensors}
         self.tensors = {name: file.tensors[name] for name, file in self._home.items()}
         self.scheme: str | None = None
-        self.dtype = self._stored_dtype()
+        self.dtype = stored_dtype(config, self.tensors)
         section = config.quantization()
         if section is not None:
             self._check_version(section.int("version", min=1))
@@ -154,6 +164,8 @@ class Checkpoint:
         path = Path(folder)
         try:
             _check_folder(path)
+            if (path / "rank_0").is_dir() or (path / "rank_0.psm").exists():
+                raise UnsupportedError(f"{path}: expected a checkpoint folder, found one that is cut for several ranks")
             if not (path / "config.json").exists():
                 if any(entry.name.endswith(".gguf") for entry in path.iterdir()):
                     _refuse_other_formats(path)
@@ -163,15 +175,6 @@ class Checkpoint:
             return cls(path, config, _open_shards(path))
         except PermissionError as error:
             raise FileAccessError(f"{path}: {error.strerror}") from None
-
-    def _stored_dtype(self) -> str:
-        """Return the float type of most bytes; config.json decides when no tensor is a float."""
-        totals = {"f32": 0, "f16": 0, "bf16": 0}
-        for info in self.tensors.values():
-            if info.dtype in totals:
-                totals[info.dtype] += info.num_bytes
-        best = max(totals, key=lambda name: totals[name])
-        return best if totals[best] else (self.config.dtype() or "f32")
 
     def _check_version(self, version: int) -> None:
         if version != QUANTIZED_VERSION:
@@ -305,7 +308,8 @@ class Checkpoint:
     @property
     def files(self) -> list[FileStamp]:
         """The identity of every file that determines the content of this folder's bundle, for the cache key."""
-        names = {file.path.name for file in self._home.values()} | {_INDEX, "tokenizer.model", *SIDE_FILES}
+        weights = {file.path.relative_to(self.folder).as_posix() for file in self._home.values()}
+        names = weights | {_INDEX, "tokenizer.model", *SIDE_FILES}
         stamps = []
         for name in sorted(names):
             path = self.folder / name

@@ -26,7 +26,9 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail
+from penstock.graph.rank_bundle import take_rank
 from penstock.graph.tokenizer_compiler import compile_tokenizer
+from penstock.sharding.folder import ShardedFolder
 
 __all__ = ["ExportReport", "build_graph", "export_bundle"]
 
@@ -58,12 +60,14 @@ def export_bundle(
     scheme: str | None = None,
     network: str | None = None,
     tail: str | None = None,
+    rank: int | None = None,
     progress: ExportProgress | None = None,
 ) -> ExportReport:
     """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears complete or not at all.
 
     ``scheme`` defaults to the checkpoint's own type.  ``network`` is "file.py:Class".  ``tail`` "argmax" or "topk:K"
-    ends the graph in token ids instead of logits.  ``progress(stage, done, total)`` counts bytes of the source in stage
+    ends the graph in token ids instead of logits.  ``rank``: of a sharded folder, whose other ranks are not read.
+    ``progress(stage, done, total)`` counts bytes of the source in stage
     "pack".  Equal inputs give equal bytes.  Raises InvalidFileError (missing or unused tensors by name, damaged files),
     UnsupportedError, InvalidArgumentError or FileAccessError.
     """
@@ -73,17 +77,22 @@ def export_bundle(
         raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which is already exported")
     if tail is not None:
         check_tail(tail)
-    checkpoint = Checkpoint.open(source)
+    folder = None if rank is None else ShardedFolder.open(Path(source))
+    checkpoint = Checkpoint.open(source) if folder is None else folder.rank(rank or 0)
     chosen = checkpoint.choose_scheme(scheme)
     tell("capture", 0, 0)
     graph, constants = build_graph(checkpoint, chosen, network)
     if tail is not None:
         append_tail(graph, tail)
+    if folder is not None:
+        graph = take_rank(graph, folder, rank or 0)
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.tensors[part.name].num_bytes for part in _stored_parts(graph, constants))
     segments = checkpoint.side_files()
     segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
+    if rank:
+        segments = {}  # rank 0 has them
     with native.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
         for weight in graph.weights.values():

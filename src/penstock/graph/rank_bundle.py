@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config import show
 from penstock.core.metadata import read_metadata
 from penstock.core.native import Model
+from penstock.errors import UnsupportedError
 from penstock.graph.bundle import BundleWriter
-from penstock.graph.ir import Graph, Layout, Weight
-from penstock.graph.metadata import decode_metadata
+from penstock.graph.ir import Graph, Layout, Segment, Weight
+from penstock.graph.metadata import decode_metadata, encode_metadata
 from penstock.graph.passes.cut import TILE_ROWS
 from penstock.graph.passes.shard import RowRanges, shard
+from penstock.sharding.folder import STRATEGY, ShardedFolder
 
-__all__ = ["take_rows", "widest_exchange", "write_rank_bundle"]
+__all__ = ["WHOLE", "rows_by_tensor", "take_rank", "take_rows", "widest_exchange", "write_rank_bundle"]
+
+WHOLE = "whole"
+"""The property of a rank's graph with the checksum of what was cut, which all ranks have in common."""
 
 _WEIGHTS = "weights"
 _ROW_MAJOR = (Layout.ROWS_F32, Layout.ROWS_F16, Layout.ROWS_BF16, Layout.ROWS_I32)
@@ -35,8 +42,10 @@ def write_rank_bundle(
     """
     with Model.open(source) as model:
         metadata = read_metadata(source, model.stamp)
+        checksum = hashlib.sha256(metadata).hexdigest()
         whole, segments = decode_metadata(metadata)
         graph, sources = shard(whole, rank, world)
+        graph.properties[WHOLE] = checksum
         names = [segment.name for segment in segments if segment.name != _WEIGHTS] if rank == 0 else []
         files = {name: bytes(model.segment(name) or b"") for name in names}
         data = np.frombuffer(model.segment(_WEIGHTS) or b"", np.uint8)
@@ -46,18 +55,52 @@ def write_rank_bundle(
                 weight = whole.weights[source_name]
                 stored = data[weight.offset : weight.offset + weight.num_bytes]
                 writer.add_weight(name, take_rows(weight, stored, ranges))
-        return hashlib.sha256(metadata).hexdigest()
+        return checksum
 
 
-def widest_exchange(graph: Graph, world: int) -> int:
-    """Return the greatest number of float32 that a rank sends per token in one exchange."""
+def take_rank(whole: Graph, folder: ShardedFolder, rank: int) -> Graph:
+    """Return the graph of a rank, whose weights are made from the rows that a sharded folder has for it.
+
+    Raises UnsupportedError, which names a parameter of which the graph needs other rows.
+    """
+    graph, sources = shard(whole, rank, folder.strategy.world)
+    metadata = encode_metadata(whole, [Segment(_WEIGHTS, 0, 0, 0)])
+    graph.properties[WHOLE] = hashlib.sha256(metadata + folder.manifest.to_json()).hexdigest()
+    for name in graph.weights:
+        source, ranges = sources[name]
+        for tensor, rows in rows_by_tensor(whole.weights[source], ranges).items():
+            for stored in (tensor, f"{tensor}_scale", f"{tensor}_groups"):
+                own = folder.strategy.parameters.get(stored)
+                if own is None and stored != tensor:
+                    continue
+                if name != source or (own is not None and own.rows_of(rank) != rows):
+                    raise UnsupportedError(
+                        f"{STRATEGY}: parameters: {show(stored)}: rank {rank} computes with the rows "
+                        f"{[list(pair) for pair in rows]}; expected them, as `penstock plan` writes them"
+                    )
+    return graph
+
+
+def rows_by_tensor(weight: Weight, ranges: RowRanges) -> dict[str, RowRanges]:
+    """Return the rows of each checkpoint tensor within rows of a weight; of a vector the elements."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for part in weight.parts:
+        size = weight.cols if weight.rows == 1 and len(weight.parts) == 1 else part.num_rows
+        for start, stop in ranges:
+            first, last = max(start, part.row_start), min(stop, part.row_start + size)
+            if first < last:
+                found.setdefault(part.name, []).append((first - part.row_start, last - part.row_start))
+    return {name: tuple(rows) for name, rows in found.items()}
+
+
+def widest_exchange(graphs: Iterable[Graph]) -> int:
+    """Return the greatest number of float32 that a rank sends per token in one exchange; ``graphs`` of all ranks."""
     widths = [1]
-    for rank in range(world):
-        cut, _ = shard(graph, rank, world)
-        for node in cut.nodes:
+    for graph in graphs:
+        for node in graph.nodes:
             if node.op in ("all_gather", "sharded_embedding"):
                 value = node.inputs[0].name if node.op == "all_gather" else node.outputs[0]
-                widths.append(cut.values[value].shape[1].offset)
+                widths.append(graph.values[value].shape[1].offset)
     return max(widths)
 
 

@@ -37,6 +37,7 @@ from penstock.ops.table import OPS
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.build import PARTIAL_SUFFIX, Progress, ProgressCallback, build_in_child
 from penstock.runtime.verify import forget_verified, open_verified, remember_verified
+from penstock.sharding.folder import ShardedFolder
 from penstock.validation import refusal
 
 __all__ = ["Cache", "CacheEntry", "bundle_key"]
@@ -131,15 +132,19 @@ class Cache:
         network: str | None = None,
         progress: ProgressCallback | None = None,
         verify: str = "once",
+        rank: int | None = None,
     ) -> Path:
         """Return the bundle of a checkpoint folder from the cache, or build it in a child process and keep it.
 
-        A damaged bundle is built again, with a warning; ``verify``, as in ``open_verified``, controls how damage is
-        looked for.  Two processes that request the same bundle at the same time build it once.  Raises what
-        ``Checkpoint.open`` and ``build_in_child`` raise.
+        ``rank``: of a sharded folder.  A damaged bundle is built again, with a warning; ``verify``, as in
+        ``open_verified``, controls how damage is looked for.  Two processes that request the same bundle at the same
+        time build it once.  Raises what ``Checkpoint.open`` and ``build_in_child`` raise.
         """
         refuse_nested_export()  # checked here too: a nested export would wait for the lock that its parent holds
-        checkpoint = Checkpoint.open(folder)
+        if rank is None:
+            checkpoint = Checkpoint.open(folder)
+        else:
+            checkpoint = ShardedFolder.open(Path(folder)).rank(rank, verify=False)  # the build verifies it
         chosen = checkpoint.choose_scheme(scheme)
         key = bundle_key(checkpoint, chosen, network)
         cached = self._find(key, verify)
@@ -153,7 +158,7 @@ class Cache:
             self._remove_stale(key)
             path = self.folder / f"{key}.psm"
             try:
-                build_in_child(checkpoint.folder, path, scheme=chosen, network=network, progress=progress)
+                build_in_child(checkpoint.folder, path, scheme=chosen, network=network, rank=rank, progress=progress)
             except FileAccessError as error:
                 if not str(error).startswith(f"{self.folder}{os.sep}"):
                     raise

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from penstock.graph.passes.cut import MAX_RANKS
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
+from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
 from penstock.validation import refusal, wrong_type
 
 __all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open_program", "registered_script"]
@@ -109,6 +110,8 @@ def open_program(
                     param="verify",
                 )
             return _open_eager(path, scheme, threads, limits, network)
+        if is_sharded(path) or (path / rank_bundle(0)).exists():
+            return _open_cut(path, scheme, threads, limits, network, options)
         network = network or registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, options)
     if not path.exists():
@@ -152,13 +155,26 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
         raise UnsupportedError(
             f"{path}: expected a checkpoint folder for eager mode, found a bundle; use mode graph", param="model"
         )
+    _check_no_network(network, path)
+
+
+def _check_no_network(network: str | None, path: Path) -> None:
+    """Raise InvalidArgumentError for a network script with a bundle."""
     if network is not None:
         raise InvalidArgumentError(
             f"network: expected none for the bundle {path}, which already contains its graph", param="network"
         )
 
 
-def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits, options: OpenOptions) -> Opened:
+def _open_bundle(
+    path: Path,
+    scheme: str | None,
+    threads: int,
+    limits: ProgramLimits,
+    options: OpenOptions,
+    parts: Sequence[Path] = (),
+) -> Opened:
+    """Open a bundle; ``parts`` are those of its ranks if they are cut already."""
     from penstock.checkpoint.side_files import SIDE_FILES
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.runtime.native import NativeProgram
@@ -167,9 +183,10 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
     start = time.perf_counter()
     world = options.tensor_parallel_size
     if world == 1:
+        path = parts[0] if parts else path
         program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=options.verify)
     else:
-        program, model = open_ranks(path, world, threads=threads, limits=limits, verify=options.verify)
+        program, model = open_ranks(parts or path, world, threads=threads, limits=limits, verify=options.verify)
     try:
         if scheme is not None and scheme != program.info.scheme:
             from penstock.quant.scheme import find_scheme
@@ -209,6 +226,40 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
     return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)
 
 
+def _open_cut(
+    folder: Path,
+    scheme: str | None,
+    threads: int,
+    limits: ProgramLimits,
+    network: str | None,
+    options: OpenOptions,
+) -> Opened:
+    """Open a folder that is cut for ranks: a rank's part of the weights each, or its bundle."""
+    world = options.tensor_parallel_size
+    if not is_sharded(folder):
+        _check_no_network(network, folder)
+        parts = [folder / rank_bundle(rank) for rank in range(world)]
+        count = len(list(folder.glob(rank_bundle("*"))))
+        if count != world:
+            raise _wrong_world(folder, count, world)
+        return _open_bundle(folder, scheme, threads, limits, options, parts)
+    sharded = ShardedFolder.open(folder)
+    if sharded.strategy.world != world:
+        raise _wrong_world(folder, sharded.strategy.world, world)
+    with ExitStack() as stack:
+        parts = [stack.enter_context(bundle_of(folder, scheme, network, options, rank=rank)) for rank in range(world)]
+        opened = _open_bundle(folder, None, threads, limits, replace(options, verify="never"), parts)
+    opened.source = folder
+    return opened
+
+
+def _wrong_world(folder: Path, expected: int, found: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"tensor_parallel_size: expected {expected}, the ranks that {folder} is cut for, found {found}",
+        param="tensor_parallel_size",
+    )
+
+
 def _open_folder(
     folder: Path,
     scheme: str | None,
@@ -238,8 +289,11 @@ def bundle_of(
     scheme: str | None,
     network: str | None = None,
     options: OpenOptions | None = None,
+    rank: int | None = None,
 ) -> Iterator[Path]:
     """Yield the verified bundle of a checkpoint folder: from the cache, or else one that is deleted after the block.
+
+    ``rank``: of a sharded folder.
 
     A deleted file stays readable while it is open, so nothing is left behind however the process ends.
     """
@@ -247,7 +301,7 @@ def bundle_of(
     if options.use_cache:
         from penstock.runtime.cache import Cache
 
-        yield Cache().find_or_build(folder, scheme, network, options.progress, options.verify)
+        yield Cache().find_or_build(folder, scheme, network, options.progress, options.verify, rank)
         return
     import tempfile
 
@@ -255,7 +309,7 @@ def bundle_of(
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
         bundle = Path(temporary) / "model.psm"
-        build_in_child(folder, bundle, scheme=scheme, network=network, progress=options.progress)
+        build_in_child(folder, bundle, scheme=scheme, network=network, rank=rank, progress=options.progress)
         yield bundle  # needs no verification: its checksums were just computed
 
 

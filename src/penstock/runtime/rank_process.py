@@ -30,7 +30,7 @@ def main() -> int:
     comm = SharedComm(rank, **settings["comm"])
     try:
         program = open_rank(
-            settings["path"],
+            settings["parts"],
             comm,
             settings["threads"],
             lambda: ProgramLimits(**json.loads(sys.stdin.readline())),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.core import native
 from penstock.core.comm import SharedComm
 from penstock.core.metadata import read_metadata
-from penstock.errors import UnavailableError
+from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.graph.ir import Graph
 from penstock.graph.metadata import decode_metadata
-from penstock.graph.rank_bundle import widest_exchange, write_rank_bundle
+from penstock.graph.passes.shard import shard
+from penstock.graph.rank_bundle import WHOLE, widest_exchange, write_rank_bundle
 from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram, fit_limits, plan_limits
 from penstock.runtime.program import ProgramLimits, pages_for
@@ -24,22 +25,27 @@ __all__ = ["default_threads", "open_rank", "open_ranks"]
 
 
 def open_ranks(
-    path: Path, world: int, *, threads: int = 0, limits: ProgramLimits | None = None, verify: str = "never"
+    source: Path | Sequence[Path],
+    world: int,
+    *,
+    threads: int = 0,
+    limits: ProgramLimits | None = None,
+    verify: str = "never",
 ) -> tuple[NativeProgram, native.Model]:
-    """Open the whole bundle ``path`` as ``world`` ranks; return the program of rank 0 and its bundle.
+    """Open ``world`` ranks; return the program of rank 0 and its bundle.
 
-    ``threads``: of each rank; 0 divides the cores.  ``limits``: as for one rank; the memory is divided.  Raises
-    InvalidArgumentError if the network has too few heads, UnavailableError if a rank ends, and what a rank raises.
+    ``source``: a whole bundle, which each rank cuts, or the bundles of the ranks.  ``threads``: of each rank; 0 divides
+    the cores.  ``limits``: as for one rank; the memory is divided.  Raises InvalidArgumentError if the network has too
+    few heads, UnavailableError if a rank ends, and what a rank raises.
     """
     limits, num_cores = limits or ProgramLimits(), default_threads()
     threads = threads or max(1, num_cores // world)
-    whole, verify_s = open_verified(path, verify)
-    with whole:
-        graph, _ = decode_metadata(read_metadata(path, whole.stamp))
-    group = RankGroup(world, _part_bytes(graph, world, limits), oversubscribed=num_cores < world * threads)
+    graphs, verify_s = _rank_graphs(source, world, verify)
+    group = RankGroup(world, _part_bytes(graphs, limits), oversubscribed=num_cores < world * threads)
+    parts = [str(source)] if isinstance(source, Path) else [str(path) for path in source]
     try:
-        group.start({"path": str(path), "threads": threads})  # each cuts its part while this process cuts its own
-        model, checksum = _open_part(path, 0, world)
+        group.start({"parts": parts, "threads": threads})  # each cuts its part while this process cuts its own
+        model, checksum = _open_part(parts, 0, world)
         try:
             fitted, plan = _fit(model, limits, world)
             group.send(dataclasses.asdict(fitted))
@@ -63,14 +69,18 @@ def open_ranks(
 
 
 def open_rank(
-    path: str, comm: SharedComm, threads: int, limits_of: Callable[[], ProgramLimits], on_opened: Callable[[], None]
+    parts: Sequence[str],
+    comm: SharedComm,
+    threads: int,
+    limits_of: Callable[[], ProgramLimits],
+    on_opened: Callable[[], None],
 ) -> NativeProgram:
     """Open the part of a rank other than 0.
 
-    ``limits_of`` returns the limits of rank 0, which plans its own part first.  ``on_opened`` is called when this rank
-    has its weights.
+    ``parts``: the whole bundle, or the bundles of all ranks.  ``limits_of`` returns the limits of rank 0, which plans
+    its own part first.  ``on_opened`` is called when this rank has its weights.
     """
-    model, checksum = _open_part(Path(path), comm.rank, comm.world)
+    model, checksum = _open_part(parts, comm.rank, comm.world)
     limits, context = limits_of(), native.Context(threads, comm=comm)
     if limits.weights == "huge":
         model.load_huge(context)
@@ -104,14 +114,41 @@ def _agreement(checksum: str, limits: ProgramLimits) -> str:
     )
 
 
-def _open_part(path: Path, rank: int, world: int) -> tuple[native.Model, str]:
-    """Open a rank's part of a bundle; return it and the checksum of the whole.
+def _rank_graphs(source: Path | Sequence[Path], world: int, verify: str) -> tuple[list[Graph], float]:
+    """Return the graphs of all ranks, and the seconds of the verification.
 
-    The file of the part is deleted at once: it stays readable as long as it is open.
+    Raises InvalidArgumentError (``tensor_parallel_size``) for the bundles of another number of ranks.
     """
+    graphs, seconds = [], 0.0
+    for path in [source] if isinstance(source, Path) else source:
+        model, verify_s = open_verified(path, verify)
+        with model:
+            graphs.append(decode_metadata(read_metadata(path, model.stamp))[0])
+        seconds += verify_s
+    if isinstance(source, Path):
+        return [shard(graphs[0], rank, world)[0] for rank in range(world)], seconds
+    for rank, graph in enumerate(graphs):
+        found = graph.properties.get("rank"), graph.properties.get("world")
+        if found != (str(rank), str(world)):
+            raise InvalidArgumentError(
+                f"tensor_parallel_size: {source[rank]}: expected the bundle of rank {rank} of {world}, found that of "
+                f"rank {found[0]} of {found[1]}",
+                param="tensor_parallel_size",
+            )
+    return graphs, seconds
+
+
+def _open_part(parts: Sequence[str], rank: int, world: int) -> tuple[native.Model, str]:
+    """Open a rank's bundle; return it and the checksum of the whole.
+
+    If the whole bundle is cut here, the file of the part is deleted at once: it stays readable as long as it is open.
+    """
+    if len(parts) == world > 1:
+        model = native.Model.open(parts[rank])
+        return model, decode_metadata(read_metadata(parts[rank], model.stamp))[0].properties.get(WHOLE, "")
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         part = Path(folder) / f"rank_{rank}.psm"
-        checksum = write_rank_bundle(path, part, rank, world, durable=False)
+        checksum = write_rank_bundle(parts[0], part, rank, world, durable=False)
         return native.Model.open(part), checksum
 
 
@@ -122,15 +159,16 @@ def _fit(model: native.Model, limits: ProgramLimits, world: int) -> tuple[Progra
         return fit_limits(model, context, limits, machine.available // world if machine.total else None)
 
 
-def _part_bytes(graph: Graph, world: int, limits: ProgramLimits) -> int:
+def _part_bytes(graphs: Sequence[Graph], limits: ProgramLimits) -> int:
     """Return the most bytes that a rank sends at once within these limits: rows of values, or the batch.
 
     Memory is taken only for what is sent.
     """
+    graph = graphs[0]
     num_rows = max(limits.max_tokens, limits.max_rows, limits.max_requests)
     tables = len(graph.page_groups) * limits.max_requests * pages_for(limits.context_len or graph.context_len)
     batch = 64 + 4 * (2 * limits.max_tokens + limits.max_requests + 1 + num_rows + tables)
-    return max(4 * widest_exchange(graph, world) * num_rows, batch)
+    return max(4 * widest_exchange(graphs) * num_rows, batch)
 
 
 def default_threads() -> int:

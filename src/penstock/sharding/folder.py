@@ -16,16 +16,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.folder import Checkpoint, stored_dtype
 from penstock.checkpoint.side_files import SIDE_FILES, read_small_file
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
 from penstock.config import ConfigReader, check_integer, parse_object, show
-from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.sharding.strategy import MAX_WORLD, Parameter, Strategy
 
 __all__ = [
-    "KEPT_FILES", "MANIFEST", "STRATEGY", "WEIGHTS", "Manifest", "ShardedFolder", "is_sharded", "rank_name",
-    "stream_tensor",
+    "KEPT_FILES", "MANIFEST", "STRATEGY", "WEIGHTS", "Manifest", "ShardedFolder", "is_sharded", "rank_bundle",
+    "rank_name", "stream_tensor",
 ]  # fmt: skip
 
 MANIFEST: Final = "manifest.json"
@@ -45,6 +45,11 @@ _PIECE_BYTES: Final = 8 << 20
 def rank_name(rank: int) -> str:
     """Return the name of a rank's folder."""
     return f"rank_{rank}"
+
+
+def rank_bundle(rank: int | str) -> str:
+    """Return the name of a rank's bundle in a folder that ``penstock export --tp`` made."""
+    return f"rank_{rank}.psm"
 
 
 def is_sharded(folder: Path) -> bool:
@@ -224,17 +229,20 @@ class ShardedFolder:
             self._files[rank] = file
         return self._files[rank]
 
-    def rank(self, rank: int) -> Checkpoint:
-        """Return what a rank has as a checkpoint, whose bytes are compared with the manifest."""
+    def rank(self, rank: int, *, verify: bool = True) -> Checkpoint:
+        """Return what a rank has as a checkpoint; with ``verify`` its bytes are compared with the manifest."""
         check_integer("rank", rank, 0, self.strategy.world - 1)
         file = self.file(rank)
-        for name, checksum in self.manifest.parts[rank].items():
+        for name, checksum in self.manifest.parts[rank].items() if verify else ():
             digest = hashlib.sha256()
             for piece in stream_tensor(file, name, 0, file.tensors[name].num_bytes):
                 digest.update(piece.data)
             if digest.hexdigest() != checksum:
                 raise _damaged(f"{rank_name(rank)}/{WEIGHTS}", name)
-        return Checkpoint(self.folder, self.config, [file])
+        checkpoint = Checkpoint(self.folder, self.config, [file])
+        if checkpoint.scheme is None:
+            checkpoint.dtype = stored_dtype(self.config, self.tensors)
+        return checkpoint
 
     @property
     def headers(self) -> Mapping[str, bytes]:
@@ -252,7 +260,7 @@ class ShardedFolder:
 
     def choose_scheme(self, scheme: str | None) -> str:
         """Return the requested scheme, or that of the weights."""
-        return Checkpoint(self.folder, self.config, [self.file(0)]).choose_scheme(scheme)
+        return self.rank(0, verify=False).choose_scheme(scheme)
 
     def stream(self, name: str) -> Iterator[NDArray[np.uint8]]:
         """Yield the bytes of a whole tensor in pieces, in the order of its rows.
@@ -307,12 +315,3 @@ def _spans(own: Parameter, world: int, num_bytes: int) -> Iterator[tuple[int, in
             begin = local + max(done, start) - start
             yield rank, begin * row_bytes, (local + stop - start) * row_bytes
             done = stop
-
-
-def check_world(strategy: Strategy, world: int, where: Path) -> None:
-    """Raise InvalidArgumentError (``tensor_parallel_size``) unless a folder is cut for ``world`` ranks."""
-    if strategy.world != world:
-        raise InvalidArgumentError(
-            f"tensor_parallel_size: expected {strategy.world}, the ranks that {where} is cut for, found {world}",
-            param="tensor_parallel_size",
-        )

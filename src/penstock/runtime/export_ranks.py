@@ -1,0 +1,58 @@
+"""Make the bundles of all ranks in one folder, for ``penstock export --tp``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from penstock.config import check_integer
+from penstock.errors import InvalidArgumentError
+from penstock.graph.passes.cut import MAX_RANKS
+from penstock.graph.rank_bundle import write_rank_bundle
+from penstock.quant.folder import new_folder
+from penstock.runtime.build import ProgressCallback, build_in_child
+from penstock.runtime.open import registered_script
+from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
+
+__all__ = ["export_ranks"]
+
+
+def export_ranks(
+    model: Path,
+    out: Path,
+    world: int,
+    *,
+    scheme: str | None = None,
+    network: str | None = None,
+    tail: str | None = None,
+    progress: ProgressCallback | None = None,
+) -> int:
+    """Write ``rank_0.psm``, ``rank_1.psm`` ... to the folder ``out``, which must not exist; return their bytes.
+
+    ``model``: a checkpoint folder, a whole bundle, or a folder that is cut for ``world`` ranks; of the latter each rank
+    is made from its own part.  Raises what ``build_in_child`` and ``write_rank_bundle`` raise, and
+    InvalidArgumentError (``tensor_parallel_size``) for a folder that is cut for another number of ranks.
+    """
+    check_integer("tensor_parallel_size", world, 1, MAX_RANKS)
+    is_cut = model.is_dir() and is_sharded(model)
+    if is_cut and (found := ShardedFolder.open(model).strategy.world) != world:
+        raise InvalidArgumentError(
+            f"tensor_parallel_size: expected {found}, the ranks that {model} is cut for, found {world}",
+            param="tensor_parallel_size",
+        )
+    with new_folder(out) as folder, tempfile.TemporaryDirectory(prefix=".penstock-", dir=folder.parent) as temporary:
+        whole = model
+        if model.is_dir() and not is_cut:
+            whole = Path(temporary) / "whole.psm"
+            network = network or registered_script(model)
+            build_in_child(model, whole, scheme=scheme, network=network, tail=tail, progress=progress)
+        elif not is_cut and (scheme, network, tail) != (None, None, None):
+            raise InvalidArgumentError(f"{model}: expected a checkpoint folder, because a bundle is exported already")
+        for rank in range(world):
+            part = folder / rank_bundle(rank)
+            if is_cut:
+                options = {"scheme": scheme, "network": network, "tail": tail}
+                build_in_child(model, part, rank=rank, progress=progress, **options)
+            else:
+                write_rank_bundle(whole, part, rank, world)
+        return sum(path.stat().st_size for path in folder.iterdir())

@@ -1,0 +1,140 @@
+"""Sharded folders and the bundles of ranks open as the whole model does, and give its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.checkpoint.quantize import quantize_checkpoint
+from penstock.engine.params import SamplingParams
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.graph.bundle import read_graph
+from penstock.graph.export import export_bundle
+from penstock.llm.llm import LLM
+from penstock.runtime.export_ranks import export_ranks
+from penstock.runtime.open import open_program
+from penstock.runtime.program import ProgramLimits
+from penstock.sharding.folder import STRATEGY, WEIGHTS
+from penstock.sharding.strategy import Strategy
+from penstock.sharding.write import shard_folder
+from tests.sharding.test_strategy import DEMO, strategy_of
+from tests.support.families import save
+from tests.support.rank_threads import RankThreads, logits_of, steps, whole_logits
+
+LIMITS = ProgramLimits(max_tokens=64, max_requests=2, context_len=256)
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+PROMPT = "def add(a, b):"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sharded") / "demo"
+    shard_folder(DEMO, out, strategy_of(DEMO, 2))
+    return out
+
+
+def answer(model: Path, world: int, **options: object) -> list[int]:
+    with LLM(model, threads=1, limits=LIMITS, tensor_parallel_size=world, **options) as llm:
+        return llm.generate([PROMPT], GREEDY)[0].token_ids
+
+
+def weights_of(path: Path) -> bytes:
+    segment = next(segment for segment in read_graph(path)[1] if segment.name == "weights")
+    return path.read_bytes()[segment.offset : segment.offset + segment.num_bytes]
+
+
+def test_a_sharded_folder_opens_as_the_model(sharded: Path, tmp_path: Path) -> None:
+    expected = answer(DEMO, 1)
+    assert answer(sharded, 2) == expected
+    assert export_ranks(DEMO, tmp_path / "bundles", 2) > 0
+    assert answer(tmp_path / "bundles", 2) == expected
+    assert answer(sharded, 2, use_cache=False) == expected
+
+
+@pytest.mark.parametrize("scheme", ["f32", "w4a8"])
+@pytest.mark.parametrize("family", ["llama_tied_one_kv_head", "qwen3_biases_windows"])
+def test_ranks_made_apart_have_the_bits_of_the_whole(family: str, scheme: str, tmp_path: Path) -> None:
+    """Each rank's bundle from its own part: the weights of the whole bundle's cut, and the logits of one process."""
+    source, whole = save(family, tmp_path / "source"), tmp_path / "whole.psm"
+    export_bundle(source, whole, scheme=scheme)
+    if scheme == "w4a8":
+        quantize_checkpoint(source, tmp_path / "quantized", scheme)
+        source = tmp_path / "quantized"
+    shard_folder(source, tmp_path / "cut", strategy_of(source, 3))
+    parts = [tmp_path / f"{rank}.psm" for rank in range(3)]
+    for rank, part in enumerate(parts):
+        export_bundle(tmp_path / "cut", part, rank=rank)
+    export_ranks(whole, tmp_path / "bundles", 3)
+    for rank, part in enumerate(parts):
+        assert weights_of(part) == weights_of(tmp_path / "bundles" / f"rank_{rank}.psm")
+    batches = steps(len(read_graph(whole)[0].page_groups))
+    with RankThreads(parts) as ranks:
+        assert logits_of(ranks.program, batches) == whole_logits(whole, batches)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_another_number_of_ranks_is_refused(world: int, sharded: Path, tmp_path: Path) -> None:
+    for folder in (sharded, tmp_path / "bundles"):
+        if folder != sharded:
+            export_ranks(DEMO.parent / "demo.psm", folder, 2)
+        with pytest.raises(InvalidArgumentError, match=r"expected 2, the ranks that .* is cut for") as raised:
+            answer(folder, world)
+        assert raised.value.param == "tensor_parallel_size"
+
+
+def test_bundles_of_two_cuts_are_no_group(tmp_path: Path) -> None:
+    demo = DEMO.parent / "demo.psm"
+    export_ranks(demo, tmp_path / "two", 2)
+    export_ranks(demo, tmp_path / "three", 3)
+    (tmp_path / "two" / "rank_1.psm").write_bytes((tmp_path / "three" / "rank_1.psm").read_bytes())
+    with pytest.raises(InvalidArgumentError, match="expected the bundle of rank 1 of 2, found that of rank 1 of 3"):
+        answer(tmp_path / "two", 2)
+    other = save("llama", tmp_path / "other")
+    export_bundle(other, tmp_path / "other.psm", scheme="f32")
+    export_ranks(tmp_path / "other.psm", tmp_path / "others", 2)
+    (tmp_path / "two" / "rank_1.psm").write_bytes((tmp_path / "others" / "rank_1.psm").read_bytes())
+    with pytest.raises(PenstockError, match="bundle"):
+        answer(tmp_path / "two", 2)
+
+
+def swapped(strategy: Strategy) -> Strategy:
+    """The strategy with the rows of two ranks exchanged, which have equal sizes."""
+    name = "model.layers.0.mlp.down_proj.weight"
+    own = strategy.parameters[name]
+    changed = type(own)(own.dtype, own.shape, own.cut, ranges=own.ranges[::-1])
+    return Strategy(strategy.model_type, strategy.config_sha256, strategy.world, {**strategy.parameters, name: changed})
+
+
+def test_rows_that_the_graph_does_not_want_are_named(tmp_path: Path) -> None:
+    shard_folder(DEMO, tmp_path / "cut", swapped(strategy_of(DEMO, 2)))
+    with pytest.raises(
+        UnsupportedError, match=rf"{STRATEGY}: parameters: 'model.layers.0.mlp.down_proj.weight': rank 0"
+    ):
+        export_bundle(tmp_path / "cut", tmp_path / "x.psm", rank=0)
+
+
+def test_what_needs_a_whole_folder_says_so(sharded: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="expected a checkpoint folder, found one that is cut for several ranks"):
+        quantize_checkpoint(sharded, tmp_path / "x", "w8a8")
+    with pytest.raises(UnsupportedError, match="cut for several ranks"):
+        open_program(sharded, mode="eager")
+
+
+def test_a_rank_needs_no_other_part(sharded: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    (alone / "rank_1").mkdir(parents=True)
+    for path in (*(path for path in sharded.iterdir() if path.is_file()), sharded / "rank_1" / WEIGHTS):
+        (alone / path.relative_to(sharded)).write_bytes(path.read_bytes())
+    export_bundle(alone, tmp_path / "rank_1.psm", rank=1)
+    graph = read_graph(tmp_path / "rank_1.psm")[0]
+    assert (graph.properties["rank"], graph.properties["world"]) == ("1", "2")
+    assert len(graph.properties["whole"]) == 64
