@@ -23,7 +23,7 @@ __all__ = ["main", "make_parser"]
 
 GROUPS = {
     "run": ("run", "infer", "chat", "batch"),
-    "models": ("pull", "list", "show", "rm", "export", "quantize", "inspect", "cache"),
+    "models": ("pull", "list", "show", "rm", "export", "quantize", "convert", "inspect", "cache"),
     "service": ("serve", "worker", "models", "new"),
     "measure": ("bench", "profile", "doctor"),
     "scale": ("launch", "plan", "shard"),

@@ -14,6 +14,7 @@ __all__ = ["ProgressLine", "format_bytes", "format_seconds", "printable"]
 
 _LABELS: Final = {
     "capture": "capturing the network",
+    "convert": "converting tensors",
     "download": "downloading",
     "merge": "merging weights",
     "pack": "packing weights",

@@ -1,0 +1,55 @@
+"""Conversions between float32, float16 and bfloat16; the latter two as their bits."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["FLOATS", "convert_floats", "to_float32"]
+
+FLOATS: Final = ("f32", "f16", "bf16")
+
+
+def to_float32(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    """Return the float32 values of an array of ``dtype``; f16 and bf16 come as uint16 bits."""
+    if dtype == "bf16":
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "f16":
+        return values.view(np.float16).astype(np.float32)
+    return values.view(np.float32)
+
+
+def convert_floats(values: NDArray[Any], source: str, target: str) -> NDArray[Any]:
+    """Return values of type ``source`` in type ``target``, rounded to nearest, ties to even.
+
+    Raises InvalidArgumentError for a finite value that is too large for ``target``.
+    """
+    if source == target:
+        return values
+    exact = to_float32(values, source)
+    if target == "f32":
+        return exact
+    if target == "f16":
+        with np.errstate(over="ignore"):
+            half = exact.astype(np.float16)
+        _check(exact, np.isfinite(half), target)
+        return half.view(np.uint16)
+    bits = exact.view(np.uint32)
+    with np.errstate(over="ignore"):
+        rounded = (bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))) >> np.uint32(16)
+    result = rounded.astype(np.uint16)
+    is_nan = np.isnan(exact)
+    if is_nan.any():
+        result[is_nan] = (bits[is_nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
+    _check(exact, (result & 0x7F80) != 0x7F80, target)
+    return result
+
+
+def _check(exact: NDArray[np.float32], is_finite: NDArray[Any], target: str) -> None:
+    wrong = np.isfinite(exact) & ~is_finite
+    if wrong.any():
+        raise InvalidArgumentError(f"dtype: expected values within {target}, found {exact[wrong][0]:g}", param="dtype")

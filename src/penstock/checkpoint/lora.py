@@ -1,0 +1,130 @@
+"""LoRA adapters in peft's layout, to be added to the weights that they were trained for.
+
+W' = W + scale * B A, with A [r, in] and B [out, r] (Hu et al., LoRA, arXiv 2106.09685).  ``scale`` is alpha / r, or
+alpha / sqrt(r) for rank-stabilized adapters (Kalajdzievski, arXiv 2312.03732).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.float_types import to_float32
+from penstock.checkpoint.side_files import read_small_file
+from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
+from penstock.config import ConfigReader, is_number, show
+from penstock.errors import InvalidFileError, UnsupportedError
+
+__all__ = ["Adapter"]
+
+_CONFIG: Final = "adapter_config.json"
+_WEIGHTS: Final = "adapter_model.safetensors"
+_PREFIX: Final = "base_model.model."
+_ENDS: Final = {f".{kind}{adapter}.weight": kind for kind in ("lora_A", "lora_B") for adapter in ("", ".default")}
+
+
+@dataclass(frozen=True)
+class _Delta:
+    """``scale`` * B A, rank r."""
+
+    a: NDArray[np.float32]
+    b: NDArray[np.float32]
+    scale: float
+
+
+class Adapter:
+    """The changes that an adapter makes, by the name of the weight."""
+
+    def __init__(self, deltas: Mapping[str, _Delta]) -> None:
+        self._deltas = dict(deltas)
+
+    @classmethod
+    def open(cls, folder: Path) -> Adapter:
+        """Read and check an adapter folder.
+
+        Raises InvalidFileError, which names the field or tensor, and UnsupportedError for an adapter that does more
+        than add a product (DoRA, embeddings, biases, whole modules).
+        """
+        reader = ConfigReader.parse(read_small_file(folder / _CONFIG), _CONFIG)
+        if reader.str("peft_type", "LORA") != "LORA":
+            raise UnsupportedError(f"{_CONFIG}: peft_type: expected LORA, found {show(reader.values['peft_type'])}")
+        for name in ("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"):
+            if reader.bool(name, False):
+                raise UnsupportedError(f"{_CONFIG}: {name}: expected false, found true")
+        if not (folder / _WEIGHTS).exists():
+            raise InvalidFileError(f"{folder}: expected {_WEIGHTS}, found no such file")
+        file = TensorFile(folder / _WEIGHTS)
+        pairs: dict[str, dict[str, NDArray[np.float32]]] = {}
+        for name, info in file.tensors.items():
+            end = next((end for end in _ENDS if name.endswith(end)), None)
+            if end is None or not name.startswith(_PREFIX) or len(info.shape) != 2:
+                raise UnsupportedError(
+                    f"{_WEIGHTS}: tensor {show(name)}: expected matrices lora_A and lora_B of linear layers"
+                )
+            values = to_float32(file.read(name), info.dtype)
+            if not np.isfinite(values).all():
+                raise InvalidFileError(f"{_WEIGHTS}: tensor {show(name)}: expected finite values")
+            pairs.setdefault(name[len(_PREFIX) : -len(end)], {})[_ENDS[end]] = values
+        return cls({f"{module}.weight": _delta(reader, module, pair) for module, pair in pairs.items()})
+
+    def check(self, tensors: Mapping[str, TensorInfo]) -> None:
+        """Raise InvalidFileError unless each change is of a float matrix of ``tensors`` and has its shape."""
+        for name, delta in self._deltas.items():
+            info = tensors.get(name)
+            if info is None:
+                raise InvalidFileError(f"{_WEIGHTS}: {show(name)}: the checkpoint has no such tensor")
+            shape = (delta.b.shape[0], delta.a.shape[1])
+            if info.shape != shape or info.dtype not in ("f32", "f16", "bf16"):
+                raise InvalidFileError(
+                    f"{_WEIGHTS}: {show(name)}: expected a float matrix of {list(shape)}, found {info.dtype} of "
+                    f"{list(info.shape)}"
+                )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._deltas
+
+    def __len__(self) -> int:
+        return len(self._deltas)
+
+    def add(self, name: str, rows: NDArray[np.float32], start: int) -> NDArray[np.float32]:
+        """Return rows ``start``... of a weight, changed."""
+        delta = self._deltas[name]
+        change = delta.b[start : start + len(rows)] @ delta.a
+        result: NDArray[np.float32] = rows + np.float32(delta.scale) * change
+        return result
+
+
+def _delta(reader: ConfigReader, module: str, pair: dict[str, NDArray[np.float32]]) -> _Delta:
+    if set(pair) != {"lora_A", "lora_B"}:
+        missing = "lora_B" if "lora_A" in pair else "lora_A"
+        raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: expected {missing}, found none")
+    a, b = pair["lora_A"], pair["lora_B"]
+    if a.shape[0] != b.shape[1]:
+        raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: lora_A has rank {a.shape[0]}, lora_B {b.shape[1]}")
+    rank = _value_of(reader, "rank_pattern", module, reader.int("r"))
+    if rank != a.shape[0]:
+        raise InvalidFileError(f"{_CONFIG}: r: expected {a.shape[0]}, the rank of {show(module)}, found {rank:g}")
+    alpha = _value_of(reader, "alpha_pattern", module, reader.float("lora_alpha"))
+    return _Delta(a, b, alpha / (math.sqrt(rank) if reader.bool("use_rslora", False) else rank))
+
+
+def _value_of(reader: ConfigReader, key: str, module: str, default: float) -> float:
+    """Return the value of a module: that of the first pattern that is the end of its name, or else the default."""
+    section = reader.object(key)
+    for pattern, value in (section.values if section is not None else {}).items():
+        plain = pattern.removeprefix("^").removesuffix("$")
+        if not plain.replace(".", "").replace("_", "").isalnum() or not is_number(value, 0, 1e9):
+            raise UnsupportedError(f"{_CONFIG}: {key}: expected names of modules and numbers, found {show(pattern)}")
+        if module == plain or module.endswith(f".{plain}"):
+            return float(_plain(value))
+    return default
+
+
+def _plain(value: Any) -> float:
+    return float(value)

@@ -1,0 +1,75 @@
+"""``penstock convert SOURCE OUT``: write a model in another form."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from penstock.cli.model_source import downloaded_path
+from penstock.cli.options import add_parser_of
+from penstock.cli.progress import ProgressLine, format_bytes
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = add_parser_of(
+        subparsers,
+        "convert",
+        "write a model in another form: folder, bundle, type, layout, adapter added",
+        "Write a checkpoint folder from another folder, from pickled PyTorch weights, from a sharded folder or from a "
+        "bundle; or a bundle, if OUT ends in .psm. What is not asked for stays as it is, bit for bit.",
+        "penstock convert my-model my-model-bf16 --dtype bf16\npenstock convert old-model-with-bin my-model\n"
+        "penstock convert my-model.psm my-model\npenstock convert phi3-model split-model --layout split\n"
+        "penstock convert my-model my-model-tuned --lora adapter",
+    )
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a checkpoint folder, a sharded folder, a bundle, or ORG/NAME of a downloaded model",
+    )
+    parser.add_argument("out", metavar="OUT", help="the folder to write, which must not exist, or a name with .psm")
+    parser.add_argument("--dtype", metavar="TYPE", help="f32, f16 or bf16 for all float weights (default: as stored)")
+    parser.add_argument(
+        "--layout",
+        metavar="LAYOUT",
+        help="split: q, k, v, gate and up apart, as llama has them; fused: q|k|v and gate|up, as phi3 (default: as stored)",
+    )
+    parser.add_argument(
+        "--lora", metavar="FOLDER", help="add the LoRA adapter in FOLDER to the weights (default: none)"
+    )
+    parser.add_argument(
+        "--max-file-mb",
+        type=int,
+        default=0,
+        metavar="N",
+        help="begin another file of weights before one exceeds N million bytes (default: 0, one file)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert; print one line of figures."""
+    from penstock.checkpoint.convert import Conversion
+    from penstock.runtime.build import Progress
+    from penstock.runtime.convert import convert
+
+    lora = None if args.lora is None else Path(args.lora)
+    conversion = Conversion(args.dtype, args.layout, lora, args.max_file_mb)
+    start = time.monotonic()
+    with ProgressLine() as line:
+        report = convert(
+            Path(downloaded_path(args.source)),
+            Path(args.out),
+            conversion,
+            lambda done, total: line(Progress("convert", done, total)),
+        )
+    changed = f", {report.num_changed} with the adapter added" if report.num_changed else ""
+    files = "1 file" if report.num_files == 1 else f"{report.num_files} files"
+    print(
+        f"{args.out}: {report.num_tensors} tensors{changed}, {format_bytes(report.num_bytes)} of weights in {files}, "
+        f"{time.monotonic() - start:.1f} s"
+    )
+    return 0

@@ -1,0 +1,66 @@
+"""From any form of a model to another: folders, pickled weights, sharded folders, bundles (``penstock convert``)."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from penstock.checkpoint.convert import Conversion, ConvertReport, convert_checkpoint
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.pickled import PICKLED, open_pickled
+from penstock.checkpoint.side_files import read_small_file
+from penstock.errors import FileAccessError
+from penstock.graph.unpack_bundle import unpack_bundle
+from penstock.runtime.build import build_in_child
+from penstock.sharding.folder import KEPT_FILES, is_sharded
+from penstock.sharding.write import merge_folder
+
+__all__ = ["convert"]
+
+
+def convert(
+    source: Path, out: Path, conversion: Conversion, progress: Callable[[int, int], None] | None = None
+) -> ConvertReport:
+    """Write ``out`` from ``source``.
+
+    ``source``: a checkpoint folder with safetensors or pickled weights, a sharded folder, or a whole bundle.  ``out``:
+    a new folder, or a bundle if its name ends in ".psm".  Raises what the steps raise; errors name the field, the
+    tensor or the file.
+    """
+    if not source.exists():
+        raise FileAccessError(f"{source}: no such file or folder", param="source")
+    home = out.parent
+    if not home.is_dir():
+        raise FileAccessError(f"{home}: no such folder", param="out")
+    with tempfile.TemporaryDirectory(prefix=".penstock-", suffix=".partial", dir=home) as temporary:
+        with _opened(source, Path(temporary)) as checkpoint:
+            folder = checkpoint.folder
+            sides = {name: read_small_file(folder / name) for name in KEPT_FILES if (folder / name).exists()}
+            target = Path(temporary) / "folder" if out.suffix == ".psm" else out
+            report = convert_checkpoint(checkpoint, target, conversion, sides, progress)
+        if target != out:
+            build_in_child(target, out)
+        return report
+
+
+@contextlib.contextmanager
+def _opened(source: Path, temporary: Path) -> Iterator[Checkpoint]:
+    whole = temporary / "source"
+    if source.is_file() and source.suffix == ".psm":
+        unpack_bundle(source, whole)
+        yield Checkpoint.open(whole)
+    elif source.is_dir() and is_sharded(source):
+        merge_folder(source, whole)
+        yield Checkpoint.open(whole)
+    elif _is_pickled(source):
+        whole.mkdir()
+        yield open_pickled(source, whole)
+    else:
+        yield Checkpoint.open(source)
+
+
+def _is_pickled(source: Path) -> bool:
+    safe = any((source / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))
+    return not safe and any((source / name).exists() for name in (PICKLED, f"{PICKLED}.index.json"))
