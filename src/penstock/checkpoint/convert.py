@@ -56,7 +56,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """The result: tensors, bytes and files of weights; ``num_changed`` weights have the adapter's change."""
+    """The result: tensors, their bytes, their files; ``num_changed`` weights have the adapter's change."""
 
     num_tensors: int
     num_bytes: int
@@ -100,10 +100,8 @@ def convert_checkpoint(
         writing = _Writing(checkpoint, adapter, conversion.dtype, len(targets), progress)
         num_bytes = sum(writing.write(folder / name, own) for name, own in files.items())
         if len(files) > 1:
-            index = {
-                "metadata": {"total_size": num_bytes},
-                "weight_map": {t: n for n, own in files.items() for t in own},
-            }
+            weight_map = {tensor: name for name, own in files.items() for tensor in own}
+            index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
             (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
         Checkpoint.open(folder)
     return ConvertReport(len(targets), num_bytes, len(files), len(adapter))
@@ -139,7 +137,7 @@ class _Writing:
         self._total, self._done, self._progress = total, 0, progress
 
     def write(self, path: Path, targets: Mapping[str, Target]) -> int:
-        """Write a file; return its bytes."""
+        """Write a file; return the bytes of its tensors."""
         entries = [TensorEntry(name, _dtype_of(own, self._dtype).upper(), own.shape) for name, own in targets.items()]
         writer = TensorWriter(path, entries)
         for name, target in targets.items():
@@ -149,7 +147,8 @@ class _Writing:
             self._done += 1
             if self._progress is not None:
                 self._progress(self._done, self._total)
-        return writer.close()
+        writer.close()
+        return sum(entry.num_bytes for entry in entries)
 
     def _rows(self, piece: Piece, dtype: str) -> Iterator[NDArray[Any]]:
         """Yield the rows of a piece as they are written, and release what was read."""

@@ -100,14 +100,10 @@ def fused_config(layout: str, config: ConfigReader) -> dict[str, Any]:
     The networks are equal.  Raises UnsupportedError for one that only one of the types can have.
     """
     values, found = dict(config.values), config.str("model_type")
-    if (layout == "split") != (found == _FUSED_TYPE):
-        if layout == "split" or found not in _SPLIT_TYPES:
-            expected = _FUSED_TYPE if layout == "split" else " or ".join(_SPLIT_TYPES)
-            raise UnsupportedError(
-                f"layout: expected model_type {expected} for {layout}, found {found}", param="layout"
-            )
-    elif layout == "fused":
-        raise UnsupportedError("layout: the tensors are fused already", param="layout")
+    sources = (_FUSED_TYPE,) if layout == "split" else tuple(_SPLIT_TYPES)
+    if found not in sources:
+        expected = " or ".join(sources)
+        raise UnsupportedError(f"layout: expected model_type {expected} for {layout}, found {found}", param="layout")
     has_window = config.has("sliding_window")
     target = _FUSED_TYPE if layout == "fused" else "mistral" if has_window else "llama"
     _check_equal(config)

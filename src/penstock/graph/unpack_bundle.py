@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +55,8 @@ def unpack_bundle(path: Path, out: Path) -> None:
         if scheme.quantized and not config.has("quantization_config"):
             sides["config.json"] = quantized_config(config.values, scheme.name, unpacker.table_dtype)
         with new_folder(out) as folder:
-            for name, data in sides.items():
-                (folder / name).write_bytes(data)
+            for name, text in sides.items():
+                (folder / name).write_bytes(text)
             unpacker.write(folder / "model.safetensors")
 
 
@@ -113,17 +113,16 @@ class _Unpacker:
         if weight.rows == 1:
             size = _shape(weight, part)[0]
             start = part.row_start if len(weight.parts) > 1 else 0
-            yield self._context.unpack(weight.layout, 1, weight.cols, 0, 1, self._stored(weight))[
-                0, start : start + size
-            ]
+            values = self._context.unpack(weight.layout, 1, weight.cols, 0, 1, self._stored(weight))
+            yield values[0, start : start + size]
             return
         for start, count in _runs(weight, part):
             yield self._context.unpack(weight.layout, weight.rows, weight.cols, start, count, self._stored(weight))
 
     def _integer_rows(self, weight: Weight, part: Part) -> Iterator[QuantizedRows]:
         for start, count in _runs(weight, part):
-            at: tuple[Any, ...] = (weight.layout, weight.rows, weight.cols, start, count)
-            yield self._context.unpack_quantized(*at, self._stored(weight))
+            stored = self._stored(weight)
+            yield self._context.unpack_quantized(weight.layout, weight.rows, weight.cols, start, count, stored)
 
 
 def _runs(weight: Weight, part: Part) -> Iterator[tuple[int, int]]:

@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--layout",
         metavar="LAYOUT",
-        help="split: q, k, v, gate and up apart, as llama has them; fused: q|k|v and gate|up, as phi3 (default: as stored)",
+        help="split: q, k, v, gate and up apart, as llama; fused: q|k|v and gate|up, as phi3 (default: as stored)",
     )
     parser.add_argument(
         "--lora", metavar="FOLDER", help="add the LoRA adapter in FOLDER to the weights (default: none)"

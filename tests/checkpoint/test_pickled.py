@@ -1,0 +1,137 @@
+"""Pickled weights are read by a confined process that returns tensors and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from penstock.checkpoint.pickled import open_pickled, unpickle
+from penstock.env import child_environment
+from penstock.errors import InvalidFileError, PenstockError
+
+
+class Runs:
+    """Its pickle calls a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def test_every_type_and_form_comes_back(tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    tensors = {
+        "view": base[:, 1:3], "turned": base.t(), "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3),
+        "bf16": base.bfloat16(), "f16": base.half(), "f64": base.double(), "int": torch.arange(5),
+        "bool": torch.tensor([True, False]), "same": base, "parameter": torch.nn.Parameter(base),
+    }  # fmt: skip
+    for name, legacy in (("zip.bin", False), ("old.bin", True)):
+        torch.save(tensors, tmp_path / name, _use_new_zipfile_serialization=not legacy)
+        unpickle(tmp_path / name, tmp_path / f"{name}.safetensors")
+        found = load_file(tmp_path / f"{name}.safetensors")
+        assert found.keys() == tensors.keys()
+        assert all(found[key].dtype == value.dtype and torch.equal(found[key], value) for key, value in tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([torch.ones(2)], "expected tensors by name, found list"),
+        ({"a": 1}, "'a': expected a tensor, found int"),
+        ({"a": {"b": torch.ones(2)}}, "'a': expected a tensor, found dict"),
+        ({1: torch.ones(2)}, "expected names of tensors, found 1"),
+        ({"a": torch.ones(2, 2).to_sparse()}, "'a': expected a tensor"),
+        ({"a": torch.ones(2, dtype=torch.complex64)}, "'a': type torch.complex64 is not supported"),
+        ({"a": torch.ones(1).expand(1 << 34)}, "expected tensors of at most"),
+    ],
+)
+def test_anything_but_tensors_is_refused(value: Any, message: str, tmp_path: Path) -> None:
+    torch.save(value, tmp_path / "x.bin")
+    with pytest.raises(InvalidFileError) as raised:
+        unpickle(tmp_path / "x.bin", tmp_path / "x.safetensors")
+    assert str(raised.value).startswith(f"x.bin: {message}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_code_in_a_pickle_does_not_run(protocol: int, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    for number, value in enumerate([Runs(os.system, f"touch {mark}"), {"a": Runs(eval, "1")}, Runs(mark.touch)]):
+        path = tmp_path / f"{number}.bin"
+        path.write_bytes(pickle.dumps(value, protocol))
+        torch.save(value, tmp_path / f"{number}-zip.bin")
+        for file in (path, tmp_path / f"{number}-zip.bin"):
+            with pytest.raises(InvalidFileError, match=rf"^{file.name}: "):
+                unpickle(file, file.with_suffix(".safetensors"))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"\x80\x02.", os.urandom(1000)])
+def test_damaged_files_are_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(data)
+    with pytest.raises(InvalidFileError, match=r"^x.bin: "):
+        unpickle(tmp_path / "x.bin", tmp_path / "x.safetensors")
+
+
+ATTEMPTS = """
+import os, socket, subprocess, sys, threading
+from penstock.processes.confine import confine
+os.chdir(sys.argv[1])
+open("kept", "w").close()
+out, go, seen = os.open("out", os.O_RDWR | os.O_CREAT), threading.Event(), []
+def other(): go.wait(); seen.append(attempt(socket.socket))
+def attempt(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        return error.errno
+    return 0
+early = threading.Thread(target=other); early.start()
+confine()
+go.set(); early.join()
+calls = [
+    (socket.socket,), (socket.socketpair,), (subprocess.run, ["true"]), (os.fork,), (os.execv, "/bin/true", ["true"]),
+    (open, "new", "w"), (open, "kept", "a"), (os.unlink, "kept"), (os.rename, "kept", "b"), (os.mkdir, "c"),
+    (os.symlink, "kept", "d"), (os.link, "kept", "e"), (os.chmod, "kept", 0), (os.truncate, "kept", 0),
+    (os.kill, os.getppid(), 0), (os.mkfifo, "f"),
+]
+assert [attempt(*call) for call in calls] == [1] * len(calls), [(attempt(*call), call) for call in calls]
+assert seen == [1], "a thread that ran before is confined too"
+late = threading.Thread(target=lambda: seen.append(open("kept").read())); late.start(); late.join()
+assert seen == [1, ""] and os.pwrite(out, b"x", 0) == 1
+print("confined")
+"""
+
+
+def test_a_confined_process_reaches_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ATTEMPTS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    assert done.stdout == "confined\n", done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "out"]
+
+
+def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:
+    source, temporary = tmp_path / "source", tmp_path / "temporary"
+    source.mkdir()
+    temporary.mkdir()
+    torch.save({"a": torch.ones(2)}, source / "pytorch_model-1.bin")
+    torch.save({"b": torch.zeros(3)}, source / "pytorch_model-2.bin")
+    (source / "config.json").write_text('{"model_type": "llama"}')
+    index = {"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}
+    (source / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert sorted(open_pickled(source, temporary).tensors) == ["a", "b"]
+    index["weight_map"]["b"] = "../x.bin"
+    (source / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(PenstockError, match=r"weight_map: expected names of .bin files, found '../x.bin'"):
+        open_pickled(source, temporary)
