@@ -18,8 +18,8 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 from penstock.graph.export import export_bundle
 from penstock.runtime.convert import convert
 from penstock.sharding.write import shard_folder
-from tests.sharding.test_strategy import DEMO, strategy_of
 from tests.support.families import build, prompt, save
+from tests.support.sharded_folders import DEMO, strategy_of
 
 AS_IS = Conversion()
 TENSORS = "model.safetensors"

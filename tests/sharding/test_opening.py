@@ -19,9 +19,9 @@ from penstock.runtime.program import ProgramLimits
 from penstock.sharding.folder import STRATEGY, WEIGHTS
 from penstock.sharding.strategy import Strategy
 from penstock.sharding.write import shard_folder
-from tests.sharding.test_strategy import DEMO, strategy_of
 from tests.support.families import save
 from tests.support.rank_threads import RankThreads, logits_of, steps, whole_logits
+from tests.support.sharded_folders import DEMO, strategy_of
 
 LIMITS = ProgramLimits(max_tokens=64, max_requests=2, context_len=256)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)

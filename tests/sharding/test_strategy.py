@@ -18,15 +18,9 @@ from penstock.graph.ir import Graph
 from penstock.graph.passes.shard import RowRanges, shard
 from penstock.graph.rank_bundle import rows_by_tensor
 from penstock.graph.strategy import make_strategy
-from penstock.sharding.source import open_whole
 from penstock.sharding.strategy import Strategy
 from tests.support.families import FAMILIES, save
-
-DEMO = Path(__file__).parents[2] / "demo" / "model"
-
-
-def strategy_of(folder: Path, world: int) -> Strategy:
-    return make_strategy(open_whole(folder), world)
+from tests.support.sharded_folders import DEMO, strategy_of
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from penstock.sharding.folder import MANIFEST, STRATEGY, WEIGHTS, ShardedFolder
 from penstock.sharding.source import INDEX
 from penstock.sharding.strategy import Strategy
 from penstock.sharding.write import merge_folder, shard_folder
-from tests.sharding.test_strategy import DEMO, strategy_of
 from tests.support.families import save
+from tests.support.sharded_folders import DEMO, strategy_of
 
 SIDES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 

@@ -55,7 +55,8 @@ def _refuse_other_formats(folder: Path) -> None:
                          (".onnx", "ONNX")):  # fmt: skip
         foreign = next((name for name in names if name.endswith(suffix)), None)
         if foreign is not None:
-            raise UnsupportedError(f"{foreign}: {kind} weights are not supported; {_CONVERT}")
+            how = "`penstock convert` makes safetensors of them" if suffix == ".bin" else _CONVERT
+            raise UnsupportedError(f"{foreign}: {kind} weights are not supported; {how}")
     raise InvalidFileError(f"{folder}: expected {_SINGLE} or {_INDEX}, found neither")
 
 

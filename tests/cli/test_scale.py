@@ -1,0 +1,81 @@
+"""plan, shard, convert, and export for ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import DEMO, FOLDER
+
+
+def test_a_plan_is_cut_and_merged(penstock_command, tmp_path: Path):
+    strategy, cut = tmp_path / "tp2.json", tmp_path / "cut"
+    done = penstock_command("plan", FOLDER, "--tp", 2, "--out", strategy)
+    assert done.returncode == 0, done.stderr
+    for word in ("llama", "bf16", "56 parameters", "43 cut by rows", "ms/token", "exchanges"):
+        assert word in done.stdout
+    done = penstock_command("shard", FOLDER, cut, "--strategy", strategy)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks, 11.0 MB" in done.stdout
+    checksum = done.stdout.split()[-1]
+    again = penstock_command("shard", cut, tmp_path / "again", "--strategy", strategy, "--from", strategy, "--verbose")
+    assert again.stdout.count("\n") == 57, "a line for each parameter, and the last"
+    merged = penstock_command("shard", cut, tmp_path / "merged", "--merge")
+    assert again.stdout.split()[-1] == merged.stdout.split()[-1] == checksum
+    first, second = (path / "model.safetensors" for path in (Path(FOLDER), tmp_path / "merged"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_plan_as_json(penstock_command, tmp_path: Path):
+    found = json.loads(penstock_command("plan", FOLDER, "--tp", 4, "--scheme", "w8a8", "--json").stdout)
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
+    assert all(rank["weight_bytes"] < 2_000_000 for rank in found["ranks"])
+    assert [row["world"] for row in found["predictions"]] == [1, 2, 4]
+    assert all(row["token_ms"] > 0 for row in found["predictions"])
+    quiet = json.loads(penstock_command("plan", FOLDER, "--no-probe", "--json").stdout)
+    assert (quiet["predictions"], quiet["scheme"], quiet["tp"]) == ([], "bf16", 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["plan", FOLDER, "--pp", "2"], "--pp: expected 1, found 2: pipeline parallelism does not exist yet"),
+        (["plan", FOLDER, "--cp", "2"], "--cp: expected 1, found 2: context parallelism does not exist yet"),
+        (["plan", FOLDER, "--tp", "0"], "tensor_parallel_size: expected an integer from 1"),
+        (["plan", FOLDER, "--tp", "5"], "tensor_parallel_size: expected at most 4 ranks"),
+        (["plan", FOLDER, "--scheme", "w2"], "--scheme: expected one of"),
+        (["plan", DEMO], "expected a checkpoint folder, found a file"),
+        (["shard", FOLDER, "OUT"], "--strategy: expected --strategy FILE or --merge"),
+        (["shard", FOLDER, "OUT", "--merge"], "expected a sharded folder"),
+        (["shard", FOLDER, "OUT", "--strategy", "/nowhere"], "nowhere: No such file"),
+        (["shard", FOLDER, "OUT", "--merge", "--from", "x"], "--from: expected none with --merge"),
+        (["convert", FOLDER, "OUT", "--dtype", "f8"], "--dtype: expected one of f32, f16, bf16"),
+        (["convert", "/nowhere", "OUT"], "/nowhere: no such file or folder"),
+        (["convert", FOLDER, "OUT", "--lora", "/nowhere"], "adapter_config.json: No such file"),
+        (["export", FOLDER, "OUT", "--tp", "0"], "tensor_parallel_size: expected an integer from 1"),
+        (["export", "--config-path", "x.yaml", "--tp", "2"], "--tp: expected MODEL and OUT"),
+        (["export", DEMO, "OUT", "--tp", "2", "--scheme", "f32"], "a bundle is exported already"),
+    ],
+)
+def test_wrong_arguments_are_one_line(args: list[str], message: str, penstock_command, tmp_path: Path):
+    out = tmp_path / "out"
+    done = penstock_command(*(out if arg == "OUT" else arg for arg in args))
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not out.exists()
+
+
+def test_conversion_and_ranks(penstock_command, tmp_path: Path):
+    done = penstock_command("convert", DEMO, tmp_path / "folder")
+    assert done.returncode == 0, done.stderr
+    assert "tensors" in done.stdout
+    assert "in 1 file" in done.stdout
+    done = penstock_command("export", DEMO, tmp_path / "ranks", "--tp", 2)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "ranks").iterdir()) == ["rank_0.psm", "rank_1.psm"]
+    whole = penstock_command("run", DEMO, "import", "--max-tokens", 8, "--temperature", 0)
+    parts = penstock_command("run", tmp_path / "ranks", "import", "--max-tokens", 8, "--temperature", 0, "--tp", 2)
+    assert (parts.stdout, parts.returncode) == (whole.stdout, 0)
