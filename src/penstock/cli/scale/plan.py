@@ -39,9 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline: only 1 (default: 1)")
     parser.add_argument("--cp", type=int, default=1, metavar="N", help="parts of a context: only 1 (default: 1)")
     parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE (default: none)")
-    parser.add_argument(
-        "--no-probe", action="store_true", help="measure nothing and predict no times (default: measure)"
-    )
+    parser.add_argument("--no-probe", action="store_true", help="predict no times (default: measure this machine)")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
     add_options(parser, "--scheme", "--context-len", "--kv-cache")
     parser.set_defaults(run=run)

@@ -32,18 +32,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a checkpoint folder, ORG/NAME of a downloaded model, or a sharded folder",
     )
     parser.add_argument("out", metavar="OUT", help="the folder to write; it must not exist")
-    parser.add_argument(
-        "--strategy", metavar="FILE", help="the file that `penstock plan` wrote (required without --merge)"
-    )
+    parser.add_argument("--strategy", metavar="FILE", help="a file of `penstock plan` (required without --merge)")
     parser.add_argument(
         "--from",
         dest="previous",
         metavar="FILE",
         help="the strategy that CHECKPOINT must be cut with (default: the one in its folder)",
     )
-    parser.add_argument(
-        "--merge", action="store_true", help="write one checkpoint folder from a sharded folder (default: cut)"
-    )
+    parser.add_argument("--merge", action="store_true", help="make one folder of a sharded one (default: cut)")
     parser.add_argument("--verbose", action="store_true", help="print the checksum of each parameter (default: of all)")
     parser.set_defaults(run=run)
 
