@@ -74,7 +74,7 @@ def convert_checkpoint(
     """Write the folder ``out``, which must not exist; it appears complete or not at all.
 
     ``side_files``: those to write beside the weights; config.json is changed as needed.  ``progress(done, total)``
-    counts tensors.  Raises UnsupportedError or InvalidFileError, which name the field or the tensor.
+    counts bytes of what is read.  Raises UnsupportedError or InvalidFileError, which name the field or the tensor.
     """
     if checkpoint.scheme is not None and (conversion.dtype is not None or conversion.lora is not None):
         name = "dtype" if conversion.dtype is not None else "lora"
@@ -97,7 +97,7 @@ def convert_checkpoint(
     with new_folder(out) as folder:
         for name, data in sides.items():
             (folder / name).write_bytes(data)
-        writing = _Writing(checkpoint, adapter, conversion.dtype, len(targets), progress)
+        writing = _Writing(checkpoint, adapter, conversion.dtype, progress)
         num_bytes = sum(writing.write(folder / name, own) for name, own in files.items())
         if len(files) > 1:
             weight_map = {tensor: name for name, own in files.items() for tensor in own}
@@ -129,12 +129,11 @@ def _divide(targets: Mapping[str, Target], conversion: Conversion) -> dict[str, 
 class _Writing:
     """Writes tensors from a checkpoint."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, adapter: Adapter, dtype: str | None, total: int, progress: Progress | None
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, adapter: Adapter, dtype: str | None, progress: Progress | None) -> None:
         self._checkpoint, self._adapter, self._dtype = checkpoint, adapter, dtype
         self._files: dict[str, TensorFile] = {n: file for file in checkpoint.tensor_files for n in file.tensors}
-        self._total, self._done, self._progress = total, 0, progress
+        self._total, self._done = sum(info.num_bytes for info in checkpoint.tensors.values()), 0
+        self._progress = progress
 
     def write(self, path: Path, targets: Mapping[str, Target]) -> int:
         """Write a file; return the bytes of its tensors."""
@@ -144,9 +143,6 @@ class _Writing:
             for piece in target.pieces:
                 for rows in self._rows(piece, _dtype_of(target, self._dtype)):
                     writer.add(name, rows)
-            self._done += 1
-            if self._progress is not None:
-                self._progress(self._done, self._total)
         writer.close()
         return sum(entry.num_bytes for entry in entries)
 
@@ -164,6 +160,9 @@ class _Writing:
             else:
                 yield self._converted(piece.name, start, stop, dtype, changed)
             file.release(piece.name, start * row_bytes, stop * row_bytes)
+            self._done += (stop - start) * row_bytes
+            if self._progress is not None:
+                self._progress(self._done, self._total)
 
     def _converted(self, name: str, start: int, stop: int, dtype: str, changed: bool) -> NDArray[Any]:
         info = self._checkpoint.tensors[name]

@@ -7,7 +7,9 @@ parent checks that file as it does any other.  A pickle with anything but tensor
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import struct
 import sys
@@ -32,6 +34,7 @@ _BYTES_PER_SECOND: Final = 20_000_000
 _BASE_SECONDS: Final = 60
 _MAX_NAME: Final = 1024
 _PIECE: Final = 1 << 22
+_LIBC: Final = ctypes.CDLL(None)
 
 
 def main() -> int:
@@ -47,7 +50,11 @@ def main() -> int:
     )
     try:
         confine()
-        _write(_read(source), out, 2 * num_bytes)
+        with open(source, "rb", closefd=False) as stream:
+            is_archive = stream.read(2) == b"PK"
+        path = f"/proc/self/fd/{source}"
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+        _write(_checked(state), out, 2 * num_bytes, is_mapped=is_archive)
     except PenstockError as error:
         print(error, file=sys.stderr)
         return 1
@@ -57,11 +64,7 @@ def main() -> int:
     return 0
 
 
-def _read(source: int) -> Mapping[str, torch.Tensor]:
-    path = f"/proc/self/fd/{source}"
-    with open(source, "rb", closefd=False) as stream:
-        is_archive = stream.read(2) == b"PK"
-    state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+def _checked(state: Any) -> Mapping[str, torch.Tensor]:
     if not isinstance(state, Mapping):
         raise InvalidFileError(f"expected tensors by name, found {type(state).__name__}")
     for name, value in state.items():
@@ -74,8 +77,11 @@ def _read(source: int) -> Mapping[str, torch.Tensor]:
     return state
 
 
-def _write(state: Mapping[str, torch.Tensor], out: int, max_bytes: int) -> None:
-    """Write the tensors, the widest elements first, so that each is aligned."""
+def _write(state: Mapping[str, torch.Tensor], out: int, max_bytes: int, *, is_mapped: bool) -> None:
+    """Write the tensors, the widest elements first, so that each is aligned.
+
+    ``is_mapped``: they lie in the mapped file, so that the memory of those that are written can be released.
+    """
     names = sorted(state, key=lambda name: (-state[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -93,6 +99,16 @@ def _write(state: Mapping[str, torch.Tensor], out: int, max_bytes: int) -> None:
             flat = state[name].detach().contiguous().reshape(-1)
             for start in range(0, flat.numel(), _PIECE):
                 stream.write(flat[start : start + _PIECE].view(torch.uint8).numpy().data)
+            if is_mapped:
+                _release(state[name].untyped_storage())
+
+
+def _release(storage: torch.UntypedStorage) -> None:
+    """Release the pages of a mapped storage; reading maps them again."""
+    first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
 
 
 if __name__ == "__main__":
