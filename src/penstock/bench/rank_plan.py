@@ -59,13 +59,17 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The milliseconds of a token over ``world`` ranks of ``threads`` threads each."""
+    """The milliseconds of a token over ``world`` ranks of ``threads`` threads each.
+
+    ``read_bytes_per_s``: the bandwidth of memory that was measured for it.
+    """
 
     world: int
     threads: int
     memory_ms: float
     exchange_ms: float
     num_exchanges: int
+    read_bytes_per_s: float
 
     @property
     def token_ms(self) -> float:
@@ -223,5 +227,7 @@ def predict(
         widths = exchange_widths(strategy) if world > 1 else []
         link = (links or {}).get(world) or (LinkProbe(world) if world > 1 else None)
         exchange_s = sum(link.seconds(4 * -(-width // world)) for width in widths) if link is not None else 0.0
-        result.append(Prediction(world, max(1, cores // world), 1e3 * memory_s, 1e3 * exchange_s, len(widths)))
+        result.append(
+            Prediction(world, max(1, cores // world), 1e3 * memory_s, 1e3 * exchange_s, len(widths), bandwidth)
+        )
     return result

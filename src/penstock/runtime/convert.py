@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from penstock.checkpoint.pickled import PICKLED, open_pickled
 from penstock.checkpoint.side_files import read_small_file
 from penstock.errors import FileAccessError
 from penstock.graph.unpack_bundle import unpack_bundle
+from penstock.quant.folder import private_folder
 from penstock.runtime.build import build_in_child
 from penstock.sharding.folder import KEPT_FILES, is_sharded
 from penstock.sharding.write import merge_folder
@@ -34,11 +34,11 @@ def convert(
     home = out.parent
     if not home.is_dir():
         raise FileAccessError(f"{home}: no such folder", param="out")
-    with tempfile.TemporaryDirectory(prefix=".penstock-", suffix=".partial", dir=home) as temporary:
-        with _opened(source, Path(temporary)) as checkpoint:
+    with private_folder(out) as temporary:
+        with _opened(source, temporary) as checkpoint:
             folder = checkpoint.folder
             sides = {name: read_small_file(folder / name) for name in KEPT_FILES if (folder / name).exists()}
-            target = Path(temporary) / "folder" if out.suffix == ".psm" else out
+            target = temporary / "folder" if out.suffix == ".psm" else out
             report = convert_checkpoint(checkpoint, target, conversion, sides, progress)
         if target != out:
             build_in_child(target, out)

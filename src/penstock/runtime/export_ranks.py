@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError
 from penstock.graph.passes.cut import MAX_RANKS
 from penstock.graph.rank_bundle import write_rank_bundle
-from penstock.quant.folder import new_folder
+from penstock.quant.folder import new_folder, private_folder
 from penstock.runtime.build import ProgressCallback, build_in_child
 from penstock.runtime.open import registered_script
 from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
@@ -40,10 +39,10 @@ def export_ranks(
             f"tensor_parallel_size: expected {found}, the ranks that {model} is cut for, found {world}",
             param="tensor_parallel_size",
         )
-    with new_folder(out) as folder, tempfile.TemporaryDirectory(prefix=".penstock-", dir=folder.parent) as temporary:
+    with new_folder(out) as folder, private_folder(out) as temporary:
         whole = model
         if model.is_dir() and not is_cut:
-            whole = Path(temporary) / "whole.psm"
+            whole = temporary / "whole.psm"
             network = network or registered_script(model)
             build_in_child(model, whole, scheme=scheme, network=network, tail=tail, progress=progress)
         elif not is_cut and (scheme, network, tail) != (None, None, None):

@@ -94,6 +94,8 @@ def _print_tables(
         if row.num_exchanges:
             line += f"  ({row.num_exchanges} of {1e3 * row.exchange_ms / row.num_exchanges:.1f} us)"
         print(line)
+    if predictions:
+        print(f"      memory read at {format_bytes(int(predictions[0].read_bytes_per_s))}/s")
     if args.out is not None:
         print(f"{args.out}: strategy {strategy.checksum[:16]}")
 
