@@ -30,7 +30,7 @@ _GROUPS: Final = "_groups"
 _COMPARE_BYTES: Final = 1 << 22
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
-_CONVERT = "use the safetensors version of the model, or convert it with transformers' save_pretrained"
+_SAFE_VERSION = "use the safetensors version of the model"
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ def _refuse_other_formats(folder: Path) -> None:
                          (".onnx", "ONNX")):  # fmt: skip
         foreign = next((name for name in names if name.endswith(suffix)), None)
         if foreign is not None:
-            how = "`penstock convert` makes safetensors of them" if suffix == ".bin" else _CONVERT
-            raise UnsupportedError(f"{foreign}: {kind} weights are not supported; {how}")
+            tool = "`penstock convert`" if suffix == ".bin" else "transformers' save_pretrained"
+            message = f"{foreign}: {kind} weights are not supported; {_SAFE_VERSION}, or convert it with {tool}"
+            raise UnsupportedError(message)
     raise InvalidFileError(f"{folder}: expected {_SINGLE} or {_INDEX}, found neither")
 
 
