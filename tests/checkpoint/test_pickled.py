@@ -85,7 +85,7 @@ def test_damaged_files_are_refused(data: bytes, tmp_path: Path) -> None:
 
 
 ATTEMPTS = """
-import os, socket, subprocess, sys, threading
+import os, resource, signal, socket, subprocess, sys, threading
 from penstock.processes.confine import confine
 os.chdir(sys.argv[1])
 open("kept", "w").close()
@@ -104,7 +104,8 @@ calls = [
     (socket.socket,), (socket.socketpair,), (subprocess.run, ["true"]), (os.fork,), (os.execv, "/bin/true", ["true"]),
     (open, "new", "w"), (open, "kept", "a"), (os.unlink, "kept"), (os.rename, "kept", "b"), (os.mkdir, "c"),
     (os.symlink, "kept", "d"), (os.link, "kept", "e"), (os.chmod, "kept", 0), (os.truncate, "kept", 0),
-    (os.kill, os.getppid(), 0), (os.mkfifo, "f"),
+    (os.kill, os.getppid(), 0), (os.mkfifo, "f"), (signal.pthread_kill, threading.get_ident(), 0),
+    (resource.prlimit, os.getppid(), resource.RLIMIT_CORE, (0, 0)),
 ]
 assert [attempt(*call) for call in calls] == [1] * len(calls), [(attempt(*call), call) for call in calls]
 assert seen == [1], "a thread that ran before is confined too"

@@ -229,6 +229,24 @@ def test_an_adapter_is_added_as_peft_adds_it(tmp_path: Path) -> None:
     assert all(torch.allclose(value, expected[name], atol=1e-6) for name, value in found.items())
 
 
+def test_changes_together_are_changes_in_turn(tmp_path: Path) -> None:
+    """An adapter of fused linears, which are then split; and quantized rows, which are split as they are."""
+    source, lora = phi3(tmp_path / "source"), tmp_path / "lora"
+    adapter(lora, {"model.layers.0.self_attn.qkv_proj": (128, 64), "model.layers.1.mlp.gate_up_proj": (192, 64)})
+    convert(source, tmp_path / "together", Conversion("bf16", "split", lora))
+    convert(source, tmp_path / "added", Conversion(lora=lora))
+    convert(tmp_path / "added", tmp_path / "narrow", Conversion("bf16"))
+    convert(tmp_path / "narrow", tmp_path / "split", Conversion(layout="split"))
+    same_tensors(tmp_path / "together", tmp_path / "split")
+    assert config_of(tmp_path / "together") == config_of(tmp_path / "split")
+    for scheme in ("w8a8", "w4a8"):
+        quantize_checkpoint(source, tmp_path / scheme, scheme)
+        convert(tmp_path / scheme, tmp_path / f"{scheme}-split", Conversion(layout="split"))
+        convert(source, tmp_path / f"split-{scheme}", Conversion(layout="split"))
+        quantize_checkpoint(tmp_path / f"split-{scheme}", tmp_path / f"{scheme}-after", scheme)
+        same_tensors(tmp_path / f"{scheme}-split", tmp_path / f"{scheme}-after")
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
