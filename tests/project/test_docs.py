@@ -16,7 +16,7 @@ from tests.support.command import environment
 from tests.support.documents import commands
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PATHS = re.compile(r"`((?:src|core|tests|benchmarks|demo|examples|docs)/[\w./*-]+)`")
 
 
@@ -34,10 +34,10 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
 
 
 def test_steps_of_a_request_name_what_there_is() -> None:
-    """Each step of docs/request.md is one file, no file is two steps, and the file defines the names of its step."""
-    section = (ROOT / "docs" / "request.md").read_text().split("\n## ")[1]
+    """Each step of docs/explanation/request.md is one file of its own, which defines the names of the step."""
+    section = (ROOT / "docs" / "explanation" / "request.md").read_text().split("\n## ")[1]
     steps = re.split(r"\n\d\. ", section.split("\n\nA disconnect")[0])[1:]
-    files = [re.findall(r"\]\(\.\./([^)]+)\)", step) for step in steps]
+    files = [re.findall(r"\]\(\.\./\.\./([^)]+)\)", step) for step in steps]
     assert len(steps) == 8
     assert all(len(named) == 1 for named in files)
     assert len({named[0] for named in files}) == 8

@@ -17,7 +17,7 @@ from penstock.servables.api.plan_builder import build_plan
 from penstock.servables.api.settings import Settings
 from penstock.servables.api.specs import Spec, parse_spec
 
-PAGE = Path(__file__).parents[2] / "docs" / "servables.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "servables.md"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_plan_whose_steps_do_not_fit_is_refused() -> None:
 
 
 def test_docs_list_all_options() -> None:
-    """docs/servables.md, the table of calls: every option of models and settings, and no other."""
+    """docs/guides/servables.md, the table of calls: every option of models and settings, and no other."""
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `servable.")]
     (model,) = [row.partition(" | ")[2] for row in rows if row.startswith("| `servable.model(")]
     (settings,) = [row.partition(" | ")[2] for row in rows if row.startswith("| `servable.settings(")]

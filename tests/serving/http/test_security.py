@@ -1,4 +1,4 @@
-"""docs/security.md and docs/serving.md are true: every test they name exists, every figure is the code's."""
+"""The pages about security and serving are true: every test they name exists, every figure is the code's."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SECONDS = 60.0
 
 
 def test_every_test_that_is_named_exists():
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text()))
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "explanation" / "security.md").read_text()))
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) > 25
     assert sorted(name for name in named if f"def {name}(" not in tests) == []
 
 
 def test_the_documents_tables_are_the_codes():
-    text = (ROOT / "docs" / "serving.md").read_text()
+    text = (ROOT / "docs" / "guides" / "serving.md").read_text()
     found = re.findall(r"^\| (\d{3}) \| `(\w+)` \| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
     rows = {int(status): tuple(rest) for status, *rest in found}
     assert rows == {status: (code.type, code.grpc, code.meaning) for status, code in CODES.items()}
@@ -112,4 +112,4 @@ def test_one_port_is_open(grpc):
 
 @pytest.mark.parametrize("name", ["serving.md", "security.md"])
 def test_the_documents_speak_of_each_other(name):
-    assert name in "".join(path.read_text() for path in (ROOT / "docs").glob("*.md") if path.name != name)
+    assert name in "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md") if path.name != name)
