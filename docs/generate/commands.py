@@ -48,7 +48,7 @@ def term_of(action: argparse.Action) -> str:
 
 def section(parser: argparse.ArgumentParser, level: int = 2) -> str:
     """Return a command: description, usage, arguments and options, examples, subcommands."""
-    usage = argparse.HelpFormatter(parser.prog, width=100)
+    usage = argparse.HelpFormatter(parser.prog, width=84)
     usage.add_usage(None, parser._actions, parser._mutually_exclusive_groups, prefix="")
     parts = [
         f"{'#' * level} {parser.prog}",

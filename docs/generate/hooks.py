@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -52,7 +53,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             linked |= source_pages.links_of(path, (ROOT / path).read_text())
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
-    files.append(File.generated(config, "assets/icon.svg", content=(ROOT / ICON).read_text()))
+    icon = (ROOT / ICON).read_text()
+    files.append(File.generated(config, "assets/icon.svg", content=icon))
+    files.append(File.generated(config, "assets/logo.svg", content=re.sub(r'fill="#\w+"', 'fill="#fff"', icon)))
     return files
 
 

@@ -95,7 +95,8 @@ def operation(one: Operation, found: dict[str, Any]) -> str:
         rows.append((f"`{kind}`", "bytes" if schema.get("format") == "binary" else shown))
     statuses = [code(status) for status in sorted(found["responses"]) if status != "200"]
     rows.append(("Errors", ", ".join(statuses)))
-    return f"### {one.method} {one.path}\n\n{found['summary']}\n\n" + table(("", ""), rows)
+    facts = "\n".join(f"- {name}: {text}" for name, text in rows)
+    return f"### {one.method} {one.path}\n\n{found['summary']}\n\n{facts}"
 
 
 def rest() -> tuple[str, str]:

@@ -47,4 +47,4 @@ def _home(module: object, name: str) -> str:
     if not home.startswith("penstock"):
         return f"## {name}\n\n`{module.__name__}.{name}`, of `{home}`."  # type: ignore[attr-defined]
     shown = f"{getattr(module, '__name__')}.{name}"  # noqa: B009
-    return f"## {name}\n\n`{shown}`\n\n::: {home}.{getattr(thing, '__qualname__', name)}"
+    return f"::: {home}.{getattr(thing, '__qualname__', name)}\n\nImport it as `{shown}`."
