@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 from generate.markdown import code, definitions, page
-
 from penstock.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -62,8 +61,7 @@ def section(parser: argparse.ArgumentParser, level: int = 2) -> str:
         actions = [
             one
             for one in group._group_actions
-            if one.help != argparse.SUPPRESS
-            and not isinstance(one, argparse._HelpAction | argparse._SubParsersAction)
+            if one.help != argparse.SUPPRESS and not isinstance(one, argparse._HelpAction | argparse._SubParsersAction)
         ]
         if actions:
             title = {"positional arguments": "Arguments", "options": "Options"}.get(group.title or "", group.title)
@@ -91,7 +89,7 @@ def pages() -> dict[str, str]:
                 for name in names
             )
         )
-    listed.append(f"## Devices\n\n`penstock-lite`\n:   Continue a prompt without Python: [penstock-lite](lite.md).")
+    listed.append("## Devices\n\n`penstock-lite`\n:   Continue a prompt without Python: [penstock-lite](lite.md).")
     made["reference/cli/index.md"] = page(
         "Command line",
         "Each command has `--help`. The pages of this section are generated from the same parsers.",

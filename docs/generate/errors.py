@@ -9,7 +9,6 @@ from pathlib import Path
 
 from generate.http import statuses
 from generate.markdown import code, page, summary, table
-
 from penstock import errors
 
 PACKAGE = Path(__file__).parents[2] / "src/penstock"
@@ -92,16 +91,17 @@ def pages() -> dict[str, str]:
     return {
         "reference/errors.md": page(
             "Errors",
-            'An HTTP error is `{"error": {"message", "type", "param", "code"}}`. Under `/v2` the message is `error`, and '
-            "the other fields are beside it. `param` names the field at fault. Programs match `code` and `param`, because "
-            "the sentence may change. Exceptions of Python have the same `code` and `param`.",
+            'An HTTP error is `{"error": {"message", "type", "param", "code"}}`. Under `/v2` the message is `error`, '
+            "and the other fields are beside it. `param` names the field at fault. Programs match `code` and `param`, "
+            "because the sentence may change. Exceptions of Python have the same `code` and `param`.",
             "## Statuses",
             statuses(),
             "Repeat the same request only after 408, 429 and 503, and not before `Retry-After` seconds.",
             "## Exceptions",
             table(("exception", "code", "meaning"), exceptions),
             "## Codes",
-            "Each code with the statuses or exceptions that carry it, and its messages. A name in braces stands for a value.",
+            "Each code with the statuses or exceptions that carry it, and its messages. A name in braces stands for a "
+            "value.",
             *parts,
         )
     }

@@ -8,12 +8,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from generate import commands, errors, http, python_api, settings, source_pages  # noqa: E402
-from mkdocs.config.defaults import MkDocsConfig  # noqa: E402
-from mkdocs.structure.files import File, Files  # noqa: E402
-from mkdocs.structure.nav import Navigation  # noqa: E402
-from mkdocs.structure.pages import Page  # noqa: E402
-from mkdocs.utils import get_relative_url  # noqa: E402
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
+
+from generate import commands, errors, http, python_api, settings, source_pages
 
 ROOT = Path(__file__).parents[2]
 SHIM = "https://unpkg.com/iframe-worker/shim"

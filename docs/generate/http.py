@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from generate.markdown import code, definitions, page, table
-
 from penstock.api_errors import CODES
 from penstock.llm.local_backend import LocalModels
 from penstock.serving.http.admin import admin_operations
@@ -104,8 +103,8 @@ def rest() -> tuple[str, str]:
     table_of = [*operations(), *admin_operations(Changes(LocalModels([])))]
     found = describe(table_of)
     parts = [
-        "The service describes its routes itself at `/openapi.json`; this page is made from that description, and so is "
-        "[openapi.json](openapi.json), which tools can read. [Serving](../guides/serving.md) explains how to use them, "
+        "The service describes its routes itself at `/openapi.json`; this page is made from that description, and so "
+        "is [openapi.json](openapi.json), which tools can read. [Serving](../guides/serving.md) explains the routes, "
         "and [Errors](errors.md) lists statuses and codes.",
     ]
     left = list(table_of)
@@ -127,15 +126,19 @@ def grpc() -> str:
     text = (PROTO / "oip.proto").read_text()
     blocks = re.findall(r"^(service|message|enum) (\w+) \{(\}$|.*?^\}$)", text, re.MULTILINE | re.DOTALL)
     parts = [
-        "`penstock serve --grpc-port N` serves the Open Inference Protocol, health and reflection. This page is made from "
-        "`src/penstock/serving/proto/oip.proto`. [Serving](../guides/serving.md#grpc) lists inputs, outputs and parameters "
-        "of language models; [Errors](errors.md) maps statuses to gRPC's codes.",
+        "`penstock serve --grpc-port N` serves the Open Inference Protocol, health and reflection. This page is made "
+        "from `src/penstock/serving/proto/oip.proto`. [Serving](../guides/serving.md#grpc) lists inputs, outputs and "
+        "parameters of language models; [Errors](errors.md) maps statuses to gRPC's codes.",
     ]
     for kind, name, body in blocks:
         if kind == "service":
             calls = re.findall(r"rpc (\w+)\((stream )?(\w+)\) returns \((stream )?(\w+)\)", body)
             rows = [
-                (code(call), f"{'stream of ' if many else ''}{_message(asked)}", f"{'stream of ' if each else ''}{_message(answer)}")
+                (
+                    code(call),
+                    f"{'stream of ' if many else ''}{_message(asked)}",
+                    f"{'stream of ' if each else ''}{_message(answer)}",
+                )
                 for call, many, asked, each, answer in calls
             ]
             parts += [f"## {name}", table(("method", "request", "response"), rows), "## Messages"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from generate.markdown import page
-
 import penstock
+from generate.markdown import page
 from penstock import lite, nn, servable
 
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -41,7 +40,7 @@ def pages() -> dict[str, str]:
 
 
 def _home(module: object, name: str) -> str:
-    """Return the directive for a public name: by the module that defines it, which mkdocstrings reads without import."""
+    """Return the directive for a public name, by the module that defines it."""
     thing = getattr(module, name)
     home = getattr(thing, "__module__", "")
     if not home.startswith("penstock"):

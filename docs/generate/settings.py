@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from generate.markdown import code, definitions, fields, page, summary, table
-
 from penstock import env
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.llm.local_backend import LocalModels
@@ -99,7 +98,11 @@ def metrics() -> str:
     groups = (
         ("Models", "vllm:", "Labels: `model_name` and `engine`. The names are vLLM's, so that its dashboards work."),
         ("Penstock", "penstock:", "Labels: `model_name`; `cause` of a restart; `method`, `servable` and `version`."),
-        ("HTTP and gRPC", "", "Labels: `handler`, `method` and `status`; `grpc_service`, `grpc_method` and `grpc_code`."),
+        (
+            "HTTP and gRPC",
+            "",
+            "Labels: `handler`, `method` and `status`; `grpc_service`, `grpc_method` and `grpc_code`.",
+        ),
     )
     parts = []
     for title, prefix, note in groups:

@@ -13,9 +13,9 @@ LANGUAGES = {".py": "python", ".h": "c", ".hpp": "cpp", ".fbs": "proto", ".proto
 
 
 def target_of(document: str, link: str) -> str | None:
-    """Return the path in the repository of a link that leaves docs/, or None.  ``document``: path of the linking file."""
+    """Return the path in the repository of a link that leaves docs/, or None.  ``document``: the linking file."""
     path = os.path.normpath(os.path.join(os.path.dirname(document), link))
-    return None if path.startswith("docs/") or path.startswith("..") else path
+    return None if path.startswith(("docs/", "..")) else path
 
 
 def page_of(path: str) -> str:
@@ -61,8 +61,12 @@ def source_page(path: str) -> str:
 def files_below(path: str) -> set[str]:
     """Return the files of a folder, by their paths in the repository."""
     place = ROOT / path
-    return {one.relative_to(ROOT).as_posix() for one in place.rglob("*") if _is_source(one)} if place.is_dir() else set()
+    return (
+        {one.relative_to(ROOT).as_posix() for one in place.rglob("*") if _is_source(one)} if place.is_dir() else set()
+    )
 
 
 def _is_source(path: Path) -> bool:
-    return path.is_file() and (path.suffix in LANGUAGES or path.name == "CMakeLists.txt") and path.stat().st_size < 1 << 18
+    return (
+        path.is_file() and (path.suffix in LANGUAGES or path.name == "CMakeLists.txt") and path.stat().st_size < 1 << 18
+    )

@@ -10,13 +10,8 @@ import psutil
 import pytest
 from msgspec import inspect
 
-from penstock.api_errors import CODES
-from penstock.llm.local_backend import LocalModels
 from penstock.serving.grpc.oip_service import oip_methods
-from penstock.serving.http.admin import admin_operations
 from penstock.serving.http.app import operations
-from penstock.serving.model_changes import Changes
-from penstock.serving.settings import GatewayLimits
 from tests.support.command import DEMO, start
 
 ROOT = Path(__file__).parents[3]
@@ -28,17 +23,6 @@ def test_every_test_that_is_named_exists():
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) > 25
     assert sorted(name for name in named if f"def {name}(" not in tests) == []
-
-
-def test_the_documents_tables_are_the_codes():
-    text = (ROOT / "docs" / "guides" / "serving.md").read_text()
-    found = re.findall(r"^\| (\d{3}) \| `(\w+)` \| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
-    rows = {int(status): tuple(rest) for status, *rest in found}
-    assert rows == {status: (code.type, code.grpc, code.meaning) for status, code in CODES.items()}
-    limits = dict(re.findall(r"^\| `(\w+)` \| ([\d,.]+) \|", text, re.MULTILINE))
-    assert limits == {name: f"{value:,}" for name, value in vars(GatewayLimits()).items()}
-    routes = set(re.findall(r"`(?:GET|POST) (/[^`]*)`", text))
-    assert routes == {operation.path for operation in (*operations(), *admin_operations(Changes(LocalModels([]))))}
 
 
 def texts_of(info: inspect.Type, path: str) -> set[str]:
