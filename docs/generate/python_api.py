@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import penstock
+import ast
+from pathlib import Path
+
 from generate.markdown import page
-from penstock import lite, nn, servable
+
+PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "text": ("Text generation", ("LLM", "AsyncLLM", "AsyncStream", "Stream", "Conversation", "Turn", "SamplingParams",
@@ -19,31 +22,37 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
                "OutOfMemoryError", "FileAccessError", "QueueFullError", "DeadlineError", "NotFoundError",
                "UnavailableError", "ServiceError", "InternalError")),
 }  # fmt: skip
-MODULES = {"lite": lite, "servable": servable, "nn": nn}
+MODULES = ("lite", "servable", "nn")
 
 
 def pages() -> dict[str, str]:
     """Return the pages; ValueError if they lack a public name."""
     listed = {name for _, names in PARTS.values() for name in names} | {"__version__"}
-    missing = set(penstock.__all__) - listed
+    missing = set(names_of("__init__.py")) - listed
     if missing:
         raise ValueError(f"docs/generate/python_api.py lacks {sorted(missing)}")
     made = {}
     for part, (title, names) in PARTS.items():
-        homes = [_home(penstock, name) for name in names if name in penstock.__all__]
-        made[f"reference/python/{part}.md"] = page(title, *homes)
-    for part, module in MODULES.items():
+        made[f"reference/python/{part}.md"] = page(title, *(f"::: penstock.{name}" for name in names))
+    for part in MODULES:
         about = f"::: penstock.{part}\n    options:\n      members: false\n      show_root_heading: false"
-        homes = [_home(module, name) for name in module.__all__]
-        made[f"reference/python/{part}.md"] = page(f"penstock.{part}", about, *homes)
+        place = f"{part}.py" if (PACKAGE / f"{part}.py").exists() else f"{part}/__init__.py"
+        names = names_of(place)
+        directives = (f"::: penstock.{part}.{name}" for name in names if name not in names_of_torch(place))
+        made[f"reference/python/{part}.md"] = page(f"penstock.{part}", about, *directives)
     return made
 
 
-def _home(module: object, name: str) -> str:
-    """Return the directive for a public name, by the module that defines it."""
-    thing = getattr(module, name)
-    home = getattr(thing, "__module__", "")
-    if not home.startswith("penstock"):
-        return f"## {name}\n\n`{module.__name__}.{name}`, of `{home}`."  # type: ignore[attr-defined]
-    shown = f"{getattr(module, '__name__')}.{name}"  # noqa: B009
-    return f"::: {home}.{getattr(thing, '__qualname__', name)}\n\nImport it as `{shown}`."
+def names_of_torch(path: str) -> set[str]:
+    """Return the names that a module takes from PyTorch, whose own documentation describes them."""
+    nodes = ast.walk(ast.parse((PACKAGE / path).read_text()))
+    found = (node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"))
+    return {alias.name for node in found for alias in node.names}
+
+
+def names_of(path: str) -> list[str]:
+    """Return the ``__all__`` of a module, without importing it and with it PyTorch."""
+    for node in ast.parse((PACKAGE / path).read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return list(ast.literal_eval(node.value))
+    raise ValueError(f"{path} has no __all__")

@@ -12,28 +12,21 @@ from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.llm.local_backend import LocalModels
 from penstock.offline.export_config import MODEL_FIELDS, SECTIONS
 from penstock.offline.infer_config import InferConfig
-from penstock.quant.round_to_nearest import RoundToNearestConfig
-from penstock.quant.scheme import SCHEMES
 from penstock.runtime.program import ProgramLimits
 from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.servables.api.settings import Settings
 from penstock.servables.lifecycle.report import metric_lines
 from penstock.serving.metrics import Metrics
-from penstock.serving.service_settings import ServiceSettings
 from penstock.serving.settings import GatewayLimits, GatewaySettings
-from penstock.serving.workers.worker_config import ModelOptions
 
 CLASSES: tuple[tuple[str, type, str], ...] = (
     ("Limits of a service", GatewayLimits, "`--max-body-bytes`, `--max-open` and `--max-seconds` set three of them."),
     ("Addresses and access of a service", GatewaySettings, "Options of `penstock serve` set these."),
-    ("A service", ServiceSettings, ""),
-    ("Models of a service", ModelOptions, ""),
     ("Memory of a program", ProgramLimits, "Keywords of `LLM`, `AsyncLLM` and `pipeline`."),
     ("The engine", EngineOptions, "Keywords of `LLM` and `AsyncLLM`."),
     ("A request", RequestOptions, "`options=` of `LLM`, and fields of request bodies."),
     ("A servable", Settings, "Keywords of `servable.settings()`."),
     ("A pipeline", InferConfig, "Keywords of `pipeline`, and the section `infer` of a YAML file."),
-    ("Quantization", RoundToNearestConfig, ""),
 )
 
 
@@ -115,11 +108,6 @@ def metrics() -> str:
         "the gateway until a delta is passed to the connection. A worker's warm-up is not counted.",
         *parts,
     )
-
-
-def schemes() -> str:
-    """Return the names of the schemes."""
-    return ", ".join(map(code, SCHEMES))
 
 
 def pages() -> dict[str, str]:
