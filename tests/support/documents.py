@@ -76,9 +76,8 @@ def commands(document: Path) -> list[list[str]]:
     shown = []
     for block in blocks(document):
         if block.language in ("sh", "console"):
-            text = re.sub(r"<<'(\w+)'\n.*?^\1$", "", block.code, flags=re.MULTILINE | re.DOTALL)
-            lines = (shlex.split(line.lstrip("$ "), comments=True) for line in text.replace("\\\n", " ").splitlines())
-            shown += [words for words in lines if words and Path(words[0]).name == "penstock" and len(words) > 1]
+            lines = (line.lstrip("$ ") for line in block.code.replace("\\\n", " ").splitlines())
+            shown += [shlex.split(line, comments=True) for line in lines if re.match(r"(\S*/)?penstock \S", line)]
     return shown
 
 

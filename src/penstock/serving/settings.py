@@ -69,8 +69,9 @@ class GatewaySettings:
     machines can reach without keys.  ``limits``: sizes and times.  ``keys_file``: a file of API keys, one per line;
     None disables keys, which requires ``insecure`` if ``host`` is reachable from other machines.  ``hosts``: further
     accepted names in the Host header, "*" for any.  ``origins``: origins of other hosts whose pages may call the
-    service.  ``tls_certificate``, ``tls_key``: PEM files.  ``grpc_port``: the port of gRPC on the same host; None disables gRPC.
-    ``admin_keys_file``: a file of keys that may load and unload servables; None disables these operations.
+    service.  ``tls_certificate``, ``tls_key``: PEM files.  ``grpc_port``: the port of gRPC on the same host; None
+    disables gRPC.  ``admin_keys_file``: a file of keys that may load and unload servables; None disables these
+    operations.
     """
 
     host: str = "127.0.0.1"
