@@ -10,7 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.bench.svg import Box, Canvas, Scale, distance, fitted, line_boxes, nearest, number, place_label, text_box
+from penstock.bench.svg import (
+    CHAR_WIDTH,
+    LEADER_LEN,
+    Box,
+    Canvas,
+    Scale,
+    distance,
+    fitted,
+    line_boxes,
+    nearest,
+    number,
+    place_label,
+    spread,
+)
 
 if TYPE_CHECKING:
     from penstock.bench.profile import PhaseReport, ProfileReport, Row
@@ -18,12 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["draw_roofline"]
 
 _WIDTH, _HEIGHT = 960, 600
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 92, 64
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 136, 92, 64
 _COLORS: Final = {"prefill": "c1", "decode": "c0"}
 _SIZE: Final = 13
 _LINE_HEIGHT: Final = _SIZE * 1.2
-_NAME_AT = 0.22
-"""The position of the label along the memory line, as a share of its length."""
+_NAME_AT: Final = (0.22, 0.35, 0.5, 0.12, 0.65, 0.8)
+"""Positions for the name of the memory line, as shares of its length; the first one without circles is taken."""
 _MIN_SHARE = 0.002
 """Ops with a smaller share of the step are not drawn."""
 _PLOT: Final = Box(_LEFT, _TOP, _WIDTH - _RIGHT, _HEIGHT - _BOTTOM)
@@ -79,8 +92,10 @@ def draw_roofline(report: ProfileReport, model: str) -> str:
     canvas = Canvas(_WIDTH, _HEIGHT)
     _title(canvas, report, model)
     _axes(canvas, limits)
-    hard = _draw_limits(canvas, limits)
-    _draw_points(canvas, limits, points, hard)
+    circles = [(*limits.at(p.intensity, p.rate), max(3.5, 30 * math.sqrt(p.share))) for p in points]
+    soft = [Box(x - r, y - r, x + r, y + r) for x, y, r in circles]
+    hard = _draw_limits(canvas, limits, soft)
+    _draw_points(canvas, list(zip(circles, points, strict=True)), hard, soft)
     return canvas.svg()
 
 
@@ -111,7 +126,7 @@ def _rate(row: Row) -> float:
 def _title(canvas: Canvas, report: ProfileReport, model: str) -> None:
     threads = f"{report.num_threads} thread{'s' if report.num_threads > 1 else ''}"
     title = f"{model}: {report.network}, {report.scheme}, {report.cpu_level} x {threads}"
-    canvas.text(_LEFT, 32, fitted(title, 18, _PLOT.right - _LEFT), size=18, bold=True)
+    canvas.text(_LEFT, 32, fitted(title, 18, _WIDTH - 24 - _LEFT), size=18, bold=True)
     x = float(_LEFT)
     for phase in report.phases:
         if phase.phase == "prefill":
@@ -139,58 +154,69 @@ def _axes(canvas: Canvas, limits: _Roofline) -> None:
     canvas.turned_text(20, (_PLOT.top + _PLOT.bottom) / 2, "GOP/s", -90)
 
 
-def _draw_limits(canvas: Canvas, limits: _Roofline) -> list[Box]:
-    """Draw the memory line, the peaks and their names, and return the boxes that labels avoid."""
+def _draw_limits(canvas: Canvas, limits: _Roofline, soft: Sequence[Box]) -> list[Box]:
+    """Draw the memory line and the peaks with their names, and return the boxes that labels avoid.
+
+    ``soft``: the circles, which the name of the memory line avoids.
+    """
     memory = limits.memory_line()
     canvas.line(memory, "ink", "stroke-width='2'")
-    lines = [list(line_boxes(memory))]
-    for peak in limits.peaks.values():
+    hard = list(line_boxes(memory))
+    peaks = list(limits.peaks.items())
+    heights = spread([limits.up(peak) + 4 for _, peak in peaks], _LINE_HEIGHT, _PLOT.top + _SIZE, _PLOT.bottom)
+    for (name, peak), height in zip(peaks, heights, strict=True):
         line = limits.peak_line(peak)
         canvas.line(line, "ink", "stroke-width='2'" if peak == limits.highest else "stroke-dasharray='6 4'")
-        lines.append(list(line_boxes(line)))
-    hard = [box for boxes in lines for box in boxes]
-    free = _PLOT.top
-    for name, peak in sorted(limits.peaks.items(), key=lambda item: -item[1]):
-        text = f"{name} {number(peak / 1e9)} GOP/s"
-        y = max(limits.up(peak) - 8, free + _SIZE)
-        hard.append(_name(canvas, text, y, hard))
-        free = hard[-1].bottom
-    (x1, y1), (x2, y2) = memory
-    if math.hypot(x2 - x1, y2 - y1) > 260:
-        # The name follows the line, on its upper side.
-        angle = math.atan2(y2 - y1, x2 - x1)
-        x, y = x1 + (x2 - x1) * _NAME_AT, y1 + (y2 - y1) * _NAME_AT
-        x, y = x + 10 * math.sin(angle), y - 10 * math.cos(angle)
-        text = f"memory {number(limits.bandwidth / 1e9)} GB/s"
-        canvas.turned_text(x, y, text, math.degrees(angle))
-        half = len(text) * _SIZE * 0.3
-        along = half * math.cos(angle), half * math.sin(angle)
-        lift = 5 * math.sin(angle), -5 * math.cos(angle)
-        ends = [(x + lift[0] - along[0], y + lift[1] - along[1]), (x + lift[0] + along[0], y + lift[1] + along[1])]
-        hard += line_boxes(ends, 8)
-    else:
-        _label(canvas, (f"memory {number(limits.bandwidth / 1e9)} GB/s", "ink"), memory[0], 2, hard, [])
+        hard += line_boxes(line)
+        if abs(height - 4 - line[1][1]) > 3:
+            canvas.line([line[1], (_PLOT.right + 10, height - 4)], "faint")
+        canvas.text(_PLOT.right + 12, height, f"{name} {number(peak / 1e9)} GOP/s")
+    hard += _name_memory(canvas, memory, f"memory {number(limits.bandwidth / 1e9)} GB/s", (hard, soft))
     return hard
 
 
-def _name(canvas: Canvas, text: str, y: float, hard: Sequence[Box]) -> Box:
-    """Write the name of a peak above the right end of its line, or below it if another line is in the way."""
-    above = text_box(_PLOT.right - 4, y, text, _SIZE, "end")
-    below = y + 8 + _LINE_HEIGHT
-    is_free = not any(above.overlap(box) for box in hard)
-    return canvas.text(_PLOT.right - 4, y if is_free else below, text, anchor="end")
+def _name_memory(
+    canvas: Canvas, line: Sequence[tuple[float, float]], text: str, taken: tuple[list[Box], Sequence[Box]]
+) -> list[Box]:
+    """Write the name of the memory line along its upper side, and return the boxes that it covers.
+
+    ``taken``: boxes of lines, and of circles.
+    """
+    hard, soft = taken
+    (x1, y1), (x2, y2) = line
+    length, half, lift = math.hypot(x2 - x1, y2 - y1), len(text) * _SIZE * CHAR_WIDTH / 2, 5
+    if length < 4 * half:
+        _label(canvas, (text, "ink"), line[0], 2, (hard, []), soft)
+        return []
+    angle = math.atan2(y2 - y1, x2 - x1)
+    tried = []
+    for share in _NAME_AT:
+        share = min(max(share, half / length), 1 - half / length)
+        x = x1 + (x2 - x1) * share + 10 * math.sin(angle)
+        y = y1 + (y2 - y1) * share - 10 * math.cos(angle)
+        cx, cy = x + lift * math.sin(angle), y - lift * math.cos(angle)
+        along = half * math.cos(angle), half * math.sin(angle)
+        boxes = list(line_boxes([(cx - along[0], cy - along[1]), (cx + along[0], cy + along[1])], 8))
+        tried.append((sum(box.overlap(circle) for box in boxes for circle in soft), x, y, boxes))
+    _, x, y, boxes = min(tried, key=lambda one: one[0])
+    canvas.turned_text(x, y, text, math.degrees(angle))
+    return boxes
 
 
-def _draw_points(canvas: Canvas, limits: _Roofline, points: Sequence[_Point], hard: list[Box]) -> None:
+def _draw_points(
+    canvas: Canvas,
+    points: Sequence[tuple[tuple[float, float, float], _Point]],
+    hard: list[Box],
+    soft: Sequence[Box],
+) -> None:
     """Draw the circles, then the labels, each at a free place near its circle."""
-    circles = [(*limits.at(p.intensity, p.rate), max(3.5, 30 * math.sqrt(p.share))) for p in points]
-    ordered = sorted(zip(circles, points, strict=True), key=lambda both: -both[1].share)
+    ordered = sorted(points, key=lambda both: -both[1].share)
     for (x, y, radius), point in ordered:
         title = f"{point.label}: {number(point.rate / 1e9)} GOP/s, {number(point.intensity)} operations per byte"
         canvas.circle(x, y, radius, _COLORS[point.phase], title, 0.35)
-    soft = [Box(x - r, y - r, x + r, y + r) for x, y, r in circles]
+    texts: list[Box] = []
     for (x, y, radius), point in ordered:
-        _label(canvas, (point.label, _COLORS[point.phase]), (x, y), radius, hard, soft)
+        _label(canvas, (point.label, _COLORS[point.phase]), (x, y), radius, (hard, texts), soft)
 
 
 def _label(
@@ -198,17 +224,22 @@ def _label(
     text: tuple[str, str],
     at: tuple[float, float],
     radius: float,
-    hard: list[Box],
+    taken: tuple[list[Box], list[Box]],
     soft: Sequence[Box],
 ) -> None:
-    """Write a label (text, color) near a point, and a line to it from afar.  Leave it out if no place is free."""
-    size = len(text[0]) * _SIZE * 0.6 + 2, _LINE_HEIGHT
-    box = place_label(at, radius, size, hard, soft, _PLOT)
+    """Write a label (text, color) near a point, and a line to it from afar.  Leave it out if no place is free.
+
+    ``taken``: boxes of lines, and boxes of labels; both grow.
+    """
+    hard, texts = taken
+    size = len(text[0]) * _SIZE * CHAR_WIDTH + 2, _LINE_HEIGHT
+    box = place_label(at, radius, size, (hard, texts, soft), _PLOT)
     if box is None:
         return
-    if distance(box, at) > radius + 10:
+    if distance(box, at) > radius + LEADER_LEN:
         leader = [at, nearest(box, at)]
         canvas.line(leader, text[1], "stroke-opacity='0.5'")
         hard += [piece for piece in line_boxes(leader, 2) if distance(piece, at) > radius]
+    canvas.bar(box, "ground")  # hides the grid behind it
     canvas.text(box.left + 1, box.bottom - _SIZE * 0.35, text[0], text[1])
-    hard.append(box)
+    texts.append(box)

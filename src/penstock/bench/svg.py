@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = [
-    "NUM_COLORS", "Box", "Canvas", "Scale", "distance", "fitted", "line_boxes", "nearest", "number", "place_label",
-    "spread", "text_box",
+    "CHAR_WIDTH", "LEADER_LEN", "NUM_COLORS", "Box", "Canvas", "Scale", "distance", "fitted", "line_boxes", "nearest",
+    "number", "place_label", "spread", "text_box",
 ]  # fmt: skip
 
 CHAR_WIDTH = 0.6
@@ -25,6 +28,8 @@ _DARK = {
     "c0": "#8ab4ff", "c1": "#ff9d6c", "c2": "#c4a5ff", "c3": "#5bc0d3", "c4": "#f0a1f5", "c5": "#b5d567",
 }  # fmt: skip
 NUM_COLORS = 6
+LEADER_LEN = 10
+"""A label that is farther from its circle, in pixels, gets a line to it."""
 
 
 @dataclass(frozen=True)
@@ -205,41 +210,68 @@ def place_label(
     at: tuple[float, float],
     radius: float,
     size: tuple[float, float],
-    hard: Sequence[Box],
-    soft: Sequence[Box],
+    taken: tuple[Sequence[Box], Sequence[Box], Sequence[Box]],
     room: Box,
 ) -> Box | None:
     """Return a free place for a label of a point, near it if possible, or None.
 
-    ``at`` and ``radius``: the point's circle.  ``size``: width and height of the label.  The place is within ``room``
-    and covers nothing of ``hard``, and as little of ``soft`` as the places near the point allow.
+    ``at`` and ``radius``: the point's circle.  ``size``: width and height of the label.  ``taken``: lines, texts, and
+    circles.  The place is within ``room`` and covers no line and no text.  If possible it covers no circle, and the
+    line from it to the point crosses no text.
     """
-    best: tuple[float, Box] | None = None
-    for box in _places(at, radius, size, room):
-        if not room.contains(box) or any(box.overlap(other) for other in hard):
-            continue
-        cost = distance(box, at) + sum(box.overlap(other) for other in soft)
-        if best is None or cost < best[0]:
-            best = cost, box
-    return best[1] if best else None
+    lines, texts, circles = (_corners(boxes) for boxes in taken)
+    near = sorted(_near(at, radius, size), key=lambda place: distance(place, at))
+    far = sorted(_grid(size, room), key=lambda place: distance(place, at))
+    firm = np.concatenate([lines, texts])
+    passes = (
+        (near, np.concatenate([firm, circles]), texts),
+        (near, firm, texts),
+        (far, np.concatenate([firm, circles]), texts),
+        (far, firm, texts[:0]),
+    )
+    for places, covered, crossed in passes:
+        for box in places:
+            if room.contains(box) and not _covers(box, covered) and not _crosses(box, at, radius, crossed):
+                return box
+    return None
 
 
-def _places(at: tuple[float, float], radius: float, size: tuple[float, float], room: Box) -> Iterator[Box]:
-    """Return places around a circle, then a grid of all places in the room."""
+def _corners(boxes: Sequence[Box]) -> NDArray[np.float64]:
+    """Return boxes as an array [boxes, 4]."""
+    return np.array([(box.left, box.top, box.right, box.bottom) for box in boxes], np.float64).reshape(-1, 4)
+
+
+def _covers(box: Box, corners: NDArray[np.float64]) -> bool:
+    left, top, right, bottom = corners.T
+    return bool(np.any((left < box.right) & (right > box.left) & (top < box.bottom) & (bottom > box.top)))
+
+
+def _crosses(box: Box, at: tuple[float, float], radius: float, texts: NDArray[np.float64]) -> bool:
+    """Return True if the line from a label to its point crosses a text."""
+    if distance(box, at) <= radius + LEADER_LEN:
+        return False
+    x, y = (np.linspace(a, b, 60)[:, None] for a, b in zip(at, nearest(box, at), strict=True))
+    left, top, right, bottom = texts.T
+    return bool(np.any((left < x + 1) & (right > x - 1) & (top < y + 1) & (bottom > y - 1)))
+
+
+def _near(at: tuple[float, float], radius: float, size: tuple[float, float]) -> Iterator[Box]:
     (x, y), (width, height) = at, size
-    for away in (4, 12, 24, 40, 60, 84):
-        for degrees in range(0, 360, 15):
+    for away in (4, 10, 18, 30, 44, 60, 84):
+        for degrees in range(0, 360, 10):
             reach = radius + away
             cx, cy = x + reach * math.cos(math.radians(degrees)), y + reach * math.sin(math.radians(degrees))
             left = cx if degrees < 90 or degrees > 270 else cx - width
-            yield Box(left, cy - height / 2, left + width, cy + height / 2)
-    top = room.top
-    while top + height <= room.bottom:
-        left = room.left
-        while left + width <= room.right:
+            top = cy - height / 2
             yield Box(left, top, left + width, top + height)
-            left += 20
-        top += height / 2
+
+
+def _grid(size: tuple[float, float], room: Box) -> Iterator[Box]:
+    width, height = size
+    for row in range(int((room.bottom - room.top) / height * 2) - 1):
+        for column in range(int((room.right - room.left - width) / 20) + 1):
+            left, top = room.left + 20 * column, room.top + height / 2 * row
+            yield Box(left, top, left + width, top + height)
 
 
 def distance(box: Box, at: tuple[float, float]) -> float:
