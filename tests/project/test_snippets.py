@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.documents import ROOT, Runner, blocks
+from tests.system_packages import PACKAGES, skip_reason
 
 PAGES = sorted([*(ROOT / "docs" / "tutorial").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])
 RUNNABLE = [page for page in PAGES if any(block.is_runnable for block in blocks(page))]
@@ -15,11 +17,14 @@ LONG = [page for page in RUNNABLE if any(block.is_long for block in blocks(page)
 
 
 def run_page(page: Path, folder: Path, with_long: bool) -> None:
+    shown = [block for block in blocks(page) if block.is_runnable and (with_long or not block.is_long)]
+    needed = [name for name in PACKAGES if any(re.search(rf"\b{name} ", block.code) for block in shown)]
+    if reason := skip_reason(*needed):
+        pytest.skip(reason)
     runner = Runner(folder)
     try:
-        for block in blocks(page):
-            if block.is_runnable and (with_long or not block.is_long):
-                runner.run(block)
+        for block in shown:
+            runner.run(block)
     finally:
         runner.close()
 
