@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import environment
+from tests.support.documents import blocks
 from tests.support.lite_demo import ROOT
 
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "offline.md").read_text(), re.DOTALL)
+PAGE = ROOT / "docs" / "guides" / "offline.md"
+EXAMPLES = [block.code for block in blocks(PAGE) if block.language == "python" and not block.is_long]
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
@@ -28,7 +30,7 @@ def test_examples(number: int, tmp_path: Path) -> None:
 def test_yaml_file_that_the_page_shows_is_one(tmp_path: Path) -> None:
     from penstock.offline.export_config import read_export_config
 
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "guides" / "offline.md").read_text(), re.DOTALL)
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "export.yaml").write_text(text)
     config = read_export_config(tmp_path / "export.yaml")
     assert (config.checkpoint, config.scheme, config.tail) == (Path("/path/of/checkpoint"), "w8a8", None)
