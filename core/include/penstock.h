@@ -2,7 +2,7 @@
  *
  *   ps_context_create -> ps_model_open -> ps_program_create -> ps_program_step ... -> destroy, close
  *
- * examples/c/generate.c is a whole program; docs/devices.md says how to build, shrink and link the library.
+ * examples/c/generate.c is a whole program; docs/guides/devices.md says how to build, shrink and link the library.
  *
  * Errors.  A function that can fail returns a ps_status; ps_error_message() then says, for the calling thread, which
  * argument or field, what was expected and what was found.  What such a function writes to is left as it was, or null.
@@ -59,7 +59,7 @@ typedef enum ps_dtype {
   PS_F32 = 1, PS_F16 = 2, PS_BF16 = 3, PS_I8 = 4, PS_I32 = 5, PS_U8 = 6, PS_I64 = 7
 } ps_dtype;
 
-/* How keys and values lie in their pages: exact, or smaller and faster (docs/numerics.md). */
+/* How keys and values lie in their pages: exact, or smaller and faster (docs/explanation/numerics.md). */
 typedef enum ps_kv_layout { PS_KV_F32 = 1, PS_KV_BF16 = 2, PS_KV_INT8 = 3 } ps_kv_layout;
 
 typedef struct ps_context ps_context; /* instruction level and thread pool */
@@ -138,7 +138,7 @@ PS_API ps_status ps_model_segment(const ps_model* model, const char* name, const
 
 /* ---- tokenizer -------------------------------------------------------------------------------------- */
 /* The tokenizer that export compiled into the bundle, used where it lies.  One whose parts are not among those that
- * docs/bundle-format.md names opens too, and tells the ids; encoding and decoding are then PS_UNSUPPORTED, with what was
+ * docs/explanation/bundle-format.md names opens too, and tells the ids; encoding and decoding are then PS_UNSUPPORTED, with what was
  * found, and token ids in and out still work. */
 typedef struct ps_tokenizer ps_tokenizer; /* read only: any number of threads may use one */
 typedef struct ps_tokenizer_info {
@@ -217,7 +217,7 @@ typedef struct ps_batch {
   uint32_t reserved;             /* 0 */
 } ps_batch;
 
-/* How to sample: arrays of one entry a row.  The order of processing is that of docs/numerics.md. */
+/* How to sample: arrays of one entry a row.  The order of processing is that of docs/explanation/numerics.md. */
 typedef struct ps_sampling {
   uint32_t struct_size;
   int32_t num_rows;         /* the last step's */

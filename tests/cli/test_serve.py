@@ -21,7 +21,7 @@ from penstock.cli.main import make_parser
 from penstock.cli.service.serve import settings_of
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import GatewayLimits
-from tests.support.command import DEMO, ROOT, until
+from tests.support.command import DEMO, until
 from tests.support.grpc_client import Stream, tensor
 from tests.support.serve_command import ask, connection, serving
 
@@ -176,21 +176,6 @@ def test_options_become_settings() -> None:
             settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host]))
     for host in ("*", "a.example", "under_score", "10.0.0.1", "::1"):
         assert settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host])).gateway.hosts == (host,)
-
-
-def test_the_document_has_every_option_and_its_default() -> None:
-    rows = [line for line in (ROOT / "docs" / "serving.md").read_text().splitlines() if line.startswith("| `--")]
-    told: dict[str, str] = {}
-    for row in rows:
-        names, defaults = row.split("|")[1:3]
-        told |= zip(re.findall(r"`(--[a-z-]+)`", names), map(str.strip, defaults.split(",")), strict=True)
-    serve = make_parser(["serve"]).parse_args(["serve", "m.psm"])
-    own = {
-        f"--{name.replace('_', '-')}": "none" if value in (None, "", []) else "no" if value is False else str(value)
-        for name, value in vars(serve).items()
-        if name not in ("models", "run", "command", "debug")
-    }
-    assert told == own
 
 
 def test_only_the_service_imports_grpc() -> None:

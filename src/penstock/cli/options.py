@@ -81,7 +81,7 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
         "action": "append",
         "default": [],
         "metavar": "LIB.so",
-        "help": "run your own ops from a shared library (docs/custom-ops.md); may be repeated (default: none)",
+        "help": "run your own ops from a shared library (docs/guides/custom-ops.md); may be repeated (default: none)",
     },
     "--context-len": {
         "type": int,

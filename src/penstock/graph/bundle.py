@@ -1,4 +1,4 @@
-"""Write and read bundles (``.psm``); docs/bundle-format.md specifies the bytes.
+"""Write and read bundles (``.psm``); docs/explanation/bundle-format.md specifies the bytes.
 
 A file is a header, the metadata, and page-aligned segments.  It is written under a temporary name in the same folder
 and renamed when it is complete, so that the final name never refers to an incomplete bundle.

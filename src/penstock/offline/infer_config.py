@@ -27,7 +27,7 @@ class InferConfig:
     it must have the same graph and weights, and "" means the same file.  ``model_type``: "penstock".  ``model_name``:
     the name of the model, which is searched for if there are no paths.  ``infer_seq_length``: the most tokens of prompt
     and answer; 0 means as many as the model allows.  ``target``: "cpu".  ``device_id`` and ``rank_id``: 0.
-    ``config_path``: a file with the fields of ``lite.settings.ModelConfig``; ``ge_config_path`` is an alias.
+    ``config_path``: a file with the fields of ``lite.settings.ModelConfig``; ``ge_config_path``: its alias.
 
     Raises InvalidArgumentError or UnsupportedError, which names the field.  Fields set later are checked when a
     pipeline is made.  A field that does not exist cannot be set.

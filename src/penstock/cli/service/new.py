@@ -14,7 +14,7 @@ from penstock.validation import refusal
 __all__ = ["add_parser", "run"]
 
 _SCRIPT = '''\
-"""{name}: describe the servable here.  docs/servables.md lists everything that this file may contain."""
+"""{name}: describe the servable here.  docs/guides/servables.md lists everything that this file may contain."""
 
 from penstock import servable
 
