@@ -15,6 +15,7 @@ TITLES = {
     "models": "Get and prepare models",
     "service": "Serve models",
     "measure": "Measure",
+    "scale": "Run over ranks",
 }
 
 

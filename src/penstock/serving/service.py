@@ -98,8 +98,7 @@ async def run_service(settings: ServiceSettings) -> int:
         serving = asyncio.gather(*(listener.serve() for listener in listeners.values()))
         signalled = asyncio.ensure_future(signals.received.wait())
         loading = asyncio.ensure_future(_load(models, servables, settings))
-        sampling = asyncio.ensure_future(metrics.history.run())
-        tasks += [serving, signalled, loading, sampling]
+        tasks += [serving, signalled, loading, asyncio.ensure_future(metrics.history.run())]
         await asyncio.wait((serving, signalled, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
