@@ -44,8 +44,10 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a time for reading: 1.2 s, 38 s, 3 min 20 s, 2 h 5 min."""
+    """Format a time for reading: 1.2 ms, 34 ms, 1.2 s, 38 s, 3 min 20 s, 2 h 5 min."""
     whole = round(seconds)
+    if 0 < seconds < 0.9995:
+        return f"{seconds * 1e3:.{1 if seconds < 0.00995 else 0}f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s" if seconds % 1 else f"{whole} s"
     if whole < 60:

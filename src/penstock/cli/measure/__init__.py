@@ -1,1 +1,1 @@
-"""Commands that measure: bench, profile, doctor."""
+"""Commands that measure: bench, profile."""

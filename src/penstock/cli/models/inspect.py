@@ -31,13 +31,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "inspect",
-        "show the contents of a bundle or a checkpoint folder",
         "Show the contents of a bundle or a checkpoint folder, and the memory that a bundle needs to run.",
         "penstock inspect demo/demo.psm\npenstock inspect demo/demo.psm --verify --max-requests 32 --json",
     )
     parser.add_argument(
         "path", metavar="X", help="a .psm bundle, a checkpoint folder, or ORG/NAME of a downloaded model"
     )
+    parser.add_operand_flag(parser, "-m", "--model", metavar="X", is_first=True)
     parser.add_argument(
         "--verify", action="store_true", help="check the checksum of every segment of a bundle (default: do not check)"
     )

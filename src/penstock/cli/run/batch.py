@@ -14,7 +14,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_options, add_parser_of, open_llm
+from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_model, add_options, add_parser_of, open_llm
 from penstock.cli.progress import printable
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 from penstock.validation import refusal
@@ -36,20 +36,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "batch",
-        "answer a file of requests",
         "Answer a file of requests in OpenAI's batch format: completions, chat completions and embeddings. The command "
         "appends each result when it is ready. Started again, it continues with the requests that have no result yet. "
         "A request that fails and a line that is not a request get a result with an error; the exit status is then 1.",
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl\n"
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl --max-requests 8",
     )
-    add_options(parser, *MODEL_OPTIONS)
+    add_model(parser, parser)
     parser.add_argument("input", metavar="INPUT.jsonl", help="the requests, one JSON object per line")
     parser.add_argument(
         "output", metavar="OUTPUT.jsonl", help="the file for the results; results that it already has are kept"
     )
-    add_options(parser, "--max-requests")
-    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
+    add_options(parser.add_argument_group("model"), *MODEL_OPTIONS)
+    add_options(parser.add_argument_group("memory"), "--max-requests", *LIMIT_OPTIONS, "--no-prefix-cache")
     parser.set_defaults(run=run)
 
 

@@ -27,7 +27,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "serve",
-        "answer requests over HTTP (OpenAI's API) and gRPC",
         "Serve models over OpenAI's API, with a web page at / and metrics. The first lines of output give the address "
         "and a request to try. Ctrl-C waits for open requests, and a second Ctrl-C does not. SIGHUP reloads the files "
         "of API keys and TLS. HTTP and gRPC accept up to 4,096 connections each, fewer if the limit on open files "
@@ -44,12 +43,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a .psm bundle, a checkpoint folder, ORG/NAME of a hub, or a folder of servables (NAME/servable.py); "
         "NAME=MODEL sets the name of a model (default: the name of its file or repository)",
     )
+    parser.add_operand_flag(parser, "-m", "--model", metavar="MODEL", is_first=True)
     _add_gateway_options(parser)
     add_run_options(parser)
     _add_folder_options(parser)
     _add_process_options(parser)
     _add_remote_worker_options(parser)
-    add_options(parser, "--yes", "--ops")
+    add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
 
@@ -182,15 +182,15 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_folder_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("checkpoint folders")
-    add_options(group, "--scheme")
-    add_options(group, "--no-cache")
+    group = parser.add_argument_group("checkpoint folders and downloads")
+    add_options(group, "--scheme", "--no-cache", "--yes")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how a worker runs its model."""
     group = parser.add_argument_group("engine")
     group.add_argument(
+        "-t",
         "--threads",
         type=int,
         default=0,
@@ -205,8 +205,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--weights", choices=("auto", "mmap", "huge"), default="auto",
         help="mmap: map the file; huge: copy the weights into huge pages; auto (default): huge if memory suffices",
     )  # fmt: skip
-    add_options(group, "--verify")
-    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
+    add_options(group, "--verify", *LIMIT_OPTIONS, "--no-prefix-cache")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,7 +28,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "doctor",
-        "report what this machine offers and what is missing",
         "Report the versions, instructions, cores, memory, extras and cache of this machine, and what is missing.",
         "penstock doctor",
     )
