@@ -32,12 +32,17 @@ _JOIN_SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a build: ``stage`` is "capture", "pack", "write" or "wait" (for another process that builds the
-    same bundle); ``done`` and ``total`` count bytes, and ``total`` 0 is unknown."""
+    """The progress of long work.
+
+    ``stage``: what is done; in a build "capture", "pack", "write" or "wait" (for another process that builds the same
+    bundle).  ``done`` and ``total`` count ``unit``; ``total`` 0 is unknown.  ``note``: more figures, for reading.
+    """
 
     stage: str
     done: int = 0
     total: int = 0
+    unit: str = "bytes"
+    note: str = ""
 
 
 ProgressCallback = Callable[[Progress], None]

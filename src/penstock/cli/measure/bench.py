@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         weights=args.weights,
         verify=args.verify,
     )
-    with ProgressLine() as progress:
+    with ProgressLine(ticks=False) as progress:
         report = bench(settings, progress)
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_model, add_options, add_parser_of, open_llm
-from penstock.cli.progress import printable
+from penstock.cli.progress import ProgressLine, printable
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 from penstock.validation import refusal
 
@@ -166,6 +166,7 @@ class _Report:
         self._start = time.monotonic()
         self._num_done = self._num_tokens = self.num_failed = 0
         self._first_failure = ""
+        self._line = ProgressLine()
 
     def add_failure(self, message: str) -> None:
         """Count a request that ended with an error."""
@@ -179,16 +180,22 @@ class _Report:
         self._show()
 
     def _show(self) -> None:
-        self._num_done += 1
-        is_terminal = sys.stderr.isatty()
-        if is_terminal or self._num_done == self._num_requests:
-            rate = self._num_tokens / max(time.monotonic() - self._start, 1e-9)
-            text = f"{self._num_done:,}/{self._num_requests:,} requests, {self.num_failed} failed, {rate:,.0f} tokens/s"
-            print(f"\r{text}" if is_terminal else text, end="", file=sys.stderr, flush=True)
+        from penstock.runtime.build import Progress
 
-    def end(self) -> None:
-        """End the line of counts; name the first request that failed."""
-        print(file=sys.stderr)
+        self._num_done += 1
+        self._line(Progress("answer", self._num_done, self._num_requests, "requests", self._figures()))
+
+    def _figures(self) -> str:
+        rate = self._num_tokens / max(time.monotonic() - self._start, 1e-9)
+        return f"{self.num_failed} failed, {rate:,.0f} tokens/s"
+
+    def __enter__(self) -> _Report:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the bar, print the counts, and name the first request that failed."""
+        self._line.__exit__()
+        print(f"{self._num_done:,}/{self._num_requests:,} requests, {self._figures()}", file=sys.stderr)
         if self._first_failure:
             print(f"penstock: first failure: {printable(self._first_failure):.500}", file=sys.stderr)
 
@@ -221,14 +228,14 @@ async def _answer_all(llm: LLM, todo: list[_Line], output: Any) -> int:
 
     num_open = min(_OPEN_PER_SLOT * llm.engine.scheduler.max_requests, len(todo))
     tasks = [asyncio.create_task(work()) for _ in range(num_open)]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await backend.close()
-    report.end()
+    with report:
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await backend.close()
     return report.num_failed
 
 
