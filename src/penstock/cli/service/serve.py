@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.serving.service_settings import ServiceSettings
@@ -132,7 +134,13 @@ def _add_admin_options(group: argparse._ArgumentGroup) -> None:
         "--log",
         choices=("info", "warning"),
         default="info",
-        help="log level; info (default): one JSON line per request",
+        help="log level; info (default): one line per request",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        default="auto",
+        help="text: lines for people; json: an object per line; auto (default): text on a terminal, otherwise json",
     )
 
 
@@ -216,14 +224,17 @@ def run(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it by reloading its keys
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC writes its own lines between the JSON lines of the log
-    from penstock.logs import JsonLines
+    from penstock.logs import JsonLines, TextLines
     from penstock.serving.service import run_service
 
     settings = settings_of(args)
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
+    is_text = args.log_format == "text" or (args.log_format == "auto" and sys.stderr.isatty())
+    handler.setFormatter(TextLines() if is_text else JsonLines())
     logging.basicConfig(level=args.log.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if sys.stdout.isatty():  # the addresses follow when the models are ready
+        print(f"penstock {__version__} opens {', '.join(args.models)}. Ctrl-C stops it.", flush=True)
     return asyncio.run(run_service(settings))
 
 
