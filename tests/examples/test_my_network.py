@@ -14,6 +14,7 @@ from penstock import LLM
 from penstock.cli.main import make_parser
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.export import export_bundle
+from penstock.llm.llm import LLM
 from penstock.models import registry
 from penstock.models.registry import (
     find_network,
@@ -51,6 +52,13 @@ def test_runs_eagerly_and_as_a_graph(folder: Path, tensors: dict[str, np.ndarray
     assert found.tobytes() == run_whole(native, token_ids, 7).tobytes()
     eager.close()
     native.close()
+
+
+def test_an_llm_takes_the_class_itself(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    network = load_network_script(SPEC).Network
+    for mode in ("eager", "graph"):
+        with LLM(folder, network=network, mode=mode, context_len=96, use_cache=False) as llm:
+            assert relative_error(llm.logits([1, 2, 3]), plain_logits(tensors, [1, 2, 3])) < 1e-4
 
 
 def test_register_network_makes_the_type_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,6 @@ _FIXED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "gpu_memory_utilization": ((), "context_len=N and max_requests=N say what memory is planned for"),
     "max_num_batched_tokens": ((), "limits=ProgramLimits(max_tokens=N) sets the tokens of a step"),
     "max_tokens": ((), "SamplingParams(max_tokens=N) limits an answer, limits=ProgramLimits(max_tokens=N) a step"),
-    "torch_dtype": (("auto", None), "scheme='bf16', 'f16' or 'f32' sets the type of the weights"),
     "revision": ((None,), "`penstock pull ORG/NAME@REVISION` downloads it; then pass 'ORG/NAME@REVISION' as the model"),
 }
 """Keywords of vLLM and transformers whose meaning is fixed here: the values that agree, and what to use instead."""
@@ -90,7 +89,7 @@ def read_llm_options(given: Mapping[str, Any], limits: ProgramLimits | None, sch
             engine[name] = value
         elif name in _LIMITS:
             sizes[_LIMITS[name]] = value
-        elif name == "dtype":
+        elif name in ("dtype", "torch_dtype"):
             scheme = _scheme_of(value, scheme)
         elif name in _FIXED:
             _check_fixed(name, value)
@@ -148,17 +147,15 @@ def network_name(network: str | type | None) -> str | None:
     """
     if not isinstance(network, type):
         return network
-    try:
-        file = inspect.getsourcefile(network)
-    except (TypeError, OSError):
-        file = None
-    if file is None or not Path(file).is_file() or network.__qualname__ != network.__name__:
+    module = sys.modules.get(network.__module__)
+    path = getattr(module, "__file__", None)
+    if path is None or getattr(module, network.__qualname__, None) is not network:
         raise InvalidArgumentError(
             f"network: {network.__qualname__} is not at the top of a file. Save it as file.py and pass "
             f"'file.py:{network.__name__}'.",
             param="network",
         )
-    return f"{Path(file).absolute()}:{network.__name__}"
+    return f"{Path(path).absolute()}:{network.__name__}"
 
 
 def local_path(model: Path | str) -> Path | str:
