@@ -14,7 +14,6 @@ from penstock import LLM
 from penstock.cli.main import make_parser
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.export import export_bundle
-from penstock.llm.llm import LLM
 from penstock.models import registry
 from penstock.models.registry import (
     find_network,

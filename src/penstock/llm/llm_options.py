@@ -149,13 +149,13 @@ def network_name(network: str | type | None) -> str | None:
         return network
     module = sys.modules.get(network.__module__)
     path = getattr(module, "__file__", None)
-    if path is None or getattr(module, network.__qualname__, None) is not network:
+    name = network.__qualname__
+    if path is None or not isinstance(getattr(module, name, None), type):
         raise InvalidArgumentError(
-            f"network: {network.__qualname__} is not at the top of a file. Save it as file.py and pass "
-            f"'file.py:{network.__name__}'.",
+            f"network: {name} is not at the top of a file. Save it as file.py and pass 'file.py:{name}'.",
             param="network",
         )
-    return f"{Path(path).absolute()}:{network.__name__}"
+    return f"{Path(path).absolute()}:{name}"
 
 
 def local_path(model: Path | str) -> Path | str:
