@@ -167,7 +167,10 @@ def local_path(model: Path | str) -> Path | str:
         return model
     from penstock.hub.names import parse_model
 
-    name = parse_model(model)
+    try:
+        name = parse_model(model)
+    except InvalidArgumentError as error:
+        raise FileAccessError(str(error), param="model") from None
     if name is None:
         return model
     from penstock.hub.downloaded import find_downloaded
