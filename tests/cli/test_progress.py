@@ -32,7 +32,7 @@ class Clock:
         monkeypatch.setattr(progress_module.time, "monotonic", lambda: self.now)
 
 
-def test_a_pipe_gets_a_line_per_stage_and_one_every_thirty_seconds(monkeypatch):
+def test_a_pipe_gets_a_line_per_stage_and_per_half_minute(monkeypatch):
     clock, stream = Clock(monkeypatch), io.StringIO()
     with ProgressLine(stream) as line:
         line(Progress("capture"))

@@ -85,7 +85,7 @@ def test_options_are_honoured_or_refused(model, options, message):
         model.generate([5], **options)
 
 
-def test_lengths_count_the_prompt_and_a_config_fills_what_a_call_leaves_open(model):
+def test_lengths_and_a_config_fill_what_a_call_leaves_open(model):
     prompt = AutoTokenizer.from_pretrained(DEMO)("import os\n")["input_ids"]
     plain = model.generate(prompt, max_new_tokens=6, do_sample=False, ignore_eos=True)
     assert model.generate(prompt, max_length=len(prompt) + 6, do_sample=False, ignore_eos=True) == plain
