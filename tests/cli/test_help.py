@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.cli.main import COMMANDS, main, make_parser
-from tests.support.command import DEMO, environment
+from tests.support.command import DEMO, FOLDER, environment
 from tests.support.terminal import Terminal
 
 
@@ -158,3 +158,34 @@ def test_a_shell_gets_completions(line, expected, tmp_path):
     env = environment(_ARGCOMPLETE="1", _ARGCOMPLETE_IFS="\n", **asked)
     subprocess.run([sys.executable, "-m", "penstock"], env=env, check=False, timeout=60)
     assert {word.strip() for word in answer.read_text().split("\n")} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("infer", "-m", DEMO, "--target", "gpu", "x"), "--target"),
+        (("infer", "-m", DEMO, "--model-type", "mindir", "x"), "--model-type"),
+        (("infer", "-m", DEMO, "--device-id", 1, "x"), "--device-id"),
+        (("infer", "-m", DEMO, "--backend", "gpu", "x"), "--backend"),
+        (("run", DEMO, "x", "--scheme", "w4a8"), "--scheme"),
+        (("run", DEMO, "x", "--network", "x.py:Net"), "--network"),
+        (("run", DEMO, "x", "--ops", "none.so"), "--ops"),
+        (("bench", DEMO, "--batch", "one"), "--batch"),
+        (("bench", DEMO, "--rate", "1"), "--rate"),
+        (("profile", DEMO, "--plot", "x.png"), "--plot"),
+        (("serve", DEMO, "--workers", 0), "workers"),
+        (("serve", DEMO, "--worker-host", "x"), "--worker-host"),
+        (("worker", DEMO, "--primary", "x", "--token-file", "x"), "--primary"),
+        (("export", "a", "b.bin"), "b.bin"),
+        (("quantize", FOLDER, "b", "--scheme", "w9"), "scheme"),
+        (("models", "list"), "--admin-socket"),
+        (("batch", DEMO, "a.jsonl", "b.jsonl", "--max-requests", 0), "a.jsonl"),
+        (("show", "not/a/name"), "not/a/name"),
+        (("chat", DEMO, "--system", "x"), "--system"),
+        (("chat", DEMO, "--kv-cache", "fp8"), "--kv-cache"),
+    ],
+)
+def test_a_wrong_option_ends_with_status_2(penstock_command, arguments, option):
+    done = penstock_command(*arguments)
+    assert (done.returncode, done.stdout) == (1 if option == "a.jsonl" else 2, "")
+    assert option in done.stderr.splitlines()[-1]

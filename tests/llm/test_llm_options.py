@@ -134,3 +134,9 @@ def test_a_name_that_is_no_path_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(penstock.FileAccessError, match="penstock pull org/name"):
         LLM("org/name")
+
+
+def test_wrong_token_ids_are_refused_by_name(llm):
+    for wrong in (["a"], None, 3, [1 << 40]):
+        with pytest.raises(InvalidArgumentError, match="ids"):
+            llm.tokenizer.decode(wrong)

@@ -127,10 +127,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PenstockError, OSError) as error:
         if debug:
             raise
-        text = _by_option(_one_line(error), error, args, arguments)
+        text, option = _one_line(error), _option_at_fault(error, args, arguments)
+        field = option[2:].replace("-", "_")
+        if option and text.startswith(field):
+            text = option + text.removeprefix(field)
         print(f"penstock: {text}", file=sys.stderr)
         _settle_stdout()
-        return 2 if isinstance(error, InvalidArgumentError) or text.startswith("--") else 1
+        return 2 if option or isinstance(error, InvalidArgumentError) or text.startswith("--") else 1
     return status
 
 
@@ -152,17 +155,17 @@ def _load_ops(paths: Sequence[str]) -> None:
             raise error.with_message(f"--ops: {error}") from None
 
 
-def _by_option(text: str, error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
-    """Return the message of an error with the name of the option that set the field at fault."""
-    param = error.param if isinstance(error, PenstockError) else None
-    if param is None or param not in vars(args) or not text.startswith(param):
-        return text
+def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
+    """Return the option on the command line that set the field at fault, or ""."""
     from penstock.cli.options import SHORT_FORMS
 
+    param = error.param if isinstance(error, PenstockError) else None
+    if param is None or param not in vars(args):
+        return ""
     option = f"--{param.replace('_', '-')}"
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     given |= {argument[:2] for argument in arguments if not argument.startswith("--")}
-    return option + text.removeprefix(param) if given & {option, SHORT_FORMS.get(option)} else text
+    return option if given & {option, SHORT_FORMS.get(option)} else ""
 
 
 def _one_line(error: BaseException) -> str:

@@ -132,7 +132,8 @@ def registered_script(folder: Path) -> str | None:
         return None
     from penstock.checkpoint.folder import Checkpoint
 
-    script: str | None = registry.registered_script(Checkpoint.open(folder).config.str("model_type"))
+    model_type = Checkpoint.open(folder).config.optional_str("model_type")
+    script: str | None = None if model_type is None else registry.registered_script(model_type)
     return script
 
 
