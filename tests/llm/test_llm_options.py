@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import torch
 
 import penstock
 from penstock import (
@@ -75,13 +76,15 @@ def test_an_option_that_does_not_work_names_ours(options, message):
 
 
 def test_a_network_may_be_a_class():
-    class Inner:
+    class Inner(torch.nn.Module):
         pass
 
-    for wrong in (Inner, int, type("Made", (), {})):
+    for wrong in (Inner, type("Made", (torch.nn.Module,), {})):
         with pytest.raises(InvalidArgumentError, match="is not at the top of a file"):
             network_name(wrong)
-    assert network_name(LLM).endswith("llm/llm.py:LLM")
+    with pytest.raises(InvalidArgumentError, match=r"expected a subclass of torch\.nn\.Module"):
+        network_name(int)
+    assert network_name(torch.nn.Linear).endswith("linear.py:Linear")
     assert network_name("file.py:Net") == "file.py:Net"
     assert network_name(None) is None
 

@@ -143,10 +143,15 @@ def _unknown(name: str) -> InvalidArgumentError:
 def network_name(network: str | type | None) -> str | None:
     """Return a network as "file.py:Class", because the process that captures it imports it from its file.
 
-    A class must be defined at the top of a file.  InvalidArgumentError otherwise.
+    A class must be a torch.nn.Module that is defined at the top of a file.  InvalidArgumentError otherwise.
     """
     if not isinstance(network, type):
         return network
+    if not any(base.__module__.startswith("torch.") for base in network.__mro__):  # without importing PyTorch
+        raise InvalidArgumentError(
+            f"network: expected a subclass of torch.nn.Module, or 'file.py:Class', found {network!r:.80}",
+            param="network",
+        )
     module = sys.modules.get(network.__module__)
     path = getattr(module, "__file__", None)
     name = network.__qualname__
