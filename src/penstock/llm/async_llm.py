@@ -12,7 +12,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
@@ -93,8 +93,8 @@ class AsyncStream:
         self._ready.set()
 
 
-class Pending(Generic[_Returned]):
-    """What a coroutine will return: ``await`` it, or use it with ``async with``."""
+class Pending(Coroutine[Any, Any, _Returned]):
+    """A coroutine that ``async with`` takes as well: it enters what the coroutine returns."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, _Returned]) -> None:
         self._coroutine = coroutine
@@ -102,6 +102,18 @@ class Pending(Generic[_Returned]):
 
     def __await__(self) -> Generator[Any, Any, _Returned]:
         return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Resume the coroutine."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error in the coroutine."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """End the coroutine."""
+        self._coroutine.close()
 
     async def __aenter__(self) -> _Returned:
         self._value = await self
