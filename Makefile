@@ -27,11 +27,14 @@ help:
 	@echo "make clean       remove environment and builds"
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@echo "Creating the environment $(VENV)."
+	@$(PYTHON) -m venv $(VENV)
 
 # The package alone: native build, no PyTorch.
 $(VENV)/.installed: $(BIN)/python $(SOURCES)
-	$(BIN)/pip install --quiet --disable-pip-version-check .
+	@echo "Installing Penstock into $(VENV): builds the native core, one to two minutes on two cores."
+	@start=$$(date +%s); $(BIN)/pip install --quiet --disable-pip-version-check . && \
+	  echo "Installed in $$(($$(date +%s) - start)) s."
 	@touch $@
 
 # Everything the tests need.
@@ -39,8 +42,15 @@ $(VENV)/.test: constraints.txt $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt '.[test]'
 	@touch $@
 
+# On a terminal `run` shows the prompt before its continuation.
 demo: $(VENV)/.installed
-	$(BIN)/penstock run demo/demo.psm "$$(cat demo/prompt.py)" --max-tokens 96
+	@echo "Completing demo/prompt.py with the demo model, a bundle of 6 MB:"
+	@echo "  $(BIN)/penstock run demo/demo.psm \"\$$(cat demo/prompt.py)\" --max-tokens 96"
+	@echo
+	@test -t 1 || cat demo/prompt.py
+	@$(BIN)/penstock run demo/demo.psm "$$(cat demo/prompt.py)" --max-tokens 96
+	@echo
+	@echo "Next: source $(BIN)/activate, then penstock chat demo/demo.psm, penstock serve demo/demo.psm, or penstock --help"
 
 # More workers than the usual two cores: many tests wait for processes.  A file's tests run in one worker.
 TEST_WORKERS ?= 3

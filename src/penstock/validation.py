@@ -9,9 +9,9 @@ from penstock.config import check_integer, is_integer, is_number
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
-    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "nearest", "optional_integer",
-    "optional_number", "refusal", "required", "set_fields", "some_token_ids", "strings", "token_id", "token_ids",
-    "word_ids", "wrong_type",
+    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "missing_attribute", "nearest",
+    "optional_integer", "optional_number", "refusal", "required", "set_fields", "some_token_ids", "strings", "token_id",
+    "token_ids", "word_ids", "wrong_type",
 ]  # fmt: skip
 
 MAX_STRINGS: Final = 64
@@ -36,6 +36,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # only an error needs it
 
     return next(iter(get_close_matches(name, list(known), 1)), "")
+
+
+def missing_attribute(owner: str, name: str, known: Iterable[str], hints: Mapping[str, str]) -> AttributeError:
+    """Return the error for an attribute that does not exist.
+
+    It names what to use instead: from ``hints``, for names of other libraries, or the nearest of ``known``.
+    """
+    instead = hints.get(name) or ("" if name.startswith("_") else nearest(name, (k for k in known if k[0] != "_")))
+    return AttributeError(f"{owner} has no attribute {name!r:.60}{f'. Use {instead}.' if instead else ''}")
 
 
 def optional_integer(name: str, value: object, low: int, high: int) -> int | None:

@@ -118,10 +118,10 @@ def test_bench_online_reports_latencies_and_draws_them(penstock_command, tmp_pat
 
 
 def test_an_unwritable_chart_is_refused_before_measuring(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("penstock.bench.online.bench_online", lambda what: pytest.fail(f"measured {what}"))
+    monkeypatch.setattr("penstock.bench.online.bench_online", lambda what, _progress: pytest.fail(f"measured {what}"))
     assert main(["bench", str(DEMO), "--online", "--svg", str(tmp_path / "nowhere" / "x.svg")]) == 2
     assert "x.svg: No such file" in capsys.readouterr().err
-    monkeypatch.setattr("penstock.bench.online.bench_online", lambda _what: 1 / 0)
+    monkeypatch.setattr("penstock.bench.online.bench_online", lambda _what, _progress: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["bench", str(DEMO), "--online", "--svg", str(tmp_path / "x.svg")])
     assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,6 +26,7 @@ from penstock.serving.settings import GatewayLimits
 from tests.support.command import DEMO, until
 from tests.support.grpc_client import Stream, tensor
 from tests.support.serve_command import ask, connection, serving
+from tests.support.terminal import Terminal
 
 
 def is_ready(url: str) -> bool:
@@ -193,3 +196,24 @@ def test_a_service_without_a_grpc_port_does_not_import_grpc() -> None:
     script = "import sys, penstock.serving.service, penstock.serving.workers.worker; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_terminal_gets_lines_for_people_first():
+    with Terminal("serve", DEMO, "--port", 0) as terminal:
+        assert "opens " in terminal.until("Ctrl-C stops it.")
+        banner = terminal.until("  try: curl ")
+        assert "{" not in banner  # no JSON line of the log
+        url = re.search(r"serves at (http://[0-9.:]+)", banner)[1]
+        assert f"OpenAI's clients: base_url {url}/v1" in banner
+        terminal.until("\n")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}/v1/nope")  # noqa: S310
+        line = terminal.until("\n")
+        assert re.match(r"\d\d:\d\d:\d\d GET /v1/nope 404 in \d+ ms, client 127.0.0.1: Unknown route", line)
+        terminal.type("\x03")
+        assert "Stopping" in terminal.rest()
+
+
+def test_json_logs_can_be_asked_for():
+    with Terminal("serve", DEMO, "--port", 0, "--log-format", "json") as terminal:
+        assert '{"time": ' in terminal.until("  try: curl ")

@@ -86,3 +86,10 @@ def test_a_source_tree_says_that_it_has_no_library(clone: Path) -> None:
     lines = started_in(clone, "-c", script, PYTHONPATH=str(clone / "src")).stderr.splitlines()
     assert lines[-1].startswith(f"penstock.errors.UnsupportedError: {clone} is a source tree")
     assert sum(line.startswith("Traceback") for line in lines) == 1
+
+
+def test_the_wheel_brings_penstock_lite() -> None:
+    """``pip install`` puts the program without Python beside the Python that it installs for."""
+    program = Path(sys.executable).with_name("penstock-lite")
+    done = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
+    assert "--max-tokens" in done.stdout + done.stderr

@@ -23,6 +23,7 @@ from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.ir import DType, Graph
+from penstock.runtime.build import Progress
 from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
@@ -124,7 +125,7 @@ def bench(settings: Bench, progress: Callable[[Any], None] | None = None) -> Rep
             )
         plan = program.info.plan
         work = _Work.of(graph, plan.kv_page_bytes if plan is not None else 0)
-        report = _Measurement(settings, program, work).report(opened.load_s)
+        report = _Measurement(settings, program, work).report(opened.load_s, progress or (lambda _: None))
         report.populate_s = opened.populate_s
         return report
 
@@ -139,8 +140,9 @@ class _Measurement:
         self.peak_rss = 0
         self.peaks = MachineLimits(program.context)
 
-    def report(self, load_s: float) -> Report:
+    def report(self, load_s: float, progress: Callable[[Any], None]) -> Report:
         info, settings = self.program.info, self.settings
+        total = 1 + len(settings.batches)
         report = Report(
             info.network,
             info.scheme,
@@ -151,11 +153,13 @@ class _Measurement:
             load_s,
         )
         report.weight_bytes_per_token = info.weight_bytes_per_token
+        progress(Progress("measure", 0, total, "figures", "prefill"))
         self._prefill()  # the first run loads pages into memory and raises clock speeds
         report.first_token_s, prefill_share = self._prefill_within_limit()
         report.prefill_tokens_per_s = settings.prompt_tokens / report.first_token_s
         decode_shares: dict[int, float] = {}
-        for batch in settings.batches:
+        for number, batch in enumerate(settings.batches, 1):
+            progress(Progress("measure", number, total, "figures", f"decode, batch {batch}"))
             seconds, share = self._decode_within_limit(batch)
             report.decode_tokens_per_s[batch] = batch / seconds
             decode_shares[batch] = share

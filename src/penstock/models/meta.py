@@ -29,6 +29,11 @@ def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNe
     Raises UnsupportedError for an unknown model_type, InvalidFileError for sizes that a layer refuses, and
     InvalidArgumentError for an invalid script.
     """
+    if script is None and not reader.has("model_type"):
+        raise InvalidFileError(
+            f"{reader.file}: model_type is missing, so the network is unknown. To run your own network, pass "
+            "--network FILE.py:CLASS or network='FILE.py:CLASS'."
+        )
     definition = load_network_script(script) if script is not None else find_network(reader.str("model_type"))
     name = reader.str("model_type", definition.Network.__name__)
     config = definition.Config.read(reader)

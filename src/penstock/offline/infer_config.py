@@ -17,6 +17,10 @@ __all__ = ["InferConfig", "infer_config"]
 
 _PATHS: Final = ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path")
 _MAX_SEQ_LENGTH: Final = 1 << 24
+_INSTEAD: Final = (
+    " Export the checkpoint folder with `penstock export FOLDER OUT.psm` and run that; files of other formats, such as "
+    "MindIR, cannot be read."
+)
 
 
 @dataclass
@@ -58,7 +62,8 @@ class InferConfig:
         kind = getattr(self.model_type, "value", self.model_type)
         if kind != "penstock":
             raise UnsupportedError(
-                f"model_type must be 'penstock', a bundle (.psm), not {self.model_type!r:.60}", param="model_type"
+                f"model_type must be 'penstock', a bundle (.psm), not {self.model_type!r:.60}.{_INSTEAD}",
+                param="model_type",
             )
         if not isinstance(self.model_name, str) or not self.model_name:
             raise refusal("model_name", "a non-empty string", self.model_name)

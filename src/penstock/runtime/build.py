@@ -23,6 +23,7 @@ from penstock import errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
 from penstock.models.network_script import refuse_nested_export
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
+from penstock.version import INSTALL_TORCH
 
 __all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child"]
 
@@ -32,12 +33,17 @@ _JOIN_SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a build: ``stage`` is "capture", "pack", "write" or "wait" (for another process that builds the
-    same bundle); ``done`` and ``total`` count bytes, and ``total`` 0 is unknown."""
+    """The progress of long work.
+
+    ``stage``: what is done; in a build "capture", "pack", "write" or "wait" (for another process that builds the same
+    bundle).  ``done`` and ``total`` count ``unit``; ``total`` 0 is unknown.  ``note``: more figures, for reading.
+    """
 
     stage: str
     done: int = 0
     total: int = 0
+    unit: str = "bytes"
+    note: str = ""
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -62,8 +68,8 @@ def build_in_child(
     refuse_nested_export()
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError(
-            "Exporting a checkpoint folder requires PyTorch, which is not installed. Run `pip install "
-            "'penstock[torch]'`, or use a .psm bundle."
+            f"Exporting a checkpoint folder requires PyTorch, which is not installed. Run `{INSTALL_TORCH}`, or use a "
+            ".psm bundle."
         )
     final = Path(out)
     if final.is_dir() or not final.parent.is_dir():

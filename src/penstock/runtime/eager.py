@@ -224,6 +224,15 @@ def _complete(limits: ProgramLimits, max_context_len: int, scheme: str, bidirect
     )
 
 
+_MAX_LISTED = 5
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(map(show, names[:_MAX_LISTED])) + more
+
+
 class _WeightReader:
     """Reads checkpoint tensors as packed torch tensors, one at a time; names those that are missing or unused."""
 
@@ -242,10 +251,12 @@ class _WeightReader:
         if extra:
             extra -= self._checkpoint.redundant_names()
         if missing:
-            raise InvalidFileError(f"{self._checkpoint.folder}: lacks tensors {show(missing)}, which the network reads")
+            raise InvalidFileError(
+                f"{self._checkpoint.folder}: lacks tensors {_listed(missing)}, which the network reads"
+            )
         if extra:
             raise InvalidFileError(
-                f"{self._checkpoint.folder}: has tensors {show(sorted(extra))}, which the network does not read"
+                f"{self._checkpoint.folder}: has tensors {_listed(sorted(extra))}, which the network does not read"
             )
         load_weights(network, self._scheme, self._checkpoint.dtype, self._read)
 

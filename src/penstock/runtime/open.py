@@ -17,6 +17,7 @@ from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
 from penstock.validation import refusal, wrong_type
+from penstock.version import INSTALL_TORCH
 
 __all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open_program", "registered_script"]
 
@@ -104,8 +105,9 @@ def open_program(
         network = network or registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, options)
     if not path.exists():
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise FileAccessError(
-            f"{path}: no such file or folder; expected a local checkpoint folder or a .psm bundle", param="model"
+            f"{path}: no such file or folder{where}; expected a local checkpoint folder or a .psm bundle", param="model"
         )
     _check_bundle_options(path, mode, network)
     return _open_bundle(path, scheme, threads, limits, options.verify)
@@ -130,7 +132,8 @@ def registered_script(folder: Path) -> str | None:
         return None
     from penstock.checkpoint.folder import Checkpoint
 
-    script: str | None = registry.registered_script(Checkpoint.open(folder).config.str("model_type"))
+    model_type = Checkpoint.open(folder).config.optional_str("model_type")
+    script: str | None = None if model_type is None else registry.registered_script(model_type)
     return script
 
 
@@ -277,7 +280,7 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
         if error.name != "torch":
             raise
         raise UnsupportedError(
-            "Eager mode requires PyTorch, which is not installed. Run `pip install 'penstock[torch]'`."
+            f"Eager mode requires PyTorch, which is not installed. Run `{INSTALL_TORCH}`."
         ) from error
     program = EagerProgram(checkpoint, scheme=scheme, threads=threads, limits=eager_limits, network=network)
     return Opened(program, checkpoint.side_files(), folder, [])

@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.checkpoint.generation import find_chat_template, read_tokenizer_config
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.core import tokenizer as core_tokenizer
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from penstock.validation import wrong_type
 
@@ -110,7 +110,12 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        try:
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        except PenstockError:
+            raise
+        except (TypeError, ValueError, OverflowError):
+            raise wrong_type("ids", "a list of token ids", ids) from None
 
     def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each list of token ids, without special tokens."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.measure.bench_online import add_online_options, refuse_online_options, run_online
 from penstock.cli.model_source import downloaded_path
-from penstock.cli.options import add_options, add_parser_of
+from penstock.cli.options import add_model, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
 from penstock.validation import refusal
@@ -24,16 +24,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "bench",
-        "measure speed and compare it with the limits of this machine",
         "Measure the speed of prefill and decode, and compare it with the limits of this machine. With --online, "
         "measure latencies of requests that arrive over time.",
         "penstock bench demo/demo.psm --prompt-tokens 128 --batch 1,4\n"
         "penstock bench demo/demo.psm --online --rate 50%,80% --svg latency.svg",
     )
-    add_options(parser, "local model", "--scheme")
-    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens per prompt (default: 512, online 256)")
-    parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, online 64)")
-    parser.add_argument("--batch", metavar="N,N...", help="batch sizes of decode (default: 1,8,32)")
+    add_model(parser, parser, "local model")
+    add_options(parser, "--scheme")
+    parser.add_argument(
+        "-p", "--prompt-tokens", type=int, metavar="N", help="tokens per prompt (default: 512, online 256)"
+    )
+    parser.add_argument("-n", "--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, online 64)")
+    parser.add_argument("-b", "--batch", metavar="N,N...", help="batch sizes of decode (default: 1,8,32)")
     add_options(parser, "--threads", "--network", "--weights", "--verify")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     add_online_options(parser)
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         weights=args.weights,
         verify=args.verify,
     )
-    with ProgressLine() as progress:
+    with ProgressLine(ticks=False) as progress:
         report = bench(settings, progress)
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.model_source import downloaded_path
-from penstock.cli.options import add_options, add_parser_of
+from penstock.cli.options import add_model, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -29,12 +29,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "profile",
-        "show where the time of a step goes",
         "Show where the time of prefill and decode goes, op by op, and compare it with the limits of this machine.",
         "penstock profile demo/demo.psm\n"
         "penstock profile demo/demo.psm --phase decode --batch 8 --context 512 --per-node --trace trace.json",
     )
-    add_options(parser, "local model")
+    add_model(parser, parser, "local model")
     parser.add_argument(
         "--phase", choices=("prefill", "decode", "both"), default="both", help="phase to run (default: both)"
     )

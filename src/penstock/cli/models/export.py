@@ -17,7 +17,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "export",
-        "make a bundle (.psm) from a checkpoint folder",
         "Make a bundle from a checkpoint folder. Pass MODEL and OUT.psm, or a YAML file with --config-path or "
         "--model-dir. Needs PyTorch.",
         "penstock export my-model my-model.psm --scheme w8a8\npenstock export smollm2-135m smollm2.psm --yes\n"

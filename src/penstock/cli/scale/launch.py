@@ -18,7 +18,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "launch",
-        "run a command as several ranks",
         "Run a command several times, once per rank, with the environment variables of torchrun (RANK, WORLD_SIZE, "
         "LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...). Each line of output begins with its rank. If a rank fails, the "
         "others are ended, on all machines, and the exit status is that of the rank.",

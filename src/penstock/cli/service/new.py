@@ -54,7 +54,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "new",
-        "write the first version of a servable (a network or Python code as a service)",
         "Write the first version of a servable, a network or Python code that penstock serve serves.",
         example,
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.serving.service_settings import ServiceSettings
@@ -27,7 +29,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "serve",
-        "answer requests over HTTP (OpenAI's API) and gRPC",
         "Serve models over OpenAI's API, with a web page at / and metrics. The first lines of output give the address "
         "and a request to try. Ctrl-C waits for open requests, and a second Ctrl-C does not. SIGHUP reloads the files "
         "of API keys and TLS. HTTP and gRPC accept up to 4,096 connections each, fewer if the limit on open files "
@@ -44,12 +45,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a .psm bundle, a checkpoint folder, ORG/NAME of a hub, or a folder of servables (NAME/servable.py); "
         "NAME=MODEL sets the name of a model (default: the name of its file or repository)",
     )
+    parser.add_operand_flag(parser, "-m", "--model", metavar="MODEL", is_first=True)
     _add_gateway_options(parser)
     add_run_options(parser)
     _add_folder_options(parser)
     _add_process_options(parser)
     _add_remote_worker_options(parser)
-    add_options(parser, "--yes", "--ops")
+    add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
 
@@ -132,7 +134,13 @@ def _add_admin_options(group: argparse._ArgumentGroup) -> None:
         "--log",
         choices=("info", "warning"),
         default="info",
-        help="log level; info (default): one JSON line per request",
+        help="log level; info (default): one line per request",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        default="auto",
+        help="text: lines for people; json: an object per line; auto (default): text on a terminal, otherwise json",
     )
 
 
@@ -182,15 +190,15 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_folder_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("checkpoint folders")
-    add_options(group, "--scheme")
-    add_options(group, "--no-cache")
+    group = parser.add_argument_group("checkpoint folders and downloads")
+    add_options(group, "--scheme", "--no-cache", "--yes")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how a worker runs its model."""
     group = parser.add_argument_group("engine")
     group.add_argument(
+        "-t",
         "--threads",
         type=int,
         default=0,
@@ -205,8 +213,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--weights", choices=("auto", "mmap", "huge"), default="auto",
         help="mmap: map the file; huge: copy the weights into huge pages; auto (default): huge if memory suffices",
     )  # fmt: skip
-    add_options(group, "--verify")
-    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
+    add_options(group, "--verify", *LIMIT_OPTIONS, "--no-prefix-cache")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -217,14 +224,17 @@ def run(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it by reloading its keys
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC writes its own lines between the JSON lines of the log
-    from penstock.logs import JsonLines
+    from penstock.logs import JsonLines, TextLines
     from penstock.serving.service import run_service
 
     settings = settings_of(args)
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
+    is_text = args.log_format == "text" or (args.log_format == "auto" and sys.stderr.isatty())
+    handler.setFormatter(TextLines() if is_text else JsonLines())
     logging.basicConfig(level=args.log.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if sys.stdout.isatty():  # the addresses follow when the models are ready
+        print(f"penstock {__version__} opens {', '.join(args.models)}. Ctrl-C stops it.", flush=True)
     return asyncio.run(run_service(settings))
 
 

@@ -7,20 +7,26 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 from penstock.cli.options import add_parser_of
 from penstock.cli.progress import format_bytes
 from penstock.errors import PenstockError
-from penstock.version import __version__
+from penstock.version import INSTALL_TORCH, __version__
 
 __all__ = ["add_parser", "run"]
 
-_EXTRAS = (
-    ("torch", "penstock[torch]", "checkpoint folders, eager mode, export"),
-    ("sentencepiece", "penstock[sentencepiece]", "folders with only a tokenizer.model"),
+_EXTRAS: Final = (
+    ("sentencepiece", "sentencepiece", "checkpoint folders with only a tokenizer.model"),
+    ("onnxruntime", "onnx", "servables with .onnx models"),
+    ("opentelemetry.sdk", "otel", "traces of penstock serve"),
+    ("lm_eval", "eval", "evaluation with lm-eval"),
 )
+"""A module, its extra, and what needs it."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,8 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "doctor",
-        "report what this machine offers and what is missing",
-        "Report the versions, instructions, cores, memory, extras and cache of this machine, and what is missing.",
+        "Report the versions, instructions, cores, memory, optional parts and folders of this machine, and what is "
+        "missing, with the command that installs it.",
         "penstock doctor",
     )
     parser.set_defaults(run=run)
@@ -38,9 +44,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print one line per fact.  The exit status is 0 even if something is missing."""
     del args
-    for section in (_versions, _core, _machine, _extras, _cache):
+    for section in (_versions, _core, _machine, _torch, _extras, _cache, _hub):
         for name, value in section():
-            print(f"{name:<14}{value}")
+            print(f"{name:<15}{value}")
     return 0
 
 
@@ -60,6 +66,9 @@ def _core() -> Iterator[tuple[str, str]]:
             yield "threads", f"{context.num_threads} in use"
     except (PenstockError, OSError) as error:
         yield "native core", f"MISSING: {error}"
+    beside = Path(sys.executable).with_name("penstock-lite")
+    lite = shutil.which("penstock-lite") or (str(beside) if beside.exists() else None)
+    yield "penstock-lite", lite or "missing, runs bundles without Python: pip install --force-reinstall penstock"
 
 
 def _machine() -> Iterator[tuple[str, str]]:
@@ -77,16 +86,42 @@ def _machine() -> Iterator[tuple[str, str]]:
     yield "huge pages", f"{setting}{hint}"
 
 
+def _torch() -> Iterator[tuple[str, str]]:
+    purpose = "checkpoint folders, eager mode, export"
+    if importlib.util.find_spec("torch") is None:
+        yield "torch", f"missing, needed for {purpose}: {INSTALL_TORCH}"
+        return
+    version = _version_of("torch")
+    packages = [one for one in importlib.metadata.distributions() if _name_of(one).startswith("nvidia-")]
+    if "+cpu" in version or not packages:
+        yield "torch", f"{version}, for {purpose}"
+        return
+    size = sum(file.size or 0 for one in packages for file in one.files or ())
+    yield "torch", f"{version}, for {purpose}"
+    yield "", f"This build brings {len(packages)} CUDA packages, {format_bytes(size)}, which Penstock does not use."
+    names = " ".join(sorted({_name_of(one) for one in packages}))
+    yield "", f"To remove them: pip uninstall --yes torch {names} && {INSTALL_TORCH}"
+
+
+def _name_of(distribution: importlib.metadata.Distribution) -> str:
+    return str(distribution.metadata["Name"] or "").lower()
+
+
+def _version_of(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "version unknown"
+
+
 def _extras() -> Iterator[tuple[str, str]]:
     for module, extra, purpose in _EXTRAS:
-        if importlib.util.find_spec(module) is None:
-            yield module, f"missing, needed for {purpose}: pip install '{extra}'"
-            continue
-        try:
-            version = importlib.metadata.version(module)
-        except importlib.metadata.PackageNotFoundError:
-            version = "version unknown"
-        yield module, f"{version}, for {purpose}"
+        package = {"opentelemetry.sdk": "opentelemetry-sdk", "lm_eval": "lm-eval"}.get(module, module)
+        root = module.partition(".")[0]
+        if importlib.util.find_spec(root) is None or (root != module and importlib.util.find_spec(module) is None):
+            yield extra, f"missing, needed for {purpose}: pip install 'penstock[{extra}]'"
+        else:
+            yield extra, f"{package} {_version_of(package)}, for {purpose}"
 
 
 def _cache() -> Iterator[tuple[str, str]]:
@@ -103,3 +138,15 @@ def _cache() -> Iterator[tuple[str, str]]:
     except (PenstockError, OSError) as error:
         yield "cache", f"MISSING: {error}"
     yield "encoding", f"{sys.stdout.encoding} on standard output"
+
+
+def _hub() -> Iterator[tuple[str, str]]:
+    """Report where models come from; the token itself is not printed, and no request is sent."""
+    from huggingface_hub import get_token
+
+    from penstock.hub.downloaded import cache_folder
+    from penstock.hub.remote import endpoint, is_offline
+
+    yield "models", f"{cache_folder()}, from {endpoint()}{' (HF_HUB_OFFLINE: no requests)' if is_offline() else ''}"
+    has_token = "set" if get_token() else "none; models with a licence to accept need one: hf auth login"
+    yield "hub token", has_token
