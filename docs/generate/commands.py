@@ -16,6 +16,7 @@ TITLES = {
     "service": "Serve models",
     "measure": "Measure",
     "scale": "Run over ranks",
+    "setup": "Set up",
 }
 
 

@@ -14,7 +14,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
              "RequestOptions", "EngineOptions", "ProgramLimits", "Result", "Choice", "Delta", "Score", "Embedding",
              "TokenLogprobs", "Streamer", "TextStreamer")),
     "pipeline": ("Pipelines and Auto classes", ("pipeline", "InferConfig", "InferTask", "AutoModel", "AutoConfig",
-                 "AutoTokenizer")),
+                 "AutoTokenizer", "GenerationConfig", "GenerateOutput")),
     "client": ("Clients of a service", ("Client", "AsyncClient")),
     "models": ("Export, quantization and networks", ("export", "load_network", "register_network", "RoundToNearest",
                "RoundToNearestConfig", "custom_op", "load_ops")),
