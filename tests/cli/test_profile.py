@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from types import SimpleNamespace
 from xml.etree import ElementTree
