@@ -45,8 +45,8 @@ def type_of(schema: dict[str, Any]) -> str:
 def limits_of(schema: dict[str, Any]) -> str:
     """Return the bounds of a schema in words."""
     names = {
-        "minimum": "from {}",
-        "maximum": "to {}",
+        "minimum": "{} or more",
+        "maximum": "{} or less",
         "exclusiveMinimum": "above {}",
         "exclusiveMaximum": "below {}",
         "minLength": "at least {} characters",
@@ -57,6 +57,9 @@ def limits_of(schema: dict[str, Any]) -> str:
     }
     found = []
     for one in (schema, *schema.get("anyOf", ())):
+        if "minimum" in one and "maximum" in one:
+            one = dict(one)
+            found.append(f"from {one.pop('minimum')} to {one.pop('maximum')}")
         found += [text.format(one[name]) for name, text in names.items() if name in one]
     return ", ".join(dict.fromkeys(found))
 
@@ -100,7 +103,8 @@ def operation(one: Operation, found: dict[str, Any]) -> str:
 
 def rest() -> tuple[str, str]:
     """Return the page about HTTP, and the OpenAPI description as JSON."""
-    table_of = [*operations(), *admin_operations(Changes(LocalModels([])))]
+    admin = [one for one in admin_operations(Changes(LocalModels([]))) if one.path.startswith("/admin")]
+    table_of = [*operations(), *admin]
     found = describe(table_of)
     parts = [
         "The service describes its routes itself at `/openapi.json`; this page is made from that description, and so "

@@ -58,7 +58,7 @@ def in_export_child() -> bool:
 
 
 def cache_dir() -> Path:
-    """``PENSTOCK_CACHE_DIR``, else ``$XDG_CACHE_HOME/penstock``, else ``~/.cache/penstock``."""
+    """``PENSTOCK_CACHE_DIR``: the cache folder; by default ``$XDG_CACHE_HOME/penstock`` or ``~/.cache/penstock``."""
     value = os.environ.get("PENSTOCK_CACHE_DIR")
     if value:
         return Path(value)

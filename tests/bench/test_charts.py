@@ -14,6 +14,8 @@ from penstock.bench.latency_chart import Line, draw_charts
 from penstock.bench.profile import PhaseReport, ProfileReport, Row
 from penstock.bench.roofline import draw_roofline
 from penstock.bench.svg import Box, Scale, fitted, number, spread, text_box
+from penstock.bench.timeline import draw_timeline
+from penstock.core.spans import SPAN
 
 SVG = "{http://www.w3.org/2000/svg}"
 PEAKS = {"int8": 900e9, "bf16": 450e9, "f32": 225e9}
@@ -128,6 +130,26 @@ LOADS = {
 @pytest.mark.parametrize("capacity", [0.0, 2.5, 1e5])
 def test_texts_of_latencies_do_not_overlap(lines: list[Line], capacity: float) -> None:
     check_texts(draw_charts("a model" * 40, "about" * 60, capacity, lines, lines))
+
+
+def steps_of(num_threads: int, num_nodes: int, width_ns: int) -> ProfileReport:
+    """A report whose phases have a step of ops of equal length, with waits between them."""
+    report = profile_of([])
+    for phase in report.phases:
+        phase.nodes[:] = [Row(f"layers.{n}.proj", f"op_number_{n % 9}") for n in range(num_nodes)]
+        noted = [(-1, 0, 0, 0, 0, 0, num_nodes * width_ns)]
+        for thread in range(num_threads):
+            for n in range(num_nodes):
+                noted.append((n, 0, thread, 0, n * width_ns, n * width_ns + width_ns // 3, (n + 1) * width_ns))
+        phase.spans.append(np.array(noted, SPAN))
+    return report
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "num_nodes", "width_ns"), [(1, 1, 1), (2, 7, 10**6), (64, 300, 10**9), (3, 0, 5)]
+)
+def test_texts_of_a_timeline_do_not_overlap(num_threads: int, num_nodes: int, width_ns: int) -> None:
+    check_texts(draw_timeline(steps_of(num_threads, num_nodes, width_ns), "m" * 200))
 
 
 def test_pictures_have_dark_colors() -> None:

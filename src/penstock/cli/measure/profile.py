@@ -59,6 +59,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--plot", metavar="FILE.svg", help="write a chart of the ops under the roofline of this machine (default: none)"
     )
+    parser.add_argument(
+        "--timeline", metavar="FILE.svg", help="write a chart of what each thread does in a step (default: none)"
+    )
     add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
@@ -68,9 +71,10 @@ def run(args: argparse.Namespace) -> int:
     from penstock.bench.profile import profile
 
     settings = _settings(args)
-    if args.plot is not None and Path(args.plot).suffix != ".svg":
-        raise InvalidArgumentError(f"--plot: {args.plot}: expected a name that ends in .svg", param="plot")
-    for name, path in (("trace", args.trace), ("plot", args.plot)):  # before the work
+    for name, path in (("plot", args.plot), ("timeline", args.timeline)):
+        if path is not None and Path(path).suffix != ".svg":
+            raise InvalidArgumentError(f"--{name}: {path}: expected a name that ends in .svg", param=name)
+    for name, path in (("trace", args.trace), ("plot", args.plot), ("timeline", args.timeline)):  # before the work
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise FileAccessError(f"--{name} {path}: no such folder")
     with ProgressLine() as progress:
@@ -83,8 +87,12 @@ def run(args: argparse.Namespace) -> int:
         from penstock.bench.roofline import draw_roofline
 
         Path(args.plot).write_text(draw_roofline(report, Path(args.model).name), encoding="utf-8")
+    if args.timeline is not None:
+        from penstock.bench.timeline import draw_timeline
+
+        Path(args.timeline).write_text(draw_timeline(report, Path(args.model).name), encoding="utf-8")
     print(json.dumps(_object(report, args.per_node)) if args.json else _text(args, report))
-    for path in (args.trace, args.plot):
+    for path in (args.trace, args.plot, args.timeline):
         if path is not None:
             print(f"written to {path}", file=sys.stderr)
     return 0
