@@ -25,7 +25,7 @@ GROUPS = {
     "run": ("run", "infer", "chat", "batch"),
     "models": ("pull", "list", "show", "rm", "export", "quantize", "inspect", "cache"),
     "service": ("serve", "worker", "models", "new"),
-    "measure": ("bench", "profile", "doctor"),
+    "measure": ("advise", "bench", "profile", "doctor"),
 }
 """The folders of ``penstock.cli`` and the commands in each, in the order of the help."""
 COMMANDS = {name: f"penstock.cli.{group}.{name}" for group, names in GROUPS.items() for name in names}
