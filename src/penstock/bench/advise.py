@@ -15,18 +15,19 @@ from penstock.bench.open_model import check_size
 from penstock.bench.step_probe import Expectation, Workload, expect, machine_of, probe_steps
 from penstock.bench.weightless import Machine, Weightless
 from penstock.checkpoint.folder import Checkpoint
-from penstock.config import check_integer
+from penstock.config import check_choice, check_integer
 from penstock.core import native
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import Graph
 from penstock.graph.passes import assign_scheme
 from penstock.graph.without_weights import read_source, table_dtype
 from penstock.quant.perplexity_cost import PERPLEXITY_COST
-from penstock.quant.scheme import SCHEMES, find_scheme
+from penstock.quant.scheme import SCHEMES
 from penstock.runtime.build import Progress, ProgressCallback, build_in_child
 from penstock.runtime.cache import Cache
 from penstock.runtime.machine import memory
 from penstock.runtime.open import check_network, registered_script
+from penstock.runtime.program import KV_LAYOUTS
 from penstock.validation import refusal
 
 __all__ = ["PYTHON_BYTES", "Advice", "Advise", "Row", "Wishes", "advise", "misses", "recommend"]
@@ -83,7 +84,9 @@ class Advise:
         if not self.schemes or len(set(self.schemes)) != len(self.schemes):
             raise refusal("schemes", "a list of different schemes", self.schemes)
         for scheme in self.schemes:
-            find_scheme(scheme)
+            if scheme not in SCHEMES:
+                raise refusal("schemes", f"some of {', '.join(SCHEMES)}", scheme)
+        check_choice("kv_cache", self.kv_cache, KV_LAYOUTS)
         check_network(self.network)
 
 
