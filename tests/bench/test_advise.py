@@ -129,7 +129,7 @@ def test_large_models_are_measured_in_part(monkeypatch, tmp_path):
     work = Workload(512, 64, 2)
     with native.Context(1) as context:
         for slower, layers, prompt in ((1, 6, 512), (40, 3, 512), (10_000, 2, 32)):
-            machine = Machine("avx2", 1, 40e9 / slower, {name: 1e12 / slower for name in ("int8", "bf16", "f32")})
+            machine = Machine("avx2", 1, 40e9 / slower, dict.fromkeys(("int8", "bf16", "f32"), 1e12 / slower))
             model, smaller = step_probe._cut(graph, tmp_path, work, "auto", (machine, context, 0.5))
             assert (len(model.graph.states), smaller.prompt_tokens) == (layers, prompt)
             assert smaller.prompt_tokens + smaller.new_tokens == 576
