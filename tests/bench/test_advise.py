@@ -127,13 +127,12 @@ def test_large_models_are_measured_in_part(monkeypatch, tmp_path):
     monkeypatch.setattr(step_probe, "_FILL_BYTES_PER_S", 1e15)
     graph = assign_scheme(read_source(DEMO)[0], "w8a8")
     work = Workload(512, 64, 2)
-    with native.Context(1) as context:
-        for slower, layers, prompt in ((1, 6, 512), (40, 3, 512), (10_000, 2, 32)):
-            machine = Machine("avx2", 1, 40e9 / slower, dict.fromkeys(("int8", "bf16", "f32"), 1e12 / slower))
-            model, smaller = step_probe._cut(graph, tmp_path, work, "auto", (machine, context, 0.5))
-            assert (len(model.graph.states), smaller.prompt_tokens) == (layers, prompt)
-            assert smaller.prompt_tokens + smaller.new_tokens == 576
-            model.close()
+    for slower, layers, prompt in ((1, 6, 512), (40, 3, 512), (10_000, 2, 32)):
+        machine = Machine("avx2", 1, 40e9 / slower, dict.fromkeys(("int8", "bf16", "f32"), 1e12 / slower))
+        model, smaller = step_probe._cut(graph, tmp_path, work, "auto", machine, 0.5)
+        assert (len(model.graph.states), smaller.prompt_tokens) == (layers, prompt)
+        assert smaller.prompt_tokens + smaller.new_tokens == 576
+        model.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,7 +143,7 @@ def test_layers_add_equal_parts_to_the_roofline(tmp_path):
         for count in (2, 4, 6):
             model = Weightless(tmp_path / "m.psm", cut_layers(graph, count))
             plan = model.plan(context, work.limits(2, "auto"))
-            seconds.append(model.bound([work.decode(2)], plan, "auto", MACHINE).seconds)
+            seconds.append(model.bound([work.decode(2)], plan.kv_page_bytes, "auto", MACHINE).seconds)
             model.close()
     assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0])
 

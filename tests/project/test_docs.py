@@ -89,7 +89,17 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
     """All that need no more than the demo, in their order; the service, which does not end, is asked for its help."""
     (tmp_path / "demo").symlink_to(ROOT / "demo")
     ran = [words for words in commands(ROOT / "README.md") if "my-checkpoint" not in words]
-    assert [words[1] for words in ran] == ["run", "export", "inspect", "advise", "bench", "profile", "chat", "batch", "serve"]
+    assert [words[1] for words in ran] == [
+        "run",
+        "export",
+        "inspect",
+        "advise",
+        "bench",
+        "profile",
+        "chat",
+        "batch",
+        "serve",
+    ]
     ran[-1].append("--help")
     body = {"model": "demo", "prompt": "def add(a, b):", "max_tokens": 4}
     request = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}

@@ -241,9 +241,9 @@ def _measure(row: Row, model: Weightless, work: Workload, kv_cache: str, machine
     probe = probe_steps(model.graph, model.path.parent, work, kv_cache, machine, seconds)
     row.num_layers, row.probed_prompt = probe.num_layers, probe.prompt_tokens
     steps = work.prefill()
-    row.first_token = expect(model.bound(steps, row.plan, kv_cache, machine), probe.prefill, len(steps))
+    row.first_token = expect(model.bound(steps, row.plan.kv_page_bytes, kv_cache, machine), probe.prefill, len(steps))
     by_batch = {
-        batch: expect(model.bound([work.decode(batch)], row.plan, kv_cache, machine), measured)
+        batch: expect(model.bound([work.decode(batch)], row.plan.kv_page_bytes, kv_cache, machine), measured)
         for batch, measured in probe.decode.items()
     }
     row.token, row.token_alone = by_batch[work.concurrency], by_batch[1]

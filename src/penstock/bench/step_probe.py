@@ -36,6 +36,8 @@ _MIN_PROMPT = 32
 _MAX_PROBE_BYTES = 3 << 29
 _FILL_BYTES_PER_S = 1e9
 """How fast the kernel makes the zeroed pages of a hole, about."""
+_USUAL_SHARE = 0.67
+"""The share of the roofline that steps reach, about, to choose how much is measured."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,7 @@ def probe_steps(
     graph: Graph, folder: Path, work: Workload, kv_layout: str, machine: Machine, seconds: float
 ) -> StepProbe:
     """Measure steps of a graph whose scheme is assigned, in about ``seconds``; ``folder`` takes temporary files."""
-    with native.Context(machine.num_threads, machine.cpu_level) as context:
-        cut, smaller = _cut(graph, folder, work, kv_layout, (machine, context, seconds))
+    cut, smaller = _cut(graph, folder, work, kv_layout, machine, seconds)
     try:
         return _Prober(cut, smaller, kv_layout, machine).probe(work, seconds)
     finally:
@@ -143,23 +144,23 @@ def probe_steps(
 
 
 def _cut(
-    graph: Graph, folder: Path, work: Workload, kv_layout: str, room: tuple[Machine, native.Context, float]
+    graph: Graph, folder: Path, work: Workload, kv_layout: str, machine: Machine, seconds: float
 ) -> tuple[Weightless, Workload]:
     """Return as many layers, and as long a prompt, as can be measured in the time."""
-    machine, context, seconds = room
     count = num_layers(graph)
     while True:
         model = Weightless(folder / "probe.psm", cut_layers(graph, count))
-        plan = model.plan(context, work.limits(work.concurrency, kv_layout))
-        parts = [
-            (2.0, work.prefill()),
-            (2.0 * _MIN_STEPS, [work.decode(batch) for batch in {1, work.concurrency}]),
-        ]
-        needed = plan.weight_bytes / _FILL_BYTES_PER_S + 1.5 * sum(
-            times * model.bound(sizes, plan, kv_layout, machine).seconds for times, sizes in parts
-        )
-        fits = needed <= seconds and plan.weight_bytes <= _MAX_PROBE_BYTES
-        if fits or (count <= 2 and work.prompt_tokens <= _MIN_PROMPT):
+        with native.Context(machine.num_threads, machine.cpu_level) as context:
+            plan = model.plan(context, work.limits(work.concurrency, kv_layout))
+        needed = plan.weight_bytes / _FILL_BYTES_PER_S
+        for times, steps in (
+            (2, work.prefill()),
+            (2 * _MIN_STEPS, [work.decode(batch) for batch in {1, work.concurrency}]),
+        ):
+            least = model.bound(steps, plan.kv_page_bytes, kv_layout, machine).seconds
+            needed += times * least / _USUAL_SHARE
+        is_small = count <= 2 and work.prompt_tokens <= _MIN_PROMPT
+        if is_small or (needed <= seconds and plan.weight_bytes <= _MAX_PROBE_BYTES):
             return model, work
         model.close()
         if count > 2:
@@ -211,9 +212,7 @@ class _Prober:
 
     def _bound(self, program: NativeProgram, sizes: Sequence[StepSize]) -> Bound:
         plan = program.info.plan
-        if plan is None:
-            raise ValueError("a native program has a plan")
-        return self.model.bound(sizes, plan, self.kv_layout, self.machine)
+        return self.model.bound(sizes, plan.kv_page_bytes if plan is not None else 0, self.kv_layout, self.machine)
 
     def _decode(self, program: NativeProgram, engine: EngineSteps, batch: int, seconds: float) -> Measured:
         """Measure a decode step: in the core, and what the engine adds to an equal step.
