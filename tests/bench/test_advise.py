@@ -23,6 +23,7 @@ from penstock.graph.passes import assign_scheme
 from penstock.graph.without_weights import cut_layers, read_source
 from penstock.quant.perplexity_cost import PERPLEXITY_COST
 from penstock.quant.scheme import SCHEMES
+from penstock.runtime.cache import Cache
 from penstock.runtime.machine import Memory
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
@@ -111,6 +112,14 @@ def test_a_folder_gives_the_plans_of_its_bundle(given_probes, tmp_path, monkeypa
     assert [row.plan for row in folder.rows] == [row.plan for row in bundle.rows]
     assert folder.only_scheme is None
     assert list(tmp_path.iterdir()) == []  # nothing was exported
+
+
+def test_a_cached_bundle_saves_the_capture(given_probes, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
+    Cache().find_or_build(FOLDER, "w4a8")
+    monkeypatch.setattr(module, "build_in_child", lambda *_, **__: pytest.fail("captured again"))
+    (row,) = advise(Advise(FOLDER, schemes=("w8a8",))).rows
+    assert row.plan == advise(Advise(DEMO, schemes=("w8a8",))).rows[0].plan
 
 
 def test_what_does_not_fit_is_not_measured(given_probes, monkeypatch):
@@ -214,7 +223,7 @@ def test_the_commands_of_each_way_are_understood(model, scheme):
     only = "w8a8" if model == DEMO else None
     chosen = row(scheme)
     work = Workload(100, 28, 4)
-    advice = Advice("llama", None, work, "int8", MACHINE, 1 << 30, only, 6, [chosen], scheme)
+    advice = Advice("llama", None, work, "int8", MACHINE, 0.0, 1 << 30, only, 6, [chosen], scheme)
     found = {way.name: way for way in ways(advice, str(model), chosen)}
     assert list(found) == ["Python", "bundle", "service", "device"]
     assert found["device"].token_s == chosen.token.native_s

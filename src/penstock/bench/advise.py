@@ -6,7 +6,9 @@ its weights (``step_probe``).  What a scheme costs in quality is what docs/quant
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -37,7 +39,7 @@ PYTHON_BYTES: Final = 64 << 20
 EQUAL_QUALITY: Final = 0.002
 """Schemes whose perplexity differs by less than this share count as equally good."""
 _PROMPT_TOKENS, _NEW_TOKENS = 512, 128
-_SECONDS = 42.0
+_SECONDS = 50.0
 _MAX_SECONDS_PER_SCHEME = 6.0
 
 
@@ -61,7 +63,7 @@ class Advise:
     """The question.  Sizes in tokens; None is 512 and 128, or as many as the model's context holds.
 
     ``model``: a bundle or a checkpoint folder.  ``network``: the user's script, for a folder.  ``threads``: 0 is all
-    allowed cores.  ``schemes``: those to compare.  ``seconds``: for all measurements together.
+    allowed cores.  ``schemes``: those to compare.  ``seconds``: for all of it, about.
     """
 
     model: Path | str
@@ -120,7 +122,8 @@ class Advice:
     """The answer.
 
     ``recommended`` is a scheme of ``rows``, None if none meets every wish.  ``script`` is the user's network, None
-    without one.  ``only_scheme`` is the scheme of a bundle or a quantized folder: others need the original checkpoint.
+    without one.  ``load_average``: of the minute before.  ``only_scheme`` is the scheme of a bundle or a quantized
+    folder: others need the original checkpoint.
     """
 
     network: str
@@ -128,6 +131,7 @@ class Advice:
     work: Workload
     kv_cache: str
     machine: Machine
+    load_average: float
     available_bytes: int
     only_scheme: str | None
     num_layers: int
@@ -141,14 +145,16 @@ def advise(question: Advise, progress: ProgressCallback | None = None) -> Advice
     Raises InvalidArgumentError if the sizes do not fit the model, UnsupportedError for a model that generates no text,
     and the errors of opening or capturing it.
     """
+    begin, load_average = time.monotonic(), os.getloadavg()[0]
     graph, files, only_scheme = _source(question, progress)
     work = _workload(question, graph.context_len)
     rows = []
     with tempfile.TemporaryDirectory(prefix="penstock-") as name, native.Context(question.threads) as context:
         folder = Path(name)
         machine = machine_of(context)
-        seconds = min(_MAX_SECONDS_PER_SCHEME, question.seconds / len(question.schemes))
-        for scheme in question.schemes:
+        for number, scheme in enumerate(question.schemes):
+            left = question.seconds - (time.monotonic() - begin)
+            seconds = min(_MAX_SECONDS_PER_SCHEME, left / (len(question.schemes) - number))
             if progress is not None:
                 progress(Progress(f"measuring {scheme}"))
             model = Weightless(folder / "model.psm", assign_scheme(graph, scheme, table_dtype(graph)), files)
@@ -166,6 +172,7 @@ def advise(question: Advise, progress: ProgressCallback | None = None) -> Advice
         work,
         question.kv_cache,
         machine,
+        load_average,
         memory().available,
         only_scheme,
         len(graph.states),

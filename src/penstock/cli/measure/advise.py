@@ -144,10 +144,17 @@ def _head(advice: Advice, name: str) -> list[str]:
     machine, work = advice.machine, advice.work
     peaks = ", ".join(f"{kind} {value / 1e9:,.0f}" for kind, value in machine.ops_per_s.items())
     requests = "one request" if work.concurrency == 1 else f"{work.concurrency} requests at once, each"
+    busy = []
+    if advice.load_average > machine.num_threads / 2:
+        busy = [
+            f"The load average was {advice.load_average:.1f} at the start: other processes used the cores, so these "
+            "times are longer than on an idle machine."
+        ]
     return [
         f"{name}: {advice.network}, {advice.num_layers} layers, {machine.cpu_level} x {machine.num_threads} threads",
         f"this machine: memory reads {machine.read_bytes_per_s / 1e9:.1f} GB/s, GOP/s {peaks}; "
         f"{format_bytes(advice.available_bytes)} of memory available",
+        *busy,
         f"expected for {requests} with a prompt of {work.prompt_tokens} tokens and an answer of {work.new_tokens}:",
     ]
 
@@ -175,7 +182,7 @@ def _schemes(advice: Advice) -> list[str]:
                 f"+{row.perplexity_cost:.2%}",
                 format_bytes(row.memory_bytes),
                 *(times if alone else times[:2]),
-                f"{row.tokens_per_s:,.0f}" if row.tokens_per_s else "-",
+                _rate(row.tokens_per_s) if row.tokens_per_s else "-",
                 ("misses " + ", ".join(_NAMES[name] for name in row.missed)) if row.missed else "met",
             ]
         )
@@ -229,7 +236,7 @@ def _verdict(advice: Advice, chosen: Row | None) -> list[str]:
         best |= {
             "first_token": _ms(min(row.first_token.seconds for row in measured if row.first_token)),
             "latency": _ms(min(row.token.seconds for row in measured if row.token)),
-            "throughput": f"{max(row.tokens_per_s for row in measured):,.0f} tokens/s",
+            "throughput": f"{_rate(max(row.tokens_per_s for row in measured))} tokens/s",
         }
     missed = {name for row in advice.rows for name in row.missed}
     lines += [f"  {_NAMES[name]}: {value}" for name, value in best.items() if name in missed]
@@ -245,11 +252,19 @@ def _closest(advice: Advice) -> Row | None:
 
 
 def _ms(seconds: float | None) -> str:
-    """Format a time in milliseconds with three digits: 0.23 ms, 45.6 ms, 1,234 ms."""
+    """Format a time with two or three digits: 0.23 ms, 45.6 ms, 678 ms, 12.3 s."""
     if seconds is None:
         return "-"
+    if seconds >= 1:
+        return f"{seconds:,.2f} s" if seconds < 9.995 else f"{seconds:,.1f} s"
     value = seconds * 1e3
     return f"{value:,.2f} ms" if value < 9.995 else f"{value:,.1f} ms" if value < 99.95 else f"{value:,.0f} ms"
+
+
+def _rate(tokens_per_s: float) -> str:
+    """Format a rate: 0.42, 12.3, 1,234."""
+    value = tokens_per_s
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
