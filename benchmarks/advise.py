@@ -22,7 +22,7 @@ from penstock.bench.measure import Bench, bench
 from penstock.errors import PenstockError
 from penstock.runtime.open import bundle_of
 
-BATCH, NEW, SECONDS = 8, 32, 4.0
+BATCH, NEW, SECONDS = 8, 128, 4.0
 TOLERANCE = 0.15
 
 
