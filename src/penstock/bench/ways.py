@@ -64,7 +64,7 @@ def ways(advice: Advice, model: str, row: Row) -> list[Way]:
         Way(
             "Python", "offline: your own program has all prompts, or you develop the network",
             first_s, seconds_of(together), row.memory_bytes, "A checkpoint folder needs PyTorch once, to capture it.",
-            [f"python -c {_double_quoted(code)}", f"penstock batch {bundle} requests.jsonl answers.jsonl"],
+            [f"python -c {_double_quoted(code)}", *make, f"penstock batch {bundle} requests.jsonl answers.jsonl"],
         ),
         Way(
             "bundle", "one file: the machine that runs it has no PyTorch and no checkpoint",

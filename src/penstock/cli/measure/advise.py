@@ -124,7 +124,8 @@ def _text(advice: Advice, model: str, name: str) -> list[str]:
     shown = chosen or _closest(advice)
     if shown is None:
         return lines
-    lines += ["", f"Ways to run {shown.scheme}", ""]
+    closest = "" if chosen else ", which comes closest"
+    lines += ["", f"Ways to run {shown.scheme}{closest}", ""]
     for way in ways(advice, model, shown):
         times = (
             f"first token {_ms(way.first_token_s)}, then {_ms(way.token_s)} per token, {format_bytes(way.memory_bytes)}"
@@ -206,7 +207,7 @@ def _rooflines(advice: Advice) -> list[str]:
     cut = [row for row in advice.rows if row.num_layers and row.num_layers < advice.num_layers]
     if cut:
         counts = ", ".join(f"{row.scheme} {row.num_layers} layers, {row.probed_prompt} tokens" for row in cut)
-        lines.append(f"Measured in part, scaled by the roofline: {counts}.")
+        lines += _wrapped(f"Measured in part, scaled by the roofline: {counts}.", 0)
     return lines
 
 
