@@ -111,6 +111,7 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
         "run",
         "export",
         "inspect",
+        "advise",
         "bench",
         "profile",
         "chat",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
 from penstock.validation import refusal
 
-__all__ = ["Bench", "MachineLimits", "Report", "bench"]
+__all__ = ["Bench", "EngineSteps", "MachineLimits", "Report", "bench"]
 
 STEP_TOKENS = 512
 PREFILL_RUNS = 3
@@ -130,13 +130,55 @@ def bench(settings: Bench, progress: Callable[[Any], None] | None = None) -> Rep
         return report
 
 
+class EngineSteps:
+    """Runs endless answers to random prompts through the engine's loop."""
+
+    def __init__(self, program: NativeProgram) -> None:
+        self._vocab_size = program.info.vocab_size
+        self._engine = Engine(
+            program, EngineOptions(max_mixed_tokens=0)
+        )  # answers begin together, as the number of pages assumes
+        self._random = np.random.default_rng()
+
+    def submit(self, batch: int, prompt_tokens: int) -> list[Request]:
+        """Submit new random prompts."""
+        prompts = self._random.integers(0, self._vocab_size, (batch, prompt_tokens)).tolist()
+        endless = ResolvedSampling(max_tokens=self._engine.max_len)
+        return [self._engine.submit(prompt, endless) for prompt in prompts]
+
+    def start(self, batch: int, prompt_tokens: int) -> list[Request]:
+        """Submit prompts and run them up to the first token of each."""
+        requests = self.submit(batch, prompt_tokens)
+        while not all(request.output_ids for request in requests):
+            self.step()
+        return requests
+
+    def prefill(self, prompt_tokens: int) -> float:
+        """Return the seconds from a prompt to its first token."""
+        begin = time.perf_counter()
+        requests = self.start(1, prompt_tokens)
+        seconds = time.perf_counter() - begin
+        self.abort(requests)
+        return seconds
+
+    def step(self) -> float:
+        """Run one step and return its seconds."""
+        begin = time.perf_counter()
+        for request in self._engine.step():
+            if request.error is not None:
+                raise request.error
+        return time.perf_counter() - begin
+
+    def abort(self, requests: Sequence[Request]) -> None:
+        """End the requests and free their pages."""
+        for request in requests:
+            self._engine.abort(request)
+
+
 class _Measurement:
     def __init__(self, settings: Bench, program: NativeProgram, work: _Work) -> None:
         self.settings, self.program, self.work = settings, program, work
-        self.engine = Engine(
-            program, EngineOptions(max_mixed_tokens=0)
-        )  # answers begin together, as the number of pages assumes
-        self.random = np.random.default_rng()
+        self.engine = EngineSteps(program)
         self.peak_rss = 0
         self.peaks = MachineLimits(program.context)
 
@@ -195,26 +237,8 @@ class _Measurement:
             f"{name}: measured {share:.2f} of the {self.work.peak} peak, which is impossible; the figure is wrong"
         )
 
-    def _submit(self, batch: int) -> list[Request]:
-        sizes = (batch, self.settings.prompt_tokens)
-        prompts = self.random.integers(0, self.program.info.vocab_size, sizes).tolist()
-        endless = ResolvedSampling(max_tokens=self.engine.max_len)
-        return [self.engine.submit(prompt, endless) for prompt in prompts]
-
     def _prefill(self) -> float:
-        """Return the seconds from a prompt to its first token."""
-        start = time.perf_counter()
-        request = self._submit(1)[0]
-        while not request.output_ids:
-            self._step()
-        seconds = time.perf_counter() - start
-        self.engine.abort(request)
-        return seconds
-
-    def _step(self) -> None:
-        for request in self.engine.step():
-            if request.error is not None:
-                raise request.error
+        return self.engine.prefill(self.settings.prompt_tokens)
 
     def _decode_within_limit(self, batch: int) -> tuple[float, float]:
         """Return the seconds of a decode step and the reached share of the limit; repeat a result above the limit."""
@@ -231,21 +255,14 @@ class _Measurement:
 
     def _decode(self, batch: int) -> tuple[float, float, float]:
         """Return the median seconds of a step of ``batch`` answers, the higher bandwidth of two, the mean context."""
-        requests = self._submit(batch)
-        while not all(request.output_ids for request in requests):
-            self._step()
+        requests = self.engine.start(batch, self.settings.prompt_tokens)
         before = self._bandwidth()
-        times = []
         first = sum(r.num_tokens for r in requests) / batch
-        for _ in range(self.settings.new_tokens):
-            start = time.perf_counter()
-            self._step()
-            times.append(time.perf_counter() - start)
+        times = [self.engine.step() for _ in range(self.settings.new_tokens)]
         if any(r.status is not Status.RUNNING or r.num_preemptions for r in requests):
             raise InternalError("decode: a request ended or was preempted during the measurement")
         bandwidth = max(before, self._bandwidth())
-        for request in requests:
-            self.engine.abort(request)
+        self.engine.abort(requests)
         return statistics.median(times), bandwidth, first + self.settings.new_tokens / 2
 
     def _bandwidth(self) -> float:

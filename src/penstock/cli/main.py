@@ -46,6 +46,7 @@ GROUPS: Final = {
         "new": "write the first version of a servable (a network or Python code as a service)",
     },
     "measure": {
+        "advise": "advise on a scheme and a way to run a model on this machine",
         "bench": "measure speed and compare it with the limits of this machine",
         "profile": "show where the time of a step goes",
     },

@@ -58,14 +58,16 @@ def export_bundle(
     scheme: str | None = None,
     network: str | None = None,
     tail: str | None = None,
+    without_weights: bool = False,
     progress: ExportProgress | None = None,
 ) -> ExportReport:
     """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears complete or not at all.
 
     ``scheme`` defaults to the checkpoint's own type.  ``network`` is "file.py:Class".  ``tail`` "argmax" or "topk:K"
-    ends the graph in token ids instead of logits.  ``progress(stage, done, total)`` counts bytes of the source in stage
-    "pack".  Equal inputs give equal bytes.  Raises InvalidFileError (missing or unused tensors by name, damaged files),
-    UnsupportedError, InvalidArgumentError or FileAccessError.
+    ends the graph in token ids instead of logits.  ``without_weights`` leaves a hole instead of weights.
+    ``progress(stage, done, total)`` counts bytes of the source in stage "pack".  Equal inputs give equal bytes.  Raises
+    InvalidFileError (missing or unused tensors by name, damaged files), UnsupportedError, InvalidArgumentError or
+    FileAccessError.
     """
     begun = time.monotonic()
     tell = progress or _ignore
@@ -86,7 +88,9 @@ def export_bundle(
     segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
     with native.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
-        for weight in graph.weights.values():
+        if without_weights:
+            writer.leave_weights(0)
+        for weight in () if without_weights else graph.weights.values():
             writer.add_weight(weight.name, packer.pack(weight))
     packed = time.monotonic()
     return ExportReport(

@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--scheme")
     parser.add_argument("--network")
     parser.add_argument("--tail")
+    parser.add_argument("--without-weights", action="store_true")
     parser.add_argument("--child", action="store_true", help="exit when stdin closes, and remove OUT's folder")
     args = parser.parse_args()
     env.enter_export_child()
@@ -55,6 +56,7 @@ def main() -> int:
             scheme=args.scheme,
             network=args.network,
             tail=args.tail,
+            without_weights=args.without_weights,
             progress=lambda stage, done, total: send(stage=stage, done=done, total=total),
         )
     except PenstockError as error:

@@ -56,14 +56,15 @@ def build_in_child(
     scheme: str | None = None,
     network: str | None = None,
     tail: str | None = None,
+    without_weights: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Export ``source`` to the bundle ``out`` in a child process; return the child's report.
 
-    ``network`` is "file.py:Class" or None; ``tail`` as in ``export_bundle``.  Raises the PenstockError that the child
-    raised, UnsupportedError when PyTorch is not installed or this process is itself an export, and InternalError with
-    the last lines of the child's stderr when the child died.  An interrupt kills the child and every process that it
-    started within a second, and leaves no file behind.
+    ``network`` is "file.py:Class" or None; ``tail`` and ``without_weights`` as in ``export_bundle``.  Raises the
+    PenstockError that the child raised, UnsupportedError when PyTorch is not installed or this process is itself an
+    export, and InternalError with the last lines of the child's stderr when the child died.  An interrupt kills the
+    child and every process that it started within a second, and leaves no file behind.
     """
     refuse_nested_export()
     if importlib.util.find_spec("torch") is None:
@@ -79,6 +80,7 @@ def build_in_child(
         command += [] if scheme is None else ["--scheme", scheme]
         command += [] if network is None else ["--network", network]
         command += [] if tail is None else ["--tail", tail]
+        command += ["--without-weights"] if without_weights else []
         command += ["--", os.fspath(source), str(folder / final.name)]
         with _running(command) as child:
             stderr_lines: deque[str] = deque(maxlen=_TAIL_LINES)
