@@ -29,7 +29,7 @@ __all__ = ["CLOSED", "RankGroup"]
 CLOSED: Final = "closed"
 """The reason with which a group ends that is not needed any more."""
 _LOAD_S: Final = 600.0
-_END_S: Final = 2.0
+_END_S: Final = 0.5
 """A rank has this time to exit by itself before it is killed."""
 
 
@@ -75,8 +75,7 @@ class RankGroup:
         """Send the ranks a last message."""
         for child in self._children:
             _write_line(child, json.dumps(message))
-            if child.stdin is not None:
-                child.stdin.close()
+            _close(child.stdin)
 
     def await_ready(self) -> None:
         """Wait until every rank has opened its part.  Raises the error of a rank that failed."""
@@ -111,9 +110,8 @@ class RankGroup:
         if self._supervisor is not None:
             self._supervisor.join()
         for child in self._children:
-            for stream in (child.stdin, child.stdout):
-                if stream is not None:
-                    stream.close()
+            _close(child.stdin)
+            _close(child.stdout)
         self.comm.close()
         self._close_descriptors()
 
@@ -173,6 +171,12 @@ def _write_line(child: subprocess.Popen[str], text: str) -> None:
         with suppress(BrokenPipeError):
             child.stdin.write(text + "\n")
             child.stdin.flush()
+
+
+def _close(stream: IO[str] | None) -> None:
+    if stream is not None:
+        with suppress(BrokenPipeError):  # unsent text for a rank that has ended
+            stream.close()
 
 
 def _read_message(stream: IO[str] | None, deadline: float) -> dict[str, Any]:
