@@ -9,6 +9,7 @@
 #define PENSTOCK_DEV_H
 
 #include "penstock.h"
+#include "penstock_ranks.h"
 
 #ifdef __cplusplus
 extern "C" {

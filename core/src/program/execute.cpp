@@ -259,7 +259,7 @@ static ps_status check_loaded(ps_program* p) {
 
 // A step of several ranks fails with the first exchange that failed, and so do all later ones.
 static ps_status check_exchange(ps_program* p) {
-  if (!p->exchange.data()) return PS_OK;
+  if (!has_ranks(*p)) return PS_OK;
   const Exchange* exchange = reinterpret_cast<const Exchange*>(p->exchange.data());
   if (exchange->status == PS_OK) return PS_OK;
   p->num_rows = -1;
@@ -273,7 +273,7 @@ static ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_n
   if (p->profiling) clear_spans(p);
   const Pool::Walk work = p->profiling ? walk_steps_timed : walk_steps;
   const int64_t nanoseconds = estimate_step(*p, batch.num_tokens);
-  if (has_flag(*p, PS_PROGRAM_ALL_THREADS) || (p->exchange.data() && nanoseconds >= kShortStepNanoseconds)) {
+  if (has_flag(*p, PS_PROGRAM_ALL_THREADS) || (has_ranks(*p) && nanoseconds >= kShortStepNanoseconds)) {
     // Of several ranks none goes on without a thread that is late: it may wait for another rank.
     PS_TRY(p->context->pool.walk(work, p, 0, false));
   } else {
@@ -296,9 +296,9 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
   const int64_t start_ns = p->profiling ? now_ns() : 0;
   p->num_spans = 0;
   PS_TRY(check_exchange(p));
-  if (p->exchange.data()) PS_TRY(check_first_rank(*p));
+  if (has_ranks(*p)) PS_TRY(check_first_rank(*p));
   PS_TRY(take_batch(p, batch));
-  if (p->exchange.data()) PS_TRY(send_batch(p, batch));
+  if (has_ranks(*p)) PS_TRY(send_batch(p, batch));
   return run_taken(p, batch, start_ns);
 }
 

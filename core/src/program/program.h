@@ -119,6 +119,8 @@ struct ps_program : ps::Held, ps::ProgramMemory {
 namespace ps {
 
 // A build without penstock_dev.h has none of the flags, nor what they would do.
+// Whether the program is a rank's.
+inline bool has_ranks(const ProgramMemory& program) { return kBuildsRanks && program.exchange.data(); }
 inline bool has_flag(const ProgramMemory& program, uint32_t flag) { return kBuildsDev && (program.flags & flag); }
 // `flags` are PS_PROGRAM_*, as ps_program_create_flagged takes them.
 ps_status create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out);

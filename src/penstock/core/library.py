@@ -1,4 +1,5 @@
-"""The ctypes declarations of ``core/include/penstock.h`` and ``penstock_dev.h``, and the loading of the library."""
+"""The ctypes declarations of ``core/include/penstock.h``, ``penstock_ranks.h`` and ``penstock_dev.h``, and the loading of
+the library."""
 
 from __future__ import annotations
 
