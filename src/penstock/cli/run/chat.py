@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="drop the oldest turns when the context is full (default: refuse the message)",
     )
-    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
+    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache", "--tp")
     parser.set_defaults(run=run)
 
 
