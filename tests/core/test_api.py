@@ -48,7 +48,12 @@ def test_versions_agree() -> None:
 
 
 def test_headers_compile_as_c_and_include_only_stdint(tmp_path: Path) -> None:
-    for name, language in (("penstock.h", "c"), ("penstock_dev.h", "c"), ("penstock_ranks.h", "c"), ("penstock.h", "c++")):
+    for name, language in (
+        ("penstock.h", "c"),
+        ("penstock_dev.h", "c"),
+        ("penstock_ranks.h", "c"),
+        ("penstock.h", "c++"),
+    ):
         source = tmp_path / f"includes.{language}"
         source.write_text(f'#include "{name}"\nint main(void) {{ return PS_OK; }}\n')
         standard = "-std=c99" if language == "c" else "-std=c++11"
