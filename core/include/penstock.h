@@ -52,7 +52,8 @@ typedef enum ps_status {
   PS_UNSUPPORTED = 3,      /* a sound request that this build cannot serve: the message names it */
   PS_OUT_OF_MEMORY = 4,
   PS_IO_ERROR = 5,
-  PS_INTERNAL = 6
+  PS_INTERNAL = 6,
+  PS_ABORTED = 7           /* ranks: the group was ended, by a rank that failed or by its owner: nothing of it runs again */
 } ps_status;
 
 typedef enum ps_dtype {
@@ -77,6 +78,7 @@ typedef struct ps_context_options {
   uint32_t struct_size;
   int32_t num_threads;   /* the caller's counts; 0: as many as the affinity mask and the cgroup allow */
   const char* cpu_level; /* null: PENSTOCK_CPU, else the best; "generic" | "avx2" | "avx512" | "amx" | "neon" | "neon_dot" */
+  const struct ps_comm* comm; /* null: one rank; else it outlives the context: penstock_ranks.h */
 } ps_context_options;
 /* Starts the threads, which sleep between steps.  PS_UNSUPPORTED: the machine lacks the level's instructions. */
 PS_API ps_status ps_context_create(const ps_context_options* options, ps_context** out);

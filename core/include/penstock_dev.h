@@ -9,6 +9,7 @@
 #define PENSTOCK_DEV_H
 
 #include "penstock.h"
+#include "penstock_ranks.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -144,6 +145,9 @@ PS_API ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, in
 PS_API ps_status ps_probe_bandwidth(ps_context* context, int64_t buffer_bytes, int32_t passes, double* bytes_per_second);
 /* Operations a second (multiply and add count two) in registers: dtype PS_F32, PS_BF16 or PS_I8. */
 PS_API ps_status ps_probe_compute(ps_context* context, int32_t dtype, double seconds, double* ops_per_second);
+/* Nanoseconds of each of `count` exchanges in which every rank sends `bytes`, the copies in and out included.  All ranks call
+ * this with the same arguments. */
+PS_API ps_status ps_probe_gather(const ps_comm* comm, int64_t bytes, int32_t count, int64_t* nanoseconds);
 
 PS_API uint32_t ps_crc32(uint32_t crc, const void* data, int64_t bytes); /* zlib's CRC-32 */
 

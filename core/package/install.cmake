@@ -7,7 +7,7 @@ foreach(target penstock penstock_static)
   target_include_directories(${target} INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 endforeach()
 
-install(FILES core/include/penstock.h core/include/penstock_op.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES core/include/penstock.h core/include/penstock_op.h core/include/penstock_ranks.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS penstock penstock_static EXPORT PenstockTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 

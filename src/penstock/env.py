@@ -8,8 +8,8 @@ from pathlib import Path
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
-    "cache_dir", "cache_max_bytes", "cpu_level", "enter_export_child", "in_export_child", "library_path",
-    "model_folders", "op_libraries", "pass_on_op_library", "state_dir", "use_reference",
+    "cache_dir", "cache_max_bytes", "child_environment", "cpu_level", "enter_export_child", "in_export_child",
+    "library_path", "model_folders", "op_libraries", "pass_on_op_library", "state_dir", "use_reference",
 ]  # fmt: skip
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "amx", "neon", "neon_dot")
@@ -87,3 +87,12 @@ def cache_max_bytes() -> int:
 def model_folders() -> list[Path]:
     """``PENSTOCK_MODELS``: the folders, separated as in ``PATH``, that are searched for models by name."""
     return [Path(folder) for folder in os.environ.get("PENSTOCK_MODELS", "").split(os.pathsep) if folder]
+
+
+def child_environment() -> dict[str, str]:
+    """Return this environment, with the folder that this package was imported from in PYTHONPATH."""
+    home = str(Path(__file__).parents[1])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if home not in paths:
+        paths.append(home)
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

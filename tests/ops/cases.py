@@ -56,6 +56,32 @@ def _linear() -> Iterator[Case]:
         yield Case(f"{scheme}-strided-zero-row", (x, weight, None), {"out_features": 24, "scheme": scheme})
 
 
+def _all_gather() -> Iterator[Case]:
+    """A world of one: tests/ranks has larger ones."""
+    for rows, cols in ROW_SHAPES:
+        yield Case(f"{rows}x{cols}", (randn(rows, cols),), {"starts": f"0|{cols}", "rank": 0})
+    yield Case("strided", (cut(3, 40),), {"starts": "0|40", "rank": 0})
+
+
+def _alone(**attrs: int) -> Iterator[Case]:
+    for rows, cols in ROW_SHAPES:
+        yield Case(f"{rows}x{cols}", (randn(rows, cols),), {**attrs, "world": 1, "rank": 0})
+    yield Case("strided", (cut(3, 40),), {**attrs, "world": 1, "rank": 0})
+
+
+def _recv() -> Iterator[Case]:
+    for case in _alone(source=0):
+        yield Case(case.name, case.tensors, {"width": case.tensors[0].shape[1], **case.attrs})
+
+
+def _sharded_embedding() -> Iterator[Case]:
+    for case in _embedding():
+        table = case.tensors[1]
+        is_logical = table.ndim == 2 and table.is_floating_point()
+        rows = table.shape[0] * (1 if is_logical else 16)
+        yield Case(case.name, case.tensors, {**case.attrs, "starts": f"0|{rows}", "rank": 0}, case.tolerance)
+
+
 def _embedding() -> Iterator[Case]:
     table = randn(37, 20)
     ids = int32(0, 36, 5, 5)
@@ -228,7 +254,12 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "add": _binary,
     "mul": _binary,
     "gather_rows": _gather_rows,
-    "all_reduce": _unary,
+    "all_gather": _all_gather,
+    "sharded_embedding": _sharded_embedding,
+    "broadcast": lambda: _alone(root=0),
+    "send": lambda: _alone(target=0),
+    "recv": _recv,
+    "barrier": lambda: _alone(),
     "argmax": _argmax,
     "topk": _topk,
 }

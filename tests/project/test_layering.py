@@ -218,12 +218,13 @@ CORE = Path(__file__).parents[2] / "core"
 CORE_LAYERS = {  # each folder of core/src to those that it may include beside itself
     "base": (),
     "threads": ("base",),
+    "comm": ("base", "threads"),
     "ops": ("base", "threads"),
     "bundle": ("base", "threads", "ops"),
     "sampling": ("base", "threads", "ops"),
     "program": ("base", "threads", "ops", "bundle", "sampling"),
     "tokenizer": ("base",),
-    "api": ("base", "threads", "ops", "bundle", "sampling", "program", "tokenizer"),
+    "api": ("base", "threads", "comm", "ops", "bundle", "sampling", "program", "tokenizer"),
 }
 MAX_CORE_FOLDER_FILES = 20
 CORE_GENERATED = ("unicode_tables.h",)

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS, PACKAGE = ROOT / "tests", ROOT / "src" / "penstock"
-BESIDE = ("benchmarks", "devices", "examples", "golden", "invariants", "kernels", "project", "support")
+BESIDE = ("benchmarks", "devices", "examples", "golden", "invariants", "kernels", "project", "ranks", "support")
 """Folders of tests and helpers that belong to no single folder of the package."""
 MAX_NAME_LEN = 59
 FILES = sorted(TESTS.rglob("*.py"))

@@ -118,3 +118,23 @@ ps_status ps_probe_compute(ps_context* context, int32_t dtype, double seconds, d
   *ops_per_second = static_cast<double>(job.operations.load()) / (seconds_now() - start);
   return PS_OK;
 }
+
+ps_status ps_probe_gather(const ps_comm* comm, int64_t bytes, int32_t count, int64_t* nanoseconds) {
+  PS_TRY(require(comm && nanoseconds, "comm, nanoseconds"));
+  if (bytes < 1 || bytes > comm->part_bytes)
+    return fail(PS_INVALID_ARGUMENT, "bytes: expected 1 to %lld, found %lld", static_cast<long long>(comm->part_bytes),
+                static_cast<long long>(bytes));
+  Region own, whole;
+  if (!own.allocate(bytes) || !whole.allocate(bytes * comm->world)) return fail(PS_OUT_OF_MEMORY, "bytes: out of memory");
+  int64_t sizes[PS_MAX_RANKS];
+  const void* parts[PS_MAX_RANKS];
+  for (int64_t& size : sizes) size = bytes;
+  for (int32_t i = 0; i < count; ++i) {
+    const int64_t start = now_ns();
+    memcpy(comm->part(comm->self), own.data(), static_cast<size_t>(bytes));
+    PS_TRY(comm->all_gather(comm->self, static_cast<uint64_t>(i), sizes, parts));
+    for (int32_t r = 0; r < comm->world; ++r) memcpy(whole.data() + r * bytes, parts[r], static_cast<size_t>(bytes));
+    nanoseconds[i] = now_ns() - start;
+  }
+  return PS_OK;
+}

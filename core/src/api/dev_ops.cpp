@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "api/api.h"
+#include "ops/exchange.h"
 #include "ops/layout.h"
 #include "ops/loaded.h"
 #include "program/pages.h"
@@ -18,6 +19,7 @@ struct OpRun {
   Vec<int32_t> token_request;
   Vec<PageOwner> owners;
   OpFailure failure;
+  Exchange exchange;
 };
 
 ps_status read_dims(const ps_tensor& t, const char* name, Spec* spec) {
@@ -170,6 +172,15 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
     PS_TRY(read_tensor(unread, argument, &given, &c.out[i]));
     c.out[i].dtype = t.dtype;
   }
+  const Membership member = membership_of(run->op, c.attrs);
+  if (member.world > 1) {
+    if (!context->comm || context->comm->world != member.world || context->comm->rank != member.rank)
+      return fail(PS_INVALID_ARGUMENT, "rank: expected a context with the comm of rank %d of %d", member.rank, member.world);
+    if (part_bytes(run->op, c) > context->comm->part_bytes)
+      return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld", static_cast<long long>(part_bytes(run->op, c)));
+    run->exchange.comm = context->comm;
+    c.exchange = &run->exchange;
+  }
   c.kernels = context->kernels;
   c.loaded = as_loaded(run->op);
   c.failure = &run->failure;
@@ -214,6 +225,7 @@ ps_status run_op(OpRun* run, ps_context* context) {
       PS_TRY(context->pool.run(run_phase, &job));
     }
   }
+  if (run->exchange.status != PS_OK) return fail(run->exchange.status, "%s", run->exchange.message);
   return c.loaded ? take_failure(&run->failure) : PS_OK;
 }
 

@@ -189,6 +189,17 @@ ps_status ps_program_run(ps_program* program, const ps_batch* batch) {
   return run_program(program, b);
 }
 
+ps_status ps_program_follow(ps_program* program) {
+  const FloatEnvironment environment;
+  const Use use(program);
+  PS_TRY(use.status());
+  const ps_comm* comm = program->context->comm;
+  if (!kBuildsRanks) return no_ranks();
+  if (!comm || comm->rank == 0)
+    return fail(PS_INVALID_ARGUMENT, "program: expected one of a rank other than 0, which follows rank 0");
+  return follow_program(program);
+}
+
 ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, const ps_sampled* out) {
   const FloatEnvironment environment;
   const Use use(program);

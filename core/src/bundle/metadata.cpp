@@ -81,12 +81,11 @@ ps_status check_use(const OpUse& use) {
   if (use.version < 1) return fail(PS_INVALID_FILE, "version: expected 1 or more, found %d", use.version);
   if (is_foreign_name(use.name)) return check_foreign(use);
   const int32_t op = find_op(use.name);
-  if (op < 0) return fail(PS_UNSUPPORTED, "this version has no op %.*s", PS_STR(use.name));
   if (equal(use.name, "all_reduce")) {
     return fail(PS_UNSUPPORTED,
-                "all_reduce adds up the results of several ranks, and this version runs a bundle as one rank: export the "
-                "network for one rank");
+                "all_reduce adds up the results of several ranks, which would change their bits: export the network again");
   }
+  if (op < 0) return fail(PS_UNSUPPORTED, "this version has no op %.*s", PS_STR(use.name));
 #ifndef PENSTOCK_OP_NAMES
   if (!is_built(op)) {
     return fail(PS_UNSUPPORTED, "this build leaves out %s.%d: build it with this bundle in PENSTOCK_OPS_FROM", op_name(op), kOps[op].version);

@@ -52,6 +52,17 @@ constexpr int32_t kAttentionCausal = attr_at(OP_ATTENTION, "bool causal");
 constexpr int32_t kAttentionWindow = attr_at(OP_ATTENTION, "int window");
 constexpr int32_t kAttentionSoftcap = attr_at(OP_ATTENTION, "float softcap");
 constexpr int32_t kGeluApproximate = attr_at(OP_GELU, "str approximate");
+constexpr int32_t kAllGatherStarts = attr_at(OP_ALL_GATHER, "str starts");
+constexpr int32_t kAllGatherRank = attr_at(OP_ALL_GATHER, "int rank");
+constexpr int32_t kShardedDim = attr_at(OP_SHARDED_EMBEDDING, "int dim");
+constexpr int32_t kShardedStarts = attr_at(OP_SHARDED_EMBEDDING, "str starts");
+constexpr int32_t kShardedRank = attr_at(OP_SHARDED_EMBEDDING, "int rank");
+constexpr int32_t kBroadcastRoot = attr_at(OP_BROADCAST, "int root");
+constexpr int32_t kSendTarget = attr_at(OP_SEND, "int target");
+constexpr int32_t kRecvWidth = attr_at(OP_RECV, "int width");
+constexpr int32_t kRecvSource = attr_at(OP_RECV, "int source");
+constexpr int32_t world_at(OpId op) { return attr_at(op, "int world"); }
+constexpr int32_t rank_at(OpId op) { return attr_at(op, "int rank"); }
 constexpr int32_t kTopkK = attr_at(OP_TOPK, "int k");
 
 // Arguments that code other than the op's own looks at.  request_starts and page_tables follow positions.

@@ -55,6 +55,7 @@ struct Tensor {
   int64_t row_stride;  // elements
 };
 
+struct Exchange;   // of a program of several ranks: ops/exchange.h
 struct LoadedOp;   // a custom op: ops/loaded.h
 struct OpFailure;
 
@@ -69,6 +70,8 @@ struct Call {
   int64_t thread_scratch_bytes;
   const int32_t* token_request;
   bool gated;  // of a linear: LinearArgs::gated
+  bool unread;  // of all_gather: nothing on this rank reads the result
+  Exchange* exchange;  // null: one rank
   const LoadedOp* loaded;  // of a custom op
   OpFailure* failure;      // where it says what failed
 };

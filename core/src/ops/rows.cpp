@@ -81,19 +81,12 @@ void run_gather_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
   }
 }
 
-void run_copy(const Call& c, int64_t begin, int64_t end, int32_t) {  // the sum over one rank
-  const size_t bytes = static_cast<size_t>(row_elements(c.out[0])) * sizeof(float);
-  for (int64_t i = begin; i < end; ++i) {
-    memcpy(f32(c.out[0]) + i * c.out[0].row_stride, f32(c.in[0]) + i * c.in[0].row_stride, bytes);
-  }
-}
-
 constexpr Phase row_phase(void (*run)(const Call&, int64_t, int64_t, int32_t), uint32_t reads_rows) {
   return Phase{SPLIT_ROWS, rows, run, reads_rows, 0, true, false, false, false, false};
 }
 constexpr Phase kRmsNorm = row_phase(run_rms_norm, 1), kAddRmsNorm = row_phase(run_add_rms_norm, 3),
                 kLayerNorm = row_phase(run_layer_norm, 1), kRotary = row_phase(run_rotary_embedding, 1),
-                kRope = row_phase(run_rope, 3), kGelu = row_phase(run_gelu, 1), kCopy = row_phase(run_copy, 1),
+                kRope = row_phase(run_rope, 3), kGelu = row_phase(run_gelu, 1),
                 kGather = {SPLIT_ROWS, output_rows, run_gather_rows, 2, 1, true, false, false, false, false};
 
 }  // namespace
@@ -105,7 +98,6 @@ Phases rotary_embedding_phases(const Call&) { return Phases{&kRotary, 1}; }
 Phases rope_phases(const Call&) { return Phases{&kRope, 1}; }
 Phases gelu_phases(const Call&) { return Phases{&kGelu, 1}; }
 Phases gather_rows_phases(const Call&) { return Phases{&kGather, 1}; }
-Phases all_reduce_phases(const Call&) { return Phases{&kCopy, 1}; }
 
 #define PS_ELEMENTWISE(name, args, reads)                                                     \
   Phases name##_phases(const Call&) {                                                         \

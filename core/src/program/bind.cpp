@@ -107,6 +107,26 @@ ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
   return PS_OK;
 }
 
+// An op of several ranks exchanges with the ranks of the context.
+ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
+  if (!kBuildsRanks) return PS_OK;
+  const Membership member = membership_of(node.op, call->attrs);
+  if (member.world < 2) return PS_OK;
+  const ps_comm* comm = p->context->comm;
+  if (!comm || comm->world != member.world || comm->rank != member.rank) {
+    return fail(PS_INVALID_ARGUMENT, "comm: expected that of rank %d of %d, as the bundle was cut, found rank %d of %d", member.rank,
+                member.world, comm ? comm->rank : 0, comm ? comm->world : 1);
+  }
+  const int64_t bytes = part_bytes(node.op, *call);
+  if (bytes > comm->part_bytes) {
+    return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for %.*s, found %lld", static_cast<long long>(bytes),
+                PS_STR(node.name), static_cast<long long>(comm->part_bytes));
+  }
+  call->exchange = reinterpret_cast<Exchange*>(p->exchange.data());
+  call->unread = node.op == OP_ALL_GATHER && comm->rank != 0 && node.outputs[0] == p->model->graph.output;  // rank 0 samples
+  return PS_OK;
+}
+
 ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* call) {
   Spec in[kMaxOperands] = {}, out[kMaxOutputs] = {};
   call->kernels = p->context->kernels;
@@ -126,6 +146,7 @@ ps_status bind_node(ps_program* p, const Node& node, const RunNode& run, Call* c
   call->thread_scratch_bytes = p->plan.thread_scratch;
   call->token_request = node.wanted_only ? p->wanted_request : p->token_request;
   PS_TRY(bind_loaded(p, node.op, call));
+  PS_TRY(bind_exchange(p, node, call));
   const Phases phases = phases_of(node.op, *call);
   for (int32_t i = 0; i < phases.count; ++i) {
     const Phase* phase = &phases.first[i];
@@ -220,6 +241,10 @@ int64_t state_offset(const ps_program& program, int32_t state) {
 ps_status bind_program(ps_program* p) {
   const Graph& graph = p->model->graph;
   bind_scratch(p);
+  if (const ps_comm* comm = kBuildsRanks ? p->context->comm : nullptr) {
+    if (!p->exchange.allocate(sizeof(Exchange))) return no_memory();
+    reinterpret_cast<Exchange*>(p->exchange.data())->comm = comm;
+  }
   const int64_t count = graph.nodes.size();
   if (!p->calls.resize(count + 1)) return no_memory();  // once: steps point into it.  The last moves the wanted rows
   bool moved = p->plan.sources.count == 0;

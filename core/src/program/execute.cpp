@@ -5,6 +5,7 @@
 #include "ops/loaded.h"
 #include "program/estimate.h"
 #include "program/program.h"
+#include "program/ranks.h"
 #include "sampling/sample.h"
 
 namespace ps {
@@ -256,16 +257,24 @@ static ps_status check_loaded(ps_program* p) {
   return prefix(status, "nodes[%lld] (%.*s): ", static_cast<long long>(failure->call - p->calls.data()), PS_STR(node.name));
 }
 
-ps_status run_program(ps_program* p, const ps_batch& batch) {
-  const int64_t start_ns = p->profiling ? now_ns() : 0;
-  p->num_spans = 0;
-  PS_TRY(take_batch(p, batch));
+// A step of several ranks fails with the first exchange that failed, and so do all later ones.
+static ps_status check_exchange(ps_program* p) {
+  if (!has_ranks(*p)) return PS_OK;
+  const Exchange* exchange = reinterpret_cast<const Exchange*>(p->exchange.data());
+  if (exchange->status == PS_OK) return PS_OK;
+  p->num_rows = -1;
+  return fail(exchange->status, "%s", exchange->message);
+}
+
+// The step of a batch that was taken.
+static ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_ns) {
   set_symbols(p, batch);
   if (has_flag(*p, PS_PROGRAM_POISON)) poison(p);
   if (p->profiling) clear_spans(p);
   const Pool::Walk work = p->profiling ? walk_steps_timed : walk_steps;
   const int64_t nanoseconds = estimate_step(*p, batch.num_tokens);
-  if (has_flag(*p, PS_PROGRAM_ALL_THREADS)) {
+  if (has_flag(*p, PS_PROGRAM_ALL_THREADS) || (has_ranks(*p) && nanoseconds >= kShortStepNanoseconds)) {
+    // Of several ranks none goes on without a thread that is late: it may wait for another rank.
     PS_TRY(p->context->pool.walk(work, p, 0, false));
   } else {
     const int64_t patience = nanoseconds / kPatienceShare > kMinPatience ? nanoseconds / kPatienceShare : kMinPatience;
@@ -276,10 +285,33 @@ ps_status run_program(ps_program* p, const ps_batch& batch) {
   PS_TRY(planted_failure(batch.num_tokens));
 #endif
   if (p->profiling) gather_spans(p, start_ns);
+  PS_TRY(check_exchange(p));
   PS_TRY(check_loaded(p));
   clear_failed_rows(p, batch.num_rows);
   p->num_rows = batch.num_rows;
   return PS_OK;
+}
+
+ps_status run_program(ps_program* p, const ps_batch& batch) {
+  const int64_t start_ns = p->profiling ? now_ns() : 0;
+  p->num_spans = 0;
+  PS_TRY(check_exchange(p));
+  if (has_ranks(*p)) PS_TRY(check_first_rank(*p));
+  PS_TRY(take_batch(p, batch));
+  if (has_ranks(*p)) PS_TRY(send_batch(p, batch));
+  return run_taken(p, batch, start_ns);
+}
+
+ps_status follow_program(ps_program* p) {
+  p->num_spans = 0;
+  PS_TRY(check_exchange(p));
+  ps_batch batch{};
+  PS_TRY(receive_batch(p, &batch));
+  const int64_t start_ns = p->profiling ? now_ns() : 0;
+  const ps_status status = take_batch(p, batch);
+  if (status == PS_OK) return run_taken(p, batch, start_ns);
+  p->context->comm->abort(p->context->comm->self, error_message());  // the ranks would wait for this one
+  return status;
 }
 
 }  // namespace ps

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "base/build.h"
+#include "ops/exchange.h"
 #include "ops/ops.h"
 #include "program/fuse.h"
 #include "program/model.h"
@@ -76,6 +77,8 @@ struct ProgramMemory {
   Vec<Patch> patches;
   Region shares, spans;
   Region failure;  // OpFailure, of a graph with users' own ops; else empty
+  Region exchange;  // Exchange, of a program of several ranks; else empty
+  uint64_t rank_step = 0;  // steps that all ranks have run
   uint64_t stamp = 0;  // of the next run's first step
   int64_t num_spans = 0;  // of the last run
   bool profiling = false;
@@ -116,6 +119,8 @@ struct ps_program : ps::Held, ps::ProgramMemory {
 namespace ps {
 
 // A build without penstock_dev.h has none of the flags, nor what they would do.
+// Whether the program is a rank's.
+inline bool has_ranks(const ProgramMemory& program) { return kBuildsRanks && program.exchange.data(); }
 inline bool has_flag(const ProgramMemory& program, uint32_t flag) { return kBuildsDev && (program.flags & flag); }
 // `flags` are PS_PROGRAM_*, as ps_program_create_flagged takes them.
 ps_status create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out);
@@ -125,6 +130,8 @@ ps_status bind_program(ps_program* program);                     // after its me
 // Decides which steps begin with a barrier.
 ps_status place_barriers(ps_program* program);
 ps_status run_program(ps_program* program, const ps_batch& batch);
+// Computes the step that rank 0 runs next.
+ps_status follow_program(ps_program* program);
 // Makes room for the spans of later runs; off: gives it back.
 ps_status profile_program(ps_program* program, bool on);
 inline ps_span* spans_of(ps_program* program) { return reinterpret_cast<ps_span*>(program->spans.data()); }

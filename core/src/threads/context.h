@@ -9,6 +9,7 @@
 struct ps_context : ps::Held {
   const ps::Kernels* kernels = nullptr;
   ps::Pool pool;
+  const ps_comm* comm = nullptr;  // null: one rank
 };
 
 #endif

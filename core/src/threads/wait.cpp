@@ -8,14 +8,29 @@
 
 namespace ps {
 
-void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, int64_t nanoseconds) {
+namespace {
+
+void wait_on(std::atomic<uint32_t>* word, int operation, uint32_t expected, int64_t nanoseconds) {
   const timespec limit{static_cast<time_t>(nanoseconds / 1000000000), static_cast<long>(nanoseconds % 1000000000)};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, expected, nanoseconds ? &limit : nullptr,
-          nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, expected, nanoseconds ? &limit : nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, int64_t nanoseconds) {
+  wait_on(word, FUTEX_WAIT_PRIVATE, expected, nanoseconds);
 }
 
 void futex_wake_all(std::atomic<uint32_t>* word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+void futex_wait_shared(std::atomic<uint32_t>* word, uint32_t expected, int64_t nanoseconds) {
+  wait_on(word, FUTEX_WAIT, expected, nanoseconds);
+}
+
+void futex_wake_shared(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
 }
 
 void WaitWord::sleep_while(uint32_t old, int64_t until_ns) {

@@ -37,6 +37,9 @@ bool spin_until(int64_t nanoseconds, Done&& done, Idle&& idle) {
 // Sleeps while the word is `expected`, at most `nanoseconds` (0: for ever); may return for no reason.
 void futex_wait(std::atomic<uint32_t>* word, uint32_t expected, int64_t nanoseconds);
 void futex_wake_all(std::atomic<uint32_t>* word);
+// The same of a word in memory that processes share.
+void futex_wait_shared(std::atomic<uint32_t>* word, uint32_t expected, int64_t nanoseconds);
+void futex_wake_shared(std::atomic<uint32_t>* word);
 
 // A counter whose every advance wakes those that wait for it.
 class alignas(64) WaitWord {

@@ -291,7 +291,7 @@ int main(int argc, char** argv) {
   if (!read_seeds(argv + 3, argc - 3, kHeader, "bundle", &seeds)) return 2;
   ps_context* contexts[2] = {};
   for (int32_t i = 0; i < 2; ++i) {
-    const ps_context_options options{sizeof(ps_context_options), i + 1, nullptr};
+    const ps_context_options options{sizeof(ps_context_options), i + 1, nullptr, nullptr};
     if (ps_context_create(&options, &contexts[i]) != PS_OK) {
       fprintf(stderr, "%s\n", ps_error_message());
       return 2;

@@ -99,6 +99,13 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
         "default": "mmap",
         "help": "mmap (default): map the file; huge: copy the weights into huge pages first",
     },
+    "--tp": {
+        "type": int,
+        "default": 1,
+        "metavar": "N",
+        "help": "divide the network over N processes of this host (tensor parallel); --threads is per process "
+        "(default: 1)",
+    },
     "--max-requests": {"type": int, "default": 32, "metavar": "N", "help": "requests per step (default: 32)"},
     "--max-tokens": {
         "type": int,
@@ -247,4 +254,5 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
             progress=progress,
             prefix_cache=not args.no_prefix_cache,
             verify=args.verify,
+            tensor_parallel_size=getattr(args, "tp", 1),
         )

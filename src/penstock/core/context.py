@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import env
+from penstock.core.comm import SharedComm
 from penstock.core.library import ContextOptions, check, library, sized
 from penstock.core.weights import DTYPE_BYTES, Data, QuantizedRows, data_address, groups_shape, layout_bytes
 from penstock.errors import InvalidArgumentError
@@ -68,17 +69,31 @@ class Context(Handle):
     """An instruction level and a pool of threads.
 
     ``num_threads``: 0 (the default) uses as many as the affinity mask and the cgroup allow.  ``cpu_level``: None (the
-    default) uses ``PENSTOCK_CPU``, or else the best level that this machine runs.
+    default) uses ``PENSTOCK_CPU``, or else the best level that this machine runs.  ``comm``: connects its programs with
+    those of other ranks.
     """
 
     _destroy = "ps_context_destroy"
 
-    def __init__(self, num_threads: int = 0, cpu_level: str | None = None) -> None:
+    def __init__(self, num_threads: int = 0, cpu_level: str | None = None, comm: SharedComm | None = None) -> None:
         level = cpu_level if cpu_level is not None else env.cpu_level()
-        options = sized(ContextOptions, num_threads=num_threads, cpu_level=level.encode() if level else None)
+        options = sized(
+            ContextOptions,
+            num_threads=num_threads,
+            cpu_level=level.encode() if level else None,
+            comm=None if comm is None else comm.address,
+        )
+        self._comm = comm  # outlives the context
         out = ctypes.c_void_p()
         check(library().ps_context_create(ctypes.byref(options), ctypes.byref(out)))
         super().__init__(address_of(out))
+
+    def agree(self, text: str) -> None:
+        """Compare version, instruction level and ``text`` with all other ranks, which call this too.
+
+        Raises InvalidArgumentError, which names what differs, and UnavailableError if the group was ended.
+        """
+        check(library().ps_context_agree(self.handle, text.encode()))
 
     @property
     def num_threads(self) -> int:

@@ -1,4 +1,4 @@
-"""The ctypes declarations of ``core/include/penstock.h`` and ``penstock_dev.h``, and the loading of the library."""
+"""The ctypes declarations of the headers in ``core/include``, and the loading of the library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import functools
 import os
 import warnings
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from penstock.errors import (
     InvalidFileError,
     OutOfMemoryError,
     PenstockError,
+    UnavailableError,
     UnsupportedError,
 )
 from penstock.validation import refusal
@@ -33,11 +34,52 @@ _ERRORS: dict[int, type[PenstockError]] = {
     4: OutOfMemoryError,
     5: FileAccessError,
     6: InternalError,
+    7: UnavailableError,
 }
 
 
 class ContextOptions(ctypes.Structure):
-    _fields_: ClassVar = [("struct_size", c_uint32), ("num_threads", c_int32), ("cpu_level", c_char_p)]
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("num_threads", c_int32),
+        ("cpu_level", c_char_p),
+        ("comm", c_void_p),
+    ]
+
+
+class CommStruct(ctypes.Structure):
+    """``ps_comm``: how a rank exchanges bytes with the others."""
+
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("rank", c_int32),
+        ("world", c_int32),
+        ("reserved", c_int32),
+        ("part_bytes", c_int64),
+        ("self", c_void_p),
+        ("part", ctypes.CFUNCTYPE(c_void_p, c_void_p)),
+        ("all_gather", ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, _P64, _PP)),
+        ("broadcast", ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_int32, c_int64, c_int32, _PP)),
+        ("send", ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_int64)),
+        ("recv", ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_int64)),
+        ("barrier", ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64)),
+        ("abort", ctypes.CFUNCTYPE(None, c_void_p, c_char_p)),
+    ]
+
+
+class SharedOptions(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("rank", c_int32),
+        ("world", c_int32),
+        ("fd", c_int32),
+        ("memory", c_void_p),
+        ("part_bytes", c_int64),
+        ("timeout_ms", c_int64),
+        ("epoch", c_uint64),
+        ("yield_", c_int32),
+        ("reserved", c_int32),
+    ]
 
 
 class ModelOptions(ctypes.Structure):
@@ -219,6 +261,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_abi_version": (c_int32, ()),
     "ps_context_create": (c_int32, (POINTER(ContextOptions), POINTER(c_void_p))),
     "ps_context_destroy": (None, (c_void_p,)),
+    "ps_context_agree": (c_int32, (c_void_p, c_char_p)),
+    "ps_shared_bytes": (c_int32, (c_int32, c_int64, _P64)),
+    "ps_shared_open": (c_int32, (POINTER(SharedOptions), POINTER(POINTER(CommStruct)))),
+    "ps_shared_close": (None, (POINTER(CommStruct),)),
     "ps_context_num_threads": (c_int32, (c_void_p,)),
     "ps_context_cpu_level": (c_char_p, (c_void_p,)),
     "ps_cpu_level_at": (c_char_p, (c_int32, _P32)),
@@ -245,6 +291,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_program_destroy": (None, (c_void_p,)),
     "ps_program_resize": (c_int32, (c_void_p, POINTER(ProgramOptionsStruct))),
     "ps_program_run": (c_int32, (c_void_p, POINTER(BatchStruct))),
+    "ps_program_follow": (c_int32, (c_void_p,)),
     "ps_program_sample": (c_int32, (c_void_p, POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_step": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_logits": (c_int32, (c_void_p, POINTER(c_void_p), _P32, _P32)),
@@ -266,6 +313,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_unpack": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p)),
     "ps_probe_bandwidth": (c_int32, (c_void_p, c_int64, c_int32, POINTER(c_double))),
     "ps_probe_compute": (c_int32, (c_void_p, c_int32, c_double, POINTER(c_double))),
+    "ps_probe_gather": (c_int32, (POINTER(CommStruct), c_int64, c_int32, _P64)),
     "ps_crc32": (c_uint32, (c_uint32, c_void_p, c_int64)),
 }
 

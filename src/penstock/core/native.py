@@ -235,6 +235,14 @@ class CoreProgram(Handle):
         self._check_parents()
         check(library().ps_program_run(self.handle, ctypes.byref(batch_struct(batch, self._num_page_groups))))
 
+    def follow(self) -> None:
+        """On a rank other than 0: wait for the next step of rank 0, and compute this rank's part of it.
+
+        Raises UnavailableError when the group was ended.
+        """
+        self._check_parents()
+        check(library().ps_program_follow(self.handle))
+
     def sample(self, sampling: Sampling) -> Sampled:
         """Sample the R rows of the last step."""
         self._check_parents()

@@ -46,16 +46,16 @@ class BundleWriter:
 
     ``segments`` are further files by name (tokenizer.json ...).  Weights are added in the order of ``graph.weights``,
     each with exactly the bytes of its layout.  As a context manager the writer finishes the file at the end of the
-    block, and leaves nothing behind on an error.  With ``validate`` the core opens the file before the rename.  Equal
-    arguments give equal bytes.
+    block, and leaves nothing behind on an error.  With ``validate`` the core opens the file before the rename.  With
+    ``durable`` the file is on the disk when it has its name.  Equal arguments give equal bytes.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], graph: Graph, segments: Mapping[str, bytes] | None = None, *,
-        validate: bool = True,
+        validate: bool = True, durable: bool = True,
     ) -> None:  # fmt: skip
         self.path = Path(path)
-        self._validate = validate
+        self._validate, self._durable = validate, durable
         self._extra = dict(segments or {})
         if _WEIGHTS in self._extra:
             raise InvalidArgumentError(f"segments: expected other names than {_WEIGHTS!r}, which is reserved")
@@ -159,11 +159,13 @@ class BundleWriter:
             return
         try:
             os.ftruncate(self._file, self._file_bytes)
-            os.fsync(self._file)
+            if self._durable:
+                os.fsync(self._file)
             if self._validate:
                 Model.open(self._temporary).close()
             os.rename(self._temporary, self.path)
-            _sync_folder(self.path.parent)
+            if self._durable:
+                _sync_folder(self.path.parent)
         except PenstockError as error:  # from the core, which knows the temporary name
             self.abort()
             raise error.with_message(str(error).replace(str(self._temporary), str(self.path))) from None

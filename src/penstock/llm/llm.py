@@ -61,6 +61,8 @@ class LLM:
     ``use_cache``: keep the bundle that is made of a folder for the next time.
     ``verify``: check the checksums of a bundle "once" (default; a verified file is remembered in the cache folder),
     "always" or "never".  Damage raises InvalidFileError with the name of the segment.
+    ``tensor_parallel_size``: number of processes on this host that the network is divided over (1); ``threads`` is then
+    per process.  Tokens and logits do not depend on it.
     ``prefix_cache``, ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``, ``priority_s``: see EngineOptions.
 
     Any number of threads may use one LLM.  Their requests share each step and get the tokens that they would get alone.
@@ -90,7 +92,7 @@ class LLM:
             threads=threads,
             limits=limits,
             network=network,
-            options=OpenOptions(use_cache, progress, options.verify),
+            options=OpenOptions(use_cache, progress, options.verify, options.tensor_parallel_size),
         )
         try:
             context_len = opened.program.info.context_len

@@ -20,6 +20,7 @@ class LLMFields(EngineFields, total=False):
     """The keyword arguments of LLM that its signature does not name."""
 
     verify: str
+    tensor_parallel_size: int
     context_len: int
     max_requests: int
     kv_cache: str
@@ -34,6 +35,7 @@ class LLMOptions:
     limits: ProgramLimits | None
     scheme: str | None
     verify: str
+    tensor_parallel_size: int
 
 
 _NAMED: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache", "progress")
@@ -50,8 +52,7 @@ _SYNONYMS: Final = {
 }
 _DTYPES: Final = {"float32": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16"}
 _FIXED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "tensor_parallel_size": ((1,), "one process runs a model; threads=N sets its threads"),
-    "pipeline_parallel_size": ((1,), "one process runs a model; threads=N sets its threads"),
+    "pipeline_parallel_size": ((1,), "tensor_parallel_size=N divides the network over N processes"),
     "trust_remote_code": ((False, None), "no code of a model folder runs; network='file.py:Class' names your own"),
     "quantization": ((None,), "scheme='w8a8' or scheme='w4a8' quantizes a checkpoint folder"),
     "enforce_eager": ((False, None), "mode='eager' runs the network in PyTorch"),
@@ -78,13 +79,13 @@ def read_llm_options(given: Mapping[str, Any], limits: ProgramLimits | None, sch
     """
     engine: dict[str, Any] = {}
     sizes: dict[str, Any] = {}
-    verify = "once"
+    own: dict[str, Any] = {"verify": "once", "tensor_parallel_size": 1}
     for keyword, value in given.items():
         name = _SYNONYMS.get(keyword, keyword)
         if name != keyword and name in given:
             raise InvalidArgumentError(f"{keyword} and {name} are the same option: give only one of them")
-        if name == "verify":
-            verify = value
+        if name in own:
+            own[name] = value
         elif name in EngineFields.__annotations__:
             engine[name] = value
         elif name in _LIMITS:
@@ -108,7 +109,7 @@ def read_llm_options(given: Mapping[str, Any], limits: ProgramLimits | None, sch
             if error.param != "kv_layout":
                 raise
             raise InvalidArgumentError(str(error).replace("kv_layout", "kv_cache", 1), param="kv_cache") from None
-    return LLMOptions(EngineOptions(**engine), limits, scheme, verify)
+    return LLMOptions(EngineOptions(**engine), limits, scheme, **own)
 
 
 def _scheme_of(dtype: object, scheme: str | None) -> str | None:

@@ -22,12 +22,7 @@ class Embedding(MatrixLayer):
 
 
 class VocabParallelEmbedding(Embedding):
-    """The token table with its rows split over the ranks; the partial results are summed."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids [T] int32: [T, dim], equal on every rank."""
-        y: Tensor = ops.all_reduce(super().forward(ids))
-        return y
+    """The token table.  Over several ranks each stores a part of its rows, and the others copy them."""
 
 
 class LMHead(Linear):

@@ -1,4 +1,4 @@
-"""Linear layers, whole or split over ranks.  There is one rank today, so a split layer holds every row or column."""
+"""Linear layers.  Over several ranks a pass cuts each by its output rows, and gathers the results (docs/explanation/ranks.md)."""
 
 from __future__ import annotations
 
@@ -39,13 +39,11 @@ class Linear(MatrixLayer):
 
 
 class ColumnParallelLinear(Linear):
-    """A linear whose output features are split over the ranks; each rank continues with its own part."""
+    """A linear whose results each rank uses in part: of q, k and v its heads, of gate and up its features."""
 
 
 class RowParallelLinear(Linear):
-    """A linear whose input features are split over the ranks; the partial results are summed."""
+    """A linear that reads what the ranks computed in parts, and whose results each rank needs as a whole.
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return y [T, out_features], equal on every rank, of x [T, this rank's in_features]."""
-        y: Tensor = ops.all_reduce(super().forward(x))
-        return y
+    Its input features are not cut: sums over parts would depend on the number of ranks.
+    """

@@ -195,6 +195,9 @@ def _describe_weight(
         dims = (weight.shape[0], weight.shape[1])
     elif op == "linear" and first is not None:
         dims = (attrs["out_features"], first.shape[1])
+    elif op == "sharded_embedding":
+        starts = [int(number) for number in attrs["starts"].split("|")]
+        dims = (starts[attrs["rank"] + 1] - starts[attrs["rank"]], attrs["dim"])
     else:
         dims = (weight.shape[0] * 16, attrs["dim"])
     layout = reference.layout_of_tensor(weight)

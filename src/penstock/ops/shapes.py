@@ -10,6 +10,7 @@ A weight's shape is checked when it is logical, that is [rows, cols] or [n]; the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError
@@ -69,14 +70,72 @@ def _step(op: str, shapes: Shapes, num_tokens: int, attrs: Attrs) -> None:
         raise _fail(op, "group", f"a page group below {groups}", attrs["group"])
 
 
-def _embedding(shapes: Shapes, attrs: Attrs) -> list[Shape]:
-    ids = _tensor("embedding", shapes, "ids", 1)
-    weight = _tensor("embedding", shapes, "weight", 2, 3, 4)
+def _embedding(shapes: Shapes, attrs: Attrs, op: str = "embedding") -> list[Shape]:
+    ids = _tensor(op, shapes, "ids", 1)
+    weight = _tensor(op, shapes, "weight", 2, 3, 4)
     if attrs["dim"] < 1:
-        raise _fail("embedding", "dim", "at least 1", attrs["dim"])
+        raise _fail(op, "dim", "at least 1", attrs["dim"])
     if len(weight) == 2 and weight[1] < attrs["dim"]:
-        raise _fail("embedding", "weight", f"rows of {attrs['dim']}", list(weight))
+        raise _fail(op, "weight", f"rows of {attrs['dim']}", list(weight))
     return [(ids[0], attrs["dim"])]
+
+
+def _starts(op: str, attrs: Attrs) -> list[int]:
+    """Return where the part of each rank starts, and the whole size at the end."""
+    text = attrs["starts"]
+    starts = [int(number) if number.isascii() and number.isdecimal() else -1 for number in text.split("|")]
+    if len(starts) < 2 or starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
+        raise _fail(op, "starts", "ascending numbers from 0, as 0|64|128", repr(text))
+    if not 0 <= attrs["rank"] < len(starts) - 1:
+        raise _fail(op, "rank", f"0 to {len(starts) - 2}", attrs["rank"])
+    return starts
+
+
+def _all_gather(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    x, starts = _tensor("all_gather", shapes, "x", 2), _starts("all_gather", attrs)
+    num_columns = starts[attrs["rank"] + 1] - starts[attrs["rank"]]
+    if x[1] != num_columns:
+        raise _fail("all_gather", "x", f"rows of {num_columns}, the columns of its rank", list(x))
+    return [(x[0], starts[-1])]
+
+
+def _group(op: str, attrs: Attrs, peer: str | None = None) -> None:
+    world = attrs["world"]
+    if not 1 <= world <= 64:
+        raise _fail(op, "world", "1 to 64", world)
+    for name in ("rank", peer):
+        if name is not None and not 0 <= attrs[name] < world:
+            raise _fail(op, name, f"0 to {world - 1}", attrs[name])
+
+
+def _broadcast(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _group("broadcast", attrs, "root")
+    return [_tensor("broadcast", shapes, "x", 2)]
+
+
+def _send(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _group("send", attrs, "target")
+    return [_tensor("send", shapes, "x", 2)]
+
+
+def _recv(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _group("recv", attrs, "source")
+    rows, width = _tensor("recv", shapes, "rows", 1, 2), attrs["width"]
+    if width < 1:
+        raise _fail("recv", "width", "at least 1", width)
+    if attrs["source"] == attrs["rank"] and rows[1:] != (width,):
+        raise _fail("recv", "rows", f"rows of {width} from the rank itself", list(rows))
+    return [(rows[0], width)]
+
+
+def _barrier(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _group("barrier", attrs)
+    return [_tensor("barrier", shapes, "x", 2)]
+
+
+def _sharded_embedding(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _starts("sharded_embedding", attrs)
+    return _embedding(shapes, attrs, "sharded_embedding")
 
 
 def _linear(shapes: Shapes, attrs: Attrs) -> list[Shape]:
@@ -182,6 +241,12 @@ def _topk(shapes: Shapes, attrs: Attrs) -> list[Shape]:
 
 _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "embedding": _embedding,
+    "all_gather": _all_gather,
+    "sharded_embedding": _sharded_embedding,
+    "broadcast": _broadcast,
+    "send": _send,
+    "recv": _recv,
+    "barrier": _barrier,
     "linear": _linear,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LINEAR_SCHEMES", "OPS", "Op", "add_custom_op", "find_op", "is_custom_op", "loaded_version"]
+__all__ = ["EXCHANGES", "LINEAR_SCHEMES", "OPS", "Op", "add_custom_op", "find_op", "is_custom_op", "loaded_version"]
 
 LINEAR_SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
 
@@ -51,10 +51,18 @@ OPS: tuple[Op, ...] = (
     Op("add", 1, "(Tensor a, Tensor b) -> Tensor", 0.0),
     Op("mul", 1, "(Tensor a, Tensor b) -> Tensor", 0.0),
     Op("gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor", 0.0),
-    Op("all_reduce", 1, "(Tensor x) -> Tensor", 0.0),
+    Op("all_gather", 1, "(Tensor x, *, str starts, int rank) -> Tensor", 0.0),
+    Op("sharded_embedding", 1, "(Tensor ids, Weight weight, *, int dim, str starts, int rank) -> Tensor", 0.0),
+    Op("broadcast", 1, "(Tensor x, *, int root, int world, int rank) -> Tensor", 0.0),
+    Op("send", 1, "(Tensor x, *, int target, int world, int rank) -> Tensor", 0.0),
+    Op("recv", 1, "(Tensor rows, *, int width, int source, int world, int rank) -> Tensor", 0.0),
+    Op("barrier", 1, "(Tensor x, *, int world, int rank) -> Tensor", 0.0),
     Op("argmax", 1, "(Tensor logits) -> Tensor", 0.0),
     Op("topk", 1, "(Tensor logits, *, int k) -> (Tensor, Tensor)", 0.0),
 )
+
+EXCHANGES = ("all_gather", "sharded_embedding", "broadcast", "send", "recv", "barrier")
+"""The ops of several ranks.  None may be left out of the graph of one rank, because others would wait for it."""
 
 _BY_NAME = {op.name: op for op in OPS}
 _CUSTOM: dict[str, Op] = {}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from penstock import errors
+from penstock import env, errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
 from penstock.models.network_script import refuse_nested_export
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
@@ -113,7 +113,7 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
         text=True,
         encoding="utf-8",
         errors="replace",
-        env=_environment(),
+        env=env.child_environment(),
         start_new_session=True,
     )
     try:
@@ -126,15 +126,6 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
         for stream in (child.stdin, child.stdout, child.stderr):
             if stream is not None:
                 stream.close()
-
-
-def _environment() -> dict[str, str]:
-    """Return this environment, with the folder that this package was imported from in PYTHONPATH."""
-    home = str(Path(__file__).parents[2])
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if home not in paths:
-        paths.append(home)
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _keep_tail(stream: IO[str] | None, tail: deque[str]) -> None:

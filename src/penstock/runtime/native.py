@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from penstock.runtime.rank_group import RankGroup
+
 __all__ = ["NativeProgram", "fit_limits", "plan_limits"]
 
 MIN_CONTEXT = 2048
@@ -117,13 +119,22 @@ class NativeProgram:
     """A bundle with its memory, run by the native core: one native call per step, without the interpreter lock.
 
     ``model``: the bundle.  ``context``: its instruction level and threads.  ``core_program`` records spans.
+    ``group``: the other ranks, which end with this program.
     """
 
-    def __init__(self, model: native.Model, context: native.Context, limits: ProgramLimits, plan: native.Plan) -> None:
+    def __init__(
+        self,
+        model: native.Model,
+        context: native.Context,
+        limits: ProgramLimits,
+        plan: native.Plan,
+        group: RankGroup | None = None,
+    ) -> None:
         self.model = model
         self.context = context
         self.core_program = native.CoreProgram(model, context, _options(limits, model.info.scheme))
         self._call: native.StepCall | None = None
+        self._group = group
         self.limits = limits
         info = model.info
         self.info = ProgramInfo(
@@ -141,6 +152,7 @@ class NativeProgram:
             hidden_size=info.hidden_size,
             tail=info.tail,
             bidirectional=info.bidirectional,
+            num_ranks=1 if group is None else group.world,
         )
         self.populate_s = 0.0
         """Seconds spent on copying the weights; 0 when they are mapped."""
@@ -229,3 +241,5 @@ class NativeProgram:
             self.core_program.close()
             self.model.close()
             self.context.close()
+            if self._group is not None:
+                self._group.close()

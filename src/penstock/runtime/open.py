@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from penstock.graph.passes.cut import MAX_RANKS
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
@@ -51,12 +52,14 @@ class OpenOptions:
 
     ``use_cache``: keep the bundle that is built from a folder for later; without it the bundle lasts as long as the
     program.  ``progress``: called with a ``build.Progress``.  ``verify``: when to verify the checksums of a bundle:
-    "once" per file, "always" or "never".
+    "once" per file, "always" or "never".  ``tensor_parallel_size``: the number of processes on this host that the
+    network is divided over.
     """
 
     use_cache: bool = True
     progress: Callable[[Any], None] | None = None
     verify: str = "once"
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a value of the wrong type, by name."""
@@ -64,6 +67,7 @@ class OpenOptions:
         if self.progress is not None and not callable(self.progress):
             raise wrong_type("progress", "a function", self.progress)
         check_verify(self.verify)
+        check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
 
 
 def open_program(
@@ -96,6 +100,10 @@ def open_program(
     limits = limits or ProgramLimits()
     if path.is_dir():
         if mode == "eager":
+            if options.tensor_parallel_size > 1:
+                raise UnsupportedError(
+                    "tensor_parallel_size: expected 1 in eager mode; use mode graph", param="tensor_parallel_size"
+                )
             if options.verify == "always":
                 raise UnsupportedError(
                     f"verify: expected a bundle, found the checkpoint folder {path}, which has no checksums",
@@ -110,7 +118,7 @@ def open_program(
             f"{path}: no such file or folder{where}; expected a local checkpoint folder or a .psm bundle", param="model"
         )
     _check_bundle_options(path, mode, network)
-    return _open_bundle(path, scheme, threads, limits, options.verify)
+    return _open_bundle(path, scheme, threads, limits, options)
 
 
 def check_network(network: object) -> None:
@@ -153,13 +161,18 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
         )
 
 
-def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits, verify: str) -> Opened:
+def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLimits, options: OpenOptions) -> Opened:
     from penstock.checkpoint.side_files import SIDE_FILES
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.runtime.native import NativeProgram
+    from penstock.runtime.ranks import default_threads, open_ranks
 
     start = time.perf_counter()
-    program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=verify)
+    world = options.tensor_parallel_size
+    if world == 1:
+        program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=options.verify)
+    else:
+        program, model = open_ranks(path, world, threads=threads, limits=limits, verify=options.verify)
     try:
         if scheme is not None and scheme != program.info.scheme:
             from penstock.quant.scheme import find_scheme
@@ -179,6 +192,12 @@ def _open_bundle(path: Path, scheme: str | None, threads: int, limits: ProgramLi
         program.close()
         raise
     notes = []
+    num_threads = program.info.num_ranks * program.info.num_threads
+    if program.info.num_ranks > 1 and num_threads > (num_cores := default_threads()):
+        notes.append(
+            f"The {program.info.num_ranks} ranks have {num_threads} threads, but only {num_cores} cores. "
+            "Set --tp or --threads to change it."
+        )
     longest = model.info.context_len
     if limits.context_len == 0 and program.limits.context_len < longest:
         notes.append(
@@ -203,7 +222,8 @@ def _open_folder(
 ) -> Opened:
     try:
         with bundle_of(folder, scheme, network, options) as bundle:
-            opened = _open_bundle(bundle, None, threads, limits, "never")  # already verified
+            verified = replace(options, verify="never")
+            opened = _open_bundle(bundle, None, threads, limits, verified)
         if not options.use_cache:
             opened.bundle = None
     except OutOfMemoryError as error:

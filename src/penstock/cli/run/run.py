@@ -67,7 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="keep only the end of a prompt that is too long (default: refuse the prompt)",
     )
     answer.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
-    add_options(parser.add_argument_group("memory"), *LIMIT_OPTIONS, "--no-prefix-cache", "--weights")
+    add_options(parser.add_argument_group("memory"), *LIMIT_OPTIONS, "--no-prefix-cache", "--weights", "--tp")
     parser.set_defaults(run=run)
 
 
@@ -143,6 +143,8 @@ def _figures(llm: LLM, result: Result, load_s: float) -> str:
     timings, num_tokens = result.timings, len(result.token_ids)
     rate = f" at {timings['decode_tokens_per_s']:,.1f} tokens/s" if num_tokens > 1 else ""
     threads = _count(llm.info.num_threads, "thread")
+    if llm.info.num_ranks > 1:
+        threads = f"{llm.info.num_ranks} ranks of {threads}"
     verified = f" (and checksums verified in {format_seconds(llm.verify_s)})" if llm.verify_s else ""
     copied = f", weights copied in {format_seconds(llm.populate_s)}" if llm.populate_s else ""
     return (

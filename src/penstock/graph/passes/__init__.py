@@ -10,11 +10,10 @@ import copy
 from penstock.graph.ir import Graph
 from penstock.graph.passes.assign_scheme import assign_scheme
 from penstock.graph.passes.fuse_linear import fuse_add_norm, fuse_linear
-from penstock.graph.passes.rewrite import drop_all_reduce, drop_dead_code, order_values
+from penstock.graph.passes.rewrite import drop_dead_code, order_values
 
 __all__ = [
     "assign_scheme",
-    "drop_all_reduce",
     "drop_dead_code",
     "fuse_add_norm",
     "fuse_linear",
@@ -23,14 +22,12 @@ __all__ = [
 ]
 
 
-def run_passes(graph: Graph, *, world: int = 1) -> Graph:
+def run_passes(graph: Graph) -> Graph:
     """Return a rewritten copy of a captured graph, which computes the same numbers with fewer nodes.
 
     Equal graphs give equal results.
     """
     graph = copy.deepcopy(graph)
-    if world == 1:
-        drop_all_reduce(graph)
     drop_dead_code(graph)  # first: dead nodes must not prevent or join a fusion
     fuse_linear(graph)
     fuse_add_norm(graph)

@@ -1,29 +1,23 @@
-"""Find the uses of a value and replace values; and the passes that only remove nodes."""
+"""Find the uses of a value and turn values into views; and the passes that only remove nodes."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from penstock.graph.ir import Graph, Operand, Value
-from penstock.ops.table import find_op
+from penstock.graph.ir import Graph, Value
+from penstock.ops.table import EXCHANGES, find_op
 
 __all__ = [
     "count_weight_uses",
-    "drop_all_reduce",
     "drop_dead_code",
     "make_view",
     "order_values",
-    "replace_value",
 ]
 
 
 def count_weight_uses(graph: Graph) -> Counter[str]:
     """Return the number of operands that refer to each weight."""
     return Counter(operand.name for node in graph.nodes for operand in node.inputs if operand.kind == "weight")
-
-
-def _root(value: Value) -> tuple[str, int]:
-    return (value.name, 0) if value.base is None else (value.base, value.offset)
 
 
 def make_view(graph: Graph, name: str, base: str, offset: int) -> None:
@@ -33,19 +27,6 @@ def make_view(graph: Graph, name: str, base: str, offset: int) -> None:
             value.base, value.offset = base, value.offset + offset
     value = graph.values[name]
     value.base, value.offset = base, offset
-
-
-def replace_value(graph: Graph, old: str, new: str) -> None:
-    """Make every reader of ``old`` read ``new``, which has the same shape, and remove ``old``."""
-    base, offset = _root(graph.values[new])
-    for value in graph.values.values():
-        if value.base == old:
-            value.base, value.offset = base, value.offset + offset
-    for node in graph.nodes:
-        node.inputs = [Operand("value", new) if i == Operand("value", old) else i for i in node.inputs]
-    if graph.output == old:
-        graph.output = new
-    del graph.values[old]
 
 
 def order_values(graph: Graph) -> None:
@@ -64,12 +45,13 @@ def order_values(graph: Graph) -> None:
 
 
 def drop_dead_code(graph: Graph) -> None:
-    """Remove pure nodes (those that write no state) without readers, and unused weights and states."""
+    """Remove pure nodes (those that write no state and exchange nothing) without readers, and unused weights and
+    states."""
     live = {graph.output}
     kept = []
     for node in reversed(graph.nodes):
         names = set(node.outputs) | {v.name for v in graph.values.values() if v.base in node.outputs}
-        if "(a!)" in find_op(node.op).schema or names & live:
+        if "(a!)" in find_op(node.op).schema or node.op in EXCHANGES or names & live:
             kept.append(node)
             live.update(operand.name for operand in node.inputs if operand.kind == "value")
     graph.nodes = kept[::-1]
@@ -78,10 +60,3 @@ def drop_dead_code(graph: Graph) -> None:
     named = {(operand.kind, operand.name) for node in graph.nodes for operand in node.inputs}
     graph.weights = {name: weight for name, weight in graph.weights.items() if ("weight", name) in named}
     graph.states = {name: state for name, state in graph.states.items() if ("state", name) in named}
-
-
-def drop_all_reduce(graph: Graph) -> None:
-    """Remove every all_reduce node."""
-    for node in [node for node in graph.nodes if node.op == "all_reduce"]:
-        graph.nodes.remove(node)
-        replace_value(graph, node.outputs[0], node.inputs[0].name)

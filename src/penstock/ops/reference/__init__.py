@@ -7,6 +7,7 @@ written for clarity, not for speed.
 
 from penstock.ops.reference import elementwise
 from penstock.ops.reference.attention import attention, kv_append
+from penstock.ops.reference.collectives import all_gather, barrier, broadcast, recv, send, sharded_embedding
 from penstock.ops.reference.elementwise import *  # noqa: F403 - a new op stands in that file only
 from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
@@ -15,17 +16,23 @@ from penstock.ops.reference.rope import rope, rotary_embedding
 
 __all__ = [
     "add_rms_norm",
+    "all_gather",
     "attention",
+    "barrier",
+    "broadcast",
     "embedding",
     "kv_append",
     "layer_norm",
     "layout_of_tensor",
     "linear",
+    "recv",
     "rms_norm",
     "rope",
     "rotary_embedding",
     "round_rows",
+    "send",
     "shape_packed",
+    "sharded_embedding",
     "unpack_weight",
 ]
 __all__ += elementwise.__all__

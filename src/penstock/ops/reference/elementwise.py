@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["add", "all_reduce", "argmax", "gather_rows", "gelu", "mul", "silu_mul", "topk"]
+__all__ = ["add", "argmax", "gather_rows", "gelu", "mul", "silu_mul", "topk"]
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
@@ -38,11 +38,6 @@ def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
             f"[gather_rows] rows: expected 0 to {x.shape[0] - 1}, found {int(rows.min())} to {int(rows.max())}"
         )
     return x[rows.long()].float()
-
-
-def all_reduce(x: Tensor) -> Tensor:
-    """Return the sum of x [T, dim] over the ranks.  With one rank that is a copy."""
-    return x.float().clone(memory_format=torch.contiguous_format)
 
 
 def argmax(logits: Tensor) -> Tensor:

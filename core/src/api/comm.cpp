@@ -1,0 +1,78 @@
+// The C API for ranks on one host, and what all ranks must have in common.
+#include "api/api.h"
+#include "comm/shared.h"
+
+using namespace ps;
+
+namespace {
+
+constexpr uint64_t kAgreementTag = 0x61677265656d656eu;
+
+struct Agreement {
+  int32_t abi;
+  char version[28], level[32], text[448];
+};
+
+ps_status differ(const ps_comm& comm, int32_t rank, const char* name, const char* own, const char* other) {
+  const ps_status status = fail(PS_INVALID_ARGUMENT, "%s: expected equal values on all ranks, found %s on rank %d and %s on rank %d", name,
+                                own, comm.rank, other, rank);
+  comm.abort(comm.self, error_message());
+  return status;
+}
+
+}  // namespace
+
+ps_status ps_shared_bytes(int32_t world, int64_t part_bytes, int64_t* bytes) {
+  if (!kBuildsRanks) return no_ranks();
+  PS_TRY(require(bytes, "bytes"));
+  return SharedComm::bytes(world, part_bytes, bytes);
+}
+
+ps_status ps_shared_open(const ps_shared_options* options, ps_comm** out) {
+  ps_shared_options o;
+  if (!kBuildsRanks) return no_ranks();
+  PS_TRY(require(out, "out"));
+  *out = nullptr;
+  PS_TRY(read_struct(options, &o, "options"));
+  SharedComm* shared = create_object<SharedComm>();
+  if (!shared) return fail(PS_OUT_OF_MEMORY, "comm: out of memory");
+  const ps_status status = shared->open(o);
+  if (status != PS_OK) {
+    destroy_object(shared);
+    return status;
+  }
+  *out = shared->comm();
+  return PS_OK;
+}
+
+void ps_shared_close(ps_comm* comm) {
+  if (kBuildsRanks && comm) destroy_object(static_cast<SharedComm*>(comm->self));
+}
+
+ps_status ps_context_agree(ps_context* context, const char* text) {
+  if (!kBuildsRanks) return no_ranks();
+  PS_TRY(check_open(context));
+  if (!context->comm) return fail(PS_INVALID_ARGUMENT, "context: expected one with a comm");
+  const ps_comm& comm = *context->comm;
+  Agreement own{};
+  own.abi = PS_ABI_VERSION;
+  if (!text || strlen(text) >= sizeof(own.text))
+    return fail(PS_INVALID_ARGUMENT, "text: expected at most %zu bytes", sizeof(own.text) - 1);
+  strcpy(own.text, text);
+  strcpy(own.version, PS_VERSION);
+  strncpy(own.level, context->kernels->level, sizeof(own.level) - 1);
+  memcpy(comm.part(comm.self), &own, sizeof(own));
+  int64_t bytes[PS_MAX_RANKS];
+  const void* parts[PS_MAX_RANKS];
+  for (int64_t& n : bytes) n = sizeof(own);
+  PS_TRY(comm.all_gather(comm.self, kAgreementTag, bytes, parts));
+  for (int32_t r = 0; r < comm.world; ++r) {
+    Agreement other;
+    memcpy(&other, parts[r], sizeof(other));
+    other.version[sizeof(other.version) - 1] = other.level[sizeof(other.level) - 1] = other.text[sizeof(other.text) - 1] = 0;
+    if (other.abi != own.abi || strcmp(other.version, own.version)) return differ(comm, r, "version", own.version, other.version);
+    if (strcmp(other.level, own.level)) return differ(comm, r, "cpu_level", own.level, other.level);
+    if (strcmp(other.text, own.text)) return differ(comm, r, "text", own.text, other.text);
+  }
+  return comm.barrier(comm.self, kAgreementTag + 1);  // nobody ends the group before all have compared
+}

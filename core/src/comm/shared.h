@@ -1,0 +1,80 @@
+// The transport between ranks on one host: words and buffers in memory that all of them map.
+#ifndef PENSTOCK_COMM_SHARED_H
+#define PENSTOCK_COMM_SHARED_H
+
+#include <atomic>
+
+#include "base/error.h"
+
+namespace ps {
+
+constexpr int64_t kReasonBytes = 256, kMailBytes = 64 << 10;
+
+// What ranks share.  Everything begins as zero.  A rank writes only its own RankWords, and rings the doorbell of others.
+struct alignas(128) GroupWords {
+  std::atomic<uint32_t> aborted;         // 1: some rank writes the reason, 2: it is written
+  alignas(128) char reason[kReasonBytes];
+};
+struct alignas(128) RankWords {
+  std::atomic<uint32_t> arrivals;  // exchanges that the rank has come to; wraps
+  std::atomic<uint64_t> tags[2];   // of the last two
+  std::atomic<int32_t> core;       // that it ran on then, + 1
+  alignas(128) std::atomic<uint32_t> doorbell;  // the rank sleeps on it
+  std::atomic<uint32_t> sleeping;
+};
+// The way from one rank to another: a ring of two pieces.
+struct alignas(128) MailWords {
+  std::atomic<uint32_t> sent;  // pieces; wraps
+  alignas(128) std::atomic<uint32_t> received;
+};
+
+class SharedComm {
+ public:
+  SharedComm() = default;
+  SharedComm(const SharedComm&) = delete;
+  SharedComm& operator=(const SharedComm&) = delete;
+  ~SharedComm();
+  ps_status open(const ps_shared_options& options);
+  ps_comm* comm() { return &comm_; }
+  static ps_status bytes(int32_t world, int64_t part_bytes, int64_t* out);
+
+  void* part() { return buffer(comm_.rank, next_); }
+  // bytes null: a barrier.
+  ps_status exchange(uint64_t tag, const int64_t* bytes, bool forever, const void** parts);
+  ps_status send(int32_t to, const uint8_t* data, int64_t bytes);
+  ps_status receive(int32_t from, uint8_t* data, int64_t bytes);
+  void abort(const char* reason);
+
+ private:
+  RankWords& words(int32_t rank) { return ranks_[rank]; }
+  uint8_t* buffer(int32_t rank, uint32_t number) { return buffers_ + (2 * rank + (number & 1)) * part_stride_; }
+  MailWords& mail(int32_t from, int32_t to) { return mails_[from * comm_.world + to]; }
+  uint8_t* piece(int32_t from, int32_t to, uint32_t number) {
+    return pieces_ + ((from * comm_.world + to) * 2 + (number & 1)) * kMailBytes;
+  }
+  template <typename Done>
+  ps_status wait(int32_t peer, bool forever, Done&& done);
+  template <typename Done>
+  ps_status sleep(int32_t peer, bool forever, Done&& done);
+  void wake(int32_t rank);
+  // Whether the rank `peer` was last seen on the core of this thread, where it cannot run while this thread looks for it.
+  bool shares_core(int32_t peer);
+  void leave_core();
+  ps_status aborted_status();
+
+  ps_comm comm_{};
+  void* mapped_ = nullptr;
+  int64_t mapped_bytes_ = 0, part_stride_ = 0, timeout_ns_ = 0;
+  bool yield_ = false;
+  uint64_t epoch_ = 0;
+  uint32_t next_ = 1;  // the number of the next exchange
+  int64_t left_ns_ = 0;  // when this rank last left a core
+  GroupWords* group_ = nullptr;
+  RankWords* ranks_ = nullptr;
+  MailWords* mails_ = nullptr;
+  uint8_t *pieces_ = nullptr, *buffers_ = nullptr;
+};
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,340 @@
+// The ops of several ranks.  Each has three phases: every thread writes its rows of the rank's part, one thread exchanges the
+// parts, every thread reads its rows of the result.
+#include <stdio.h>
+
+#include "ops/exchange.h"
+#include "ops/layout.h"
+
+namespace ps {
+namespace {
+
+float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
+const int32_t* i32(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.data); }
+int64_t rows(const Call& c) { return c.in[0].dims[0]; }
+int64_t once(const Call& c) { return c.in[0].dims[0] > 0; }
+int64_t read_rows(const Call& c) { return c.unread ? 0 : c.in[0].dims[0]; }
+
+ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
+  if (!read_cut(starts.s, out)) {
+    return fail(PS_INVALID_ARGUMENT, "starts: expected 2 to %d ascending numbers from 0, as \"0|64|128\", found \"%.*s\"",
+                PS_MAX_RANKS + 1, PS_STR(starts.s));
+  }
+  if (rank.i >= 0 && rank.i < out->world) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %lld", out->world - 1, static_cast<long long>(rank.i));
+}
+
+// Whether the rank may write its part: others may read what it sent before an exchange that failed.
+bool is_alive(const Call& c) { return c.exchange && c.exchange->status == PS_OK; }
+
+void run_put(const Call& c, int64_t begin, int64_t end, int32_t) {
+  if (!is_alive(c)) return;
+  const size_t bytes = static_cast<size_t>(c.in[0].dims[1]) * sizeof(float);
+  uint8_t* part = static_cast<uint8_t*>(c.exchange->comm->part(c.exchange->comm->self));
+  for (int64_t i = begin; i < end; ++i)
+    memcpy(part + static_cast<size_t>(i) * bytes, f32(c.in[0]) + i * c.in[0].row_stride, bytes);
+}
+
+Cut cut_of(const Call& c, int32_t op, int32_t* rank) {
+  Cut cut;
+  const bool gathers = op == OP_ALL_GATHER;
+  *rank = static_cast<int32_t>(c.attrs[gathers ? kAllGatherRank : kShardedRank].i);
+  read_cut(c.attrs[gathers ? kAllGatherStarts : kShardedStarts].s, &cut);
+  return cut;
+}
+
+void run_gather(const Call& c, int64_t, int64_t, int32_t) {
+  if (!c.exchange) return;
+  int32_t rank;
+  const Cut cut = cut_of(c, OP_ALL_GATHER, &rank);
+  for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] = rows(c) * cut.size(r) * static_cast<int64_t>(sizeof(float));
+  c.exchange->gather();
+}
+
+void run_take(const Call& c, int64_t begin, int64_t end, int32_t) {
+  int32_t rank;
+  const Cut cut = cut_of(c, OP_ALL_GATHER, &rank);
+  if (c.exchange && c.exchange->status != PS_OK) return;
+  for (int64_t i = begin; i < end; ++i) {
+    float* y = f32(c.out[0]) + i * c.out[0].row_stride;
+    for (int32_t r = 0; r < cut.world; ++r) {
+      const bool own = r == rank;
+      const float* x = own ? f32(c.in[0]) + i * c.in[0].row_stride : static_cast<const float*>(c.exchange->parts[r]) + i * cut.size(r);
+      memcpy(y + cut.starts[r], x, static_cast<size_t>(cut.size(r)) * sizeof(float));
+    }
+  }
+}
+
+int32_t owner_of(const Cut& cut, int64_t id) {
+  int32_t rank = 0;
+  while (id >= cut.starts[rank + 1]) ++rank;
+  return rank;
+}
+
+// How many of the tokens before `end` each rank owns.
+void count_tokens(const Call& c, const Cut& cut, int64_t end, int64_t* counts) {
+  for (int32_t r = 0; r < cut.world; ++r) counts[r] = 0;
+  for (int64_t t = 0; t < end; ++t) ++counts[owner_of(cut, i32(c.in[0])[t])];
+}
+
+void embed_row(const Call& c, const Cut& cut, int32_t rank, int64_t token, float* y) {
+  const Tensor& w = c.in[1];
+  const int32_t row = static_cast<int32_t>(i32(c.in[0])[token] - cut.starts[rank]);
+  c.kernels->embedding(WeightView{w.data, w.layout, w.dims[0], w.dims[1]}, &row, y, c.attrs[kShardedDim].i, 0, 1);
+}
+
+// The owner of a token's row writes it: the rows of a rank's part are those of its tokens, in order.
+void run_put_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
+  if (!is_alive(c)) return;
+  int32_t rank;
+  const Cut cut = cut_of(c, OP_SHARDED_EMBEDDING, &rank);
+  int64_t counts[PS_MAX_RANKS];
+  count_tokens(c, cut, begin, counts);
+  float* part = static_cast<float*>(c.exchange->comm->part(c.exchange->comm->self));
+  for (int64_t t = begin; t < end; ++t) {
+    if (owner_of(cut, i32(c.in[0])[t]) == rank) embed_row(c, cut, rank, t, part + counts[rank]++ * c.attrs[kShardedDim].i);
+  }
+}
+
+void run_gather_tokens(const Call& c, int64_t, int64_t, int32_t) {
+  if (!c.exchange) return;
+  int32_t rank;
+  const Cut cut = cut_of(c, OP_SHARDED_EMBEDDING, &rank);
+  count_tokens(c, cut, rows(c), c.exchange->bytes);
+  for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] *= c.attrs[kShardedDim].i * static_cast<int64_t>(sizeof(float));
+  c.exchange->gather();
+}
+
+void run_take_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
+  int32_t rank;
+  const Cut cut = cut_of(c, OP_SHARDED_EMBEDDING, &rank);
+  const int64_t dim = c.attrs[kShardedDim].i;
+  if (c.exchange && c.exchange->status != PS_OK) return;
+  int64_t counts[PS_MAX_RANKS];
+  count_tokens(c, cut, begin, counts);
+  for (int64_t t = begin; t < end; ++t) {
+    float* y = f32(c.out[0]) + t * c.out[0].row_stride;
+    const int32_t owner = owner_of(cut, i32(c.in[0])[t]);
+    if (!c.exchange) {
+      embed_row(c, cut, rank, t, y);
+      continue;
+    }
+    memcpy(y, static_cast<const float*>(c.exchange->parts[owner]) + counts[owner]++ * dim, static_cast<size_t>(dim) * sizeof(float));
+  }
+}
+
+size_t row_bytes(const Call& c) { return static_cast<size_t>(c.out[0].dims[1]) * sizeof(float); }
+
+void run_copy(const Call& c, int64_t begin, int64_t end, int32_t) {
+  for (int64_t i = begin; i < end; ++i)
+    memcpy(f32(c.out[0]) + i * c.out[0].row_stride, f32(c.in[0]) + i * c.in[0].row_stride, row_bytes(c));
+}
+
+bool is_root(const Call& c) { return c.attrs[kBroadcastRoot].i == c.attrs[rank_at(OP_BROADCAST)].i; }
+
+void run_put_root(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  if (is_root(c)) run_put(c, begin, end, thread);
+}
+
+void run_broadcast(const Call& c, int64_t, int64_t, int32_t) {
+  if (!is_alive(c)) return;
+  Exchange* e = c.exchange;
+  const int64_t bytes = rows(c) * static_cast<int64_t>(row_bytes(c));
+  e->keep(e->comm->broadcast(e->comm->self, e->tag++, static_cast<int32_t>(c.attrs[kBroadcastRoot].i), bytes, 0, &e->parts[0]));
+}
+
+void run_take_root(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  if (!c.exchange || is_root(c)) return run_copy(c, begin, end, thread);
+  if (!is_alive(c)) return;
+  const uint8_t* data = static_cast<const uint8_t*>(c.exchange->parts[0]);
+  for (int64_t i = begin; i < end; ++i)
+    memcpy(f32(c.out[0]) + i * c.out[0].row_stride, data + static_cast<size_t>(i) * row_bytes(c), row_bytes(c));
+}
+
+void run_barrier(const Call& c, int64_t, int64_t, int32_t) {
+  if (is_alive(c)) c.exchange->keep(c.exchange->comm->barrier(c.exchange->comm->self, c.exchange->tag++));
+}
+
+// Outputs lie row after row.
+void run_send(const Call& c, int64_t, int64_t, int32_t) {
+  const int64_t target = c.attrs[kSendTarget].i;
+  if (!is_alive(c) || target == c.attrs[rank_at(OP_SEND)].i) return;
+  const ps_comm* comm = c.exchange->comm;
+  c.exchange->keep(comm->send(comm->self, static_cast<int32_t>(target), c.out[0].data, rows(c) * static_cast<int64_t>(row_bytes(c))));
+}
+
+void run_receive(const Call& c, int64_t, int64_t, int32_t thread) {
+  const int64_t source = c.attrs[kRecvSource].i;
+  if (source == c.attrs[rank_at(OP_RECV)].i) return run_copy(c, 0, rows(c), thread);
+  if (!is_alive(c)) return;
+  const ps_comm* comm = c.exchange->comm;
+  c.exchange->keep(comm->recv(comm->self, static_cast<int32_t>(source), c.out[0].data, rows(c) * static_cast<int64_t>(row_bytes(c))));
+}
+
+ps_status check_membership(const AttrValue& world, const AttrValue& rank) {
+  if (world.i < 1 || world.i > PS_MAX_RANKS)
+    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %lld", PS_MAX_RANKS, static_cast<long long>(world.i));
+  if (rank.i >= 0 && rank.i < world.i) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %lld, found %lld", static_cast<long long>(world.i - 1),
+              static_cast<long long>(rank.i));
+}
+
+ps_status check_peer(const char* name, const AttrValue& peer, const AttrValue& world) {
+  if (peer.i >= 0 && peer.i < world.i) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "%s: expected 0 to %lld, found %lld", name, static_cast<long long>(world.i - 1),
+              static_cast<long long>(peer.i));
+}
+
+ps_status copy_rows(const Spec& x, Spec* out) {
+  if (x.dtype != PS_F32 || x.rank != 2) return fail(PS_INVALID_ARGUMENT, "x: expected f32 with two dims, found %s", describe(x).text);
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {x.dims[0], x.dims[1]}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+constexpr Phase kBroadcast[] = {
+    {SPLIT_ROWS, rows, run_put_root, 1, 0, false, false, true, false, false},
+    {SPLIT_ITEMS, once, run_broadcast, 0, 0, false, true, true, false, false},
+    {SPLIT_ROWS, rows, run_take_root, 1, 0, true, true, false, false, false},
+};
+// The second phase counts as a writer of the outputs, so that it is over before others read or reuse them.
+constexpr Phase kSend[] = {
+    {SPLIT_ROWS, rows, run_copy, 1, 0, true, false, true, false, false},
+    {SPLIT_ITEMS, once, run_send, 0, 0, true, true, true, false, false},
+};
+constexpr Phase kBarrier[] = {
+    {SPLIT_ROWS, rows, run_copy, 1, 0, true, false, true, false, false},
+    {SPLIT_ITEMS, once, run_barrier, 0, 0, true, true, true, false, false},
+};
+constexpr Phase kRecv[] = {{SPLIT_ITEMS, once, run_receive, 0, 1, true, false, true, false, false}};
+constexpr Phase kAllGather[] = {
+    {SPLIT_ROWS, rows, run_put, 1, 0, false, false, true, false, false},
+    {SPLIT_ITEMS, once, run_gather, 0, 0, false, true, true, false, false},
+    {SPLIT_ROWS, read_rows, run_take, 1, 0, true, true, false, false, false},
+};
+constexpr Phase kShardedEmbedding[] = {
+    {SPLIT_ROWS, rows, run_put_rows, 0, 1, false, false, true, false, false},
+    {SPLIT_ITEMS, once, run_gather_tokens, 0, 1, false, true, true, false, false},
+    {SPLIT_ROWS, rows, run_take_rows, 0, 1, true, true, false, false, false},
+};
+
+}  // namespace
+
+bool read_cut(Str text, Cut* out) {
+  int32_t count = 0;
+  int64_t number = -1;
+  for (uint32_t i = 0; i <= text.size; ++i) {
+    const char c = i < text.size ? text.data[i] : '|';
+    if (c >= '0' && c <= '9') {
+      number = (number < 0 ? 0 : number) * 10 + (c - '0');
+      if (number > kMaxDim) return false;
+    } else if (c == '|' && number >= 0 && count <= PS_MAX_RANKS && (count ? number > out->starts[count - 1] : number == 0)) {
+      out->starts[count++] = number;
+      number = -1;
+    } else {
+      return false;
+    }
+  }
+  out->world = count - 1;
+  return count >= 2;
+}
+
+Membership membership_of(int32_t op, const AttrValue* attrs) {
+  int32_t starts = -1, world = -1, rank = -1;
+  if (op == OP_ALL_GATHER) starts = kAllGatherStarts, rank = kAllGatherRank;
+  if (op == OP_SHARDED_EMBEDDING) starts = kShardedStarts, rank = kShardedRank;
+  if (op == OP_BROADCAST) world = world_at(OP_BROADCAST), rank = rank_at(OP_BROADCAST);
+  if (op == OP_SEND) world = world_at(OP_SEND), rank = rank_at(OP_SEND);
+  if (op == OP_RECV) world = world_at(OP_RECV), rank = rank_at(OP_RECV);
+  if (op == OP_BARRIER) world = world_at(OP_BARRIER), rank = rank_at(OP_BARRIER);
+  if (rank < 0) return Membership{0, 0};
+  Cut cut{};
+  if (starts >= 0) read_cut(attrs[starts].s, &cut);
+  return Membership{static_cast<int32_t>(attrs[rank].i), starts >= 0 ? cut.world : static_cast<int32_t>(attrs[world].i)};
+}
+
+int64_t part_bytes(int32_t op, const Call& c) {
+  int64_t columns = 0;
+  if (op == OP_ALL_GATHER || op == OP_BROADCAST) columns = c.in[0].dims[1];
+  if (op == OP_SHARDED_EMBEDDING) columns = c.attrs[kShardedDim].i;
+  int64_t bytes;
+  if (checked_mul(c.in[0].dims[0], columns, &bytes) && checked_mul(bytes, 4, &bytes)) return bytes;
+  return INT64_MAX;
+}
+
+void Exchange::gather() {
+  const uint64_t now = tag++;
+  if (status != PS_OK) return;
+  keep(comm->all_gather(comm->self, now, bytes, parts));
+}
+
+ps_status Exchange::keep(ps_status found) {
+  if (status == PS_OK && found != PS_OK) snprintf(message, sizeof(message), "%s", error_message());
+  if (status == PS_OK) status = found;
+  return found;
+}
+
+ps_status infer_all_gather(const Spec* in, AttrValue* attrs, Spec* out) {
+  Cut cut;
+  PS_TRY(read_attrs(attrs[kAllGatherStarts], attrs[kAllGatherRank], &cut));
+  const int64_t size = cut.size(static_cast<int32_t>(attrs[kAllGatherRank].i));
+  if (in[0].dtype != PS_F32 || in[0].rank != 2 || !equal(in[0].dims[1], constant(size))) {
+    return fail(PS_INVALID_ARGUMENT, "x: expected f32 rows of %lld, the columns of its rank, found %s",
+                static_cast<long long>(size), describe(in[0]).text);
+  }
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(cut.total())}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+ps_status infer_sharded_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
+  Cut cut;
+  PS_TRY(read_attrs(attrs[kShardedStarts], attrs[kShardedRank], &cut));
+  const int64_t size = cut.size(static_cast<int32_t>(attrs[kShardedRank].i));
+  if (in[1].dims[0].offset != size) {
+    return fail(PS_INVALID_ARGUMENT, "weight: expected %lld rows, those of its rank, found %lld", static_cast<long long>(size),
+                static_cast<long long>(in[1].dims[0].offset));
+  }
+  Spec whole[2] = {in[0], in[1]};
+  whole[1].dims[0] = constant(cut.total());
+  return infer_embedding(whole, attrs, out);
+}
+
+ps_status infer_broadcast(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(check_membership(attrs[world_at(OP_BROADCAST)], attrs[rank_at(OP_BROADCAST)]));
+  PS_TRY(check_peer("root", attrs[kBroadcastRoot], attrs[world_at(OP_BROADCAST)]));
+  return copy_rows(in[0], out);
+}
+
+ps_status infer_send(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(check_membership(attrs[world_at(OP_SEND)], attrs[rank_at(OP_SEND)]));
+  PS_TRY(check_peer("target", attrs[kSendTarget], attrs[world_at(OP_SEND)]));
+  return copy_rows(in[0], out);
+}
+
+ps_status infer_recv(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(check_membership(attrs[world_at(OP_RECV)], attrs[rank_at(OP_RECV)]));
+  PS_TRY(check_peer("source", attrs[kRecvSource], attrs[world_at(OP_RECV)]));
+  const int64_t width = attrs[kRecvWidth].i;
+  if (width < 1 || width > kMaxDim)
+    return fail(PS_INVALID_ARGUMENT, "width: expected 1 to 2^31, found %lld", static_cast<long long>(width));
+  const bool is_own = attrs[kRecvSource].i == attrs[rank_at(OP_RECV)].i;
+  if (is_own && (in[0].dtype != PS_F32 || in[0].rank != 2 || !equal(in[0].dims[1], constant(width)))) {
+    return fail(PS_INVALID_ARGUMENT, "rows: expected f32 rows of %lld from the rank itself, found %s", static_cast<long long>(width),
+                describe(in[0]).text);
+  }
+  if (in[0].rank > 2) return fail(PS_INVALID_ARGUMENT, "rows: expected one or two dims, found %s", describe(in[0]).text);
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(width)}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+ps_status infer_barrier(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(check_membership(attrs[world_at(OP_BARRIER)], attrs[rank_at(OP_BARRIER)]));
+  return copy_rows(in[0], out);
+}
+
+Phases broadcast_phases(const Call&) { return Phases{kBroadcast, 3}; }
+Phases send_phases(const Call&) { return Phases{kSend, 2}; }
+Phases recv_phases(const Call&) { return Phases{kRecv, 1}; }
+Phases barrier_phases(const Call&) { return Phases{kBarrier, 2}; }
+Phases all_gather_phases(const Call&) { return Phases{kAllGather, 3}; }
+Phases sharded_embedding_phases(const Call&) { return Phases{kShardedEmbedding, 3}; }
+
+}  // namespace ps

@@ -1,0 +1,42 @@
+// What the ops of several ranks share in a step, and how a value is cut over the ranks.
+#ifndef PENSTOCK_OPS_EXCHANGE_H
+#define PENSTOCK_OPS_EXCHANGE_H
+
+#include "ops/ops.h"
+
+namespace ps {
+
+// Rank r has the columns, or the rows of a table, from starts[r] to starts[r + 1].  The text is "0|704|1408".
+struct Cut {
+  int32_t world;
+  int64_t starts[PS_MAX_RANKS + 1];
+  int64_t total() const { return starts[world]; }
+  int64_t size(int32_t rank) const { return starts[rank + 1] - starts[rank]; }
+};
+bool read_cut(Str text, Cut* out);
+// The group that an op of several ranks belongs to, as its attributes say, which its shape rule has checked; another op's
+// has world 0.
+struct Membership {
+  int32_t rank, world;
+};
+Membership membership_of(int32_t op, const AttrValue* attrs);
+// The most bytes of this rank's part of an exchange, of a call whose sizes are the most that a step may have.
+int64_t part_bytes(int32_t op, const Call& call);
+
+// Of a program whose context has a comm.  The first exchange that fails ends the step: later ones do nothing.
+struct Exchange {
+  const ps_comm* comm;
+  uint64_t tag;  // of the step's next exchange
+  ps_status status;
+  char message[512];
+  const void* parts[PS_MAX_RANKS];
+  int64_t bytes[PS_MAX_RANKS];
+
+  void gather();  // bytes -> parts
+  // Keeps the first failure and its message; returns the status.
+  ps_status keep(ps_status found);
+};
+
+}  // namespace ps
+
+#endif

@@ -1,0 +1,148 @@
+// Sending and receiving a batch.  Slots are resolved on rank 0, which samples: the others get token ids.
+#include "program/ranks.h"
+
+#include <stdio.h>
+
+namespace ps {
+namespace {
+
+constexpr uint64_t kFirstTag = 0x62617463685f3031u, kSecondTag = kFirstTag + 1;
+
+// Every rank counts its steps: one that is behind finds another number than its own.
+struct Message {
+  uint64_t step, hash;  // of all that follows
+  int32_t num_tokens, num_requests, num_rows, page_table_width;
+  uint32_t flags, reserved;
+};
+constexpr int64_t kShortBytes = 4096;  // what is sent at once; a longer message is sent again as a whole
+
+int64_t num_integers(const ps_program& p, const Message& m) {
+  const int64_t tables = p.model->graph.page_groups.size() * m.num_requests * m.page_table_width;
+  return 2 * int64_t{m.num_tokens} + m.num_requests + 1 + m.num_rows + tables;
+}
+
+int64_t message_bytes(const ps_program& p, const Message& m) {
+  return static_cast<int64_t>(sizeof(Message)) + num_integers(p, m) * 4;
+}
+
+uint64_t mix(uint64_t hash, uint64_t word) {
+  hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+  return hash ^ hash >> 32;
+}
+
+uint64_t hash_of(const ps_program& p, const Message& m, const int32_t* integers) {
+  uint64_t hash = mix(m.step, uint64_t{static_cast<uint32_t>(m.num_tokens)} << 32 | static_cast<uint32_t>(m.num_requests));
+  hash = mix(hash, uint64_t{static_cast<uint32_t>(m.num_rows)} << 32 | static_cast<uint32_t>(m.page_table_width));
+  hash = mix(hash, m.flags);
+  const int64_t count = num_integers(p, m);
+  for (int64_t i = 0; i < count; ++i) hash = mix(hash, static_cast<uint32_t>(integers[i]));
+  return hash;
+}
+
+ps_status check_fits(const ps_program& p, int64_t bytes) {
+  const ps_comm& comm = *p.context->comm;
+  if (bytes <= comm.part_bytes && kShortBytes <= comm.part_bytes) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for the batch, found %lld",
+              static_cast<long long>(bytes < kShortBytes ? kShortBytes : bytes), static_cast<long long>(comm.part_bytes));
+}
+
+ps_status end_group(const ps_program& p, const char* what, uint64_t expected, uint64_t found) {
+  const ps_comm& comm = *p.context->comm;
+  char reason[192];
+  snprintf(reason, sizeof(reason), "rank %d expected %s %llx from rank 0, found %llx", comm.rank, what,
+           static_cast<unsigned long long>(expected), static_cast<unsigned long long>(found));
+  comm.abort(comm.self, reason);
+  return fail(PS_ABORTED, "ranks: %s", reason);
+}
+
+Exchange& exchange_of(ps_program* p) { return *reinterpret_cast<Exchange*>(p->exchange.data()); }
+
+// The data of rank 0.
+ps_status broadcast(ps_program* p, uint64_t tag, int64_t bytes, bool forever, const void** data) {
+  const ps_comm& comm = *p->context->comm;
+  return exchange_of(p).keep(comm.broadcast(comm.self, tag, 0, bytes, forever, data));
+}
+
+}  // namespace
+
+ps_status check_first_rank(const ps_program& p) {
+  if (p.context->comm->rank == 0) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "program: expected rank 0, which begins every step, found rank %d; it follows with ps_program_follow",
+              p.context->comm->rank);
+}
+
+ps_status send_batch(ps_program* p, const ps_batch& b) {
+  const ps_comm& comm = *p->context->comm;
+  const int64_t most = p->plan.symbols[ROLE_PAGES];
+  Message m{p->rank_step, 0, b.num_tokens, b.num_requests, b.num_rows, 0, b.flags, 0};
+  m.page_table_width = static_cast<int32_t>(b.page_table_width < most ? b.page_table_width : most);
+  const int64_t bytes = message_bytes(*p, m);
+  PS_TRY(check_fits(*p, bytes));
+  const void* data;
+  for (int32_t sending = 0; sending < (bytes > kShortBytes ? 2 : 1); ++sending) {
+    uint8_t* part = static_cast<uint8_t*>(comm.part(comm.self));
+    int32_t* const first = reinterpret_cast<int32_t*>(part + sizeof(Message));
+    int32_t* at = first;
+    const auto put = [&](const int32_t* from, int64_t count) {
+      memcpy(at, from, static_cast<size_t>(count) * 4);
+      at += count;
+    };
+    if (bytes <= kShortBytes || sending) {
+      put(p->token_ids, b.num_tokens);
+      put(p->positions, b.num_tokens);
+      put(p->request_starts, int64_t{b.num_requests} + 1);
+      put(b.output_rows, b.num_rows);
+      put(p->page_tables, p->model->graph.page_groups.size() * m.num_requests * m.page_table_width);
+      m.hash = hash_of(*p, m, first);
+    }
+    memcpy(part, &m, sizeof(m));
+    PS_TRY(broadcast(p, sending ? kSecondTag : kFirstTag, sending ? bytes : kShortBytes, false, &data));
+  }
+  ++p->rank_step;
+  exchange_of(p).tag = m.hash;
+  return PS_OK;
+}
+
+ps_status receive_batch(ps_program* p, ps_batch* b) {
+  PS_TRY(check_fits(*p, kShortBytes));
+  const void* data;
+  Message m;
+  PS_TRY(broadcast(p, kFirstTag, kShortBytes, true, &data));
+  memcpy(&m, data, sizeof(m));
+  if (m.step != p->rank_step) return end_group(*p, "step", p->rank_step, m.step);
+  const ps_program_options& o = p->options;
+  const bool within = m.num_tokens > 0 && m.num_tokens <= o.max_tokens && m.num_requests > 0 && m.num_requests <= o.max_requests &&
+                      m.num_rows >= 0 && m.num_rows <= o.max_rows && m.page_table_width >= 0 &&
+                      m.page_table_width <= p->plan.symbols[ROLE_PAGES];
+  if (!within) return end_group(*p, "a batch of at most so many tokens:", static_cast<uint64_t>(o.max_tokens), static_cast<uint64_t>(m.num_tokens));
+  const int64_t bytes = message_bytes(*p, m);
+  if (bytes > kShortBytes) {
+    PS_TRY(check_fits(*p, bytes));
+    PS_TRY(broadcast(p, kSecondTag, bytes, false, &data));
+    memcpy(&m.hash, static_cast<const uint8_t*>(data) + 8, 8);
+  }
+  const int32_t* at = reinterpret_cast<const int32_t*>(static_cast<const uint8_t*>(data) + sizeof(Message));
+  const uint64_t hash = hash_of(*p, m, at);
+  if (hash != m.hash) return end_group(*p, "a batch of the hash", hash, m.hash);
+  const auto take = [&](int64_t count) {
+    const int32_t* from = at;
+    at += count;
+    return from;
+  };
+  b->struct_size = sizeof(ps_batch);
+  b->num_tokens = m.num_tokens;
+  b->num_requests = m.num_requests;
+  b->num_rows = m.num_rows;
+  b->page_table_width = m.page_table_width;
+  b->flags = m.flags;
+  b->token_ids = take(m.num_tokens);
+  b->positions = take(m.num_tokens);
+  b->request_starts = take(int64_t{m.num_requests} + 1);
+  b->output_rows = take(m.num_rows);
+  b->page_tables = take(p->model->graph.page_groups.size() * m.num_requests * m.page_table_width);
+  ++p->rank_step;
+  exchange_of(p).tag = hash;
+  return PS_OK;
+}
+
+}  // namespace ps

@@ -1,0 +1,90 @@
+"""The connection of a rank with the others of its group, on one host (docs/explanation/ranks.md)."""
+
+from __future__ import annotations
+
+import ctypes
+
+from penstock.core.library import CommStruct, SharedOptions, check, library, sized
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["SharedComm", "shared_bytes"]
+
+
+def shared_bytes(world: int, part_bytes: int) -> int:
+    """Return the size in bytes of the memory that ``world`` ranks share, when each sends up to ``part_bytes`` at once.
+
+    Most of it is never touched.
+    """
+    out = ctypes.c_int64()
+    check(library().ps_shared_bytes(world, part_bytes, ctypes.byref(out)))
+    return out.value
+
+
+class SharedComm:
+    """A rank's end of the shared memory.
+
+    ``fd``: a file of ``shared_bytes``, all zero at first, which the ranks inherited.  ``memory``: the address of such
+    memory instead, for ranks that are threads of one process.  ``epoch``: which run of the group this is.
+    ``timeout_s``: how long a rank waits for another within a step.  ``oversubscribed``: the ranks have fewer cores than
+    threads.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        part_bytes: int,
+        *,
+        fd: int = -1,
+        memory: int = 0,
+        epoch: int = 0,
+        timeout_s: float = 0.0,
+        oversubscribed: bool = False,
+    ) -> None:
+        self.rank, self.world = rank, world
+        options = sized(
+            SharedOptions,
+            rank=rank,
+            world=world,
+            fd=fd,
+            memory=memory or None,
+            part_bytes=part_bytes,
+            timeout_ms=int(timeout_s * 1000),
+            epoch=epoch,
+            yield_=int(oversubscribed),
+        )
+        self._struct = ctypes.POINTER(CommStruct)()
+        check(library().ps_shared_open(ctypes.byref(options), ctypes.byref(self._struct)))
+
+    @property
+    def address(self) -> int:
+        """The address of the struct, for the C API; InvalidArgumentError after ``close``."""
+        if not self._struct:
+            raise InvalidArgumentError("SharedComm is closed")
+        return ctypes.addressof(self._struct.contents)
+
+    @property
+    def struct(self) -> CommStruct:
+        """The functions of the transport."""
+        return self._struct.contents
+
+    def abort(self, reason: str) -> None:
+        """End every wait of every rank, now and later.  Any thread may call this; the first reason stays."""
+        if self._struct:
+            struct = self._struct.contents
+            struct.abort(struct.self, reason.encode())
+
+    def probe(self, num_bytes: int, count: int) -> list[int]:
+        """Return the nanoseconds of each of ``count`` exchanges in which every rank sends ``num_bytes``.
+
+        All ranks call this with the same arguments.
+        """
+        out = (ctypes.c_int64 * count)()
+        check(library().ps_probe_gather(self._struct, num_bytes, count, out))
+        return list(out)
+
+    def close(self) -> None:
+        """Unmap the memory, after the contexts that use it are closed.  A second call does nothing."""
+        if self._struct:
+            struct, self._struct = self._struct, ctypes.POINTER(CommStruct)()
+            library().ps_shared_close(struct)

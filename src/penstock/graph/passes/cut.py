@@ -1,0 +1,82 @@
+"""How the rows of a network's parameters are divided over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["MAX_RANKS", "TILE_ROWS", "Cut", "cut_evenly", "cut_heads"]
+
+MAX_RANKS = 64
+TILE_ROWS = 16
+"""The rows that a kernel reads together: a cut between two tiles copies whole tiles."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The columns of a value, or the rows of a parameter, that each rank has: ``ranges[rank]`` is (start, stop).
+
+    Ranges of key and value heads overlap when there are more ranks than heads; others follow each other.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def size(self, rank: int) -> int:
+        """Return the number of columns of a rank."""
+        start, stop = self.ranges[rank]
+        return stop - start
+
+    def times(self, factor: int) -> Cut:
+        """Return the cut of elements that this cut of units of ``factor`` elements makes."""
+        return Cut(tuple((start * factor, stop * factor) for start, stop in self.ranges))
+
+    @property
+    def is_partition(self) -> bool:
+        """True if every column belongs to one rank."""
+        return all(stop == start for (_, stop), (start, _) in pairwise(self.ranges))
+
+    @property
+    def starts(self) -> str:
+        """The attribute ``starts`` of an op: where each rank's part starts, and the whole size."""
+        return "|".join(str(start) for start in (*(start for start, _ in self.ranges), self.ranges[-1][1]))
+
+
+def _divide(num_units: int, world: int) -> tuple[tuple[int, int], ...]:
+    return tuple((num_units * rank // world, num_units * (rank + 1) // world) for rank in range(world))
+
+
+def cut_evenly(size: int, world: int, unit: int = 1) -> Cut | None:
+    """Cut ``size`` columns between units, and between tiles of 16 where there are enough; None if there are too few."""
+    for step in (max(TILE_ROWS, unit) if TILE_ROWS % unit == 0 else unit, unit):
+        num_units = -(-size // step)
+        if num_units >= world:
+            ranges = tuple((start * step, min(stop * step, size)) for start, stop in _divide(num_units, world))
+            return Cut(ranges)
+    return None
+
+
+def cut_heads(num_heads: int, num_kv_heads: int, world: int) -> tuple[Cut, Cut]:
+    """Return how query heads and key-value heads are cut, in heads.
+
+    A rank has whole groups of query heads with their key-value head.  If there are more ranks than key-value heads,
+    several ranks have the same one, and each a part of its query heads.  Raises InvalidArgumentError when the query
+    heads are too few.
+    """
+    group = num_heads // num_kv_heads
+    if world <= num_kv_heads:
+        kv = Cut(_divide(num_kv_heads, world))
+        return kv.times(group), kv
+    heads, kv_heads = [], []
+    for kv_head, (first, last) in enumerate(_divide(world, num_kv_heads)):
+        if last - first > group:
+            raise InvalidArgumentError(
+                f"tensor_parallel_size: expected at most {num_heads} ranks for {num_heads} attention heads and "
+                f"{num_kv_heads} key-value heads, found {world}",
+                param="tensor_parallel_size",
+            )
+        for start, stop in _divide(group, last - first):
+            heads.append((kv_head * group + start, kv_head * group + stop))
+            kv_heads.append((kv_head, kv_head + 1))
+    return Cut(tuple(heads)), Cut(tuple(kv_heads))

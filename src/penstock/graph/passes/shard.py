@@ -1,0 +1,350 @@
+"""Cut a graph for one rank: each linear by its output rows, attention by heads, the token table by its rows.
+
+No sum is divided, so any number of ranks computes the bits of one (docs/explanation/ranks.md).  A rank continues with its own
+columns as long as ops work column by column, or head by head; ``all_gather`` puts whole rows together where an op needs
+them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import dataclass
+
+from penstock.config import check_integer
+from penstock.errors import UnsupportedError
+from penstock.graph.ir import Dim, DType, Graph, Node, Operand, Part, Value, Weight
+from penstock.graph.passes.cut import MAX_RANKS, Cut, cut_evenly, cut_heads
+from penstock.graph.passes.rewrite import drop_dead_code, order_values
+from penstock.ops.table import EXCHANGES
+
+__all__ = ["RowRanges", "shard"]
+
+RowRanges = tuple[tuple[int, int], ...]
+"""The rows of a whole weight that a rank has, in order; of a vector the elements."""
+
+_BY_COLUMN = ("gelu", "silu_mul", "add", "mul")
+_BY_HEAD = ("rope", "rms_norm", "layer_norm")
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Columns ``start`` to ``stop`` of the rows that a node makes: those that one view shows."""
+
+    root: str
+    start: int
+    stop: int
+
+
+def shard(graph: Graph, rank: int, world: int) -> tuple[Graph, dict[str, tuple[str, RowRanges]]]:
+    """Return the graph of one rank, and for each of its weights the whole one's name and the rows that it has.
+
+    The order of exchanges is equal on all ranks.  Raises InvalidArgumentError (``tensor_parallel_size``) for more ranks
+    than attention heads, and UnsupportedError for a graph that is cut already.
+    """
+    check_integer("tensor_parallel_size", world, 1, MAX_RANKS)
+    if any(node.op in EXCHANGES for node in graph.nodes):
+        raise UnsupportedError("tensor_parallel_size: expected a bundle of the whole network, found one of a rank")
+    sharder = _Sharder(copy.deepcopy(graph), rank, world)
+    return sharder.run(), sharder.sources
+
+
+class _Sharder:
+    def __init__(self, graph: Graph, rank: int, world: int) -> None:
+        self.whole, self.rank, self.world = graph, rank, world
+        self.views: dict[str, list[Value]] = {}
+        for value in graph.values.values():
+            self.views.setdefault(value.base or value.name, []).append(value)
+        self.wanted: dict[_Piece, Cut] = {}
+        self.cuts: dict[_Piece, Cut] = {}  # of the pieces that each rank has a part of
+        self.local_start: dict[_Piece, int] = {}  # where a piece's part begins in the rank's rows
+        self.gathered: dict[_Piece, str] = {}
+        self.sources: dict[str, tuple[str, RowRanges]] = {}
+        self.graph = dataclasses.replace(graph, values={}, weights={}, states={}, nodes=[])
+
+    def run(self) -> Graph:
+        for node in reversed(self.whole.nodes):
+            self._want(node)
+        for name in self.whole.inputs:
+            self.graph.values[name] = self.whole.values[name]
+        for node in self.whole.nodes:
+            self._add(node)
+        self.graph.output = self._whole(self.whole.output)
+        self.graph.properties = {**self.whole.properties, "rank": str(self.rank), "world": str(self.world)}
+        drop_dead_code(self.graph)
+        order_values(self.graph)
+        return self.graph
+
+    def _piece(self, name: str) -> _Piece:
+        value = self.whole.values[name]
+        return _Piece(value.base or name, value.offset, value.offset + _row_elements(value))
+
+    def _pieces(self, root: str) -> list[_Piece]:
+        """Return the pieces of a node's output, which cover its rows; the whole rows if views overlap or leave gaps."""
+        used = {operand.name for node in self.whole.nodes for operand in node.inputs} | {self.whole.output}
+        pieces = sorted(
+            {self._piece(view.name) for view in self.views[root] if view.name in used}, key=lambda piece: piece.start
+        )
+        end = 0
+        for piece in pieces:
+            if piece.start != end:
+                break
+            end = piece.stop
+        if pieces and end == _row_elements(self.whole.values[root]) == pieces[-1].stop:
+            return pieces
+        return [self._piece(root)]
+
+    # What ops would like to get
+
+    def _want(self, node: Node) -> None:
+        """Note the cuts in which a node works without whole rows; nodes are visited from the last to the first."""
+        if node.op == "attention":
+            heads, _ = self._heads(node)
+            self.wanted.setdefault(self._piece(node.inputs[0].name), heads)
+        elif node.op == "kv_append":
+            _, kv_heads = self._heads(self._attention_of(node))
+            for operand in node.inputs[:2]:
+                self.wanted.setdefault(self._piece(operand.name), kv_heads)
+        elif self._goes_by_parts(node):
+            own = self._piece(node.outputs[0])
+            cut = self.wanted.get(own) or self._default_cut(own.root)
+            if cut is not None:
+                for operand in node.inputs if node.op in _BY_COLUMN else node.inputs[:1]:
+                    self.wanted.setdefault(self._piece(operand.name), cut)
+
+    def _goes_by_parts(self, node: Node) -> bool:
+        rank = len(self.whole.values[node.inputs[0].name].shape) if node.inputs[0].kind == "value" else 0
+        return node.op in _BY_COLUMN or (node.op in _BY_HEAD and rank == 3)
+
+    def _attention_of(self, append: Node) -> Node:
+        state = append.inputs[2].name
+        return next(node for node in self.whole.nodes if node.op == "attention" and node.inputs[1].name == state)
+
+    def _heads(self, attention: Node) -> tuple[Cut, Cut]:
+        """Return the cuts of the columns of queries, and of keys and values."""
+        state = self.whole.states[attention.inputs[1].name]
+        num_heads = _row_elements(self.whole.values[attention.inputs[0].name]) // state.head_dim
+        heads, kv_heads = cut_heads(num_heads, state.num_kv_heads, self.world)
+        return heads.times(state.head_dim), kv_heads.times(state.head_dim)
+
+    def _default_cut(self, name: str) -> Cut | None:
+        value = self.whole.values[name]
+        return cut_evenly(_row_elements(value), self.world, _unit(value))
+
+    # The rank's graph
+
+    def _new_value(self, name: str, shape: tuple[Dim, ...], base: str | None = None, offset: int = 0) -> str:
+        self.graph.values.setdefault(name, Value(name, DType.F32, shape, base, offset))
+        return name
+
+    def _whole(self, name: str) -> str:
+        """Return the name of a value that has all columns of ``name``."""
+        piece, value = self._piece(name), self.whole.values[name]
+        containing = self._containing(piece)
+        if containing is None:  # every rank has computed all of it
+            if name not in self.graph.values:
+                self.graph.values[name] = value
+            return name
+        if containing not in self.gathered:
+            self._gather(containing)
+        gathered, offset = self.gathered[containing], piece.start - containing.start
+        if offset == 0 and value.shape == self.graph.values[gathered].shape:
+            return gathered
+        return self._new_value(f"{name}:whole", value.shape, gathered, offset)
+
+    def _containing(self, piece: _Piece) -> _Piece | None:
+        """Return the piece with a cut that contains ``piece``."""
+        if piece in self.cuts:
+            return piece
+        for other in self.cuts:
+            if other.root == piece.root and other.start <= piece.start and piece.stop <= other.stop:
+                return other
+        return None
+
+    def _gather(self, piece: _Piece) -> None:
+        cut = self.cuts[piece]
+        if not cut.is_partition:
+            raise UnsupportedError(
+                f"tensor_parallel_size: {piece.root}: an op needs key-value heads that several ranks have"
+            )
+        rows = self.graph.values[piece.root].shape[0]
+        shape = (rows, Dim(None, 0, cut.size(self.rank)))
+        name = piece.root
+        if self.graph.values[name].shape != shape:
+            name = self._new_value(f"{piece.root}:{piece.start}:part", shape, piece.root, self.local_start[piece])
+        result = f"{piece.root}:{piece.start}:gathered"
+        self._new_value(result, (rows, Dim(None, 0, piece.stop - piece.start)))
+        attrs: dict[str, int | float | str] = {"starts": cut.starts, "rank": self.rank}
+        self.graph.nodes.append(Node("all_gather", result, [Operand("value", name)], [result], attrs))
+        self.gathered[piece] = result
+
+    def _part(self, name: str, cut: Cut) -> str:
+        """Return the name of a value that has this rank's columns of ``name``."""
+        piece, value = self._piece(name), self.whole.values[name]
+        shape = _resize(value, cut.size(self.rank))
+        if self.cuts.get(piece) == cut:
+            root = self.graph.values[piece.root]
+            if value.base is None and root.shape == shape:
+                return name
+            return self._new_value(f"{name}:part", shape, piece.root, self.local_start[piece])
+        whole = self.graph.values[self._whole(name)]
+        base, offset = whole.base or whole.name, whole.offset + cut.ranges[self.rank][0]
+        return self._new_value(f"{name}:slice", shape, base, offset)
+
+    def _add(self, node: Node) -> None:
+        if node.op == "linear":
+            self._add_linear(node)
+        elif node.op == "embedding" and node.inputs[0].name == self.whole.inputs[0]:
+            self._add_embedding(node)
+        elif node.op in ("attention", "kv_append"):
+            self._add_attention(node)
+        elif self._goes_by_parts(node) and (cut := self._common_cut(node)) is not None:
+            self._add_by_parts(node, cut)
+        else:
+            self._add_whole(node)
+
+    def _add_whole(self, node: Node) -> None:
+        inputs = [Operand("value", self._whole(o.name)) if o.kind == "value" else self._keep(o) for o in node.inputs]
+        for name in node.outputs:
+            self.graph.values[name] = self.whole.values[name]
+        self.graph.nodes.append(dataclasses.replace(node, inputs=inputs))
+
+    def _keep(self, operand: Operand) -> Operand:
+        """Return a weight, with all of its rows, or a state."""
+        if operand.kind == "weight":
+            weight = self.whole.weights[operand.name]
+            return self._weight(operand.name, ((0, weight.cols if weight.rows == 1 else weight.rows),))
+        if operand.kind == "state":
+            self.graph.states[operand.name] = self.whole.states[operand.name]
+        return operand
+
+    def _weight(self, name: str, ranges: RowRanges) -> Operand:
+        """Return the operand of the rank's rows of a weight; another use of it may have other rows."""
+        whole, own = self.whole.weights[name], name
+        if own in self.sources and self.sources[own][1] != ranges:
+            own = f"{name}:{'|'.join(f'{start}-{stop}' for start, stop in ranges)}"
+        if own not in self.sources:
+            self.sources[own] = name, ranges
+            size = sum(stop - start for start, stop in ranges)
+            is_vector = whole.rows == 1
+            parts = _cut_parts(whole, ranges) if own == name else ()
+            rows, cols = (1, size) if is_vector else (size, whole.cols)
+            self.graph.weights[own] = Weight(own, rows, cols, whole.layout, parts)
+        return Operand("weight", own)
+
+    def _add_linear(self, node: Node) -> None:
+        root = node.outputs[0]
+        value, ranges, end = self.whole.values[root], [], 0
+        cuts = {piece: self._cut_of(piece) for piece in self._pieces(root)}
+        x = Operand("value", self._whole(node.inputs[0].name))
+        if None in cuts.values():
+            return self._add_whole(node)
+        for piece, cut in cuts.items():
+            if cut is not None:
+                self.cuts[piece], self.local_start[piece] = cut, end
+                start, stop = cut.ranges[self.rank]
+                ranges.append((piece.start + start, piece.start + stop))
+                end += stop - start
+        weight, bias = node.inputs[1], node.inputs[2]
+        inputs = [x, self._weight(weight.name, tuple(ranges)), bias]
+        if bias.kind == "weight":
+            inputs[2] = self._weight(bias.name, tuple(ranges))
+        self._new_value(root, (value.shape[0], Dim(None, 0, end)))
+        self.graph.nodes.append(Node("linear", node.name, inputs, [root], {**node.attrs, "out_features": end}))
+        return None
+
+    def _cut_of(self, piece: _Piece) -> Cut | None:
+        wanted = self.wanted.get(piece)
+        if wanted is not None:
+            return wanted
+        views = [view for view in self.views[piece.root] if self._piece(view.name) == piece]
+        unit = max((_unit(view) for view in views), default=1)
+        return cut_evenly(piece.stop - piece.start, self.world, unit)
+
+    def _add_embedding(self, node: Node) -> None:
+        weight = self.whole.weights[node.inputs[1].name]
+        cut = cut_evenly(weight.rows, self.world)
+        if cut is None:
+            return self._add_whole(node)
+        inputs = [node.inputs[0], self._weight(weight.name, (cut.ranges[self.rank],))]
+        self.graph.values[node.outputs[0]] = self.whole.values[node.outputs[0]]
+        attrs = {**node.attrs, "starts": cut.starts, "rank": self.rank}
+        self.graph.nodes.append(Node("sharded_embedding", node.name, inputs, node.outputs, attrs))
+        return None
+
+    def _common_cut(self, node: Node) -> Cut | None:
+        """Return the cut in which all inputs of a node are."""
+        values = node.inputs if node.op in _BY_COLUMN else node.inputs[:1]
+        cuts = {self.cuts.get(self._piece(operand.name)) for operand in values}
+        return cuts.pop() if len(cuts) == 1 else None
+
+    def _add_by_parts(self, node: Node, cut: Cut) -> None:
+        num_cut = len(node.inputs) if node.op in _BY_COLUMN else 1
+        inputs = [Operand("value", self._part(operand.name, cut)) for operand in node.inputs[:num_cut]]
+        for operand in node.inputs[num_cut:]:
+            is_value = operand.kind == "value"
+            inputs.append(Operand("value", self._whole(operand.name)) if is_value else self._keep(operand))
+        self._add_part_output(node.outputs[0], cut)
+        self.graph.nodes.append(dataclasses.replace(node, inputs=inputs))
+
+    def _add_part_output(self, name: str, cut: Cut) -> None:
+        piece = self._piece(name)
+        self.cuts[piece], self.local_start[piece] = cut, 0
+        self._new_value(name, _resize(self.whole.values[name], cut.size(self.rank)))
+
+    def _add_attention(self, node: Node) -> None:
+        is_append = node.op == "kv_append"
+        attention = self._attention_of(node) if is_append else node
+        heads, kv_heads = self._heads(attention)
+        num_cut = 2 if is_append else 1
+        cut = kv_heads if is_append else heads
+        inputs = [Operand("value", self._part(operand.name, cut)) for operand in node.inputs[:num_cut]]
+        for operand in node.inputs[num_cut:]:
+            if operand.kind == "state":
+                state = self.whole.states[operand.name]
+                num_kv_heads = kv_heads.size(self.rank) // state.head_dim
+                self.graph.states[operand.name] = dataclasses.replace(state, num_kv_heads=num_kv_heads)
+            elif operand.kind == "weight":  # ALiBi: a slope per head
+                start, stop = heads.ranges[self.rank]
+                head_dim = self.whole.states[attention.inputs[1].name].head_dim
+                operand = self._weight(operand.name, ((start // head_dim, stop // head_dim),))
+            inputs.append(operand)
+        if not is_append:
+            self._add_part_output(node.outputs[0], heads)
+        self.graph.nodes.append(dataclasses.replace(node, inputs=inputs))
+
+
+def _row_elements(value: Value) -> int:
+    elements = 1
+    for dim in value.shape[1:]:
+        elements *= dim.offset if dim.symbol is None else 1
+    return elements
+
+
+def _unit(value: Value) -> int:
+    """Return the number of elements of one step along dimension 1."""
+    return _row_elements(dataclasses.replace(value, shape=value.shape[1:])) if len(value.shape) > 2 else 1
+
+
+def _resize(value: Value, num_elements: int) -> tuple[Dim, ...]:
+    """Return the shape of ``value`` with rows of that many elements: dimension 1 changes."""
+    if len(value.shape) == 2:
+        return (value.shape[0], Dim(None, 0, num_elements))
+    return (value.shape[0], Dim(None, 0, num_elements // _unit(value)), *value.shape[2:])
+
+
+def _cut_parts(weight: Weight, ranges: RowRanges) -> tuple[Part, ...]:
+    """Return the parts of the rows ``ranges`` of a weight, without those that it has none of."""
+    if weight.rows == 1 and len(weight.parts) == 1:
+        return weight.parts
+    parts, end = [], 0
+    for part in weight.parts:
+        size = sum(
+            max(0, min(stop, part.row_start + part.num_rows) - max(start, part.row_start)) for start, stop in ranges
+        )
+        if size:
+            parts.append(Part(part.name, end, size))
+            end += size
+    if weight.rows == 1 and len(parts) == 1:
+        parts = [Part(parts[0].name, 0, 1)]
+    return tuple(parts)

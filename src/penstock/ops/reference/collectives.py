@@ -1,0 +1,54 @@
+"""The references of the ops of several ranks, for a world of one: other ranks are in other processes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.errors import UnsupportedError
+from penstock.ops.reference.linear import embedding
+
+__all__ = ["all_gather", "barrier", "broadcast", "recv", "send", "sharded_embedding"]
+
+
+def all_gather(x: Tensor, *, starts: str, rank: int) -> Tensor:
+    """Return the rows of all ranks side by side, [T, n], of which rank r has columns starts[r] to starts[r + 1] - 1."""
+    return _alone("all_gather", x, starts.count("|"))
+
+
+def sharded_embedding(ids: Tensor, weight: Tensor, *, dim: int, starts: str, rank: int) -> Tensor:
+    """Return the rows of ids [T] of a table of which rank r has rows starts[r] to starts[r + 1] - 1: [T, dim].
+
+    The owner of a row stores it, and the others copy it.
+    """
+    return _alone("sharded_embedding", embedding(ids, weight, dim=dim), starts.count("|"))
+
+
+def broadcast(x: Tensor, *, root: int, world: int, rank: int) -> Tensor:
+    """Return the x [T, n] of rank ``root`` on every rank."""
+    return _alone("broadcast", x, world)
+
+
+def send(x: Tensor, *, target: int, world: int, rank: int) -> Tensor:
+    """Send x [T, n] to rank ``target``, where ``recv`` returns it.  The result is x; to itself a rank sends nothing."""
+    return _alone("send", x, world)
+
+
+def recv(rows: Tensor, *, width: int, source: int, world: int, rank: int) -> Tensor:
+    """Return [T, width] that rank ``source`` sends, where ``rows`` is any value with T rows.
+
+    If the source is the rank itself, the result is ``rows``.
+    """
+    return _alone("recv", rows, world)
+
+
+def barrier(x: Tensor, *, world: int, rank: int) -> Tensor:
+    """Return x [T, n] after every rank has come to this op."""
+    return _alone("barrier", x, world)
+
+
+def _alone(op: str, x: Tensor, world: int) -> Tensor:
+    """Return what a rank without others has."""
+    if world != 1:
+        raise UnsupportedError(f"[{op}] expected a world of 1 in a reference, found {world}")
+    return x.float().clone(memory_format=torch.contiguous_format)

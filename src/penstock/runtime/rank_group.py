@@ -1,0 +1,206 @@
+"""The processes of the other ranks: started, watched and ended together (docs/explanation/ranks.md).
+
+A rank that ends, whatever the reason, ends the group: each wait of each rank returns at once, and the step fails with
+UnavailableError.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO, Any, Final
+
+from penstock import errors
+from penstock.core.comm import SharedComm, shared_bytes
+from penstock.env import child_environment
+from penstock.errors import FileAccessError, PenstockError, UnavailableError
+
+__all__ = ["CLOSED", "RankGroup"]
+
+CLOSED: Final = "closed"
+"""The reason with which a group ends that is not needed any more."""
+_LOAD_S: Final = 600.0
+_END_S: Final = 0.5
+"""A rank has this time to exit by itself before it is killed."""
+
+
+class RankGroup:
+    """Ranks 1 to ``world`` - 1 as child processes, and the memory that they share with this process, rank 0.
+
+    ``part_bytes``: the greatest number of bytes that a rank sends in one exchange.
+    """
+
+    def __init__(self, world: int, part_bytes: int, *, oversubscribed: bool) -> None:
+        self.world = world
+        self._settings: dict[str, Any] = {
+            "world": world,
+            "part_bytes": part_bytes,
+            "epoch": secrets.randbits(63),
+            "oversubscribed": oversubscribed,
+        }
+        # A file without a name: however the processes end, nothing is left in /dev/shm.
+        self._fd = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC)
+        self._children: list[subprocess.Popen[str]] = []
+        self._wake, self._waker = os.pipe()
+        self._started = threading.Event()
+        self._start_error: OSError | None = None
+        self._supervisor: threading.Thread | None = None
+        try:
+            os.ftruncate(self._fd, shared_bytes(world, part_bytes))
+            self.comm = SharedComm(0, fd=self._fd, **self._settings)
+        except BaseException:
+            self._close_descriptors()
+            raise
+
+    def start(self, settings: Mapping[str, Any]) -> None:
+        """Start the processes, which open their part of the bundle as ``settings`` say."""
+        arguments = (json.dumps({**settings, "comm": {**self._settings, "fd": self._fd}, "parent": os.getpid()}),)
+        # The kernel kills a rank when the thread that started it ends: so that must be the thread that supervises.
+        self._supervisor = threading.Thread(target=self._supervise, args=arguments, name="penstock-ranks", daemon=True)
+        self._supervisor.start()
+        self._started.wait()
+        if self._start_error is not None:
+            raise FileAccessError(f"The process of a rank failed to start: {self._start_error}")
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send the ranks a last message."""
+        for child in self._children:
+            _write_line(child, json.dumps(message))
+            _close(child.stdin)
+
+    def await_ready(self) -> None:
+        """Wait until every rank has opened its part.  Raises the error of a rank that failed."""
+        deadline = time.monotonic() + _LOAD_S
+        for rank, child in enumerate(self._children, 1):
+            message = _read_message(child.stdout, deadline)
+            if "error" in message:
+                raise _error_of(rank, message)
+            if "ready" not in message:
+                raise UnavailableError(f"Rank {rank} ended before it was ready.")
+
+    def first_error(self) -> PenstockError | None:
+        """Return the error that a rank reported, if one did."""
+        for rank, child in enumerate(self._children, 1):
+            message = _read_message(child.stdout, time.monotonic() + _END_S)
+            if "error" in message:
+                return _error_of(rank, message)
+        return None
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the other ranks."""
+        return [child.pid for child in self._children]
+
+    def close(self) -> None:
+        """End the processes and free the memory.  The contexts that use ``comm`` must be closed.  A second call does
+        nothing."""
+        if self._fd < 0:
+            return
+        self.comm.abort(CLOSED)
+        os.write(self._waker, b"x")
+        if self._supervisor is not None:
+            self._supervisor.join()
+        for child in self._children:
+            _close(child.stdin)
+            _close(child.stdout)
+        self.comm.close()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        for descriptor in (self._fd, self._wake, self._waker):
+            os.close(descriptor)
+        self._fd = -1
+
+    def _supervise(self, settings: str) -> None:
+        try:
+            for rank in range(1, self.world):
+                self._children.append(self._spawn(rank, settings))
+        except OSError as error:
+            self._start_error = error
+            self.comm.abort(f"the process of a rank failed to start: {error}")
+        self._started.set()
+        descriptors = [os.pidfd_open(child.pid) for child in self._children]
+        try:
+            if self._start_error is None:
+                ended, _, _ = select.select([self._wake, *descriptors], [], [])
+                dead = [rank for rank, descriptor in enumerate(descriptors, 1) if descriptor in ended]
+                if dead and self._wake not in ended:
+                    self.comm.abort(f"rank {dead[0]} {_how_it_ended(self._children[dead[0] - 1].wait())}")
+            self._end_children()
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _spawn(self, rank: int, settings: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "penstock.runtime.rank_process", str(rank)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env=child_environment(),
+            pass_fds=(self._fd,),
+            start_new_session=True,  # Ctrl-C reaches only this process
+        )
+        _write_line(child, settings)
+        return child
+
+    def _end_children(self) -> None:
+        deadline = time.monotonic() + _END_S
+        for child in self._children:
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+def _write_line(child: subprocess.Popen[str], text: str) -> None:
+    """Write a line to a rank; one that has ended is noticed elsewhere."""
+    if child.stdin is not None:
+        with suppress(BrokenPipeError):
+            child.stdin.write(text + "\n")
+            child.stdin.flush()
+
+
+def _close(stream: IO[str] | None) -> None:
+    if stream is not None:
+        with suppress(BrokenPipeError):  # unsent text for a rank that has ended
+            stream.close()
+
+
+def _read_message(stream: IO[str] | None, deadline: float) -> dict[str, Any]:
+    """Return the next line of a rank; empty if it ended or the time is up."""
+    while stream is not None and (left := deadline - time.monotonic()) > 0:
+        if not select.select([stream], [], [], left)[0]:
+            break
+        line = stream.readline()
+        if not line:
+            break
+        with suppress(ValueError):
+            message = json.loads(line)
+            if isinstance(message, dict):
+                return message
+    return {}
+
+
+def _error_of(rank: int, message: Mapping[str, Any]) -> PenstockError:
+    kind = getattr(errors, str(message.get("error")), None)
+    text = f"Rank {rank}: {message.get('message')}"
+    if isinstance(kind, type) and issubclass(kind, PenstockError) and kind is not errors.ServiceError:
+        return kind(text)
+    return UnavailableError(text)
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"

@@ -1,0 +1,60 @@
+"""The process of a rank other than 0: it opens its part of a bundle, and computes its part of each step of rank 0.
+
+Settings come as a JSON object on stdin, the limits later as another.  A JSON object on stdout says that the rank is
+ready, or why not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from penstock.core.comm import SharedComm
+from penstock.errors import PenstockError, UnavailableError
+from penstock.processes.parent import die_with_parent
+from penstock.runtime.program import ProgramLimits
+from penstock.runtime.rank_group import CLOSED
+from penstock.runtime.ranks import open_rank
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Serve rank 0 until the group ends; return the exit status."""
+    die_with_parent()
+    rank, settings = int(sys.argv[1]), json.loads(sys.stdin.readline())
+    if os.getppid() != settings["parent"]:
+        return 1  # it ended before the kernel knew that this process should end with it
+    comm = SharedComm(rank, **settings["comm"])
+    try:
+        program = open_rank(
+            settings["path"],
+            comm,
+            settings["threads"],
+            lambda: ProgramLimits(**json.loads(sys.stdin.readline())),
+            lambda: _send(ready=True),
+        )
+        while True:
+            program.core_program.follow()
+    except UnavailableError as error:
+        is_closed = str(error).endswith(CLOSED)
+        return 0 if is_closed else _fail(comm, rank, error)
+    except Exception as error:
+        return _fail(comm, rank, error)
+
+
+def _fail(comm: SharedComm, rank: int, error: Exception) -> int:
+    comm.abort(f"rank {rank}: {error}")
+    name = type(error).__name__ if isinstance(error, PenstockError) else ""
+    _send(error=name, message=str(error) if name else f"{type(error).__name__}: {error}")
+    return 1
+
+
+def _send(**message: Any) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

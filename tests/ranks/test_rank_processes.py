@@ -1,0 +1,196 @@
+"""Ranks as processes: the same answers as one process, and what happens when one of them ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from penstock import env
+from penstock.engine.params import SamplingParams
+from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from penstock.llm.llm import LLM
+from penstock.runtime import rank_group
+from penstock.runtime.program import ProgramLimits
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "demo" / "demo.psm"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+LIMITS = ProgramLimits(max_tokens=64, max_requests=4, context_len=256)
+PROMPTS = ["def add(a, b):", "class Stack:\n    def __init__(self", "import os"]
+
+
+def open_llm(world: int, **options: object) -> LLM:
+    return LLM(DEMO, threads=1, limits=LIMITS, tensor_parallel_size=world, **options)
+
+
+def rank_pids() -> list[int]:
+    """The processes of ranks that this process has started."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            command = Path(f"/proc/{name}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == os.getpid() and b"penstock.runtime.rank_process" in command:
+            found.append(int(name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[LLM]:
+    with open_llm(1) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_answers_equal_those_of_one_process(world: int, one: LLM) -> None:
+    """Four ranks share two key-value heads.  Prompts are cut into chunks, repeated, and answered together."""
+    greedy = SamplingParams(max_tokens=40, temperature=0.0, logprobs=3)
+    sampled = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.9, seed=3, n=2, repetition_penalty=1.2)
+    long_prompt = [7, 8, 9, 10] * 40
+    with open_llm(world) as llm:
+        assert len(rank_pids()) == world - 1
+        for _ in range(2):  # the second time from cached pages
+            assert tokens_of(llm, PROMPTS, greedy) == tokens_of(one, PROMPTS, greedy)
+        assert tokens_of(llm, [*PROMPTS, long_prompt], sampled) == tokens_of(one, [*PROMPTS, long_prompt], sampled)
+        assert llm.logits(PROMPTS[0]).tobytes() == one.logits(PROMPTS[0]).tobytes()
+        assert list(llm.embed(PROMPTS[1]).vector) == list(one.embed(PROMPTS[1]).vector)
+    assert rank_pids() == []
+
+
+def tokens_of(llm: LLM, prompts: list, params: SamplingParams) -> list:
+    return [
+        (answer.token_ids, answer.logprobs) for result in llm.generate(prompts, params) for answer in result.choices
+    ]
+
+
+def test_a_rank_that_is_killed_ends_the_request_at_once() -> None:
+    before = set(os.listdir(SHARED_MEMORY))
+    with open_llm(2) as llm:
+        (pid,) = rank_pids()
+        stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=200, ignore_eos=True))
+        next(stream)
+        os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(UnavailableError, match="rank 1 was killed by SIGKILL"):
+            list(stream)
+        assert time.monotonic() - start < 2
+        with pytest.raises(UnavailableError, match="rank 1 was killed by SIGKILL"):
+            llm.generate(PROMPTS[1], SamplingParams(max_tokens=2))
+    assert rank_pids() == []
+    assert set(os.listdir(SHARED_MEMORY)) == before
+
+
+def test_an_idle_rank_that_is_killed_is_noticed() -> None:
+    with open_llm(3) as llm:
+        os.kill(rank_pids()[1], signal.SIGKILL)
+        with pytest.raises(UnavailableError, match=r"rank . was killed by SIGKILL"):
+            llm.generate(PROMPTS[0], SamplingParams(max_tokens=2))
+
+
+def test_ranks_end_with_the_process_that_started_them() -> None:
+    script = (
+        "import sys\nfrom tests.ranks.test_rank_processes import open_llm, rank_pids\n"
+        "llm = open_llm(3)\nprint(*rank_pids(), flush=True)\nsys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=env.child_environment() | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+    ) as child:
+        assert child.stdout is not None
+        pids = [int(pid) for pid in child.stdout.readline().split()]
+        assert len(pids) == 2
+        child.kill()
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_group_that_is_closed_leaves_nothing_behind() -> None:
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(3):
+        with open_llm(2) as llm:
+            llm.generate(PROMPTS[0], SamplingParams(max_tokens=2))
+    assert rank_pids() == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() == threads
+
+
+def test_ranks_of_another_instruction_level_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = lambda: env.child_environment() | {"PENSTOCK_CPU": "generic"}  # noqa: E731
+    monkeypatch.setattr(rank_group, "child_environment", others)
+    with pytest.raises((InvalidArgumentError, UnavailableError), match="cpu_level: expected equal values on all ranks"):
+        open_llm(2)
+    assert rank_pids() == []
+
+
+@pytest.mark.parametrize(("world", "found"), [(0, "got 0"), (65, "got 65"), (5, "at most 4 ranks"), (True, "True")])
+def test_impossible_numbers_of_ranks_are_refused(world: int, found: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"tensor_parallel_size: .*{found}"):
+        open_llm(world)
+
+
+def test_a_bundle_of_one_rank_is_no_whole_network(parts_of: Callable[[Path, int], list[Path]]) -> None:
+    part = parts_of(DEMO, 2)[1]
+    with pytest.raises(InvalidArgumentError, match="comm: expected that of rank 1 of 2"):
+        LLM(part)
+    with pytest.raises(UnsupportedError, match="expected a bundle of the whole network"):
+        LLM(part, tensor_parallel_size=2)
+
+
+def test_eager_mode_has_one_rank(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="tensor_parallel_size: expected 1 in eager mode"):
+        LLM(tmp_path, mode="eager", tensor_parallel_size=2)
+
+
+def test_the_command_line_starts_ranks() -> None:
+    command = [sys.executable, "-m", "penstock", "run", DEMO, "def add(a, b):", "--max-tokens", "20", "--seed", "4"]
+    texts = [
+        subprocess.run(
+            [*command, *more], capture_output=True, text=True, check=True, env=env.child_environment()
+        ).stdout
+        for more in ([], ["--tp", "2", "--threads", "1"])
+    ]
+    assert texts[0]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.long
+def test_fifty_groups_that_are_killed_leave_nothing_behind() -> None:
+    """A rank is killed while it loads, in a step, or while it is idle; every request ends within two seconds."""
+    rng = random.Random(5)
+    descriptors, shared = len(os.listdir("/proc/self/fd")), set(os.listdir(SHARED_MEMORY))
+    for round_number in range(50):
+        world = rng.choice([2, 3])
+        killer = threading.Timer(
+            rng.uniform(0.2, 1.5), lambda: [os.kill(pid, signal.SIGKILL) for pid in rank_pids()[:1]]
+        )
+        killer.start()
+        with suppress(UnavailableError), open_llm(world) as llm:
+            while True:
+                start = time.monotonic()
+                try:
+                    llm.generate(PROMPTS[0], SamplingParams(max_tokens=20, ignore_eos=True))
+                except UnavailableError:
+                    assert time.monotonic() - start < 2, round_number
+                    raise
+        killer.join()
+        assert rank_pids() == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert set(os.listdir(SHARED_MEMORY)) == shared

@@ -1,0 +1,30 @@
+"""Ranks as threads under ThreadSanitizer and AddressSanitizer: random batches, and groups that end in the middle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.builds import build, configured
+
+BundleOf = Callable[[str, str], Path]
+PartsOf = Callable[[Path, int], list[Path]]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sanitizer", ["thread", "ON"])
+def test_ranks_under_a_sanitizer(
+    sanitizer: str, tmp_path_factory: pytest.TempPathFactory, bundle_of: BundleOf, parts_of: PartsOf
+) -> None:
+    name = "sanitized" if sanitizer == "ON" else "thread-sanitized"
+    folder = configured(tmp_path_factory, name, f"-DPENSTOCK_SANITIZE={sanitizer}", "-DPENSTOCK_TOOLS=ON")
+    build(folder, "rank_check")
+    whole = bundle_of("llama_head_dim", "w8a8")
+    for world in (2, 3):
+        command = [folder / "core" / "tools" / "rank_check", "12", whole, *parts_of(whole, world)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=1200)
+        assert done.returncode == 0, done.stdout + done.stderr
