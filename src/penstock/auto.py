@@ -5,6 +5,7 @@ These are thin wrappers over ``penstock.LLM``.  ``generate`` refuses an option t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,17 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.llm.llm import LLM
 from penstock.text.tokenizer import Tokenizer
-from penstock.validation import MAX_TOKEN, refusal
+from penstock.validation import MAX_TOKEN, refusal, wrong_type
 
 __all__ = ["AutoConfig", "AutoModel", "AutoTokenizer"]
 
 _OPTIONS = ("temperature", "top_k", "top_p", "seed", "stop", "ignore_eos")
+
+
+def _path(model: object) -> Path:
+    if not isinstance(model, (str, os.PathLike)):
+        raise wrong_type("model", "the path of a checkpoint folder or a .psm bundle", model)
+    return Path(model)
 
 
 class AutoConfig(ConfigReader):
@@ -39,7 +46,7 @@ class AutoConfig(ConfigReader):
     @classmethod
     def from_pretrained(cls, model: Path | str) -> AutoConfig:
         """Read the config of a checkpoint folder or a bundle."""
-        path = Path(model)
+        path = _path(model)
         data = read_side_files(path, ["config.json"])
         if "config.json" not in data:
             raise FileAccessError(f"{path}: no config.json found")
@@ -57,7 +64,7 @@ class AutoTokenizer:
     @classmethod
     def from_pretrained(cls, model: Path | str) -> AutoTokenizer:
         """Read the tokenizer of a checkpoint folder or a bundle."""
-        path = Path(model)
+        path = _path(model)
         files = read_side_files(path)
         return cls(Tokenizer(files))
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.config import show
+from penstock.config import show, show_tensors
 from penstock.core import native
 from penstock.core.layouts import FLOAT_DTYPES, TILE_ROWS
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
@@ -31,7 +31,6 @@ from penstock.graph.tokenizer_compiler import compile_tokenizer
 __all__ = ["ExportReport", "build_graph", "export_bundle"]
 
 _PIECE_BYTES: Final = 16 << 20
-_MAX_NAMED: Final = 5
 
 ExportProgress = Callable[[str, int, int], None]
 
@@ -117,7 +116,11 @@ def build_graph(
 
     built = construct_on_meta(checkpoint.config, network)
     captured = capture(
-        built.network, network_name=built.name, context_len=built.context_len, vocab_size=built.vocab_size
+        built.network,
+        network_name=built.name,
+        context_len=built.context_len,
+        vocab_size=built.vocab_size,
+        script=built.script,
     )
     graph = assign_scheme(run_passes(captured.graph), scheme, checkpoint.dtype)
     return graph, captured.constants
@@ -132,13 +135,15 @@ def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], chec
     wanted = [part.name for part in _stored_parts(graph, constants)]
     missing = [name for name in wanted if name not in checkpoint.tensors]
     if missing:
-        raise InvalidFileError(f"{checkpoint.folder}: lacks {_names(missing)}, which network {graph.network} reads")
+        raise InvalidFileError(
+            f"{checkpoint.folder}: lacks {show_tensors(missing)}, which network {graph.network} reads"
+        )
     extra = set(checkpoint.tensors) - set(wanted).union(*(checkpoint.companions(name) for name in wanted))
     if extra:
         extra -= checkpoint.redundant_names()
     if extra:
         raise InvalidFileError(
-            f"{checkpoint.folder}: has {_names(sorted(extra))}, which network {graph.network} does not read"
+            f"{checkpoint.folder}: has {show_tensors(sorted(extra))}, which network {graph.network} does not read"
         )
     for weight in graph.weights.values():
         for part in weight.parts:
@@ -177,12 +182,6 @@ def _part_shape(weight: Weight, part: Part) -> list[int]:
     if weight.rows > 1:
         return [part.num_rows, weight.cols]
     return [weight.cols] if len(weight.parts) == 1 else [part.num_rows]
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(show(name) for name in names[:_MAX_NAMED])
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
 class _Packer:

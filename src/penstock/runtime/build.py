@@ -30,6 +30,10 @@ _TAIL_LINES: Final = 20
 _JOIN_SECONDS: Final = 5.0
 
 
+class _ChildTracebackError(Exception):
+    """The traceback of an error in the child, as the cause of the error that is raised here."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """The progress of a build: ``stage`` is "capture", "pack", "write" or "wait" (for another process that builds the
@@ -157,7 +161,10 @@ def _failure(last: dict[str, Any], code: int, tail: list[str], names: tuple[str,
     """Return the child's error.  ``names`` are the file's temporary and final names; the message gets the final one."""
     kind = getattr(errors, str(last.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, PenstockError):
-        return kind(str(last.get("message")).replace(*names), param=last.get("param"))
+        error = kind(str(last.get("message")).replace(*names), param=last.get("param"))
+        if last.get("traceback"):
+            error.__cause__ = _ChildTracebackError(f"\n\n{last['traceback']}")
+        return error
     if code < 0:
         reason = f"was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:

@@ -77,7 +77,7 @@ async def run_service(settings: ServiceSettings) -> int:
     limit = raise_limit()
     settings = _within(settings, limit)
     primary = Primary(settings.supervision, remote=settings.worker_listener)
-    models = RemoteModels(primary, settings.options, settings.num_workers)
+    models = RemoteModels(primary, settings.options, settings.num_workers, settings.networks)
     primary.adopt = models.adopt
     servables = _servables(models, primary, settings)
     traces = _traces(settings)
