@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.bench.open_model import OpenModel, check_size, open_model
+from penstock.bench.verdict import ABOVE_LIMIT
 from penstock.core import native
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
@@ -32,7 +33,6 @@ __all__ = ["Bench", "MachineLimits", "Report", "bench"]
 
 STEP_TOKENS = 512
 PREFILL_RUNS = 3
-BANDWIDTH_SLACK = 1.03
 ATTEMPTS = 3
 
 
@@ -56,7 +56,11 @@ class Bench(OpenModel):
 
 @dataclass
 class Report:
-    """The result of a measurement.  Times in seconds, sizes in bytes; the keys of dictionaries are batch sizes."""
+    """The result of a measurement.  Times in seconds, sizes in bytes; the keys of dictionaries are batch sizes.
+
+    ``decode_bound`` is what limits decode, "memory" or the type of an arithmetic peak.  ``inconsistent`` are the batch
+    sizes that read faster than memory, because the data fits into CPU caches.
+    """
 
     network: str
     scheme: str
@@ -73,6 +77,7 @@ class Report:
     weight_bytes_per_token: int = 0
     limits: dict[str, Any] = field(default_factory=dict)
     share_of_limit: dict[str, Any] = field(default_factory=dict)
+    decode_bound: dict[int, str] = field(default_factory=dict)
     inconsistent: list[int] = field(default_factory=list)
 
 
@@ -156,10 +161,10 @@ class _Measurement:
         report.prefill_tokens_per_s = settings.prompt_tokens / report.first_token_s
         decode_shares: dict[int, float] = {}
         for batch in settings.batches:
-            seconds, share = self._decode_within_limit(batch)
+            seconds, share, report.decode_bound[batch] = self._decode_within_limit(batch)
             report.decode_tokens_per_s[batch] = batch / seconds
             decode_shares[batch] = share
-            if share > BANDWIDTH_SLACK:
+            if share > ABOVE_LIMIT:
                 report.inconsistent.append(batch)
         report.share_of_limit = {"prefill": prefill_share, "decode": decode_shares}
         report.limits = {
@@ -212,16 +217,19 @@ class _Measurement:
             if request.error is not None:
                 raise request.error
 
-    def _decode_within_limit(self, batch: int) -> tuple[float, float]:
-        """Return the seconds of a decode step and the reached share of the limit; repeat a result above the limit."""
+    def _decode_within_limit(self, batch: int) -> tuple[float, float, str]:
+        """Return the seconds of a decode step, the reached share of the limit, and which limit that is.
+
+        Repeats a result above the limit.
+        """
         ops = batch * (self.work.body_ops + self.work.head_ops)
         for attempt in range(ATTEMPTS):
             seconds, bandwidth, context_len = self._decode(batch)
             compute = ops / self.peaks.ops_per_s[self.work.peak] / seconds
             read = self.program.info.weight_bytes_per_token + batch * context_len * self.work.kv_bytes_per_token
-            share = max(compute, read / bandwidth / seconds)
-            if compute <= 1.0 and (share <= BANDWIDTH_SLACK or attempt > 0):
-                return seconds, share
+            share, bound = max((compute, self.work.peak), (read / bandwidth / seconds, "memory"))
+            if compute <= 1.0 and (share <= ABOVE_LIMIT or attempt > 0):
+                return seconds, share, bound
             self._probe_compute()
         raise self._impossible(f"decode at batch {batch}", compute)
 

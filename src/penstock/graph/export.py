@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,10 @@ from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail
 from penstock.graph.tokenizer_compiler import compile_tokenizer
 
-__all__ = ["ExportReport", "build_graph", "export_bundle"]
+if TYPE_CHECKING:
+    from penstock.models.meta import MetaNetwork
+
+__all__ = ["ExportReport", "export_bundle"]
 
 _PIECE_BYTES: Final = 16 << 20
 
@@ -74,15 +77,18 @@ def export_bundle(
         check_tail(tail)
     checkpoint = Checkpoint.open(source)
     chosen = checkpoint.choose_scheme(scheme)
+    segments = checkpoint.side_files()  # small files first: a mistake in one is reported before the work begins
+    segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
+    from penstock.models.meta import construct_on_meta
+
+    built = construct_on_meta(checkpoint.config, network)
     tell("capture", 0, 0)
-    graph, constants = build_graph(checkpoint, chosen, network)
+    graph, constants = _build_graph(built, chosen, checkpoint.dtype)
     if tail is not None:
         append_tail(graph, tail)
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.tensors[part.name].num_bytes for part in _stored_parts(graph, constants))
-    segments = checkpoint.side_files()
-    segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
     with native.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
         for weight in graph.weights.values():
@@ -105,16 +111,12 @@ def _ignore(stage: str, done: int, total: int) -> None:
     """Ignore progress; the default callback."""
 
 
-def build_graph(
-    checkpoint: Checkpoint, scheme: str, network: str | None = None
-) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
-    """Return the checkpoint's graph under ``scheme``, with the layouts of its weights, and the weights that the network
-    computes itself."""
+def _build_graph(built: MetaNetwork, scheme: str, dtype: str) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
+    """Return the graph under ``scheme``, with the layouts of its weights, and the weights that the network computes
+    itself; ``dtype`` is the checkpoint's."""
     from penstock.graph.capture import capture
     from penstock.graph.passes import assign_scheme, run_passes
-    from penstock.models.meta import construct_on_meta
 
-    built = construct_on_meta(checkpoint.config, network)
     captured = capture(
         built.network,
         network_name=built.name,
@@ -122,7 +124,7 @@ def build_graph(
         vocab_size=built.vocab_size,
         script=built.script,
     )
-    graph = assign_scheme(run_passes(captured.graph), scheme, checkpoint.dtype)
+    graph = assign_scheme(run_passes(captured.graph), scheme, dtype)
     return graph, captured.constants
 
 

@@ -252,6 +252,7 @@ def _suggestion(program: Program) -> list[str]:
 
 def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramLimits, network: str | None) -> Opened:
     from penstock.checkpoint.folder import Checkpoint
+    from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
 
     if limits.weights != "mmap":
         raise UnsupportedError(
@@ -259,6 +260,9 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
             param="weights",
         )
     checkpoint = Checkpoint.open(folder)
+    files = checkpoint.side_files()
+    read_generation_config(files)  # small files first: a mistake in one is reported before the work begins
+    read_tokenizer_config(files)
     context_len = limits.context_len or EAGER_CONTEXT
     longest = checkpoint.config.optional_int("max_position_embeddings")
     if longest is not None:  # a user's network may have another key for it; the program then reads its config
@@ -280,4 +284,4 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
             "Eager mode requires PyTorch, which is not installed. Run `pip install 'penstock[torch]'`."
         ) from error
     program = EagerProgram(checkpoint, scheme=scheme, threads=threads, limits=eager_limits, network=network)
-    return Opened(program, checkpoint.side_files(), folder, [])
+    return Opened(program, files, folder, [])
