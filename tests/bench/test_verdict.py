@@ -26,7 +26,7 @@ def report(share: float, bound: str, scheme: str) -> Report:
         (0.9, "memory", "w4a8", "more requests at once"),
         (0.8, "int8", "w8a8", "limited by int8 arithmetic, of which it reaches 80%. More cores"),
         (0.8, "f32", "f32", "--scheme w8a8"),
-        (0.3, "memory", "w8a8", "only 30%. `penstock profile` shows"),
+        (0.3, "memory", "w8a8", "only 30%; `penstock profile` shows"),
         (2.65, "memory", "w8a8", "5.0 MB per token fit into the CPU caches. Memory does not limit"),
     ],
 )
@@ -49,5 +49,5 @@ def test_profile_names_long_waits() -> None:
     between = {"waiting for other threads": 0.6}
     phase = PhaseReport("decode", 1, 1, 8, 1, 2, 1, 1, 1.0, 1.0, 1e9, {}, [row], [row], between, {})
     text = verdict.describe_phase(phase, "w8a8")
-    assert text.startswith("decode: limited by memory bandwidth, of which it reaches only 20%")
+    assert text.startswith("decode: the nearest limit is memory bandwidth, of which it reaches only 20%")
     assert "Threads wait for each other 60% of the time" in text

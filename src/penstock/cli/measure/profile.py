@@ -218,5 +218,5 @@ def _cells(row: Row, wall_s: float, wide: bool) -> list[str]:
         *(amounts if wide else []),
         moved,
         computed,
-        f"{'> 100%' if row.share_of_limit > 1.0 else f'{row.share_of_limit:.0%}'} {row.limit}",
+        f"{'>100%' if row.share_of_limit > 1.0 else f'{row.share_of_limit:.0%}'} {row.limit}",
     ]
