@@ -37,6 +37,7 @@ LEAVES = (
     "config",
     "env",
     "errors",
+    "extras",
     "logs",
     "sampling_fields",
     "tensors",

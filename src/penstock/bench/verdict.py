@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from penstock.bench.measure import Report
-    from penstock.bench.profile import PhaseReport
+from penstock.bench.measure import ABOVE_LIMIT, Report
+from penstock.bench.profile import PhaseReport
 
-__all__ = ["ABOVE_LIMIT", "cache_bytes", "describe_bench", "describe_phase", "in_caches"]
+__all__ = ["cache_bytes", "describe_bench", "describe_phase", "in_caches"]
 
-ABOVE_LIMIT: Final = 1.03
-"""A share above this is no error of measurement: the data did not come from memory."""
 _NEAR: Final = 0.6
 _LONG_WAIT: Final = 0.2
 _WAIT: Final = "waiting for other threads"

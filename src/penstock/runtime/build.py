@@ -21,6 +21,7 @@ from typing import IO, Any, Final
 
 from penstock import errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
+from penstock.extras import install_command
 from penstock.models.network_script import refuse_nested_export
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
 
@@ -66,8 +67,8 @@ def build_in_child(
     refuse_nested_export()
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError(
-            "Exporting a checkpoint folder requires PyTorch, which is not installed. Run `pip install "
-            "'penstock[torch]'`, or use a .psm bundle."
+            "Exporting a checkpoint folder requires PyTorch, which is not installed. Run "
+            f"`{install_command('torch')}`, or use a .psm bundle."
         )
     final = Path(out)
     if final.is_dir() or not final.parent.is_dir():

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from penstock.extras import install_command
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
@@ -105,10 +106,15 @@ def open_program(
         return _open_folder(path, scheme, threads, limits, network, options)
     if not path.exists():
         raise FileAccessError(
-            f"{path}: no such file or folder; expected a local checkpoint folder or a .psm bundle", param="model"
+            f"{path}: no such file or folder{_here(path)}; expected a local checkpoint folder or a .psm bundle",
+            param="model",
         )
     _check_bundle_options(path, mode, network)
     return _open_bundle(path, scheme, threads, limits, options.verify)
+
+
+def _here(path: Path) -> str:
+    return "" if path.is_absolute() else f" in {os.getcwd()}"
 
 
 def check_network(network: object) -> None:
@@ -281,7 +287,7 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
         if error.name != "torch":
             raise
         raise UnsupportedError(
-            "Eager mode requires PyTorch, which is not installed. Run `pip install 'penstock[torch]'`."
+            f"Eager mode requires PyTorch, which is not installed. Run `{install_command('torch')}`."
         ) from error
     program = EagerProgram(checkpoint, scheme=scheme, threads=threads, limits=eager_limits, network=network)
     return Opened(program, files, folder, [])

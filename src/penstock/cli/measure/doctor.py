@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from penstock.cli.options import add_parser_of
 from penstock.cli.progress import format_bytes
 from penstock.errors import PenstockError
+from penstock.extras import install_command
 from penstock.version import __version__
 
 __all__ = ["add_parser", "run"]
 
 _EXTRAS = (
-    ("torch", "penstock[torch]", "checkpoint folders, eager mode, export"),
-    ("sentencepiece", "penstock[sentencepiece]", "folders with only a tokenizer.model"),
+    ("torch", "torch", "checkpoint folders, eager mode, export"),
+    ("sentencepiece", "sentencepiece", "folders with only a tokenizer.model"),
 )
 
 
@@ -80,7 +81,7 @@ def _machine() -> Iterator[tuple[str, str]]:
 def _extras() -> Iterator[tuple[str, str]]:
     for module, extra, purpose in _EXTRAS:
         if importlib.util.find_spec(module) is None:
-            yield module, f"missing, needed for {purpose}: pip install '{extra}'"
+            yield module, f"missing, needed for {purpose}: {install_command(extra)}"
             continue
         try:
             version = importlib.metadata.version(module)
