@@ -14,6 +14,7 @@ WRONG = {
     "a scheme": (2, ["export", "x", "out.psm", "--scheme", "int4"], "--scheme: expected one of"),
     "the input as output": (2, ["batch", str(DEMO), "b.jsonl", "b.jsonl"], "the output must not be the input"),
     "a missing model": (1, ["run", "./gone.psm", "x"], "gone.psm: no such file"),
+    "a folder without a tokenizer": (1, ["run", "folder", "x"], "folder: expected tokenizer.json"),
     "a missing tokenizer": (1, ["infer", "--model", str(DEMO), "--tokenizer", "gone", "x"], "--tokenizer: no such"),
     "a missing folder": (1, ["export", "--model-dir", "gone"], "--model-dir: gone: no such folder"),
     "a missing folder of a plot": (1, ["profile", str(DEMO), "--plot", "gone/x.svg"], "no such folder"),
@@ -34,6 +35,8 @@ def test_the_exit_status_tells_a_wrong_option_from_a_wrong_file(
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "config.json").write_text("{}")
     (tmp_path / "folder" / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    if case == "a missing script":
+        (tmp_path / "folder" / "tokenizer.json").touch()
     (tmp_path / "scheme.yaml").write_text("scheme: int4")
     infer = f"infer:\n  prefill_model_path: {DEMO}\n  "
     (tmp_path / "length.yaml").write_text(f"{infer}infer_seq_length: -1")
