@@ -9,7 +9,8 @@ from penstock.config import check_integer, is_integer, is_number
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
-    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "missing_attribute", "nearest",
+    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "listed_token_ids",
+    "missing_attribute", "nearest",
     "optional_integer", "optional_number", "refusal", "required", "set_fields", "some_token_ids", "strings", "token_id",
     "token_ids", "word_ids", "wrong_type",
 ]  # fmt: skip
@@ -161,9 +162,17 @@ def some_token_ids(name: str, value: object, max_items: int | None = None) -> tu
     return ids
 
 
+def listed_token_ids(name: str, value: object) -> tuple[int, ...]:
+    """Check token ids and keep their order and repetitions."""
+    ids = _listed(name, value)
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN:  # nearly always
+        return ids
+    return tuple(token_id(f"{name}[{i}]", token) for i, token in enumerate(ids))
+
+
 def word_ids(name: str, value: object) -> tuple[int, ...]:
     """Check the token ids of a word, at least one, and keep their order and repetitions."""
-    ids = tuple(token_id(f"{name}[{i}]", token) for i, token in enumerate(_listed(name, value)))
+    ids = listed_token_ids(name, value)
     if not ids:
         raise refusal(name, "at least one token id", [])
     return ids

@@ -38,6 +38,7 @@ LEAVES = (
     "config",
     "env",
     "errors",
+    "extras",
     "logs",
     "sampling_fields",
     "tensors",

@@ -1,6 +1,7 @@
 """The entry point of the command line: find the subcommand, run it, print an error as one line.
 
-Exit status: 0 for success, 1 for an error, 2 for a wrong option, argument or value, 130 for an interrupt.
+Exit status: 0 for success, 2 for a wrong option, argument or value, 130 for an interrupt, and 1 for any other error,
+such as a missing or damaged file.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = option + text.removeprefix(field)
         print(f"penstock: {text}", file=sys.stderr)
         _settle_stdout()
-        return 2 if option or isinstance(error, InvalidArgumentError) or text.startswith("--") else 1
+        is_option = bool(option or text.startswith("--")) and not isinstance(error, OSError)  # a file may be missing
+        return 2 if isinstance(error, InvalidArgumentError) or is_option else 1
     return status
 
 

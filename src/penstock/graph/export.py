@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.config import show
+from penstock.config import show, show_tensors
 from penstock.core import native
 from penstock.core.layouts import FLOAT_DTYPES, TILE_ROWS
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
@@ -28,10 +28,12 @@ from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail
 from penstock.graph.tokenizer_compiler import compile_tokenizer
 
-__all__ = ["ExportReport", "build_graph", "export_bundle"]
+if TYPE_CHECKING:
+    from penstock.models.meta import MetaNetwork
+
+__all__ = ["ExportReport", "export_bundle"]
 
 _PIECE_BYTES: Final = 16 << 20
-_MAX_NAMED: Final = 5
 
 ExportProgress = Callable[[str, int, int], None]
 
@@ -77,15 +79,18 @@ def export_bundle(
         check_tail(tail)
     checkpoint = Checkpoint.open(source)
     chosen = checkpoint.choose_scheme(scheme)
+    segments = checkpoint.side_files()  # small files first: a mistake in one is reported before the work begins
+    segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
+    from penstock.models.meta import construct_on_meta
+
+    built = construct_on_meta(checkpoint.config, network)
     tell("capture", 0, 0)
-    graph, constants = build_graph(checkpoint, chosen, network)
+    graph, constants = _build_graph(built, chosen, checkpoint.dtype)
     if tail is not None:
         append_tail(graph, tail)
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.tensors[part.name].num_bytes for part in _stored_parts(graph, constants))
-    segments = checkpoint.side_files()
-    segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
     with native.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
         if without_weights:
@@ -110,20 +115,20 @@ def _ignore(stage: str, done: int, total: int) -> None:
     """Ignore progress; the default callback."""
 
 
-def build_graph(
-    checkpoint: Checkpoint, scheme: str, network: str | None = None
-) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
-    """Return the checkpoint's graph under ``scheme``, with the layouts of its weights, and the weights that the network
-    computes itself."""
+def _build_graph(built: MetaNetwork, scheme: str, dtype: str) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
+    """Return the graph under ``scheme``, with the layouts of its weights, and the weights that the network computes
+    itself; ``dtype`` is the checkpoint's."""
     from penstock.graph.capture import capture
     from penstock.graph.passes import assign_scheme, run_passes
-    from penstock.models.meta import construct_on_meta
 
-    built = construct_on_meta(checkpoint.config, network)
     captured = capture(
-        built.network, network_name=built.name, context_len=built.context_len, vocab_size=built.vocab_size
+        built.network,
+        network_name=built.name,
+        context_len=built.context_len,
+        vocab_size=built.vocab_size,
+        script=built.script,
     )
-    graph = assign_scheme(run_passes(captured.graph), scheme, checkpoint.dtype)
+    graph = assign_scheme(run_passes(captured.graph), scheme, dtype)
     return graph, captured.constants
 
 
@@ -136,13 +141,15 @@ def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], chec
     wanted = [part.name for part in _stored_parts(graph, constants)]
     missing = [name for name in wanted if name not in checkpoint.tensors]
     if missing:
-        raise InvalidFileError(f"{checkpoint.folder}: lacks {_names(missing)}, which network {graph.network} reads")
+        raise InvalidFileError(
+            f"{checkpoint.folder}: lacks {show_tensors(missing)}, which network {graph.network} reads"
+        )
     extra = set(checkpoint.tensors) - set(wanted).union(*(checkpoint.companions(name) for name in wanted))
     if extra:
         extra -= checkpoint.redundant_names()
     if extra:
         raise InvalidFileError(
-            f"{checkpoint.folder}: has {_names(sorted(extra))}, which network {graph.network} does not read"
+            f"{checkpoint.folder}: has {show_tensors(sorted(extra))}, which network {graph.network} does not read"
         )
     for weight in graph.weights.values():
         for part in weight.parts:
@@ -181,12 +188,6 @@ def _part_shape(weight: Weight, part: Part) -> list[int]:
     if weight.rows > 1:
         return [part.num_rows, weight.cols]
     return [weight.cols] if len(weight.parts) == 1 else [part.num_rows]
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(show(name) for name in names[:_MAX_NAMED])
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
 class _Packer:

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,7 +61,8 @@ def main() -> int:
             progress=lambda stage, done, total: send(stage=stage, done=done, total=total),
         )
     except PenstockError as error:
-        send(error=type(error).__name__, message=str(error), param=error.param)
+        cause = "" if error.__cause__ is None else "".join(traceback.format_exception(error))
+        send(error=type(error).__name__, message=str(error), param=error.param, traceback=cause)
         status = 1
     else:
         send(report=dataclasses.asdict(report))

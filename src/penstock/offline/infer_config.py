@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.config import check_integer
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.lite.device import check_target
 from penstock.validation import nearest, refusal
 
-__all__ = ["InferConfig", "infer_config"]
+__all__ = ["InferConfig", "check_file", "infer_config"]
 
 _PATHS: Final = ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path")
 _MAX_SEQ_LENGTH: Final = 1 << 24
@@ -98,6 +98,17 @@ def infer_config(values: Mapping[str, Any], where: str = "pipeline") -> InferCon
         if name not in FIELDS:
             raise InvalidArgumentError(_no_field(where, name))
     return InferConfig(**values)
+
+
+def check_file(values: Mapping[str, Any], file: Path, skip: Sequence[str] = _PATHS) -> None:
+    """Check the section ``infer`` of a file without the fields in ``skip``; the error names the file and the field."""
+    where = f"{file}: infer"
+    try:
+        infer_config({name: value for name, value in values.items() if name not in skip}, where)
+    except PenstockError as error:
+        text = str(error) if str(error).startswith(where) else f"{where}: {error}"
+        kind = InvalidFileError if isinstance(error, InvalidArgumentError) else type(error)
+        raise kind(text, param=error.param) from error
 
 
 def _no_field(where: str, name: object) -> str:

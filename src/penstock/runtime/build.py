@@ -21,14 +21,18 @@ from typing import IO, Any, Final
 
 from penstock import env, errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
+from penstock.extras import install_command
 from penstock.models.network_script import refuse_nested_export
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
-from penstock.version import INSTALL_TORCH
 
 __all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child"]
 
 _TAIL_LINES: Final = 20
 _JOIN_SECONDS: Final = 5.0
+
+
+class _ChildTracebackError(Exception):
+    """The traceback of an error in the child, as the cause of the error that is raised here."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,8 @@ def build_in_child(
     refuse_nested_export()
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError(
-            f"Exporting a checkpoint folder requires PyTorch, which is not installed. Run `{INSTALL_TORCH}`, or use a "
-            ".psm bundle."
+            "Exporting a checkpoint folder requires PyTorch, which is not installed. Run "
+            f"`{install_command('torch')}`, or use a .psm bundle."
         )
     final = Path(out)
     if final.is_dir() or not final.parent.is_dir():
@@ -156,7 +160,10 @@ def _failure(last: dict[str, Any], code: int, tail: list[str], names: tuple[str,
     """Return the child's error.  ``names`` are the file's temporary and final names; the message gets the final one."""
     kind = getattr(errors, str(last.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, PenstockError):
-        return kind(str(last.get("message")).replace(*names), param=last.get("param"))
+        error = kind(str(last.get("message")).replace(*names), param=last.get("param"))
+        if last.get("traceback"):
+            error.__cause__ = _ChildTracebackError(f"\n\n{last['traceback']}")
+        return error
     if code < 0:
         reason = f"was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:

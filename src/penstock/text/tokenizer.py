@@ -9,9 +9,9 @@ from typing import Protocol
 from penstock.checkpoint.generation import find_chat_template, read_tokenizer_config
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.core import tokenizer as core_tokenizer
-from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from penstock.validation import wrong_type
+from penstock.validation import listed_token_ids, wrong_type
 
 __all__ = ["Tokenizer"]
 
@@ -110,12 +110,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
-        try:
-            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        except PenstockError:
-            raise
-        except (TypeError, ValueError, OverflowError):
-            raise wrong_type("ids", "a list of token ids", ids) from None
+        return self._backend.decode(listed_token_ids("ids", ids), skip_special_tokens=skip_special_tokens)
 
     def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each list of token ids, without special tokens."""

@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(model: str, report: Report) -> str:
+    from penstock.bench.verdict import describe_bench
+
     read, ops = report.limits["read_bytes_per_s"], report.limits["ops_per_s"]
     peak = report.limits["prefill_peak"]
     lines = [
@@ -94,14 +96,16 @@ def _table(model: str, report: Report) -> str:
     if report.populate_s:
         lines.insert(3, f"copying weights  {report.populate_s * 1e3:10,.1f} ms")
     for batch, rate in report.decode_tokens_per_s.items():
-        share = report.share_of_limit["decode"][batch]
-        mark = "  inconsistent: faster than memory (data from CPU caches?)" if batch in report.inconsistent else ""
-        lines.append(f"decode, batch {batch:<3}{rate:10,.1f} tokens/s  {share:4.0%} of the limit{mark}")
+        share = f"{report.share_of_limit['decode'][batch]:4.0%} of the {report.decode_bound[batch]} limit"
+        reached = "from CPU caches" if batch in report.inconsistent else share
+        lines.append(f"decode, batch {batch:<3}{rate:10,.1f} tokens/s  {reached}")
     lines += [
         "",
         f"memory           {format_bytes(report.peak_rss_bytes):>10} peak",
         f"weights          {format_bytes(report.weight_bytes_per_token):>10} read per token at batch 1",
         f"limits           read {read['lowest'] / 1e9:.1f} to {read['highest'] / 1e9:.1f} GB/s; "
         + ", ".join(f"{name} {value / 1e9:,.0f} GOP/s" for name, value in ops.items()),
+        "",
+        *describe_bench(report),
     ]
     return "\n".join(lines)

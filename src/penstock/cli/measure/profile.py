@@ -137,6 +137,8 @@ def _object(report: ProfileReport, per_node: bool) -> dict[str, Any]:
 
 
 def _text(args: argparse.Namespace, report: ProfileReport) -> str:
+    from penstock.bench.verdict import describe_phase
+
     width = shutil.get_terminal_size((_WIDE, 24)).columns
     threads = _count(report.num_threads, "thread")
     copied = f" (copied in {report.populate_s * 1e3:,.0f} ms)" if report.populate_s else ""
@@ -154,6 +156,7 @@ def _text(args: argparse.Namespace, report: ProfileReport) -> str:
             "",
             "More than 100 % of an arithmetic peak means that other work used the cores while the peak was measured.",
         ]
+    lines += ["", *(describe_phase(phase, report.scheme) for phase in report.phases)]
     return "\n".join(lines)
 
 
@@ -222,5 +225,5 @@ def _cells(row: Row, wall_s: float, wide: bool) -> list[str]:
         *(amounts if wide else []),
         moved,
         computed,
-        f"{row.share_of_limit:.0%} {row.limit}",
+        f"{'>100%' if row.share_of_limit > 1.0 else f'{row.share_of_limit:.0%}'} {row.limit}",
     ]

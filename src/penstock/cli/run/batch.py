@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_output(args: argparse.Namespace, output: Any) -> None:
-    """Lock a regular file that is not the input; InvalidFileError for anything else."""
+    """Lock the output; InvalidArgumentError if it is the input, InvalidFileError if it is no regular file or locked."""
     status = os.fstat(output.fileno())
     if not stat.S_ISREG(status.st_mode):
         raise InvalidFileError(f"{args.output}: the output must be a regular file")
     if os.path.samestat(status, os.stat(args.input)):
-        raise InvalidFileError(f"{args.output}: the output must not be the input")
+        raise InvalidArgumentError(f"{args.output}: the output must not be the input")
     try:
         fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

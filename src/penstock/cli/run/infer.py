@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import SAMPLING_OPTIONS, add_options, add_parser_of, sampling_params, spellings, utf8_text
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
@@ -149,8 +149,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_paths(args: argparse.Namespace) -> None:
     """Refuse a tokenizer that does not exist, and a bundle for the eager backend."""
-    if args.tokenizer is not None and not (args.tokenizer and Path(args.tokenizer).exists()):
-        raise InvalidArgumentError(f"--tokenizer: no such file or folder: {args.tokenizer!r:.200}")
+    if args.tokenizer == "":
+        raise InvalidArgumentError("--tokenizer: expected a tokenizer.json, a folder or a bundle, found an empty path")
+    if args.tokenizer is not None and not Path(args.tokenizer).exists():
+        raise FileAccessError(f"--tokenizer: no such file or folder: {args.tokenizer!r:.200}")
     bundle = args.prefill_model_path or args.model
     if args.backend == "eager" and bundle and Path(bundle).is_file() and Path(bundle).suffix == ".psm":
         raise InvalidArgumentError("--backend eager: expected a checkpoint folder, not a bundle")

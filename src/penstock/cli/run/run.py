@@ -22,7 +22,7 @@ from penstock.cli.options import (
     utf8_text,
 )
 from penstock.cli.progress import format_bytes, format_seconds
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgumentError("--mode eager: expected a checkpoint folder, because a bundle has no network script")
     prompt_text = _prompt_text(args.prompt)
     args.model = model_path(args, args.model)  # before the time of loading begins
+    _check_tokenizer(Path(args.model))
     start = time.perf_counter()
     with open_llm(args, 1, args.mode) as llm:
         load_s = time.perf_counter() - start - llm.populate_s - llm.verify_s
@@ -107,6 +108,15 @@ def run(args: argparse.Namespace) -> int:
             print(file=sys.stderr)
         print(_figures(llm, result, load_s), file=sys.stderr)
     return 0
+
+
+def _check_tokenizer(model: Path) -> None:
+    """Refuse a checkpoint folder without a tokenizer before it is captured, which takes seconds."""
+    if (model / "config.json").exists() and not any((model / f"tokenizer.{end}").exists() for end in ("json", "model")):
+        raise UnsupportedError(
+            f"{model}: expected tokenizer.json, which makes token ids of a prompt, found none. Copy the file from the "
+            f"original model, or pass token ids in Python: LLM({str(model)!r}).generate([1, 2, 3])."
+        )
 
 
 def _prompt_text(prompt: str) -> str:

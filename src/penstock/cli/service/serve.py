@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock serve demo/demo.psm\n"
         "penstock serve code=demo/demo.psm --port 0 --grpc-port 0 --workers 2\n"
         "penstock serve qwen2.5-0.5b --scheme w8a8 --yes\n"
+        "penstock serve my-checkpoint --network my_network.py:Net\n"
         "penstock serve model.psm --host 0.0.0.0 --api-key-file keys.txt",
     )
     parser.add_argument(
@@ -191,7 +193,15 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_folder_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("checkpoint folders and downloads")
-    add_options(group, "--scheme", "--no-cache", "--yes")
+    add_options(group, "--scheme")
+    group.add_argument(
+        "--network",
+        action="append",
+        metavar="[NAME=]FILE.py:CLASS",
+        help="your own network script for the checkpoint folders, or for the model NAME; may be repeated (default: the "
+        "built-in network of its model_type)",
+    )
+    add_options(group, "--no-cache", "--yes")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -250,6 +260,7 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     return ServiceSettings(
         models=models,
         servables=servables,
+        networks=_networks(args.network or (), models),
         num_workers=args.workers,
         options=options_of(args, args.workers),
         gateway=_gateway_settings(args),
@@ -258,6 +269,24 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         admin_socket=args.admin_socket,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
     )
+
+
+def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the network script by name of the model, "" for all; InvalidArgumentError if it suits no folder."""
+    from penstock.models.network_script import split_spec
+
+    folders = {name or Path(path).stem for name, path in models if Path(path).is_dir()}
+    networks: dict[str, str] = {}
+    for spec in specs:
+        name, script = named_model(spec)
+        split_spec(script)
+        if not folders or (name and name not in folders):
+            found = ", ".join(sorted(folders)) or "none"
+            raise InvalidArgumentError(f"--network {spec}: expected the name of a folder's model, which are: {found}")
+        if name in networks:
+            raise InvalidArgumentError(f"--network: expected one script for {name or 'all folders'}, found two")
+        networks[name] = script
+    return networks
 
 
 def _worker_listener(args: argparse.Namespace) -> RemoteWorkerSettings | None:

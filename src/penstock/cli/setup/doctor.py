@@ -16,7 +16,8 @@ from typing import Final
 from penstock.cli.options import add_parser_of
 from penstock.cli.progress import format_bytes
 from penstock.errors import PenstockError
-from penstock.version import INSTALL_TORCH, __version__
+from penstock.extras import install_command
+from penstock.version import __version__
 
 __all__ = ["add_parser", "run"]
 
@@ -89,7 +90,7 @@ def _machine() -> Iterator[tuple[str, str]]:
 def _torch() -> Iterator[tuple[str, str]]:
     purpose = "checkpoint folders, eager mode, export"
     if importlib.util.find_spec("torch") is None:
-        yield "torch", f"missing, needed for {purpose}: {INSTALL_TORCH}"
+        yield "torch", f"missing, needed for {purpose}: {install_command('torch')}"
         return
     version = _version_of("torch")
     packages = [one for one in importlib.metadata.distributions() if _name_of(one).startswith("nvidia-")]
@@ -100,7 +101,7 @@ def _torch() -> Iterator[tuple[str, str]]:
     yield "torch", f"{version}, for {purpose}"
     yield "", f"This build brings {len(packages)} CUDA packages, {format_bytes(size)}, which Penstock does not use."
     names = " ".join(sorted({_name_of(one) for one in packages}))
-    yield "", f"To remove them: pip uninstall --yes torch {names} && {INSTALL_TORCH}"
+    yield "", f"To remove them: pip uninstall --yes torch {names} && {install_command('torch')}"
 
 
 def _name_of(distribution: importlib.metadata.Distribution) -> str:
@@ -119,7 +120,7 @@ def _extras() -> Iterator[tuple[str, str]]:
         package = {"opentelemetry.sdk": "opentelemetry-sdk", "lm_eval": "lm-eval"}.get(module, module)
         root = module.partition(".")[0]
         if importlib.util.find_spec(root) is None or (root != module and importlib.util.find_spec(module) is None):
-            yield extra, f"missing, needed for {purpose}: pip install 'penstock[{extra}]'"
+            yield extra, f"missing, needed for {purpose}: {install_command(extra)}"
         else:
             yield extra, f"{package} {_version_of(package)}, for {purpose}"
 
