@@ -21,7 +21,7 @@ def name_of(path: Path) -> str:
 
 def test_folders_mirror_those_of_the_package() -> None:
     tested = {path.parent.relative_to(TESTS) for path in FILES if path.name.startswith("test_")}
-    unknown = [one for one in tested if one.parts[0] not in BESIDE and not (PACKAGE / one / "__init__.py").exists()]
+    unknown = [one for one in tested if one.parts[0] not in BESIDE and not (PACKAGE / one).is_dir()]
     assert not unknown, f"no folders of the package: {unknown}"
     folders = {path.parent.relative_to(PACKAGE) for path in PACKAGE.glob("*/__init__.py")}
     assert not folders - tested, f"no tests: {folders - tested}"
