@@ -37,9 +37,12 @@ $(VENV)/.installed: $(BIN)/python $(SOURCES)
 	  echo "Installed in $$(($$(date +%s) - start)) s."
 	@touch $@
 
-# Everything the tests need.
+# Everything the tests need; PyTorch for the CPU where its index can be reached, as PyPI has the build for CUDA.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 $(VENV)/.test: constraints.txt $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt '.[test]'
+	@echo "Installing what the tests need into $(VENV): PyTorch and others, several minutes."
+	@index=$$(curl -sfILm 5 $(TORCH_INDEX)/torch/ >/dev/null 2>&1 && echo --extra-index-url $(TORCH_INDEX)); \
+	  $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $$index '.[test]'
 	@touch $@
 
 # The site of the documents; no PyTorch.
