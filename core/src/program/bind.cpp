@@ -123,7 +123,8 @@ ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
                 PS_STR(node.name), static_cast<long long>(comm->part_bytes));
   }
   call->exchange = reinterpret_cast<Exchange*>(p->exchange.data());
-  call->unread = node.op == OP_ALL_GATHER && comm->rank != 0 && node.outputs[0] == p->model->graph.output;  // rank 0 samples
+  call->is_head = node.op == OP_ALL_GATHER && node.outputs[0] == p->model->graph.output;
+  p->gathers_head |= call->is_head;
   return PS_OK;
 }
 
