@@ -245,7 +245,7 @@ def test_the_commands_of_each_way_are_understood(model, scheme):
 
 
 def test_the_cost_in_perplexity_is_what_the_document_says():
-    text = (ROOT / "docs" / "quantization.md").read_text()
+    text = (ROOT / "docs" / "guides" / "quantization.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [\d.]+ \| ([+-][\d.]+) % \|", text, re.MULTILINE)
     assert {scheme: abs(float(cost)) / 100 for scheme, cost in rows} == pytest.approx(PERPLEXITY_COST)
     assert list(PERPLEXITY_COST) == list(SCHEMES)

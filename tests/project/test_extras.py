@@ -26,7 +26,8 @@ def test_the_command_installs_from_the_source_tree(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(extras.shutil, "which", lambda _name: str(Path(sys.executable).parent / "pip"))
     for url, source in (("", "penstock"), ("https://example.org/p.whl", "penstock"), (tree.as_uri(), str(tree))):
         monkeypatch.setattr(extras, "distribution", lambda _name, url=url: _Distribution(url))
-        assert extras.install_command("torch") == f"pip install '{source}[torch]'"
+        assert extras.install_command("onnx") == f"pip install '{source}[onnx]'"
+    assert extras.install_command("torch").endswith("[torch]' --extra-index-url https://download.pytorch.org/whl/cpu")
 
 
 def test_the_command_names_a_python_that_is_not_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:

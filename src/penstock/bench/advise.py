@@ -1,7 +1,7 @@
 """Answers which scheme and which way to run a model suit this machine and the user's wishes.
 
 Memory is planned by the core, for the graph in each scheme.  Times come from real steps at the model's shapes, without
-its weights (``step_probe``).  What a scheme costs in quality is what docs/quantization.md has measured.
+its weights (``step_probe``).  What a scheme costs in quality is what docs/guides/quantization.md has measured.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def ways(advice: Advice, model: str, row: Row) -> list[Way]:
         Way(
             "service", "online: requests arrive over time, from other programs or people",
             first_s, seconds_of(together), row.memory_bytes,
-            "HTTP adds about 2 ms to the first text and takes up to 11 % of the tokens/s (docs/performance.md).",
+            "HTTP adds about 2 ms to the first text and takes up to 11 % of the tokens/s "
+            "(docs/history/performance.md).",
             [*make, f"penstock serve {bundle} --max-requests {work.concurrency} --context-len {context_len}{kv}"],
         ),
         Way(

@@ -46,7 +46,7 @@ _HINTS: Final = {
     "aten.index.Tensor": "penstock.nn.gather_rows",
     "aten.index_select.default": "penstock.nn.gather_rows",
 }
-_CUSTOM_OP: Final = "or an op of your own (docs/custom-ops.md)"
+_CUSTOM_OP: Final = "or an op of your own (docs/guides/custom-ops.md)"
 _MAX_SIZES: Final = {"T": 1 << 20, "B": 1 << 16, "P": 1 << 20, "R": 1 << 20}
 
 

@@ -1,4 +1,4 @@
-"""The cost of each scheme in perplexity, as docs/quantization.md has measured it."""
+"""The cost of each scheme in perplexity, as docs/guides/quantization.md has measured it."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ PERPLEXITY_COST: Final = {
     "w4a8": 0.0061,
 }
 """By scheme, the increase of the perplexity against f32 as a share of it: demo model, 54,784 tokens, f32 keys and
-values (``make perplexity``).  Other models lose other amounts; ``penstock.LLM.score`` and docs/evaluation.md measure
-them."""
+values (``make perplexity``).  Other models lose other amounts; ``penstock.LLM.score`` and docs/guides/evaluation.md
+measure them."""

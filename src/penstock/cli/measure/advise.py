@@ -187,7 +187,7 @@ def _schemes(advice: Advice) -> list[str]:
             ]
         )
     notes = ["per token: a step of all requests" + ("; alone: of one request" if alone else "")]
-    notes += ["perplexity: against f32, of the demo model (docs/quantization.md)"]
+    notes += ["perplexity: against f32, of the demo model (docs/guides/quantization.md)"]
     return [*_table(heads, rows), *notes]
 
 

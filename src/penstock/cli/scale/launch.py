@@ -42,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--trusted-network",
         action="store_true",
-        help="allow a rendezvous without a token at an address that other machines reach",
+        help="allow a rendezvous without a token at an address that other machines reach (default: refuse it)",
     )
     parser.add_argument(
         "--node-rank", type=int, metavar="K", help="the number of this machine, from 0 (default: the host chooses)"
@@ -57,7 +57,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="wait this long for other machines (default: 300)"
     )
-    parser.add_argument("--no-prefix", action="store_true", help="pass the output on without the rank")
+    parser.add_argument(
+        "--no-prefix",
+        action="store_true",
+        help="pass the output on without the rank (default: each line begins with it)",
+    )
     parser.add_argument("command_line", nargs="+", metavar="COMMAND", help="the command and its arguments, behind --")
     parser.set_defaults(run=run)
 
