@@ -212,7 +212,7 @@ def test_an_unknown_option_is_refused_with_the_nearest(name, hint):
 
 def test_the_options_that_are_listed_are_those_of_an_llm():
     named = [name for name in inspect.signature(LLM).parameters if name not in ("model", "engine", "others")]
-    listed = ", ".join([*named, "verify", *EngineOptions.__dataclass_fields__])
+    listed = ", ".join([*named, "verify", "tensor_parallel_size", *EngineOptions.__dataclass_fields__])
     with pytest.raises(InvalidArgumentError, match=listed):
         LLM("demo/demo.psm", frob=1)
 

@@ -21,6 +21,7 @@ from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedE
 from penstock.llm.llm import LLM
 from penstock.runtime import rank_group
 from penstock.runtime.program import ProgramLimits
+from tests.support.invariant_checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
@@ -65,6 +66,7 @@ def test_answers_equal_those_of_one_process(world: int, one: LLM) -> None:
             assert tokens_of(llm, PROMPTS, greedy) == tokens_of(one, PROMPTS, greedy)
         assert tokens_of(llm, [*PROMPTS, long_prompt], sampled) == tokens_of(one, [*PROMPTS, long_prompt], sampled)
         assert llm.logits(PROMPTS[0]).tobytes() == one.logits(PROMPTS[0]).tobytes()
+        assert llm.score(PROMPTS, 2) == one.score(PROMPTS, 2)
         assert list(llm.embed(PROMPTS[1]).vector) == list(one.embed(PROMPTS[1]).vector)
     assert rank_pids() == []
 
@@ -157,6 +159,24 @@ def test_a_bundle_of_one_rank_is_no_whole_network(parts_of: Callable[[Path, int]
 def test_eager_mode_has_one_rank(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="tensor_parallel_size: expected 1 in eager mode"):
         LLM(tmp_path, mode="eager", tensor_parallel_size=2)
+
+
+def test_a_checkpoint_folder_runs_on_ranks_without_a_cache(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny")
+    prompt, params = [3, 1, 4, 1, 5], SamplingParams(max_tokens=8, temperature=0.0)
+    tokens = []
+    for world in (1, 2):
+        with LLM(folder, "w4a8", threads=1, limits=LIMITS, use_cache=False, tensor_parallel_size=world) as llm:
+            tokens.append(llm.generate(prompt, params).token_ids)
+    assert tokens[0] == tokens[1]
+
+
+def test_more_threads_than_cores_are_noted() -> None:
+    num_threads = len(os.sched_getaffinity(0))
+    with LLM(DEMO, threads=num_threads, limits=LIMITS, tensor_parallel_size=2) as llm:
+        assert [note for note in llm.notes if "ranks have" in note]
+        assert llm.info.num_ranks == 2
+        assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=3, temperature=0.0)).token_ids
 
 
 def test_the_command_line_starts_ranks() -> None:

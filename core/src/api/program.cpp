@@ -142,7 +142,7 @@ ps_status has_run(const ps_program* program) {
 
 ps_status has_logits(const ps_program* program) {
   PS_TRY(has_run(program));
-  if (!program->best_only) return PS_OK;
+  if (!kBuildsRanks || !program->best_only) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "logits: expected a step that was asked for them (PS_BATCH_LOGITS), as ranks bring them together only then");
 }
 

@@ -90,7 +90,7 @@ void take_failed(ps_program* p, const ps_batch& b) {
 void clear_failed_rows(ps_program* p, int32_t num_rows) {
   const Graph& graph = p->model->graph;
   float* logits = reinterpret_cast<float*>(p->logits.data());
-  const int32_t columns = p->best_only ? p->context->comm->world : graph.vocab_size;
+  const int32_t columns = kBuildsRanks && p->best_only ? p->context->comm->world : graph.vocab_size;
   for (int32_t r = 0; p->has_failed && graph.tail < 0 && r < num_rows; ++r, logits += columns) {
     for (int32_t i = 0; p->failed_rows[r] && i < columns; ++i) logits[i] = NAN;
   }

@@ -22,7 +22,7 @@ from typing import IO, Any, Final
 from penstock import errors
 from penstock.core.comm import SharedComm, shared_bytes
 from penstock.env import child_environment
-from penstock.errors import FileAccessError, PenstockError, UnavailableError
+from penstock.errors import FileAccessError, PenstockError, UnavailableError, UnsupportedError
 
 __all__ = ["CLOSED", "RankGroup"]
 
@@ -40,6 +40,11 @@ class RankGroup:
     """
 
     def __init__(self, world: int, part_bytes: int, *, oversubscribed: bool) -> None:
+        if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+            raise UnsupportedError(
+                "tensor_parallel_size: expected Linux, whose shared memory ranks use; use 1",
+                param="tensor_parallel_size",
+            )
         self.world = world
         self._settings: dict[str, Any] = {
             "world": world,
