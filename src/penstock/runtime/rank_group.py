@@ -6,6 +6,7 @@ UnavailableError.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -28,6 +29,8 @@ __all__ = ["CLOSED", "RankGroup"]
 
 CLOSED: Final = "closed"
 """The reason with which a group ends that is not needed any more."""
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""The size stays: access beyond the end of a file kills a process."""
 _LOAD_S: Final = 600.0
 _END_S: Final = 0.5
 """A rank has this time to exit by itself before it is killed."""
@@ -53,14 +56,15 @@ class RankGroup:
             "oversubscribed": oversubscribed,
         }
         # A file without a name: however the processes end, nothing is left in /dev/shm.
-        self._fd = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._children: list[subprocess.Popen[str]] = []
         self._wake, self._waker = os.pipe()
         self._started = threading.Event()
-        self._start_error: OSError | None = None
+        self._start_error: Exception | None = None
         self._supervisor: threading.Thread | None = None
         try:
             os.ftruncate(self._fd, shared_bytes(world, part_bytes))
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
             self.comm = SharedComm(0, fd=self._fd, **self._settings)
         except BaseException:
             self._close_descriptors()
@@ -129,7 +133,7 @@ class RankGroup:
         try:
             for rank in range(1, self.world):
                 self._children.append(self._spawn(rank, settings))
-        except OSError as error:
+        except Exception as error:
             self._start_error = error
             self.comm.abort(f"the process of a rank failed to start: {error}")
         self._started.set()
