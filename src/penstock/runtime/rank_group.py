@@ -29,8 +29,6 @@ __all__ = ["CLOSED", "RankGroup"]
 
 CLOSED: Final = "closed"
 """The reason with which a group ends that is not needed any more."""
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""The size stays: access beyond the end of a file kills a process."""
 _LOAD_S: Final = 600.0
 _END_S: Final = 0.5
 """A rank has this time to exit by itself before it is killed."""
@@ -64,7 +62,8 @@ class RankGroup:
         self._supervisor: threading.Thread | None = None
         try:
             os.ftruncate(self._fd, shared_bytes(world, part_bytes))
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+            # The size stays, because access beyond the end of a file kills a process.
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self.comm = SharedComm(0, fd=self._fd, **self._settings)
         except BaseException:
             self._close_descriptors()
