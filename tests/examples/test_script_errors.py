@@ -80,7 +80,7 @@ def test_a_mistake_in_a_helper_names_its_file(folder: Path, tmp_path: Path, monk
 
 OPERATIONS = {
     "number": (f"{NORM} * 2.0", r"aten\.mul\.Tensor in module blocks\.0 .* two tensors .* or an op of your own"),
-    "tanh": (f"{NORM}.tanh()", r"aten\.tanh\.default .* an op of penstock\.nn, or an op of your own \(docs/custom"),
+    "tanh": (f"{NORM}.tanh()", r"aten\.tanh\.default .* an op of penstock\.nn, or an op of your own \(docs/guides/cus"),
     "branch": (f"{NORM} if x.sum() > 0 else x", "branches on the value of a tensor"),
 }
 

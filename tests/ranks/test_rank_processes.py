@@ -102,6 +102,7 @@ def test_an_idle_rank_that_is_killed_is_noticed() -> None:
 
 
 def test_ranks_end_with_the_process_that_started_them() -> None:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     script = (
         "import sys\nfrom tests.ranks.test_rank_processes import open_llm, rank_pids\n"
         "llm = open_llm(3)\nprint(*rank_pids(), flush=True)\nsys.stdin.read()\n"
@@ -112,7 +113,7 @@ def test_ranks_end_with_the_process_that_started_them() -> None:
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=env.child_environment() | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        env=env.child_environment() | {"PYTHONPATH": path},
     ) as child:
         assert child.stdout is not None
         pids = [int(pid) for pid in child.stdout.readline().split()]

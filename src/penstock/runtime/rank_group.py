@@ -6,6 +6,7 @@ UnavailableError.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -53,14 +54,16 @@ class RankGroup:
             "oversubscribed": oversubscribed,
         }
         # A file without a name: however the processes end, nothing is left in /dev/shm.
-        self._fd = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._children: list[subprocess.Popen[str]] = []
         self._wake, self._waker = os.pipe()
         self._started = threading.Event()
-        self._start_error: OSError | None = None
+        self._start_error: Exception | None = None
         self._supervisor: threading.Thread | None = None
         try:
             os.ftruncate(self._fd, shared_bytes(world, part_bytes))
+            # The size stays, because access beyond the end of a file kills a process.
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self.comm = SharedComm(0, fd=self._fd, **self._settings)
         except BaseException:
             self._close_descriptors()
@@ -129,7 +132,7 @@ class RankGroup:
         try:
             for rank in range(1, self.world):
                 self._children.append(self._spawn(rank, settings))
-        except OSError as error:
+        except Exception as error:
             self._start_error = error
             self.comm.abort(f"the process of a rank failed to start: {error}")
         self._started.set()
