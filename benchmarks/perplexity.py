@@ -1,4 +1,4 @@
-"""Measures the perplexity of held-out text with each scheme, as in the table of docs/quantization.md.
+"""Measures the perplexity of held-out text with each scheme, as in the table of docs/guides/quantization.md.
 
     python benchmarks/perplexity.py [--model demo/model] [--text demo/model/valid.txt] [--schemes w8a8,w4a8]
         [--kv-cache int8]

@@ -3,7 +3,7 @@
     penstock run my_checkpoint "Once" --network examples/my_network.py:Net
 
 runs it on a folder with config.json and model.safetensors whose tensors are named like the modules below.
-In Python: penstock.register_network("my_network", Net).
+train_my_network.py makes such a folder.  In Python: penstock.register_network("my_network", Net).
 """
 
 from dataclasses import dataclass

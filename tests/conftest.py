@@ -38,7 +38,9 @@ LONG_S = 1800.0
 """Builds under sanitizers and exhaustive forms take minutes; ``timeout`` in pyproject.toml is for all other tests."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("timeout") is not None:  # the command line says how long tests may take: ``make soak``
+        return
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_S))

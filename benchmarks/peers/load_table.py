@@ -23,7 +23,6 @@ SHARES = {"mixed-50": 0.5, "mixed-80": 0.8}
 GOAL_PEERS = {"4 bit": ("openvino", 1.3), "8 bit": ("vllm", 1.1)}
 """Whose throughput is to be surpassed, and how far."""
 CACHE_GOAL = 4.0
-COLORS = {PENSTOCK: "#1d4ed8", "llama.cpp": "#7c3aed", "openvino": "#c2410c", "vllm": "#15803d"}
 
 Row = dict[str, Any]
 Pick = Callable[[Row], float]
@@ -190,7 +189,7 @@ def _lines(results: Results, shape: str, precision: str, pick: Pick, capacity: f
             if rows
         ]
         if system.precision == precision and points:
-            lines.append(Line(system.peer, COLORS[system.peer], points))
+            lines.append(Line(system.peer, points))
     return lines
 
 

@@ -2,7 +2,7 @@
  *
  *   ps_context_create -> ps_model_open -> ps_program_create -> ps_program_step ... -> destroy, close
  *
- * examples/c/generate.c is a whole program; docs/devices.md says how to build, shrink and link the library.
+ * examples/c/generate.c is a whole program; docs/guides/devices.md says how to build, shrink and link the library.
  *
  * Errors.  A function that can fail returns a ps_status; ps_error_message() then says, for the calling thread, which
  * argument or field, what was expected and what was found.  What such a function writes to is left as it was, or null.
@@ -60,7 +60,7 @@ typedef enum ps_dtype {
   PS_F32 = 1, PS_F16 = 2, PS_BF16 = 3, PS_I8 = 4, PS_I32 = 5, PS_U8 = 6, PS_I64 = 7
 } ps_dtype;
 
-/* How keys and values lie in their pages: exact, or smaller and faster (docs/numerics.md). */
+/* How keys and values lie in their pages: exact, or smaller and faster (docs/explanation/numerics.md). */
 typedef enum ps_kv_layout { PS_KV_F32 = 1, PS_KV_BF16 = 2, PS_KV_INT8 = 3 } ps_kv_layout;
 
 typedef struct ps_context ps_context; /* instruction level and thread pool */
@@ -78,7 +78,7 @@ typedef struct ps_context_options {
   uint32_t struct_size;
   int32_t num_threads;   /* the caller's counts; 0: as many as the affinity mask and the cgroup allow */
   const char* cpu_level; /* null: PENSTOCK_CPU, else the best; "generic" | "avx2" | "avx512" | "amx" | "neon" | "neon_dot" */
-  const struct ps_comm* comm; /* null: one rank; else it outlives the context: see "ranks" below */
+  const struct ps_comm* comm; /* null: one rank; else it outlives the context: penstock_ranks.h */
 } ps_context_options;
 /* Starts the threads, which sleep between steps.  PS_UNSUPPORTED: the machine lacks the level's instructions. */
 PS_API ps_status ps_context_create(const ps_context_options* options, ps_context** out);
@@ -86,53 +86,6 @@ PS_API ps_status ps_context_create(const ps_context_options* options, ps_context
 PS_API void ps_context_destroy(ps_context* context);
 PS_API int32_t ps_context_num_threads(const ps_context* context);     /* 0: not an open context */
 PS_API const char* ps_context_cpu_level(const ps_context* context);   /* null: not an open context; static text */
-
-/* ---- ranks: one network over several processes ------------------------------------------------------- */
-#define PS_MAX_RANKS 64
-/* How the ranks of a group exchange bytes: the seam between programs and a transport (docs/ranks.md).  Every rank of a
- * group calls all_gather, broadcast and barrier in the same order with the same tag; a rank that finds another tag than its
- * own fails and names both.  A function that fails leaves the group aborted.  One thread at a time uses a comm; `abort`
- * may be called by any. */
-typedef struct ps_comm {
-  uint32_t struct_size;
-  int32_t rank, world; /* 0 <= rank < world <= PS_MAX_RANKS */
-  int32_t reserved;    /* 0 */
-  int64_t part_bytes;  /* the most bytes of one rank's part of an exchange */
-  void* self;          /* the transport's, passed to each function */
-  /* Returns where the rank writes its part of the next exchange, part_bytes of memory at a multiple of 64. */
-  void* (*part)(void* self);
-  /* Sends bytes[rank] of part() to all, and waits for the others: parts[r] are the bytes[r] of rank r, until this rank's
-   * next exchange. */
-  ps_status (*all_gather)(void* self, uint64_t tag, const int64_t* bytes, const void** parts);
-  /* The same with a part of only `root`.  wait_forever 1: without the transport's timeout, for ranks that are idle. */
-  ps_status (*broadcast)(void* self, uint64_t tag, int32_t root, int64_t bytes, int32_t wait_forever, const void** data);
-  /* From one rank to another.  Both name the same number of bytes; messages between two ranks keep their order. */
-  ps_status (*send)(void* self, int32_t to, const void* data, int64_t bytes);
-  ps_status (*recv)(void* self, int32_t from, void* data, int64_t bytes);
-  ps_status (*barrier)(void* self, uint64_t tag);
-  /* Ends every wait of every rank, now and later, with `reason`; the first reason stays. */
-  void (*abort)(void* self, const char* reason);
-} ps_comm;
-
-/* Ranks on one host, over shared memory: processes that inherit a file descriptor, or threads of one process. */
-typedef struct ps_shared_options {
-  uint32_t struct_size;
-  int32_t rank, world;
-  int32_t fd;          /* of at least ps_shared_bytes bytes (memfd_create), zero at first; unused with memory */
-  void* memory;        /* null: map fd; else the same bytes that the ranks share, at a multiple of 128 */
-  int64_t part_bytes;  /* equal on all ranks */
-  int64_t timeout_ms;  /* how long one rank waits for another inside a step; 0: 60 s */
-  uint64_t epoch;      /* which run of the group this is: ranks of different epochs refuse each other */
-  int32_t yield;       /* 1: ranks have fewer cores than threads, so a rank that waits gives up its core */
-  int32_t reserved;    /* 0 */
-} ps_shared_options;
-PS_API ps_status ps_shared_bytes(int32_t world, int64_t part_bytes, int64_t* bytes);
-/* Opens the transport of one rank; waits for no other.  Close it after the contexts that were made with it. */
-PS_API ps_status ps_shared_open(const ps_shared_options* options, ps_comm** out);
-PS_API void ps_shared_close(ps_comm* comm);
-/* Compares what all ranks must have in common: `text` (the checksum of a file, say), the ABI version and the instruction level of
- * the context, whose comm it uses.  Every rank calls this once, before its first step.  PS_INVALID_ARGUMENT names what differs. */
-PS_API ps_status ps_context_agree(ps_context* context, const char* text);
 
 /* ---- a user's own ops --------------------------------------------------------------------------------- */
 struct ps_op_library; /* penstock_op.h: how to write one */
@@ -187,7 +140,7 @@ PS_API ps_status ps_model_segment(const ps_model* model, const char* name, const
 
 /* ---- tokenizer -------------------------------------------------------------------------------------- */
 /* The tokenizer that export compiled into the bundle, used where it lies.  One whose parts are not among those that
- * docs/bundle-format.md names opens too, and tells the ids; encoding and decoding are then PS_UNSUPPORTED, with what was
+ * docs/explanation/bundle-format.md names opens too, and tells the ids; encoding and decoding are then PS_UNSUPPORTED, with what was
  * found, and token ids in and out still work. */
 typedef struct ps_tokenizer ps_tokenizer; /* read only: any number of threads may use one */
 typedef struct ps_tokenizer_info {
@@ -248,6 +201,8 @@ PS_API ps_status ps_program_resize(ps_program* program, const ps_program_options
 PS_API void ps_program_destroy(ps_program* program);
 
 #define PS_BATCH_HIDDEN 1u /* ps_program_hidden will be called: else rows that no logits are made of may be left out */
+#define PS_BATCH_LOGITS 2u /* ps_program_logits will be called: else ranks may exchange only the best token of each rank, where
+                              ps_program_step samples greedily and nothing else is asked of a row */
 
 /* One step: num_tokens tokens of num_requests requests, flat.  A request's tokens follow each other; a prompt may come
  * whole or in chunks, and one step may hold prompts and single tokens of other requests.  Which pages belong to a
@@ -266,7 +221,7 @@ typedef struct ps_batch {
   uint32_t reserved;             /* 0 */
 } ps_batch;
 
-/* How to sample: arrays of one entry a row.  The order of processing is that of docs/numerics.md. */
+/* How to sample: arrays of one entry a row.  The order of processing is that of docs/explanation/numerics.md. */
 typedef struct ps_sampling {
   uint32_t struct_size;
   int32_t num_rows;         /* the last step's */
@@ -321,10 +276,6 @@ PS_API ps_status ps_program_sample(ps_program* program, const ps_sampling* sampl
 /* Both in one; everything is checked before the step begins. */
 PS_API ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling,
                                  const ps_sampled* out);
-
-/* On a rank other than 0: waits for the next step of rank 0's program, and computes this rank's part of it.  Rank 0 runs
- * steps with the functions above, samples, and has the logits.  Fails when the group was aborted. */
-PS_API ps_status ps_program_follow(ps_program* program);
 
 /* ---- tensors that a step leaves ------------------------------------------------------------------------ */
 /* The last step's logits, [num_rows][vocab] f32, in the program's memory until the next run, resize or destroy. */

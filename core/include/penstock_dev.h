@@ -9,13 +9,14 @@
 #define PENSTOCK_DEV_H
 
 #include "penstock.h"
+#include "penstock_ranks.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* How a weight lies in memory.  "rows_*" is row-major.  "t16_*" interleaves 16 output rows, so that one
- * 64-byte load feeds 16 lanes; docs/bundle-format.md gives the bytes.  Rows are padded to 16, columns to
+ * 64-byte load feeds 16 lanes; docs/explanation/bundle-format.md gives the bytes.  Rows are padded to 16, columns to
  * the layout's step; the padding is zero. */
 typedef enum ps_layout {
   PS_ROWS_F32 = 1, PS_ROWS_F16 = 2, PS_ROWS_BF16 = 3, PS_ROWS_I32 = 4,
@@ -124,7 +125,7 @@ PS_API ps_status ps_sample(ps_context* context, const float* logits, int32_t voc
 PS_API ps_status ps_layout_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes);
 /* Packs num_rows source rows (row-major, cols wide, dtype F32/F16/BF16) as rows row_start... of a weight of
  * rows x cols whose memory is dst, zeroed before the first call.  Quantizing layouts round to nearest; the scale
- * of a row and the line of a group (i4) are chosen as docs/quantization.md says.  Calls on disjoint whole tiles
+ * of a row and the line of a group (i4) are chosen as docs/guides/quantization.md says.  Calls on disjoint whole tiles
  * may run side by side. */
 PS_API ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
                          int32_t src_dtype, const void* src, void* dst);

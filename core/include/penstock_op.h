@@ -2,7 +2,7 @@
  *
  * The library defines one function, penstock_ops(), that returns a table of its ops.  A program loads it by its path with
  * ps_ops_load (penstock-lite --ops, penstock.load_ops); nothing in a bundle can cause that.  examples/custom_op is a whole one,
- * docs/custom-ops.md tells how the same op is written in Python.
+ * docs/guides/custom-ops.md tells how the same op is written in Python.
  *
  * An op is a name with the owner's in front ("acme::clipped_relu"), a version, a schema, a rule for the shapes of its outputs
  * and a function that computes some rows of them.  A bundle that was exported with version 2 takes only version 2: a new

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from penstock.auto import AutoConfig, AutoModel, AutoTokenizer
+    from penstock.auto import AutoConfig, AutoModel, AutoTokenizer, GenerateOutput, GenerationConfig
     from penstock.client.async_client import AsyncClient
     from penstock.client.client import Client
     from penstock.core.library import load_ops
@@ -62,6 +62,8 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "Embedding",
     "EngineOptions",
     "FileAccessError",
+    "GenerateOutput",
+    "GenerationConfig",
     "InferConfig",
     "InferTask",
     "InternalError",
@@ -97,7 +99,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
 ]
 
 _HOMES = {
-    "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer"),
+    "penstock.auto": ("AutoConfig", "AutoModel", "AutoTokenizer", "GenerateOutput", "GenerationConfig"),
     "penstock.llm.async_llm": ("AsyncLLM", "AsyncStream"),
     "penstock.llm.conversation": ("Conversation", "Turn"),
     "penstock.llm.llm": ("LLM",),
@@ -136,7 +138,30 @@ _HOMES = {
 }
 
 
+_MODULES = ("client", "lite", "servable")
+_INSTEAD = {
+    "AsyncEngineArgs": "AsyncLLM",
+    "AsyncLLMEngine": "AsyncLLM",
+    "AutoModelForCausalLM": "AutoModel",
+    "AutoProcessor": "AutoTokenizer",
+    "Context": "lite.Context",
+    "LLMEngine": "LLM",
+    "LlamaTokenizer": "AutoTokenizer",
+    "Model": "lite.Model",
+    "ModelType": "lite.ModelType",
+    "OpenAI": "Client",
+    "Tensor": "lite.Tensor",
+    "TextIteratorStreamer": "LLM.stream",
+    "serve": "the command `penstock serve`",
+}
+"""What users of other libraries look for, and what does it here."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        from importlib import import_module
+
+        return import_module(f"penstock.{name}")
     for home, names in _HOMES.items():
         if name in names:
             from importlib import import_module
@@ -144,7 +169,9 @@ def __getattr__(name: str) -> Any:
             value = getattr(import_module(home), name)
             globals()[name] = value
             return value
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from penstock.validation import missing_attribute
+
+    raise missing_attribute("module 'penstock'", name, __all__, _INSTEAD)
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 
 __all__ = [
     "ConfigReader", "RopeConfig", "check_choice", "check_flag", "check_integer", "check_number", "is_integer",
-    "is_number", "parse_json", "parse_object", "show",
+    "is_number", "parse_json", "parse_object", "show", "show_tensors",
 ]  # fmt: skip
 
 MAX_CONFIG_BYTES: Final = 16 << 20
@@ -28,6 +28,7 @@ MAX_VALUES: Final = 1 << 20
 MAX_INT: Final = 2**31 - 1
 MAX_ROTARY_DIM: Final = 1024
 _SHOWN_CHARS = 80
+_MAX_NAMED: Final = 5
 
 
 class _Required:
@@ -49,6 +50,13 @@ def show(value: object) -> str:
         return json.dumps(value)
     text = ascii(value if not isinstance(value, str) else value[:_SHOWN_CHARS])
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def show_tensors(names: list[str]) -> str:
+    """Return the first names of several tensors, and how many more there are: "tensors 'a', 'b' and 7 more"."""
+    shown = ", ".join(show(name) for name in names[:_MAX_NAMED])
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
 def _refuse_constant(name: str) -> float:

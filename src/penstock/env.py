@@ -9,7 +9,7 @@ from penstock.errors import InvalidArgumentError
 
 __all__ = [
     "cache_dir", "cache_max_bytes", "child_environment", "cpu_level", "enter_export_child", "in_export_child",
-    "library_path", "model_folders", "op_libraries", "pass_on_op_library", "use_reference",
+    "library_path", "model_folders", "op_libraries", "pass_on_op_library", "state_dir", "use_reference",
 ]  # fmt: skip
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "amx", "neon", "neon_dot")
@@ -58,12 +58,18 @@ def in_export_child() -> bool:
 
 
 def cache_dir() -> Path:
-    """``PENSTOCK_CACHE_DIR``, else ``$XDG_CACHE_HOME/penstock``, else ``~/.cache/penstock``."""
+    """``PENSTOCK_CACHE_DIR``: the cache folder; by default ``$XDG_CACHE_HOME/penstock`` or ``~/.cache/penstock``."""
     value = os.environ.get("PENSTOCK_CACHE_DIR")
     if value:
         return Path(value)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "penstock"
+
+
+def state_dir() -> Path:
+    """``$XDG_STATE_HOME/penstock``, else ``~/.local/state/penstock``: what a user's sessions leave for the next."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "penstock"
 
 
 def cache_max_bytes() -> int:

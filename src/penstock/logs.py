@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line."""
+"""Logs: one JSON object per line for programs, one short line of text for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final
 
-__all__ = ["LOG", "JsonLines", "tell"]
+__all__ = ["LOG", "JsonLines", "TextLines", "tell"]
 
 LOG: Final = logging.getLogger("penstock.serving")
 
@@ -39,3 +39,24 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return _encoded(line)
+
+
+class TextLines(logging.Formatter):
+    """Format a record for a terminal: the local time, and a message or a request with its status and duration."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and a traceback below it where there is one."""
+        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        facts: dict[str, Any] = getattr(record, "facts", {})
+        text = self._request(facts) if "method" in facts else str(facts.get("message", record.getMessage()))
+        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        line = "".join(char if char.isprintable() else "?" for char in f"{time} {level}{text}")
+        return line + trace
+
+    def _request(self, facts: dict[str, Any]) -> str:
+        status = facts.get("code", facts["status"])
+        parts = [f"{facts['method']} {facts['path']} {status} in {facts['seconds'] * 1e3:,.0f} ms"]
+        known = ("request_id", "method", "path", "status", "code", "seconds", "error")
+        parts += [f"{name} {value}" for name, value in facts.items() if name not in known and value not in (None, "")]
+        return ", ".join(parts) + (f": {facts['error']}" if "error" in facts else "")

@@ -9,9 +9,10 @@ from penstock.config import check_integer, is_integer, is_number
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
-    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "nearest", "optional_integer",
-    "optional_number", "refusal", "required", "set_fields", "some_token_ids", "strings", "token_id", "token_ids",
-    "word_ids", "wrong_type",
+    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "listed_token_ids",
+    "missing_attribute", "nearest",
+    "optional_integer", "optional_number", "refusal", "required", "set_fields", "some_token_ids", "strings", "token_id",
+    "token_ids", "word_ids", "wrong_type",
 ]  # fmt: skip
 
 MAX_STRINGS: Final = 64
@@ -36,6 +37,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # only an error needs it
 
     return next(iter(get_close_matches(name, list(known), 1)), "")
+
+
+def missing_attribute(owner: str, name: str, known: Iterable[str], hints: Mapping[str, str]) -> AttributeError:
+    """Return the error for an attribute that does not exist.
+
+    It names what to use instead: from ``hints``, for names of other libraries, or the nearest of ``known``.
+    """
+    instead = hints.get(name) or ("" if name.startswith("_") else nearest(name, (k for k in known if k[0] != "_")))
+    return AttributeError(f"{owner} has no attribute {name!r:.60}{f'. Use {instead}.' if instead else ''}")
 
 
 def optional_integer(name: str, value: object, low: int, high: int) -> int | None:
@@ -152,9 +162,17 @@ def some_token_ids(name: str, value: object, max_items: int | None = None) -> tu
     return ids
 
 
+def listed_token_ids(name: str, value: object) -> tuple[int, ...]:
+    """Check token ids and keep their order and repetitions."""
+    ids = _listed(name, value)
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN:  # nearly always
+        return ids
+    return tuple(token_id(f"{name}[{i}]", token) for i, token in enumerate(ids))
+
+
 def word_ids(name: str, value: object) -> tuple[int, ...]:
     """Check the token ids of a word, at least one, and keep their order and repetitions."""
-    ids = tuple(token_id(f"{name}[{i}]", token) for i, token in enumerate(_listed(name, value)))
+    ids = listed_token_ids(name, value)
     if not ids:
         raise refusal(name, "at least one token id", [])
     return ids

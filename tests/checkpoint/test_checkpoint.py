@@ -186,7 +186,7 @@ def test_a_sentencepiece_tokenizer_without_the_extra_is_refused(
     write_folder(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match=r"found tokenizer\.model.*penstock\[sentencepiece\]"):
+    with pytest.raises(UnsupportedError, match=r"found tokenizer\.model.*pip install \S+\[sentencepiece\]"):
         Checkpoint.open(tmp_path).side_files()
     (tmp_path / "tokenizer.json").write_text("{}")
     assert Checkpoint.open(tmp_path).side_files()["tokenizer.json"] == b"{}"

@@ -74,9 +74,8 @@ def test_files_beyond_the_limits_are_refused(kind: str) -> None:
     fields, message = HOSTILE[kind]
     with pytest.raises(InvalidFileError, match=rf"^tokenizer\.json: {message}"):
         check_tokenizer_file(words(**fields))
-    _, reason = compile_tokenizer({"tokenizer.json": words(**fields)})  # in the exporting process, without a limit
-    assert reason.startswith("tokenizer.json: ")
-    assert message[:20] in reason
+    with pytest.raises(InvalidFileError, match=rf"^tokenizer\.json: {message}"):
+        compile_tokenizer({"tokenizer.json": words(**fields)})  # in the exporting process, without a limit
 
 
 def test_usual_files_are_within_the_limits() -> None:

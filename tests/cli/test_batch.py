@@ -219,7 +219,7 @@ def test_the_input_cannot_be_the_output(penstock_command, tmp_path):
     (tmp_path / "in.jsonl").write_text(text)
     (tmp_path / "same").symlink_to(tmp_path / "in.jsonl")
     done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "same")
-    assert (done.returncode, "the output must not be the input" in done.stderr) == (1, True)
+    assert (done.returncode, "the output must not be the input" in done.stderr) == (2, True)
     assert (tmp_path / "in.jsonl").read_text() == text
     full = penstock_command("batch", DEMO, tmp_path / "in.jsonl", "/dev/full")
     assert (full.returncode, "/dev/full: the output must be a regular file" in full.stderr) == (1, True)

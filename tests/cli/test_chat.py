@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import shutil
 import signal
 import sys
@@ -13,6 +15,7 @@ from penstock import LLM, InternalError, SamplingParams, Stream
 from penstock.cli.main import main
 from penstock.text.chat_template import TurnTokens
 from tests.support.command import DEMO, FOLDER, start
+from tests.support.terminal import Terminal
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}def {% endif %}"
@@ -40,6 +43,9 @@ def test_a_model_without_a_template_completes_text(penstock_command):
         expected = llm.generate("import os\nimport ", SamplingParams(max_tokens=12, temperature=0))
     assert done.stdout == expected.text + "\n"
     assert "no chat template. It completes your text" in done.stderr
+    assert f"{DEMO}, w8a8" in done.stderr
+    assert "context of 256 tokens" in done.stderr
+    assert re.search(r"\[12 tokens at [0-9.,]+ tokens/s, first token after [0-9.]+ m?s; context", done.stderr)
     num_tokens = len(expected.prompt_token_ids) + len(expected.token_ids)
     assert f"temperature 0, max_tokens 12; context: {num_tokens} of 256 tokens" in done.stderr
 
@@ -59,14 +65,13 @@ def test_a_conversation_remembers_and_starts_again(penstock_command, chat_model)
 
 
 def test_wrong_commands_are_named_and_the_chat_continues(penstock_command):
-    lines = "/frob\n/set\n/set temprature 1\n/set temperature hot\n/set n 2\n/system x\n/retry\n/set max_tokens 2\n"
+    lines = "/frob\n/set temprature 1\n/set temperature hot\n/set n 2\n/system x\n/retry\n/set max_tokens 2\n"
     lines += "".join(f"/set logit_bias {'[' * depth}{']' * depth}\n" for depth in (3000, 900))
     lines += "/set echo true\n/set logprobs 1\n/set prompt_logprobs 1\nx\n"
     done = penstock_command("chat", DEMO, "--context-len", 64, stdin=lines)
     assert done.returncode == 0
     for message in (
         "unknown command /frob",
-        "/set: expected a field",
         "'temprature'",
         "temperature: expected",
         "n and best_of",
@@ -131,7 +136,7 @@ def test_a_turn_without_an_answer_is_dropped(chat_model, monkeypatch, capsys, tr
         monkeypatch.setattr(Stream, "__next__", fail_once)
     assert main(["chat", str(chat_model), "--context-len", "256"]) == 0
     said = capsys.readouterr()
-    assert {"interrupted": "Stopped. Ctrl-D", "failed": "planted"}[trouble] in said.err
+    assert {"interrupted": "Stopped.", "failed": "planted"}[trouble] in said.err
     assert said.out.startswith(expected[0] + "\n")
     assert said.out.endswith(f"{expected[0]}\n{expected[1]}\n")
 
@@ -160,15 +165,88 @@ def test_a_turn_computes_no_more_than_its_new_tokens(tmp_path, monkeypatch, caps
     assert [one.num_cached_tokens for one in results] == [0, *(number // 32 * 32 for number in computed[:2])]
 
 
-def test_drop_oldest_drops_turns_of_a_full_context(penstock_command, chat_model):
+def test_a_full_context_drops_the_oldest_turns(penstock_command, chat_model):
     lines = "/set max_tokens 20\n/set ignore_eos true\n" + "add two numbers\n" * 12 + "/settings\n"
     args = ("chat", chat_model, "--system", "be brief", "--context-len", 256)
-    done = penstock_command(*args, "--drop-oldest", stdin=lines)
+    done = penstock_command(*args, stdin=lines)
     assert done.returncode == 0, done.stderr
-    assert "The context is full. The oldest" in done.stderr
+    assert "at the beginning of the conversation were dropped" in done.stderr
     assert "but the context holds" not in done.stderr
     assert done.stdout.count("\n") >= 12
-    refused = penstock_command(*args, stdin=lines)
+    refused = penstock_command(*args, "--keep-oldest", stdin=lines)
     assert "but the context holds 256" in refused.stderr
-    without = penstock_command("chat", DEMO, "--drop-oldest", stdin="x\n")
-    assert (without.returncode, "--drop-oldest: the model has no chat template" in without.stderr) == (2, True)
+
+
+def test_the_sampling_options_are_those_of_run(penstock_command, chat_model):
+    options = ("--temperature", "0.8", "--seed", "0", "-n", "6", "--top-k", "5", "--stop", "zzz", "--ignore-eos")
+    done = penstock_command("chat", chat_model, "-c", 256, *options, stdin="add\n/settings\n")
+    params = SamplingParams(temperature=0.8, seed=0, max_tokens=6, top_k=5, stop="zzz", ignore_eos=True)
+    with LLM(chat_model) as llm:
+        expected = llm.chat([{"role": "user", "content": "add"}], params).text
+    assert done.stdout == f"{expected}\n"
+    assert "temperature 0.8" in done.stderr
+    refused = penstock_command("chat", chat_model, "--temperature", "-1", stdin="add\n")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "--temperature" in refused.stderr
+
+
+def test_answers_have_a_default_length(penstock_command, chat_model):
+    lines = "/set ignore_eos true\nadd\n"
+    done = penstock_command("chat", chat_model, "-c", 256, stdin=lines)
+    assert "Answers of up to 128 tokens" in done.stderr
+    assert "The answer reached its limit of 128 tokens" in done.stderr
+
+
+def test_undo_removes_the_last_turn(penstock_command, chat_model):
+    args = ("chat", chat_model, "-c", 256, "--temperature", 0, "-n", 8)
+    done = penstock_command(*args, stdin="add\nmore\n/undo\nmore\n/undo\n/undo\n/undo\nadd\n")
+    answers = done.stdout.splitlines()
+    once = penstock_command(*args, stdin="add\nmore\n").stdout.splitlines()
+    half = len(once) - len(penstock_command(*args, stdin="add\n").stdout.splitlines())
+    assert answers[: len(once)] == once
+    assert answers[len(once) : len(once) + half] == once[-half:]  # the same answer to the same messages
+    assert "/undo: there is no message to remove" in done.stderr
+
+
+def test_a_conversation_can_be_saved_and_loaded(penstock_command, chat_model, tmp_path):
+    args = ("chat", chat_model, "-c", 256)
+    file = tmp_path / "talk.json"
+    lines = f"/set temperature 0\n/set max_tokens 8\nadd\n/save {file}\n/save {file}\nmore\n"
+    done = penstock_command(*args, "--system", "be brief", stdin=lines)
+    saved = json.loads(file.read_text())
+    assert [message["role"] for message in saved["messages"]] == ["system", "user", "assistant"]
+    assert saved["sampling"] == {"temperature": 0, "max_tokens": 8}
+    again = penstock_command(*args, stdin=f"/load {file}\nmore\n/clear\n/settings\n/save {file}\n")
+    assert done.stdout.endswith(again.stdout)
+    assert again.stdout.strip()
+    assert "temperature 0, max_tokens 8" in again.stderr
+    refused = penstock_command(*args, stdin=f"/save {file}\n/load {chat_model / 'config.json'}\n/load\n/load none\n")
+    for message in ("exists already", "is not a conversation", "expected a file name", "No such file"):
+        assert message in refused.stderr
+    assert refused.returncode == 0
+
+
+def test_a_terminal_has_history_and_leaves_at_the_second_ctrl_c(tmp_path):
+    args = ("chat", DEMO, "-c", 256, "-n", 4)
+    with Terminal(*args, XDG_STATE_HOME=str(tmp_path)) as terminal:
+        terminal.until("> ")
+        terminal.type("import os\n")
+        terminal.until("; context")
+        terminal.until("> ")
+        terminal.type("\x03")
+        terminal.until("Ctrl-C again")
+        terminal.until("> ")
+        terminal.type("\x03")
+        assert terminal.process.wait(timeout=60) == 0
+    history = tmp_path / "penstock" / "chat_history"
+    assert history.read_text() == "import os\n"
+    assert history.stat().st_mode & 0o777 == 0o600
+    with Terminal(*args, XDG_STATE_HOME=str(tmp_path)) as terminal:
+        terminal.until("> ")
+        terminal.type("\x1b[A")  # the arrow key
+        terminal.until("import os")
+        terminal.type("\n")
+        terminal.until("; context")
+        terminal.until("> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(timeout=60) == 0

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from penstock.cli.main import COMMANDS, make_parser
+from penstock.cli.main import COMMANDS, main, make_parser
+from tests.support.command import DEMO, FOLDER, environment
+from tests.support.terminal import Terminal
 
 
 def subparsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -34,3 +38,154 @@ def test_a_wrong_value_is_named_by_its_option(capsys: pytest.CaptureFixture[str]
         make_parser(["serve"]).parse_args(["serve", "m.psm", "--port", "http"])
     assert ended.value.code == 2
     assert "--port" in capsys.readouterr().err
+
+
+def test_the_overview_lists_every_command_and_imports_none(penstock_command):
+    done = penstock_command("--help")
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in done.stdout
+    for heading in ("generate text:", "get and make models:", "serve models:", "examples:"):
+        assert heading in done.stdout
+    assert penstock_command("help").stdout == done.stdout
+    assert penstock_command("help", "run").stdout == penstock_command("run", "--help").stdout
+    alone = penstock_command()
+    assert (alone.returncode, alone.stdout, alone.stderr) == (2, "", done.stdout)
+
+
+def test_help_has_colour_only_on_a_terminal(penstock_command):
+    assert "\x1b" not in penstock_command("run", "--help").stdout
+    with Terminal("run", "--help") as terminal:
+        coloured = terminal.rest()
+    assert "\x1b[" in coloured
+    assert "--max-tokens" in coloured
+    assert "FILE.py:CLASS" in coloured
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        with Terminal("--help", **env) as terminal:
+            assert "\x1b" not in terminal.rest()
+
+
+def test_help_loads_rich_only_for_colour():
+    script = (
+        "import sys; from penstock.cli.main import main\ntry: main(['run', '--help'])\nfinally: print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    for heavy in ("rich", "rich_argparse", "argcomplete", "numpy", "asyncio"):
+        assert heavy not in loaded
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["rnu"], "unknown command 'rnu'. Did you mean run?"),
+        (["run", "m", "p", "--temprature", "1"], "unknown option --temprature. Did you mean --temperature?"),
+        (["run", "m", "p", "--max_tokens=1"], "unknown option --max_tokens. Did you mean --max-tokens?"),
+        (["serve", "m", "--max-model-len", "1"], "unknown option --max-model-len. Did you mean --context-len?"),
+        (["run", "m", "p", "-q"], "unknown option -q."),
+        (["run", "m", "p", "--mode", "eagre"], "--mode: unknown value 'eagre'. Did you mean eager?"),
+        (["cache", "drop"], "unknown value 'drop': expected one of list, clear"),
+        (["run", "m", "p", "q"], "unexpected argument 'q'"),
+        (["run", "-m"], "-m: expected one argument"),
+        (["run", "-m", "m"], "the following arguments are required: PROMPT"),
+        (["run", "-m", "m", "-p", "p", "q"], "unexpected argument 'p'"),
+        (["cache"], "the following arguments are required: list|clear"),
+        (["completion", "tcsh"], "unknown value 'tcsh': expected one of bash, zsh, fish"),
+        (["models", "lsit"], "Did you mean list?"),
+    ],
+)
+def test_wrong_usage_is_one_line_with_a_suggestion(capsys, arguments, expected):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert expected in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-m", "M", "-p", "-P"],
+        ["-mM", "--prompt=-P"],
+        ["-p", "-P", "--model", "M"],
+        ["M", "-p", "-P"],
+        ["-m", "M", "--", "-P"],
+        ["--model=M", "-n", "7", "-p", "-P"],
+    ],
+)
+def test_model_and_prompt_may_be_options(arguments):
+    args = make_parser(["run"]).parse_args(["run", *arguments])
+    assert (args.model, args.prompt) == ("M", "-P")
+
+
+def test_short_forms_are_those_of_the_long_options():
+    args = make_parser(["run"]).parse_args(["run", "M", "P", "-n", "3", "-c", "64", "-t", "2", "-s", "5", "-y"])
+    assert (args.max_tokens, args.context_len, args.threads, args.seed, args.yes) == (3, 64, 2, 5, True)
+    args = make_parser(["bench"]).parse_args(["bench", "-m", "M", "-p", "64", "-n", "8", "-b", "1,2", "-t", "1"])
+    assert (args.model, args.prompt_tokens, args.new_tokens, args.batch, args.threads) == ("M", 64, 8, "1,2", 1)
+    args = make_parser(["serve"]).parse_args(["serve", "-m", "A", "B", "-c", "64"])
+    assert (args.models, args.context_len) == (["A", "B"], 64)
+
+
+def test_a_wrong_value_of_a_short_form_is_named_by_its_option(penstock_command):
+    done = penstock_command("run", DEMO, "x", "-n0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("penstock: --max-tokens: ")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(penstock_command, shell):
+    done = penstock_command("completion", shell)
+    assert done.returncode == 0
+    assert "penstock" in done.stdout
+    assert "_ARGCOMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("penstock ben", {"bench"}),
+        ("penstock run --top", {"--top-k", "--top-p"}),
+        ("penstock run --mode ", {"graph", "eager"}),
+        ("penstock completion f", {"fish"}),
+    ],
+)
+def test_a_shell_gets_completions(line, expected, tmp_path):
+    """As the scripts of argcomplete ask: by environment variables, answered in a file."""
+    answer = tmp_path / "answer"
+    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
+    env = environment(_ARGCOMPLETE="1", _ARGCOMPLETE_IFS="\n", **asked)
+    subprocess.run([sys.executable, "-m", "penstock"], env=env, check=False, timeout=60)
+    assert {word.strip() for word in answer.read_text().split("\n")} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("infer", "-m", DEMO, "--target", "gpu", "x"), "--target"),
+        (("infer", "-m", DEMO, "--model-type", "mindir", "x"), "--model-type"),
+        (("infer", "-m", DEMO, "--device-id", 1, "x"), "--device-id"),
+        (("infer", "-m", DEMO, "--backend", "gpu", "x"), "--backend"),
+        (("run", DEMO, "x", "--scheme", "w4a8"), "--scheme"),
+        (("run", DEMO, "x", "--network", "x.py:Net"), "--network"),
+        (("run", DEMO, "x", "--ops", "none.so"), "--ops"),
+        (("bench", DEMO, "--batch", "one"), "--batch"),
+        (("bench", DEMO, "--rate", "1"), "--rate"),
+        (("profile", DEMO, "--plot", "x.png"), "--plot"),
+        (("serve", DEMO, "--workers", 0), "workers"),
+        (("serve", DEMO, "--worker-host", "x"), "--worker-host"),
+        (("worker", DEMO, "--primary", "x", "--token-file", "x"), "--primary"),
+        (("export", "a", "b.bin"), "b.bin"),
+        (("quantize", FOLDER, "b", "--scheme", "w9"), "scheme"),
+        (("models", "list"), "--admin-socket"),
+        (("batch", DEMO, "a.jsonl", "b.jsonl", "--max-requests", 0), "a.jsonl"),
+        (("show", "not/a/name"), "not/a/name"),
+        (("chat", DEMO, "--system", "x"), "--system"),
+        (("chat", DEMO, "--kv-cache", "fp8"), "--kv-cache"),
+    ],
+)
+def test_a_wrong_option_ends_with_status_2(penstock_command, arguments, option):
+    done = penstock_command(*arguments)
+    assert (done.returncode, done.stdout) == (1 if option in ("a.jsonl", "--ops") else 2, "")
+    assert option in done.stderr.splitlines()[-1]

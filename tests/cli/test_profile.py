@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -31,7 +32,19 @@ def profiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profile")
     args = ["profile", str(DEMO), "--prompt-tokens", "700", "--context", "40", "--batch", "3", "--steps", "4"]
     texts = []
-    for more in (["--json", "--per-node", "--trace", f"{folder}/t.json", "--plot", f"{folder}/p.svg"], []):
+    for more in (
+        [
+            "--json",
+            "--per-node",
+            "--trace",
+            f"{folder}/t.json",
+            "--plot",
+            f"{folder}/p.svg",
+            "--timeline",
+            f"{folder}/l.svg",
+        ],
+        [],
+    ):
         with contextlib.redirect_stdout(io.StringIO()) as out:
             assert main([*args, *more]) == 0
         texts.append(out.getvalue())
@@ -111,19 +124,22 @@ def test_the_roofline_has_limits_and_a_point_per_kind(profiled):
     for x, y, text in texts:
         assert 0 < x < width, text
         assert 0 < y < height, text
-    labels = list(root.iter(f"{SVG}text"))
-    outlines = [n for n, one in enumerate(labels) if one.get("stroke")]
-    assert outlines
-    for n in outlines:  # each under its label: not every reader knows paint-order
-        over = labels[n + 1]
-        assert (over.text, over.get("x"), over.get("y")) == (labels[n].text, labels[n].get("x"), labels[n].get("y"))
-        assert not over.get("stroke")
     points = list(root.iter(f"{SVG}title"))
     shown = [row["name"] for phase in found["phases"] for row in phase["kinds"]
              if row["num_ops"] and row["seconds"] >= 0.002 * phase["wall_s"]]  # fmt: skip
     assert len(points) == len(shown) > 8
     for name in shown:
         assert name.removeprefix("linear ") in everything
+
+
+def test_the_timeline_has_phases_threads_and_ops(profiled):
+    root = ElementTree.fromstring((profiled[2].parent / "l.svg").read_text())  # noqa: S314 - our own
+    texts = [one.text for one in root.iter(f"{SVG}text")]
+    assert any(text.startswith("prefill, 700 tokens, step 1 of 2: ") for text in texts)
+    assert any(text.startswith("decode, batch 3, step 1 of ") for text in texts)
+    assert {"linear", "attention", "thread 0", "ms"} <= set(texts)
+    titles = [one.text for one in root.iter(f"{SVG}title")]
+    assert any(re.fullmatch(r"model\.layers\.0\.mlp\.down_proj: [\d.,]+ us", title) for title in titles)
 
 
 def test_the_table_names_kinds_and_fits(profiled, penstock_command):
@@ -191,7 +207,8 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
             ["--phase", "prefill", "--prompt-tokens", "1025"],
             "--prompt-tokens 1025 is more than the model's context of 1024",
         ),
-        (["--plot", "p.png"], "p.png: expected a name that ends in .svg"),
+        (["--plot", "p.png"], "--plot: p.png: expected a name that ends in .svg"),
+        (["--timeline", "p.png"], "--timeline: p.png: expected a name that ends in .svg"),
         (["--trace", "/nowhere/t.json"], "/nowhere/t.json: no such folder"),
         (["--scheme", "w4a8"], "scheme: expected 'w8a8'"),
         (["--network", "a.py:Net"], "network: expected none for the bundle"),
@@ -199,6 +216,6 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
 )
 def test_unsupported_profile_options_are_refused(penstock_command, options, message):
     done = penstock_command("profile", DEMO, *options)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (1 if "no such" in message else 2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

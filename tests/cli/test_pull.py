@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import environment, start, until
 from tests.support.hub_server import TOKEN, demo_files
+from tests.support.terminal import Terminal
 
 NAME = "demo/tiny"
 TAKEN = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -245,20 +243,9 @@ def test_an_existing_path_is_never_a_name(hub, hub_command, tmp_path, monkeypatc
 def test_a_terminal_is_asked(hub, tmp_path, answer, status):
     hub.add(NAME, demo_files())
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PENSTOCK_CACHE_DIR": str(tmp_path / "cache")}
-    ours, theirs = pty.openpty()
-    os.write(ours, answer.encode())
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", "run", NAME, *map(str, GREEDY)],
-        stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, env=environment(**settings), check=False,
-    )  # fmt: skip
-    os.close(theirs)
-    text = b""
-    try:
-        while piece := os.read(ours, 65536):
-            text += piece
-    except OSError:  # the other end is closed
-        pass
-    os.close(ours)
-    assert b"Download it? [Y/n]" in text
-    assert done.returncode == status, text
+    with Terminal("run", NAME, *GREEDY, **settings) as terminal:
+        terminal.until("Download it? [Y/n]")
+        terminal.type(answer)
+        shown = terminal.rest(200)
+        assert terminal.process.wait(timeout=60) == status, shown
     assert bool(hub.gets("model.safetensors")) == (status == 0)

@@ -29,9 +29,11 @@ def test_run_streams_the_text_that_the_api_makes(penstock_command):
         expected = llm.generate(PROMPT, SamplingParams(max_tokens=16, temperature=0))
     assert done.stdout == expected.text + "\n"
     figures = done.stderr.strip().splitlines()
-    assert len(figures) == 1
-    for word in ("load", "first token", "tokens/s", "memory", "w8a"):
+    assert len(figures) == 2
+    for word in ("16 tokens at", "tokens/s", "first token after", "prompt of 9 tokens", "the limit of --max-tokens"):
         assert word in figures[0]
+    for word in ("model loaded in", "scheme w8a8", "threads", "MB of memory"):
+        assert word in figures[1]
 
 
 def test_json_prints_one_object(penstock_command):
@@ -112,7 +114,7 @@ def test_a_bad_option_is_one_line_that_names_it(penstock_command, options, messa
     assert message in done.stderr
 
 
-@pytest.mark.parametrize("args", [["run"], ["fly"], [], ["run", "x", "y", "--max-tokens", "many"], ["run", "--what"]])
+@pytest.mark.parametrize("args", [["run"], ["fly"], ["run", "x", "y", "--max-tokens", "many"], ["run", "--what"]])
 def test_wrong_usage_is_one_line_with_status_2(penstock_command, args):
     done = penstock_command(*args)
     assert done.returncode == 2

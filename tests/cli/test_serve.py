@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,9 +23,10 @@ from penstock.cli.main import make_parser
 from penstock.cli.service.serve import settings_of
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import GatewayLimits
-from tests.support.command import DEMO, ROOT, until
+from tests.support.command import DEMO, until
 from tests.support.grpc_client import Stream, tensor
 from tests.support.serve_command import ask, connection, serving
+from tests.support.terminal import Terminal
 
 
 def is_ready(url: str) -> bool:
@@ -178,21 +181,6 @@ def test_options_become_settings() -> None:
         assert settings_of(parser.parse_args(["serve", "m.psm", "--allowed-host", host])).gateway.hosts == (host,)
 
 
-def test_the_document_has_every_option_and_its_default() -> None:
-    rows = [line for line in (ROOT / "docs" / "serving.md").read_text().splitlines() if line.startswith("| `--")]
-    told: dict[str, str] = {}
-    for row in rows:
-        names, defaults = row.split("|")[1:3]
-        told |= zip(re.findall(r"`(--[a-z-]+)`", names), map(str.strip, defaults.split(",")), strict=True)
-    serve = make_parser(["serve"]).parse_args(["serve", "m.psm"])
-    own = {
-        f"--{name.replace('_', '-')}": "none" if value in (None, "", []) else "no" if value is False else str(value)
-        for name, value in vars(serve).items()
-        if name not in ("models", "run", "command", "debug")
-    }
-    assert told == own
-
-
 def test_only_the_service_imports_grpc() -> None:
     script = (
         "import sys, penstock, penstock.cli.main as m\n"
@@ -208,3 +196,24 @@ def test_a_service_without_a_grpc_port_does_not_import_grpc() -> None:
     script = "import sys, penstock.serving.service, penstock.serving.workers.worker; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_terminal_gets_lines_for_people_first():
+    with Terminal("serve", DEMO, "--port", 0) as terminal:
+        assert "opens " in terminal.until("Ctrl-C stops it.")
+        banner = terminal.until("  try: curl ")
+        assert "{" not in banner  # no JSON line of the log
+        url = re.search(r"serves at (http://[0-9.:]+)", banner)[1]
+        assert f"OpenAI's clients: base_url {url}/v1" in banner
+        terminal.until("\n")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}/v1/nope")  # noqa: S310
+        line = terminal.until("\n")
+        assert re.match(r"\d\d:\d\d:\d\d GET /v1/nope 404 in \d+ ms, client 127.0.0.1: Unknown route", line)
+        terminal.type("\x03")
+        assert "Stopping" in terminal.rest()
+
+
+def test_json_logs_can_be_asked_for():
+    with Terminal("serve", DEMO, "--port", 0, "--log-format", "json") as terminal:
+        assert '{"time": ' in terminal.until("  try: curl ")

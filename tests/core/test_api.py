@@ -11,6 +11,7 @@ from penstock.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = (ROOT / "core" / "include" / "penstock.h").read_text()
+RANKS = (ROOT / "core" / "include" / "penstock_ranks.h").read_text()
 DEV = (ROOT / "core" / "include" / "penstock_dev.h").read_text()
 MAX_PUBLIC = 29
 
@@ -24,7 +25,7 @@ def test_public_api_has_under_thirty_functions() -> None:
     names = functions(PUBLIC)
     assert len(names) == len(set(names))
     assert 20 < len(names) <= MAX_PUBLIC
-    assert not set(names) & set(functions(DEV))
+    assert not set(names) & {*functions(DEV), *functions(RANKS)}
 
 
 def test_library_exports_what_the_headers_declare() -> None:
@@ -32,11 +33,11 @@ def test_library_exports_what_the_headers_declare() -> None:
         ["nm", "-D", "--defined-only", str(native.library_file())], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     exported = {line.split()[-1].split("@")[0] for line in lines}
-    assert exported == {*functions(PUBLIC), *functions(DEV)}
+    assert exported == {*functions(PUBLIC), *functions(RANKS), *functions(DEV)}
 
 
 def test_python_binds_only_functions_of_the_headers() -> None:
-    assert set(library._FUNCTIONS) <= {*functions(PUBLIC), *functions(DEV)}
+    assert set(library._FUNCTIONS) <= {*functions(PUBLIC), *functions(RANKS), *functions(DEV)}
 
 
 def test_versions_agree() -> None:
@@ -47,7 +48,12 @@ def test_versions_agree() -> None:
 
 
 def test_headers_compile_as_c_and_include_only_stdint(tmp_path: Path) -> None:
-    for name, language in (("penstock.h", "c"), ("penstock_dev.h", "c"), ("penstock.h", "c++")):
+    for name, language in (
+        ("penstock.h", "c"),
+        ("penstock_dev.h", "c"),
+        ("penstock_ranks.h", "c"),
+        ("penstock.h", "c++"),
+    ):
         source = tmp_path / f"includes.{language}"
         source.write_text(f'#include "{name}"\nint main(void) {{ return PS_OK; }}\n')
         standard = "-std=c99" if language == "c" else "-std=c++11"

@@ -231,7 +231,7 @@ def test_quantized_values_survive_packing(layout: int, cols: int, context: Conte
 
 
 def test_four_bit_layout_lies_as_the_format_says(context: Context) -> None:
-    """docs/bundle-format.md, byte by byte."""
+    """docs/explanation/bundle-format.md, byte by byte."""
     values = quantized_rows(I4G32, 20, 150)
     assert values.groups is not None
     packed = np.zeros(native.layout_bytes(I4G32, 20, 150), np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.graph.ir import Graph, Operand
+from penstock.graph.ir import Graph, Node, Operand
 from penstock.graph.passes.append_tail import append_tail
+from penstock.graph.passes.shard import shard
 from penstock.ops import table
 from penstock.ops.table import Op
 from tests.support.builds import build
@@ -30,11 +32,32 @@ def fuzzer(sanitized_build: Path) -> Path:
     return next(path for path in sanitized_build.rglob("fuzz_bundle") if path.is_file())
 
 
+def rank_graph() -> Graph:
+    """The graph of a rank without others, with every op that exchanges."""
+    graph, _ = shard(tiny_graph(), 0, 1)
+    index = next(i for i, node in enumerate(graph.nodes) if node.op == "gather_rows")
+    x, group = graph.nodes[index].inputs[0].name, {"world": 1, "rank": 0}
+    width = graph.values[x].shape[1].offset
+    attrs = {
+        "broadcast": {"root": 0, **group},
+        "send": {"target": 0, **group},
+        "recv": {"width": width, "source": 0, **group},
+        "barrier": group,
+    }
+    for op, values in attrs.items():
+        graph.values[op] = dataclasses.replace(graph.values[x], name=op, base=None, offset=0)
+        graph.nodes.insert(index, Node(op, op, [Operand("value", x)], [op], values))
+        x, index = op, index + 1
+    graph.nodes[index].inputs[0] = Operand("value", x)
+    return graph
+
+
 def test_no_mutant_crashes_the_core(fuzzer: Path, bundle_of: Callable[..., Path], tmp_path: Path) -> None:
     seeds = [str(bundle_of(scheme, windows)) for scheme, windows in (("f32", (0, 32)), ("w8a8", (0,)), ("w4a8", (32,)))]
     tail = tiny_graph()
     append_tail(tail, "topk:5")
     seeds.append(str(write_bundle(tmp_path / "tail.psm", tail)))
+    seeds.append(str(write_bundle(tmp_path / "rank.psm", rank_graph())))
     command = [str(fuzzer), str(NUM_MUTANTS), "1", *seeds]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -42,6 +42,7 @@ def test_installed_files(installed: Path) -> None:
     assert names == {
         "include/penstock.h",
         "include/penstock_op.h",
+        "include/penstock_ranks.h",
         "bin/penstock-lite",
         *(f"{folder}/libpenstock{end}" for end in (".a", ".so", ".so.3", ".so.3.0.1.0")),
         f"{folder}/pkgconfig/penstock.pc",

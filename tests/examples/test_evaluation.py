@@ -87,7 +87,7 @@ def llm() -> Iterator[LLM]:
 def test_the_command_finds_the_accuracy_that_the_docs_have(harness, example, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run.py", str(DEMO)])
     example.main()
-    [documented] = re.findall(r"\|acc     \|↑  \|(0\.\d+)\|", (ROOT / "docs" / "evaluation.md").read_text())
+    [documented] = re.findall(r"\|acc     \|↑  \|(0\.\d+)\|", (ROOT / "docs" / "guides" / "evaluation.md").read_text())
     assert capsys.readouterr().out == f"acc {documented}\n"
     expected = {"tasks": ["python_lines"], "task_manager": str(FOLDER), "limit": None, "num_fewshot": None}
     assert harness.asked == expected

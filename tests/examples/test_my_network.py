@@ -53,6 +53,13 @@ def test_runs_eagerly_and_as_a_graph(folder: Path, tensors: dict[str, np.ndarray
     native.close()
 
 
+def test_an_llm_takes_the_class_itself(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    network = load_network_script(SPEC).Network
+    for mode in ("eager", "graph"):
+        with LLM(folder, network=network, mode=mode, context_len=96, use_cache=False) as llm:
+            assert relative_error(llm.logits([1, 2, 3]), plain_logits(tensors, [1, 2, 3])) < 1e-4
+
+
 def test_register_network_makes_the_type_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", {})
     with pytest.raises(
@@ -116,10 +123,10 @@ def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:
 def test_missing_and_left_over_tensors_are_named(scheme: str, tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     save_file(tensors | {"other.weight": tensors["head.weight"]}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"has tensors \['other\.weight'\]"):
+    with pytest.raises(InvalidFileError, match=r"has tensor 'other\.weight'"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
     save_file({n: v for n, v in tensors.items() if n != "head.weight"}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"lacks tensors \['head\.weight'\]"):
+    with pytest.raises(InvalidFileError, match=r"lacks tensor 'head\.weight'"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
     save_file(tensors | {"head.weight": np.zeros((103, 47), np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(InvalidFileError, match=r"'head\.weight': shape: expected \[103, 48\], found \[103, 47\]"):

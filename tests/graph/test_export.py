@@ -16,6 +16,7 @@ from penstock.core.tokenizer import Tokenizer
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
+from tests.support.families import save
 from tests.support.invariant_checkpoints import write_checkpoint
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -181,3 +182,24 @@ def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
     assert seen[0] == ("capture", 0, 0)
     assert seen[-1] == ("pack", stored, stored)
     assert report.source_bytes == stored
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("generation_config.json", '{"temperature": "hot"}', "temperature"),
+        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template"),
+        ("tokenizer.json", '{"model": 3}', r"tokenizer\.json"),
+        ("config.json", None, "hidden_size"),
+    ],
+)
+def test_mistakes_in_small_files_come_before_the_capture(
+    name: str, text: str | None, message: str, tmp_path: Path
+) -> None:
+    folder = save("llama_tied_one_kv_head", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {"hidden_size": "wide"}
+    (folder / name).write_text(json.dumps(config) if text is None else text)
+    stages: list[str] = []
+    with pytest.raises(InvalidFileError, match=message):
+        export_bundle(folder, tmp_path / "out.psm", progress=lambda stage, _done, _total: stages.append(stage))
+    assert stages == []

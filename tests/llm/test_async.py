@@ -11,7 +11,7 @@ import pytest
 
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
-from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, QueueFullError
+from penstock.errors import DeadlineError, FileAccessError, InternalError, InvalidArgumentError, QueueFullError
 from penstock.llm.async_llm import AsyncLLM, AsyncStream
 from penstock.llm.llm import LLM
 from tests.support.engine_requests import PARAMS, PROMPTS, prompt_of, run_alone
@@ -359,7 +359,7 @@ def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
     async def of_a_path() -> AsyncLLM:
         return AsyncLLM("model.psm")
 
-    with pytest.raises(InvalidArgumentError, match=r"llm must be an open LLM, not 'model.psm'; `await AsyncLLM.open"):
+    with pytest.raises(FileAccessError, match=r"model\.psm: no such file or folder in"):
         asyncio.run(of_a_path())
     with pytest.raises(InvalidArgumentError, match="AsyncLLM must be created in a running event loop"):
         AsyncLLM(make_llm())
@@ -367,15 +367,13 @@ def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
 
 @pytest.mark.parametrize("network", [AsyncLLM, 7, b"net.py:Net"])
 def test_a_network_is_given_by_its_file(network: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"network: expected a string such as 'file.py:Class'"):
+    with pytest.raises(InvalidArgumentError, match=r"network: expected a .*'file\.py:Class'"):
         LLM("model.psm", network=network)
 
 
 def test_a_network_without_a_model_is_refused_by_name() -> None:
     for make in (LLM, lambda **given: asyncio.run(AsyncLLM.open(**given))):
-        with pytest.raises(
-            InvalidArgumentError, match=r"^network: expected a string such as 'file\.py:Class', found .*Async"
-        ):
+        with pytest.raises(InvalidArgumentError, match=r"^network: expected a .*'file\.py:Class', found .*Async"):
             make(network=AsyncLLM)
         with pytest.raises(InvalidArgumentError, match=r"^model: expected the path of a checkpoint folder or a \.psm"):
             make()

@@ -169,7 +169,7 @@ def test_lengths_and_ends() -> None:
                 generate([[1], [1] * 16])
             with pytest.raises(InvalidArgumentError, match="stream takes one prompt, not 2"):
                 generate(["a", "b"], stream=True)
-            with pytest.raises(InvalidArgumentError, match="SamplingParams has no field 'max_length'"):
+            with pytest.raises(InvalidArgumentError, match="no option 'max_length': did you mean max_tokens"):
                 generate("a", max_length=3)
             with pytest.raises(InvalidArgumentError, match="add_special_tokens: expected True or False, got 1"):
                 generate("a", add_special_tokens=1)

@@ -39,6 +39,7 @@ LEAVES = (
     "config",
     "env",
     "errors",
+    "extras",
     "logs",
     "sampling_fields",
     "tensors",

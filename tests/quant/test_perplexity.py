@@ -9,7 +9,7 @@ import pytest
 from benchmarks.perplexity import ROOT, measure
 
 WAS = {"f32": 9.667, "f16": 9.667, "bf16": 9.667, "w8a16": 9.668, "w8a8": 9.676, "w4a16": 9.739, "w4a8": 9.748}
-"""The whole text is in docs/quantization.md (``make perplexity``)."""
+"""The whole text is in docs/guides/quantization.md (``make perplexity``)."""
 SLACK = 1.001  # bf16 keys and values round a little differently where the processor has dot products of bf16
 
 

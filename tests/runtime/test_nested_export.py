@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.network_script import run_network_script
 from penstock.runtime.build import build_in_child
 from penstock.runtime.cache import Cache
@@ -169,8 +169,9 @@ def test_a_process_of_an_export_starts_no_other(tmp_path: Path, monkeypatch: pyt
         build_in_child(tmp_path, tmp_path / "out.psm")
 
 
-def test_other_errors_of_a_script_pass_through(tmp_path: Path) -> None:
+def test_other_errors_of_a_script_name_its_line(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("class Net: ...\nraise ZeroDivisionError('mine')\n")
-    with pytest.raises(ZeroDivisionError, match="mine"):
+    with pytest.raises(InvalidFileError, match=r"fails\.py:2: ZeroDivisionError: mine$") as raised:
         run_network_script(script, "Net")
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)

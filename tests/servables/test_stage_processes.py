@@ -148,9 +148,11 @@ def test_a_process_that_grows_is_replaced_between_batches(gated) -> None:
     assert found["y"].tolist() == [2.0, 2.0]
 
     async def replaced() -> None:
-        await until(lambda: pids(host.servables) not in ([], before) and is_gone(before[0]))
+        # The pool lists both processes until it has seen the old one end.
+        await until(lambda: len(pids(host.servables)) == 1 and is_gone(before[0]))
 
     host.do(replaced())
+    assert pids(host.servables) != before
     assert host.ask("gates", x=np.array([3.0]))["pid"].tolist() == pids(host.servables)
 
 

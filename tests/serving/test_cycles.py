@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock
 from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as wire
 from penstock.serving.workers.failover import Failover
@@ -23,13 +25,14 @@ from tests.support.both_listeners import both_listeners
 from tests.support.worker_processes import DEMO, OPTIONS, until
 
 NUM = 12
+PACKAGE = f"{Path(penstock.__file__).parent}/"
 
 
 def ours(kept: object) -> str:
     """What an object of this package is called; empty for others'."""
     code = getattr(kept, "f_code", None) or getattr(kept, "__code__", None) or getattr(kept, "cr_code", None)
     if code is not None:
-        return f"{type(kept).__name__} of {code.co_qualname}" if "/penstock/" in code.co_filename else ""
+        return f"{type(kept).__name__} of {code.co_qualname}" if code.co_filename.startswith(PACKAGE) else ""
     name = f"{type(kept).__module__}.{type(kept).__qualname__}"
     return name if name.startswith("penstock.") else ""
 

@@ -13,12 +13,14 @@ from typing import Self
 import numpy as np
 
 from penstock.core.comm import SharedComm, shared_bytes
-from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch
+from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Model, ProgramOptions, StepBatch
 from penstock.errors import UnavailableError
 from tests.support.core_steps import batch
 
 PART_BYTES = 1 << 20
-OPTIONS = ProgramOptions(max_tokens=128, max_requests=4, max_rows=128, num_pages=16, num_slots=4, flags=ALL_THREADS)
+OPTIONS = ProgramOptions(
+    max_tokens=128, max_requests=4, max_rows=128, num_pages=16, num_slots=4, flags=ALL_THREADS | POISON
+)
 
 
 class SharedMemory:

@@ -1,5 +1,5 @@
 // Attention over KV pages.  A block is a few tokens of one request with all query heads of one KV head, so that each page is
-// loaded once for all of them.  The arithmetic of a query does not depend on the others (docs/numerics.md).
+// loaded once for all of them.  The arithmetic of a query does not depend on the others (docs/explanation/numerics.md).
 #ifndef PENSTOCK_KERNELS_ATTENTION_H
 #define PENSTOCK_KERNELS_ATTENTION_H
 

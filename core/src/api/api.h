@@ -16,6 +16,11 @@ inline ps_status require(bool given, const char* names) {
   return given ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected pointers, found null", names);
 }
 
+// Of a build without ranks: the compiler leaves out what follows a return of this.
+inline ps_status no_ranks() {
+  return fail(PS_UNSUPPORTED, "ranks: this build leaves them out: build it with the bundle of a rank in PENSTOCK_OPS_FROM");
+}
+
 inline ps_status require_path(const char* path) {
   return path && *path ? PS_OK : fail(PS_INVALID_ARGUMENT, "path: expected the name of a file, found %s", path ? "an empty text" : "null");
 }

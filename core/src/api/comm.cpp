@@ -23,12 +23,14 @@ ps_status differ(const ps_comm& comm, int32_t rank, const char* name, const char
 }  // namespace
 
 ps_status ps_shared_bytes(int32_t world, int64_t part_bytes, int64_t* bytes) {
+  if (!kBuildsRanks) return no_ranks();
   PS_TRY(require(bytes, "bytes"));
   return SharedComm::bytes(world, part_bytes, bytes);
 }
 
 ps_status ps_shared_open(const ps_shared_options* options, ps_comm** out) {
   ps_shared_options o;
+  if (!kBuildsRanks) return no_ranks();
   PS_TRY(require(out, "out"));
   *out = nullptr;
   PS_TRY(read_struct(options, &o, "options"));
@@ -44,10 +46,11 @@ ps_status ps_shared_open(const ps_shared_options* options, ps_comm** out) {
 }
 
 void ps_shared_close(ps_comm* comm) {
-  if (comm) destroy_object(static_cast<SharedComm*>(comm->self));
+  if (kBuildsRanks && comm) destroy_object(static_cast<SharedComm*>(comm->self));
 }
 
 ps_status ps_context_agree(ps_context* context, const char* text) {
+  if (!kBuildsRanks) return no_ranks();
   PS_TRY(check_open(context));
   if (!context->comm) return fail(PS_INVALID_ARGUMENT, "context: expected one with a comm");
   const ps_comm& comm = *context->comm;

@@ -27,6 +27,7 @@ ps_status ps_context_create(const ps_context_options* options, ps_context** out)
   if (o.num_threads < 0 || o.num_threads > kMaxThreads) {
     return fail(PS_INVALID_ARGUMENT, "num_threads: expected 0 (automatic) to %d, found %d", kMaxThreads, o.num_threads);
   }
+  if (o.comm && !kBuildsRanks) return no_ranks();
   if (o.comm) PS_TRY(check_comm(*o.comm));
   const Kernels* kernels = nullptr;
   PS_TRY(choose_kernels(o.cpu_level, &kernels));

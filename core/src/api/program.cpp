@@ -90,9 +90,37 @@ ps_status check_sample(const SampleSource& source, const ps_sampling& sampling, 
   return check_sampled(sampling, out, source);
 }
 
+// Whether nothing of a row of logits is needed but its best token.
+bool needs_best_only(const ps_program& program, const ps_batch& b, const ps_sampling& s, const ps_sampled& out) {
+  if (!kBuildsRanks || !program.gathers_head || b.flags & PS_BATCH_LOGITS) return false;
+  if (s.mask || s.history_starts || s.bias_starts) return false;
+  if (program.model->graph.vocab_size < kBestFloats * program.context->comm->world) return false;
+  for (int32_t r = 0; r < s.num_rows; ++r) {
+    const bool reports = out.logprobs && (!s.num_logprobs || s.num_logprobs[r] >= 0);
+    if (s.temperature[r] > 0 || (s.target && s.target[r] >= 0) || reports) return false;
+  }
+  return true;
+}
+
+// Samples among the best tokens of the ranks: of equals that of the lowest rank, which has the lowest id.
+ps_status sample_best(ps_program* program, const SampleSource& source, const ps_sampling& s, const ps_sampled& out) {
+  const int32_t world = program->context->comm->world;
+  const BestTokens best = best_tokens(program->logits.data(), source.num_rows, world);
+  SampleSource among = source;
+  among.logits = best.values;
+  among.vocab = world;
+  PS_TRY(sample_rows(program->context, among, s, program->sample_scratch, out));
+  for (int32_t r = 0; r < source.num_rows; ++r) {
+    if (out.ids[r] >= 0) out.ids[r] = best.ids[int64_t{r} * world + out.ids[r]];
+  }
+  return PS_OK;
+}
+
 ps_status sample(ps_program* program, const SampleSource& source, const ps_sampling& s, const ps_sampled& out) {
   if (source.ids) {
     take_tail(source, out);
+  } else if (kBuildsRanks && program->best_only) {
+    PS_TRY(sample_best(program, source, s, out));
   } else {
     PS_TRY(sample_rows(program->context, source, s, program->sample_scratch, out));
   }
@@ -110,6 +138,12 @@ const char* tail_name(const ps_program& program) {
 ps_status has_run(const ps_program* program) {
   return program->num_rows >= 0 ? PS_OK
                                 : fail(PS_INVALID_ARGUMENT, "program: expected a step before its logits are asked for");
+}
+
+ps_status has_logits(const ps_program* program) {
+  PS_TRY(has_run(program));
+  if (!kBuildsRanks || !program->best_only) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "logits: expected a step that was asked for them (PS_BATCH_LOGITS), as ranks bring them together only then");
 }
 
 }  // namespace
@@ -194,6 +228,7 @@ ps_status ps_program_follow(ps_program* program) {
   const Use use(program);
   PS_TRY(use.status());
   const ps_comm* comm = program->context->comm;
+  if (!kBuildsRanks) return no_ranks();
   if (!comm || comm->rank == 0)
     return fail(PS_INVALID_ARGUMENT, "program: expected one of a rank other than 0, which follows rank 0");
   return follow_program(program);
@@ -203,7 +238,7 @@ ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, co
   const FloatEnvironment environment;
   const Use use(program);
   PS_TRY(use.status());
-  PS_TRY(has_run(program));
+  PS_TRY(has_logits(program));
   ps_sampling s;
   ps_sampled o;
   PS_TRY(read_struct(sampling, &s, "sampling"));
@@ -227,7 +262,7 @@ ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_s
   if (b.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, found %d", b.num_rows);
   const SampleSource source = source_of(*program, b.num_rows);
   PS_TRY(check_sample(source, s, o));  // before the step: a mistake costs nothing
-  PS_TRY(run_program(program, b));
+  PS_TRY(run_program(program, b, needs_best_only(*program, b, s, o)));
   return sample(program, source, s, o);
 }
 
@@ -237,7 +272,7 @@ ps_status ps_program_logits(const ps_program* program, const float** logits, int
   PS_TRY(require(logits && num_rows && vocab, "logits, num_rows, vocab"));
   if (program->model->graph.tail >= 0)
     return fail(PS_UNSUPPORTED, "logits: the graph ends in %s, which keeps none", tail_name(*program));
-  PS_TRY(has_run(program));
+  PS_TRY(has_logits(program));
   *logits = reinterpret_cast<const float*>(program->logits.data());
   *num_rows = program->num_rows;
   *vocab = program->model->graph.vocab_size;

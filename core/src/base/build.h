@@ -33,6 +33,9 @@ constexpr bool builds_scheme(const char*) { return true; }
 constexpr bool builds_layout(int) { return true; }
 constexpr bool builds_kv(int) { return true; }
 #endif
+// A build for bundles that are no rank's has no ranks.
+constexpr bool kBuildsRanks = builds_op("all_gather") || builds_op("sharded_embedding") || builds_op("broadcast") ||
+                              builds_op("send") || builds_op("recv") || builds_op("barrier");
 #ifdef PENSTOCK_NO_DEV
 constexpr bool kBuildsDev = false;
 #else

@@ -17,7 +17,7 @@ constexpr int32_t kMaxCpuLevels = 5;
 // for good: `tiles` false does not ask, and says they are not.
 int32_t cpu_levels(CpuLevel* out, bool tiles = true);
 
-// Whether a dot product of 16 pairs of bf16 gives the bits that attention counts on (docs/numerics.md): the odd product added
+// Whether a dot product of 16 pairs of bf16 gives the bits that attention counts on (docs/explanation/numerics.md): the odd product added
 // first, then the even one, each sum rounded.
 bool dots_in_order(void (*dot)(const uint16_t* a, const uint16_t* b, float* acc));
 // `name` null: PENSTOCK_CPU, else the best that runs.

@@ -2,7 +2,7 @@
 //
 // A kernel computes a range of independent items (rows, tiles, tokens x heads) and never talks to another
 // thread: the op layer (core/src/ops) splits the range, so that no result depends on the number of threads.
-// Every kernel obeys the numerics contract of docs/numerics.md.  This header is included by the kernel
+// Every kernel obeys the numerics contract of docs/explanation/numerics.md.  This header is included by the kernel
 // translation units, which are compiled for wide instructions: it includes <stdint.h> and a list of names only and defines no
 // inline function, so that no shared copy of anything can hold an instruction that the machine lacks.
 #ifndef PENSTOCK_BASE_KERNELS_H
@@ -76,7 +76,7 @@ struct KvAppendArgs {
   RaggedView batch;
 };
 
-constexpr int32_t kPartitionPages = 8;  // pages of a partition, at fixed positions: docs/numerics.md
+constexpr int32_t kPartitionPages = 8;  // pages of a partition, at fixed positions: docs/explanation/numerics.md
 
 struct AttentionArgs {
   const float* q;  // [t, num_heads * head_dim]

@@ -1,5 +1,7 @@
 // The ops of several ranks.  Each has three phases: every thread writes its rows of the rank's part, one thread exchanges the
 // parts, every thread reads its rows of the result.
+#include <float.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "ops/exchange.h"
@@ -12,7 +14,7 @@ float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 const int32_t* i32(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.data); }
 int64_t rows(const Call& c) { return c.in[0].dims[0]; }
 int64_t once(const Call& c) { return c.in[0].dims[0] > 0; }
-int64_t read_rows(const Call& c) { return c.unread ? 0 : c.in[0].dims[0]; }
+int64_t read_rows(const Call& c) { return c.is_head && c.exchange->comm->rank != 0 ? 0 : c.in[0].dims[0]; }
 
 ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
   if (!read_cut(starts.s, out)) {
@@ -26,14 +28,6 @@ ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
 // Whether the rank may write its part: others may read what it sent before an exchange that failed.
 bool is_alive(const Call& c) { return c.exchange && c.exchange->status == PS_OK; }
 
-void run_put(const Call& c, int64_t begin, int64_t end, int32_t) {
-  if (!is_alive(c)) return;
-  const size_t bytes = static_cast<size_t>(c.in[0].dims[1]) * sizeof(float);
-  uint8_t* part = static_cast<uint8_t*>(c.exchange->comm->part(c.exchange->comm->self));
-  for (int64_t i = begin; i < end; ++i)
-    memcpy(part + static_cast<size_t>(i) * bytes, f32(c.in[0]) + i * c.in[0].row_stride, bytes);
-}
-
 Cut cut_of(const Call& c, int32_t op, int32_t* rank) {
   Cut cut;
   const bool gathers = op == OP_ALL_GATHER;
@@ -42,11 +36,46 @@ Cut cut_of(const Call& c, int32_t op, int32_t* rank) {
   return cut;
 }
 
+struct Best {
+  float value;
+  int32_t id;
+};
+
+bool sends_best(const Call& c) { return c.is_head && c.exchange->best_only; }
+
+// Of equal logits the first is the best, as for sampling; a row that sampling would refuse is NaN.
+Best best_of(const Call& c, int64_t row, int64_t first_id) {
+  const float* x = f32(c.in[0]) + row * c.in[0].row_stride;
+  const int64_t n = c.in[0].dims[1];
+  int bad = 0;
+  for (int64_t i = 0; i < n; ++i) bad |= !(x[i] <= FLT_MAX);
+  const int32_t best = c.kernels->argmax(x, n);
+  return Best{bad ? NAN : x[best], static_cast<int32_t>(first_id) + best};
+}
+
+void run_put(const Call& c, int64_t begin, int64_t end, int32_t) {
+  if (!is_alive(c)) return;
+  if (sends_best(c)) {
+    int32_t rank;
+    const Cut cut = cut_of(c, OP_ALL_GATHER, &rank);
+    Best* best = static_cast<Best*>(c.exchange->comm->part(c.exchange->comm->self));
+    for (int64_t i = begin; i < end; ++i) best[i] = best_of(c, i, cut.starts[rank]);
+    return;
+  }
+  const size_t bytes = static_cast<size_t>(c.in[0].dims[1]) * sizeof(float);
+  uint8_t* part = static_cast<uint8_t*>(c.exchange->comm->part(c.exchange->comm->self));
+  for (int64_t i = begin; i < end; ++i)
+    memcpy(part + static_cast<size_t>(i) * bytes, f32(c.in[0]) + i * c.in[0].row_stride, bytes);
+}
+
 void run_gather(const Call& c, int64_t, int64_t, int32_t) {
   if (!c.exchange) return;
   int32_t rank;
   const Cut cut = cut_of(c, OP_ALL_GATHER, &rank);
-  for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] = rows(c) * cut.size(r) * static_cast<int64_t>(sizeof(float));
+  for (int32_t r = 0; r < cut.world; ++r) {
+    const int64_t row_bytes = sends_best(c) ? sizeof(Best) : cut.size(r) * static_cast<int64_t>(sizeof(float));
+    c.exchange->bytes[r] = rows(c) * row_bytes;
+  }
   c.exchange->gather();
 }
 
@@ -54,6 +83,15 @@ void run_take(const Call& c, int64_t begin, int64_t end, int32_t) {
   int32_t rank;
   const Cut cut = cut_of(c, OP_ALL_GATHER, &rank);
   if (c.exchange && c.exchange->status != PS_OK) return;
+  if (sends_best(c)) {
+    const BestTokens out = best_tokens(c.out[0].data, rows(c), cut.world);
+    for (int64_t i = begin * cut.world; i < end * cut.world; ++i) {
+      const Best& best = static_cast<const Best*>(c.exchange->parts[i % cut.world])[i / cut.world];
+      out.values[i] = best.value;
+      out.ids[i] = best.id;
+    }
+    return;
+  }
   for (int64_t i = begin; i < end; ++i) {
     float* y = f32(c.out[0]) + i * c.out[0].row_stride;
     for (int32_t r = 0; r < cut.world; ++r) {

@@ -14,6 +14,18 @@ struct Cut {
   int64_t size(int32_t rank) const { return starts[rank + 1] - starts[rank]; }
 };
 bool read_cut(Str text, Cut* out);
+
+// Where a step of the best tokens only leaves them, in the memory of the logits: the best logit of each rank
+// [rows][world], NaN where the rank's part of the row has a NaN or plus infinity, then their token ids [rows][world].
+struct BestTokens {
+  float* values;
+  int32_t* ids;
+};
+inline BestTokens best_tokens(uint8_t* logits, int64_t rows, int32_t world) {
+  float* values = reinterpret_cast<float*>(logits);
+  return BestTokens{values, reinterpret_cast<int32_t*>(values + rows * world)};
+}
+constexpr int64_t kBestFloats = 2;  // per row and rank
 // The group that an op of several ranks belongs to, as its attributes say, which its shape rule has checked; another op's
 // has world 0.
 struct Membership {
@@ -27,6 +39,7 @@ int64_t part_bytes(int32_t op, const Call& call);
 struct Exchange {
   const ps_comm* comm;
   uint64_t tag;  // of the step's next exchange
+  bool best_only;  // the step needs only the best token of each row of logits
   ps_status status;
   char message[512];
   const void* parts[PS_MAX_RANKS];

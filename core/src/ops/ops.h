@@ -70,7 +70,7 @@ struct Call {
   int64_t thread_scratch_bytes;
   const int32_t* token_request;
   bool gated;  // of a linear: LinearArgs::gated
-  bool unread;  // of all_gather: nothing on this rank reads the result
+  bool is_head;  // of all_gather: the result is the graph's output, which only rank 0 reads
   Exchange* exchange;  // null: one rank
   const LoadedOp* loaded;  // of a custom op
   OpFailure* failure;      // where it says what failed

@@ -109,6 +109,7 @@ ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
 
 // An op of several ranks exchanges with the ranks of the context.
 ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
+  if (!kBuildsRanks) return PS_OK;
   const Membership member = membership_of(node.op, call->attrs);
   if (member.world < 2) return PS_OK;
   const ps_comm* comm = p->context->comm;
@@ -122,7 +123,8 @@ ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
                 PS_STR(node.name), static_cast<long long>(comm->part_bytes));
   }
   call->exchange = reinterpret_cast<Exchange*>(p->exchange.data());
-  call->unread = node.op == OP_ALL_GATHER && comm->rank != 0 && node.outputs[0] == p->model->graph.output;  // rank 0 samples
+  call->is_head = node.op == OP_ALL_GATHER && node.outputs[0] == p->model->graph.output;
+  p->gathers_head |= call->is_head;
   return PS_OK;
 }
 
@@ -240,7 +242,7 @@ int64_t state_offset(const ps_program& program, int32_t state) {
 ps_status bind_program(ps_program* p) {
   const Graph& graph = p->model->graph;
   bind_scratch(p);
-  if (const ps_comm* comm = p->context->comm) {
+  if (const ps_comm* comm = kBuildsRanks ? p->context->comm : nullptr) {
     if (!p->exchange.allocate(sizeof(Exchange))) return no_memory();
     reinterpret_cast<Exchange*>(p->exchange.data())->comm = comm;
   }

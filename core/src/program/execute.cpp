@@ -31,7 +31,7 @@ ps_status check_counts(const ps_program& p, const ps_batch& b) {
   PS_TRY(check_count("num_tokens", b.num_tokens, 1, o.max_tokens));
   PS_TRY(check_count("num_requests", b.num_requests, 1, o.max_requests));
   PS_TRY(check_count("num_rows", b.num_rows, 0, o.max_rows));
-  if (b.flags & ~PS_BATCH_HIDDEN)
+  if (b.flags & ~(PS_BATCH_HIDDEN | PS_BATCH_LOGITS))
     return fail(PS_UNSUPPORTED, "flags: 0x%x has bits that this version does not know", b.flags);
   if (b.reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, found 0x%x", b.reserved);
   const bool has_pages = p.model->graph.page_groups.size() > 0;
@@ -90,8 +90,9 @@ void take_failed(ps_program* p, const ps_batch& b) {
 void clear_failed_rows(ps_program* p, int32_t num_rows) {
   const Graph& graph = p->model->graph;
   float* logits = reinterpret_cast<float*>(p->logits.data());
-  for (int32_t r = 0; p->has_failed && graph.tail < 0 && r < num_rows; ++r, logits += graph.vocab_size) {
-    for (int32_t i = 0; p->failed_rows[r] && i < graph.vocab_size; ++i) logits[i] = NAN;
+  const int32_t columns = kBuildsRanks && p->best_only ? p->context->comm->world : graph.vocab_size;
+  for (int32_t r = 0; p->has_failed && graph.tail < 0 && r < num_rows; ++r, logits += columns) {
+    for (int32_t i = 0; p->failed_rows[r] && i < columns; ++i) logits[i] = NAN;
   }
 }
 
@@ -259,7 +260,7 @@ static ps_status check_loaded(ps_program* p) {
 
 // A step of several ranks fails with the first exchange that failed, and so do all later ones.
 static ps_status check_exchange(ps_program* p) {
-  if (!p->exchange.data()) return PS_OK;
+  if (!has_ranks(*p)) return PS_OK;
   const Exchange* exchange = reinterpret_cast<const Exchange*>(p->exchange.data());
   if (exchange->status == PS_OK) return PS_OK;
   p->num_rows = -1;
@@ -273,7 +274,7 @@ static ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_n
   if (p->profiling) clear_spans(p);
   const Pool::Walk work = p->profiling ? walk_steps_timed : walk_steps;
   const int64_t nanoseconds = estimate_step(*p, batch.num_tokens);
-  if (has_flag(*p, PS_PROGRAM_ALL_THREADS) || (p->exchange.data() && nanoseconds >= kShortStepNanoseconds)) {
+  if (has_flag(*p, PS_PROGRAM_ALL_THREADS) || (has_ranks(*p) && nanoseconds >= kShortStepNanoseconds)) {
     // Of several ranks none goes on without a thread that is late: it may wait for another rank.
     PS_TRY(p->context->pool.walk(work, p, 0, false));
   } else {
@@ -292,13 +293,14 @@ static ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_n
   return PS_OK;
 }
 
-ps_status run_program(ps_program* p, const ps_batch& batch) {
+ps_status run_program(ps_program* p, const ps_batch& batch, bool best_only) {
   const int64_t start_ns = p->profiling ? now_ns() : 0;
   p->num_spans = 0;
   PS_TRY(check_exchange(p));
-  if (p->exchange.data()) PS_TRY(check_first_rank(*p));
+  if (has_ranks(*p)) PS_TRY(check_first_rank(*p));
   PS_TRY(take_batch(p, batch));
-  if (p->exchange.data()) PS_TRY(send_batch(p, batch));
+  p->best_only = has_ranks(*p) && best_only;
+  if (has_ranks(*p)) PS_TRY(send_batch(p, batch));
   return run_taken(p, batch, start_ns);
 }
 

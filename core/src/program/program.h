@@ -79,6 +79,8 @@ struct ProgramMemory {
   Region failure;  // OpFailure, of a graph with users' own ops; else empty
   Region exchange;  // Exchange, of a program of several ranks; else empty
   uint64_t rank_step = 0;  // steps that all ranks have run
+  bool gathers_head = false;  // logits are brought together from several ranks
+  bool best_only = false;  // the last step left best tokens instead of logits (ops/exchange.h)
   uint64_t stamp = 0;  // of the next run's first step
   int64_t num_spans = 0;  // of the last run
   bool profiling = false;
@@ -119,6 +121,8 @@ struct ps_program : ps::Held, ps::ProgramMemory {
 namespace ps {
 
 // A build without penstock_dev.h has none of the flags, nor what they would do.
+// Whether the program is a rank's.
+inline bool has_ranks(const ProgramMemory& program) { return kBuildsRanks && program.exchange.data(); }
 inline bool has_flag(const ProgramMemory& program, uint32_t flag) { return kBuildsDev && (program.flags & flag); }
 // `flags` are PS_PROGRAM_*, as ps_program_create_flagged takes them.
 ps_status create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out);
@@ -127,7 +131,8 @@ int64_t state_offset(const ps_program& program, int32_t state);  // bytes into t
 ps_status bind_program(ps_program* program);                     // after its memory is there
 // Decides which steps begin with a barrier.
 ps_status place_barriers(ps_program* program);
-ps_status run_program(ps_program* program, const ps_batch& batch);
+// `best_only`: ranks need not bring logits together, only their best tokens.
+ps_status run_program(ps_program* program, const ps_batch& batch, bool best_only = false);
 // Computes the step that rank 0 runs next.
 ps_status follow_program(ps_program* program);
 // Makes room for the spans of later runs; off: gives it back.

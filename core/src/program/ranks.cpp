@@ -14,6 +14,7 @@ struct Message {
   int32_t num_tokens, num_requests, num_rows, page_table_width;
   uint32_t flags, reserved;
 };
+constexpr uint32_t kBestOnly = 1u << 31;  // beside PS_BATCH_*
 constexpr int64_t kShortBytes = 4096;  // what is sent at once; a longer message is sent again as a whole
 
 int64_t num_integers(const ps_program& p, const Message& m) {
@@ -74,7 +75,7 @@ ps_status check_first_rank(const ps_program& p) {
 ps_status send_batch(ps_program* p, const ps_batch& b) {
   const ps_comm& comm = *p->context->comm;
   const int64_t most = p->plan.symbols[ROLE_PAGES];
-  Message m{p->rank_step, 0, b.num_tokens, b.num_requests, b.num_rows, 0, b.flags, 0};
+  Message m{p->rank_step, 0, b.num_tokens, b.num_requests, b.num_rows, 0, b.flags | (p->best_only ? kBestOnly : 0), 0};
   m.page_table_width = static_cast<int32_t>(b.page_table_width < most ? b.page_table_width : most);
   const int64_t bytes = message_bytes(*p, m);
   PS_TRY(check_fits(*p, bytes));
@@ -100,6 +101,7 @@ ps_status send_batch(ps_program* p, const ps_batch& b) {
   }
   ++p->rank_step;
   exchange_of(p).tag = m.hash;
+  exchange_of(p).best_only = p->best_only;
   return PS_OK;
 }
 
@@ -134,7 +136,8 @@ ps_status receive_batch(ps_program* p, ps_batch* b) {
   b->num_requests = m.num_requests;
   b->num_rows = m.num_rows;
   b->page_table_width = m.page_table_width;
-  b->flags = m.flags;
+  b->flags = m.flags & ~kBestOnly;
+  exchange_of(p).best_only = p->best_only = m.flags & kBestOnly;
   b->token_ids = take(m.num_tokens);
   b->positions = take(m.num_tokens);
   b->request_starts = take(int64_t{m.num_requests} + 1);

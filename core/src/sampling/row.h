@@ -1,4 +1,4 @@
-// Sampling one row of logits: edits, filters and the draw, in the order that docs/numerics.md gives.
+// Sampling one row of logits: edits, filters and the draw, in the order that docs/explanation/numerics.md gives.
 #ifndef PENSTOCK_SAMPLING_ROW_H
 #define PENSTOCK_SAMPLING_ROW_H
 

@@ -1,4 +1,4 @@
-// Sampling: rows of logits to tokens and log-probabilities, as docs/numerics.md specifies.
+// Sampling: rows of logits to tokens and log-probabilities, as docs/explanation/numerics.md specifies.
 #ifndef PENSTOCK_SAMPLING_SAMPLE_H
 #define PENSTOCK_SAMPLING_SAMPLE_H
 

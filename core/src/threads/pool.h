@@ -16,7 +16,7 @@ namespace ps {
 constexpr int32_t kMaxThreads = 1024;
 
 // All threads arrive before any leaves.  `run` has this and no WalkBarrier: a walk of all threads waits for them at its
-// beginning, too, which makes short work two to three times slower (docs/log.md).
+// beginning, too, which makes short work two to three times slower (docs/history/log.md).
 class Barrier {
  public:
   void reset(int32_t num_threads, bool spin) {

@@ -1,4 +1,4 @@
-// A tokenizer as export compiled it (docs/bundle-format.md), used in place.
+// A tokenizer as export compiled it (docs/explanation/bundle-format.md), used in place.
 //
 // Opening checks every table.  Other processes may still write to a mapped file afterwards.  Each value is therefore bounded
 // again where it is used: a changed file yields wrong tokens, never an invalid access.

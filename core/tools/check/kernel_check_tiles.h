@@ -6,7 +6,7 @@
 
 namespace check {
 
-// bf16 on tile registers: of each 32 columns the even and the odd ones are chains from zero, whose sum is added (docs/numerics.md).
+// bf16 on tile registers: of each 32 columns the even and the odd ones are chains from zero, whose sum is added (docs/explanation/numerics.md).
 inline void check_bf16_tiles(Random& random) {
   const int64_t rows = 21, cols = 103;
   const int32_t m = 19;

@@ -11,7 +11,7 @@
 #include <atomic>
 #include <vector>
 
-#include "penstock.h"
+#include "penstock_ranks.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Prints what a bundle computes, bit for bit, using only penstock.h: two machines, or two instruction levels, that keep the
-// contract of docs/numerics.md print the same.  Compiled and run by tests/devices/test_aarch64.py.
+// contract of docs/explanation/numerics.md print the same.  Compiled and run by tests/devices/test_aarch64.py.
 //
 //   step_check BUNDLE TOKENS STEPS          one line a step, for every KV layout: the tokens, a hash of all logits, the largest
 //   step_check BUNDLE encode < TEXTS        one line a text (four bytes of length, then UTF-8): its ids, and whether they

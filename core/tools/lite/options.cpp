@@ -36,7 +36,7 @@ const char kHelp[] =
     "  --verify             check the checksum of every segment first, which reads the whole file; a damaged one ends with the\n"
     "                       status 1 (default: off)\n"
     "  --kv-cache TYPE      type of keys and values: auto (f32 under the scheme f32, else bf16), f32, bf16, int8\n"
-    "  --ops LIB.so         a shared library with ops of your own (docs/custom-ops.md), which is run: once for each\n"
+    "  --ops LIB.so         a shared library with ops of your own (docs/guides/custom-ops.md), which is run: once for each\n"
     "  --ids                PROMPT is token ids (1,2,3 or 1 2 3), and so is what is printed: needs no tokenizer\n"
     "  --json               print one object instead of text\n"
     "  --bench              go on past end tokens and print speed and memory on standard error\n"

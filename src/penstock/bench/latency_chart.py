@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
-from penstock.bench.svg import outlined
+from penstock.bench.svg import NUM_COLORS, Box, Canvas, Scale, fitted, number, spread, text_box
 
 if TYPE_CHECKING:
     from penstock.bench.online import OnlineReport, RateReport
 
 __all__ = ["Line", "draw_charts", "draw_latency"]
 
-_WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT, _RIGHT = 460, 348, 98, 56, 70, 68
-_COLORS = {50: "#1d4ed8", 90: "#7c3aed", 99: "#c2410c"}
-_INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
-_FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
-_TICKS = 5
+_WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT = 460, 348, 98, 56, 74
+_PERCENTILES = (50, 90, 99)
+_LABEL_SIZE, _TICK_SIZE = 12, 11
+_LOG_RATIO = 50
+"""Latencies that differ by more than this factor are drawn on a logarithmic axis."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class Line:
     """A line of a chart; its points are (requests per second, milliseconds)."""
 
     label: str
-    color: str
     points: Sequence[tuple[float, float]]
 
 
@@ -39,8 +37,8 @@ def draw_latency(report: OnlineReport, title: str) -> str:
 
     def lines(pick: Callable[[RateReport], dict[int, float]]) -> list[Line]:
         return [
-            Line(f"p{percentile}", color, [(run.rate, 1e3 * pick(run)[percentile]) for run in runs])
-            for percentile, color in _COLORS.items()
+            Line(f"p{percentile}", [(run.rate, 1e3 * pick(run)[percentile]) for run in runs])
+            for percentile in _PERCENTILES
         ]
 
     about = (
@@ -53,68 +51,67 @@ def draw_latency(report: OnlineReport, title: str) -> str:
 
 def draw_charts(title: str, about: str, capacity: float, first: Sequence[Line], between: Sequence[Line]) -> str:
     """Return an SVG of two charts: time to the first token, and time between tokens, over the rate of requests."""
-    return "\n".join(
-        [
-            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {2 * _WIDTH} {_HEIGHT}' {_FONT}>",
-            f"<rect width='{2 * _WIDTH}' height='{_HEIGHT}' fill='white'/>",
-            f"<text x='24' y='26' font-size='16' font-weight='600' fill='{_INK}'>{escape(title)}</text>",
-            f"<text x='24' y='44' font-size='12' fill='{_FAINT}'>{escape(about)}</text>",
-            _chart("time to the first token, ms", capacity, first, 0),
-            _chart("time between tokens, ms", capacity, between, _WIDTH),
-            "</svg>",
-        ]
+    height = max(_HEIGHT, _TOP + _BOTTOM + 18 * max(len(first), len(between)))
+    canvas = Canvas(2 * _WIDTH, height)
+    width = 2 * _WIDTH - 48
+    canvas.text(24, 26, fitted(title, 16, width), size=16, bold=True)
+    canvas.text(24, 46, fitted(about, 12, width), "faint", size=12)
+    _chart(canvas, "time to the first token, ms", capacity, first, 0)
+    _chart(canvas, "time between tokens, ms", capacity, between, _WIDTH)
+    return canvas.svg()
+
+
+def _chart(canvas: Canvas, name: str, capacity: float, lines: Sequence[Line], left: int) -> None:
+    labels = max([len(line.label) for line in lines] or [0]) * _LABEL_SIZE * 0.6
+    plot = Box(left + _LEFT, _TOP, left + _WIDTH - 24 - labels, canvas.height - _BOTTOM)
+    rates = [capacity, *(x for line in lines for x, _ in line.points)]
+    values = [y for line in lines for _, y in line.points if y > 0] or [1.0]
+    is_log = max(values) > _LOG_RATIO * min(values)
+    low = min(values) * 0.8 if is_log else 0.0
+    across = Scale(0, max(max(rates), 1e-9), plot.left, plot.right)
+    up = Scale(low, max(values) * (1.25 if is_log else 1.0), plot.bottom, plot.top, is_log)
+    canvas.text(plot.left, _TOP - 28, f"{name}{' (logarithmic)' if is_log else ''}")
+    _axes(canvas, plot, across, up)
+    middle = (plot.left + plot.right) / 2
+    canvas.text(middle, plot.bottom + 38, "requests per second", "faint", size=_LABEL_SIZE, anchor="middle")
+    x = across(capacity)
+    canvas.line([(x, plot.bottom), (x, plot.top)], "faint", "stroke-dasharray='4 4'")
+    half = len("capacity") * _TICK_SIZE * 0.3
+    canvas.text(
+        min(max(x, plot.left + half), plot.right - half),
+        plot.top - 8,
+        "capacity",
+        "faint",
+        size=_TICK_SIZE,
+        anchor="middle",
     )
+    _draw_lines(canvas, plot, lines, lambda point: (across(point[0]), up(max(point[1], low or point[1]))))
 
 
-def _chart(name: str, capacity: float, lines: Sequence[Line], left: int) -> str:
-    max_x = _nice(max([capacity, *(x for line in lines for x, _ in line.points)]))
-    max_y = _nice(max([1e-3, *(y for line in lines for _, y in line.points)]))
-    x0, x1, y0, y1 = left + _LEFT, left + _WIDTH - _RIGHT, _HEIGHT - _BOTTOM, _TOP
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return x0 + (x1 - x0) * x / max_x, y0 + (y1 - y0) * y / max_y
-
-    parts = [f"<text x='{x0}' y='{_TOP - 24}' font-size='13' fill='{_INK}'>{name}</text>"]
-    for tick in range(_TICKS + 1):
-        x, y = at(max_x * tick / _TICKS, max_y * tick / _TICKS)
-        parts += [
-            f"<line x1='{x0}' y1='{y:.1f}' x2='{x1}' y2='{y:.1f}' stroke='{_GRID}'/>",
-            f"<text x='{x0 - 8}' y='{y + 4:.1f}' font-size='11' text-anchor='end' fill='{_FAINT}'>"
-            f"{max_y * tick / _TICKS:g}</text>",
-            f"<text x='{x:.1f}' y='{y0 + 16}' font-size='11' text-anchor='middle' fill='{_FAINT}'>"
-            f"{max_x * tick / _TICKS:g}</text>",
-        ]
-    parts.append(
-        f"<text x='{(x0 + x1) / 2:.1f}' y='{y0 + 36}' font-size='12' text-anchor='middle' fill='{_FAINT}'>"
-        "requests per second</text>"
-    )
-    x, _ = at(capacity, 0)
-    parts += [
-        f"<line x1='{x:.1f}' y1='{y0}' x2='{x:.1f}' y2='{y1}' stroke='{_FAINT}' stroke-dasharray='4 4'/>",
-        f"<text x='{x:.1f}' y='{y1 - 6}' font-size='11' text-anchor='middle' fill='{_FAINT}'>capacity</text>",
-    ]
-    return "\n".join(parts + _lines([(line, [at(*point) for point in line.points]) for line in lines]))
+def _axes(canvas: Canvas, plot: Box, across: Scale, up: Scale) -> None:
+    for value in up.ticks():
+        canvas.line([(plot.left, up(value)), (plot.right, up(value))], "grid")
+        canvas.text(plot.left - 8, up(value) + 4, number(value), "faint", size=_TICK_SIZE, anchor="end")
+    free = float("-inf")
+    for value in across.ticks():
+        box = text_box(across(value), plot.bottom + 16, number(value), _TICK_SIZE, "middle")
+        if box.left > free:
+            canvas.text(across(value), plot.bottom + 16, number(value), "faint", size=_TICK_SIZE, anchor="middle")
+            free = box.right + 4
 
 
-def _lines(placed: Sequence[tuple[Line, list[tuple[float, float]]]]) -> list[str]:
-    """Draw the lines, with labels at their right ends that do not overlap."""
-    parts = []
-    last_label = float("inf")
-    for line, points in sorted(placed, key=lambda pair: -pair[1][-1][1] if pair[1] else 0.0):
-        text = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
-        parts.append(f"<polyline points='{text}' fill='none' stroke='{line.color}' stroke-width='2'/>")
-        parts += [f"<circle cx='{px:.1f}' cy='{py:.1f}' r='3.5' fill='{line.color}'/>" for px, py in points]
-        if points:
-            last_label = min(points[-1][1] + 4, last_label - 14)
-            parts.append(outlined(points[-1][0] + 8, last_label, line.label, f"font-size='12' fill='{line.color}'", 4))
-    return parts
-
-
-def _nice(value: float) -> float:
-    """Return the smallest number of the form 1, 2 or 5 times a power of ten that is at least ``value``."""
-    power = 1e-9
-    while True:
-        for factor in (1, 2, 5):
-            if factor * power >= value:
-                return factor * power
-        power *= 10
+def _draw_lines(
+    canvas: Canvas, plot: Box, lines: Sequence[Line], at: Callable[[tuple[float, float]], tuple[float, float]]
+) -> None:
+    """Draw the lines, with labels in the margin at the height of their last points."""
+    drawn = [(line, [at(point) for point in line.points]) for line in lines if line.points]
+    heights = spread([points[-1][1] + 4 for _, points in drawn], _LABEL_SIZE * 1.3, plot.top + 6, plot.bottom)
+    for index, ((line, points), height) in enumerate(zip(drawn, heights, strict=True)):
+        color = f"c{index % NUM_COLORS}"
+        canvas.line(points, color, "stroke-width='2'")
+        for (x, y), (rate, value) in zip(points, line.points, strict=True):
+            canvas.circle(x, y, 3.5, color, f"{line.label}: {number(value)} ms at {number(rate)} requests/s")
+        x, y = points[-1]
+        if plot.right - x > 4 or abs(height - 4 - y) > 6:
+            canvas.line([(x, y), (plot.right + 6, height - 4)], color, "stroke-opacity='0.4'")
+        canvas.text(plot.right + 10, height, line.label, color, size=_LABEL_SIZE)

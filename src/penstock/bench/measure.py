@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,16 +23,18 @@ from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.ir import DType, Graph
+from penstock.runtime.build import Progress
 from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
 from penstock.validation import refusal
 
-__all__ = ["Bench", "MachineLimits", "Report", "bench"]
+__all__ = ["ABOVE_LIMIT", "Bench", "EngineSteps", "MachineLimits", "Report", "bench"]
 
 STEP_TOKENS = 512
 PREFILL_RUNS = 3
-BANDWIDTH_SLACK = 1.03
+ABOVE_LIMIT = 1.03
+"""A share above this is no error of measurement: the data did not come from memory."""
 ATTEMPTS = 3
 
 
@@ -56,7 +58,11 @@ class Bench(OpenModel):
 
 @dataclass
 class Report:
-    """The result of a measurement.  Times in seconds, sizes in bytes; the keys of dictionaries are batch sizes."""
+    """The result of a measurement.  Times in seconds, sizes in bytes; the keys of dictionaries are batch sizes.
+
+    ``decode_bound`` is what limits decode, "memory" or the type of an arithmetic peak.  ``inconsistent`` are the batch
+    sizes that read faster than memory, because the data fits into CPU caches.
+    """
 
     network: str
     scheme: str
@@ -73,6 +79,7 @@ class Report:
     weight_bytes_per_token: int = 0
     limits: dict[str, Any] = field(default_factory=dict)
     share_of_limit: dict[str, Any] = field(default_factory=dict)
+    decode_bound: dict[int, str] = field(default_factory=dict)
     inconsistent: list[int] = field(default_factory=list)
 
 
@@ -124,23 +131,66 @@ def bench(settings: Bench, progress: Callable[[Any], None] | None = None) -> Rep
             )
         plan = program.info.plan
         work = _Work.of(graph, plan.kv_page_bytes if plan is not None else 0)
-        report = _Measurement(settings, program, work).report(opened.load_s)
+        report = _Measurement(settings, program, work).report(opened.load_s, progress or (lambda _: None))
         report.populate_s = opened.populate_s
         return report
+
+
+class EngineSteps:
+    """Runs endless answers to random prompts through the engine's loop."""
+
+    def __init__(self, program: NativeProgram) -> None:
+        self._vocab_size = program.info.vocab_size
+        self._engine = Engine(
+            program, EngineOptions(max_mixed_tokens=0)
+        )  # answers begin together, as the number of pages assumes
+        self._random = np.random.default_rng()
+
+    def submit(self, batch: int, prompt_tokens: int) -> list[Request]:
+        """Submit new random prompts."""
+        prompts = self._random.integers(0, self._vocab_size, (batch, prompt_tokens)).tolist()
+        endless = ResolvedSampling(max_tokens=self._engine.max_len)
+        return [self._engine.submit(prompt, endless) for prompt in prompts]
+
+    def start(self, batch: int, prompt_tokens: int) -> list[Request]:
+        """Submit prompts and run them up to the first token of each."""
+        requests = self.submit(batch, prompt_tokens)
+        while not all(request.output_ids for request in requests):
+            self.step()
+        return requests
+
+    def prefill(self, prompt_tokens: int) -> float:
+        """Return the seconds from a prompt to its first token."""
+        begin = time.perf_counter()
+        requests = self.start(1, prompt_tokens)
+        seconds = time.perf_counter() - begin
+        self.abort(requests)
+        return seconds
+
+    def step(self) -> float:
+        """Run one step and return its seconds."""
+        begin = time.perf_counter()
+        for request in self._engine.step():
+            if request.error is not None:
+                raise request.error
+        return time.perf_counter() - begin
+
+    def abort(self, requests: Sequence[Request]) -> None:
+        """End the requests and free their pages."""
+        for request in requests:
+            self._engine.abort(request)
 
 
 class _Measurement:
     def __init__(self, settings: Bench, program: NativeProgram, work: _Work) -> None:
         self.settings, self.program, self.work = settings, program, work
-        self.engine = Engine(
-            program, EngineOptions(max_mixed_tokens=0)
-        )  # answers begin together, as the number of pages assumes
-        self.random = np.random.default_rng()
+        self.engine = EngineSteps(program)
         self.peak_rss = 0
         self.peaks = MachineLimits(program.context)
 
-    def report(self, load_s: float) -> Report:
+    def report(self, load_s: float, progress: Callable[[Any], None]) -> Report:
         info, settings = self.program.info, self.settings
+        total = 1 + len(settings.batches)
         report = Report(
             info.network,
             info.scheme,
@@ -151,15 +201,17 @@ class _Measurement:
             load_s,
         )
         report.weight_bytes_per_token = info.weight_bytes_per_token
+        progress(Progress("measure", 0, total, "figures", "prefill"))
         self._prefill()  # the first run loads pages into memory and raises clock speeds
         report.first_token_s, prefill_share = self._prefill_within_limit()
         report.prefill_tokens_per_s = settings.prompt_tokens / report.first_token_s
         decode_shares: dict[int, float] = {}
-        for batch in settings.batches:
-            seconds, share = self._decode_within_limit(batch)
+        for number, batch in enumerate(settings.batches, 1):
+            progress(Progress("measure", number, total, "figures", f"decode, batch {batch}"))
+            seconds, share, report.decode_bound[batch] = self._decode_within_limit(batch)
             report.decode_tokens_per_s[batch] = batch / seconds
             decode_shares[batch] = share
-            if share > BANDWIDTH_SLACK:
+            if share > ABOVE_LIMIT:
                 report.inconsistent.append(batch)
         report.share_of_limit = {"prefill": prefill_share, "decode": decode_shares}
         report.limits = {
@@ -191,57 +243,35 @@ class _Measurement:
             f"{name}: measured {share:.2f} of the {self.work.peak} peak, which is impossible; the figure is wrong"
         )
 
-    def _submit(self, batch: int) -> list[Request]:
-        sizes = (batch, self.settings.prompt_tokens)
-        prompts = self.random.integers(0, self.program.info.vocab_size, sizes).tolist()
-        endless = ResolvedSampling(max_tokens=self.engine.max_len)
-        return [self.engine.submit(prompt, endless) for prompt in prompts]
-
     def _prefill(self) -> float:
-        """Return the seconds from a prompt to its first token."""
-        start = time.perf_counter()
-        request = self._submit(1)[0]
-        while not request.output_ids:
-            self._step()
-        seconds = time.perf_counter() - start
-        self.engine.abort(request)
-        return seconds
+        return self.engine.prefill(self.settings.prompt_tokens)
 
-    def _step(self) -> None:
-        for request in self.engine.step():
-            if request.error is not None:
-                raise request.error
+    def _decode_within_limit(self, batch: int) -> tuple[float, float, str]:
+        """Return the seconds of a decode step, the reached share of the limit, and which limit that is.
 
-    def _decode_within_limit(self, batch: int) -> tuple[float, float]:
-        """Return the seconds of a decode step and the reached share of the limit; repeat a result above the limit."""
+        Repeats a result above the limit.
+        """
         ops = batch * (self.work.body_ops + self.work.head_ops)
         for attempt in range(ATTEMPTS):
             seconds, bandwidth, context_len = self._decode(batch)
             compute = ops / self.peaks.ops_per_s[self.work.peak] / seconds
             read = self.program.info.weight_bytes_per_token + batch * context_len * self.work.kv_bytes_per_token
-            share = max(compute, read / bandwidth / seconds)
-            if compute <= 1.0 and (share <= BANDWIDTH_SLACK or attempt > 0):
-                return seconds, share
+            share, bound = max((compute, self.work.peak), (read / bandwidth / seconds, "memory"))
+            if compute <= 1.0 and (share <= ABOVE_LIMIT or attempt > 0):
+                return seconds, share, bound
             self._probe_compute()
         raise self._impossible(f"decode at batch {batch}", compute)
 
     def _decode(self, batch: int) -> tuple[float, float, float]:
         """Return the median seconds of a step of ``batch`` answers, the higher bandwidth of two, the mean context."""
-        requests = self._submit(batch)
-        while not all(request.output_ids for request in requests):
-            self._step()
+        requests = self.engine.start(batch, self.settings.prompt_tokens)
         before = self._bandwidth()
-        times = []
         first = sum(r.num_tokens for r in requests) / batch
-        for _ in range(self.settings.new_tokens):
-            start = time.perf_counter()
-            self._step()
-            times.append(time.perf_counter() - start)
+        times = [self.engine.step() for _ in range(self.settings.new_tokens)]
         if any(r.status is not Status.RUNNING or r.num_preemptions for r in requests):
             raise InternalError("decode: a request ended or was preempted during the measurement")
         bandwidth = max(before, self._bandwidth())
-        for request in requests:
-            self.engine.abort(request)
+        self.engine.abort(requests)
         return statistics.median(times), bandwidth, first + self.settings.new_tokens / 2
 
     def _bandwidth(self) -> float:

@@ -8,7 +8,9 @@ which a request was due, so that a stall is not hidden (G. Tene's "coordinated o
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
+from penstock.runtime.build import Progress
 from penstock.runtime.program import ProgramLimits
 from penstock.validation import refusal
 
@@ -124,9 +127,9 @@ class OnlineReport:
     runs: list[RateReport] = field(default_factory=list)
 
 
-def bench_online(settings: OnlineBench) -> OnlineReport:
+def bench_online(settings: OnlineBench, progress: Callable[[Any], None] = lambda _: None) -> OnlineReport:
     """Measure a bundle or a checkpoint folder; InvalidArgumentError if the trace does not fit the model."""
-    opened = settings.open(settings.limits)
+    opened = settings.open(settings.limits, progress)
     program, info = opened.program, opened.program.info
     try:
         engine = Engine(program, settings.options)
@@ -150,9 +153,12 @@ def bench_online(settings: OnlineBench) -> OnlineReport:
             sum(answer_lens),
         )
         _Run(engine, prompts[:1], [1], 0.0).report()  # the first run loads pages into memory and raises clock speeds
+        total = 1 + len(settings.rates) + len(settings.shares)
+        progress(Progress("measure", 0, total, "rates", "all requests at once"))
         report.runs.append(_Run(engine, prompts, answer_lens, 0.0).report())
         capacity = report.runs[0].requests_per_s
         for rate in sorted([*settings.rates, *(share * capacity for share in settings.shares)]):
+            progress(Progress("measure", len(report.runs), total, "rates", f"{rate:.2f} requests/s"))
             report.runs.append(_Run(engine, prompts, answer_lens, rate).report())
         return report
     finally:

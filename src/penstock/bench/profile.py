@@ -21,6 +21,7 @@ from penstock.bench.measure import MachineLimits
 from penstock.bench.node_costs import Cost, StepSize, kind_keys, kind_labels, node_costs, peak_of
 from penstock.bench.open_model import OpenModel, check_size, open_model
 from penstock.bench.span_totals import Pass, add_up_spans
+from penstock.bench.step_batch import Step, make_step
 from penstock.core import native, spans
 from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import Graph
@@ -135,12 +136,6 @@ class ProfileReport:
     phases: list[PhaseReport]
 
 
-@dataclass(frozen=True)
-class _Step:
-    batch: native.StepBatch
-    size: StepSize
-
-
 def profile(settings: Profile, progress: Callable[[Any], None] | None = None) -> ProfileReport:
     """Profile a bundle or a checkpoint folder.
 
@@ -185,7 +180,6 @@ class _Profiler:
     def __init__(self, settings: Profile, program: NativeProgram, graph: Graph, width: int) -> None:
         self.settings, self.program, self.graph, self.width = settings, program, graph, width
         self.num_prompt, self.num_context = _sizes(settings, program.info.context_len)
-        self.groups = len(program.info.page_windows)
         self.random = np.random.default_rng(0)
         plan = program.info.plan
         self.kv_token_bytes = plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0
@@ -243,27 +237,16 @@ class _Profiler:
             spans=middle.spans,
         )
 
-    def _batch(self, starts: Sequence[int], lens: Sequence[int], num_rows: int) -> _Step:
-        """Return a step: request i has ``lens[i]`` random tokens from position ``starts[i]``, and its own pages."""
-        num_tokens, num_requests = sum(lens), len(lens)
-        tables = np.arange(num_requests * self.width, dtype=np.int32).reshape(1, num_requests, self.width)
-        ends = np.cumsum([0, *lens], dtype=np.int32)
-        batch = native.StepBatch(
-            token_ids=self.random.integers(0, self.program.info.vocab_size, num_tokens, np.int32),
-            positions=np.concatenate([np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, lens, strict=True)]),
-            request_starts=ends,
-            page_tables=np.ascontiguousarray(np.broadcast_to(tables, (self.groups, num_requests, self.width))),
-            output_rows=np.ascontiguousarray(ends[1:] - 1)[num_requests - num_rows :],
-        )
-        return _Step(batch, StepSize(tuple(starts), tuple(lens), self.width, num_rows))
+    def _batch(self, starts: Sequence[int], lens: Sequence[int], num_rows: int) -> Step:
+        return make_step(self.program.info, StepSize(tuple(starts), tuple(lens), self.width, num_rows), self.random)
 
-    def _prompt(self, num_tokens: int) -> list[_Step]:
+    def _prompt(self, num_tokens: int) -> list[Step]:
         """Return the steps of one prompt; the last one computes logits."""
         max_tokens = self.program.limits.max_tokens
         firsts = range(0, num_tokens, max_tokens)
         return [self._batch([at], [min(max_tokens, num_tokens - at)], int(at == firsts[-1])) for at in firsts]
 
-    def _decode(self) -> list[_Step]:
+    def _decode(self) -> list[Step]:
         """Fill the contexts (the pages of the first request are copied to the others); return a decode step."""
         batch, context = self.settings.batch, self.num_context
         if context:
@@ -275,7 +258,7 @@ class _Profiler:
                     pages[request * self.width : (request + 1) * self.width] = pages[: self.width]
         return [self._batch([context] * batch, [1] * batch, batch)]
 
-    def _passes(self, steps: list[_Step]) -> tuple[list[Pass], list[float]]:
+    def _passes(self, steps: list[Step]) -> tuple[list[Pass], list[float]]:
         """Return passes with spans, and the nanoseconds of passes without, which run alternately."""
         profiled: list[Pass] = []
         plain: list[float] = []
@@ -292,7 +275,7 @@ class _Profiler:
             spans.set_profiling(program, False)
         return profiled, plain
 
-    def _run(self, steps: list[_Step]) -> list[tuple[float, NDArray[np.void]]]:
+    def _run(self, steps: list[Step]) -> list[tuple[float, NDArray[np.void]]]:
         """Run the steps; return the nanoseconds and the spans of each."""
         results = []
         for step in steps:
@@ -302,7 +285,7 @@ class _Profiler:
             results.append((wall, spans.last_spans(self.program.core_program)))
         return results
 
-    def _rows(self, steps: list[_Step], kept: list[Pass]) -> tuple[list[Row], dict[str, float]]:
+    def _rows(self, steps: list[Step], kept: list[Pass]) -> tuple[list[Row], dict[str, float]]:
         """Return the rows of the nodes and the seconds between them, as means over the passes."""
 
         def mean(name: str) -> Any:

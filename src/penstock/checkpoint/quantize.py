@@ -2,7 +2,7 @@
 
 The result is a folder that loads wherever a checkpoint does.  A linear weight ``X.weight`` becomes integers with
 scales in ``X.weight_scale`` and, for 4 bit, ``X.weight_groups``; other tensors are copied unchanged.
-docs/quantization.md describes the folder.
+docs/guides/quantization.md describes the folder.
 """
 
 from __future__ import annotations

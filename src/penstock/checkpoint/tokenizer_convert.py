@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.extras import install_command
 
 __all__ = ["convert_tokenizer"]
 
@@ -33,7 +34,7 @@ def convert_tokenizer(folder: Path) -> bytes:
     if missing:
         raise UnsupportedError(
             f"{folder}: expected tokenizer.json, found tokenizer.model, whose conversion requires "
-            f"{' and '.join(missing)}. Run `pip install 'penstock[sentencepiece]'`, or save tokenizer.json with "
+            f"{' and '.join(missing)}. Run `{install_command('sentencepiece')}`, or save tokenizer.json with "
             "transformers' save_pretrained."
         )
     try:

@@ -1,6 +1,7 @@
 """The entry point of the command line: find the subcommand, run it, print an error as one line.
 
-Exit status: 0 for success, 1 for an error, 2 for a wrong option, argument or value, 130 for an interrupt.
+Exit status: 0 for success, 2 for a wrong option, argument or value, 130 for an interrupt, and 1 for any other error,
+such as a missing or damaged file.
 """
 
 from __future__ import annotations
@@ -13,40 +14,86 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Final
 
+from penstock.cli.parser import CommandParser, OverviewParser
 from penstock.cli.progress import printable
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.version import __version__
 
 __all__ = ["main", "make_parser"]
 
-GROUPS = {
-    "run": ("run", "infer", "chat", "batch"),
-    "models": ("pull", "list", "show", "rm", "export", "quantize", "convert", "inspect", "cache"),
-    "service": ("serve", "worker", "models", "new"),
-    "measure": ("bench", "profile", "doctor"),
-    "scale": ("launch", "plan", "shard"),
+GROUPS: Final = {
+    "run": {
+        "run": "continue a prompt",
+        "chat": "chat with a model",
+        "batch": "answer a file of requests",
+        "infer": "answer prompts with a bundle, a pair of bundles or a model folder",
+    },
+    "models": {
+        "pull": "download a model from a Hugging Face hub",
+        "list": "list the downloaded models, or the short names of models",
+        "show": "show a downloaded model: files, sizes, memory",
+        "rm": "remove a downloaded model",
+        "export": "make a bundle (.psm) from a checkpoint folder",
+        "quantize": "write a checkpoint folder with quantized weights",
+        "convert": "write a model in another form: type, layout, adapter, safetensors or bundle",
+        "inspect": "show the contents of a bundle or a checkpoint folder",
+        "cache": "list or remove the bundles made from checkpoint folders",
+    },
+    "service": {
+        "serve": "answer requests over HTTP (OpenAI's API) and gRPC",
+        "worker": "run a worker for a service on another machine",
+        "models": "list, load, update or unload the models of a running service",
+        "new": "write the first version of a servable (a network or Python code as a service)",
+    },
+    "measure": {
+        "advise": "advise on a scheme and a way to run a model on this machine",
+        "bench": "measure speed and compare it with the limits of this machine",
+        "profile": "show where the time of a step goes",
+    },
+    "scale": {
+        "launch": "run a command as several ranks",
+        "plan": "show what each rank of a model gets, and write the strategy",
+        "shard": "cut a checkpoint folder for ranks, cut it again, or merge it",
+    },
+    "setup": {
+        "doctor": "report what this machine offers and what is missing",
+        "completion": "print the script that completes commands in bash, zsh or fish",
+    },
 }
-"""The folders of ``penstock.cli`` and the commands in each, in the order of the help."""
-COMMANDS = {name: f"penstock.cli.{group}.{name}" for group, names in GROUPS.items() for name in names}
+"""The folders of ``penstock.cli``, and in each the commands with their summaries, in the order of the help."""
+_HEADINGS: Final = {
+    "run": "generate text",
+    "models": "get and make models",
+    "service": "serve models",
+    "measure": "measure",
+    "scale": "run over processes and machines",
+    "setup": "set up",
+}
+COMMANDS: Final = {name: f"penstock.cli.{group}.{name}" for group, names in GROUPS.items() for name in names}
+_EXAMPLES: Final = """examples:
+  penstock run demo/demo.psm "def fibonacci(n):"
+  penstock chat smollm2-135m
+  penstock serve demo/demo.psm
+
+`penstock COMMAND --help` shows the options of a command, with examples."""
 _GRACE_SECONDS = 0.8
-
-
-class _Parser(argparse.ArgumentParser):
-    """Report wrong usage in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message} (--help lists the options)", file=sys.stderr)
-        raise SystemExit(2)
 
 
 def make_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of the whole command line, or of the subcommands in ``commands``."""
-    parser = _Parser(prog="penstock", description="Run, export, quantize and measure language models.")
-    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    parser = OverviewParser(
+        {_HEADINGS[group]: names for group, names in GROUPS.items()},
+        prog="penstock",
+        description="Run, export, quantize, serve and measure language models.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}", help="show the version")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error (default: one line)")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=CommandParser, prog="penstock"
+    )
     for name in commands:
         import_module(COMMANDS[name]).add_parser(subparsers)
     return parser
@@ -62,10 +109,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments[:end]  # before or after the subcommand
     if debug:
         arguments.remove("--debug")
-    # Import only the subcommand that is asked for; help needs all of them.
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    # Import only the subcommand that is asked for.
     named = next((a for a in arguments if not a.startswith("-")), "")
     _open_missing_streams()
-    args = make_parser([named] if named in COMMANDS else COMMANDS).parse_args(arguments)
+    if "_ARGCOMPLETE" in os.environ:
+        _complete()
+    parser = make_parser([named] if named in COMMANDS else ())
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    args = parser.parse_args(arguments)
     if argv is None:  # a program that passes arguments keeps its own handling of Ctrl-C
         _watch_interrupts()
     try:
@@ -81,11 +136,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PenstockError, OSError) as error:
         if debug:
             raise
-        text = _by_option(_one_line(error), error, args, arguments)
+        text, option = _one_line(error), _option_at_fault(error, args, arguments)
+        field = option[2:].replace("-", "_")
+        if option and text.startswith(field):
+            text = option + text.removeprefix(field)
         print(f"penstock: {text}", file=sys.stderr)
         _settle_stdout()
-        return 2 if isinstance(error, InvalidArgumentError) or text.startswith("--") else 1
+        is_option = bool(option or text.startswith("--")) and not isinstance(error, OSError)  # a file may be missing
+        return 2 if isinstance(error, InvalidArgumentError) or is_option else 1
     return status
+
+
+def _complete() -> None:
+    """Print the completions that a shell asks for, and exit; `penstock completion` sets the shell up."""
+    import argcomplete
+
+    named = set(os.environ.get("COMP_LINE", "").split()) & set(COMMANDS)
+    argcomplete.autocomplete(make_parser(named or COMMANDS))
 
 
 def _load_ops(paths: Sequence[str]) -> None:
@@ -98,14 +165,17 @@ def _load_ops(paths: Sequence[str]) -> None:
             raise error.with_message(f"--ops: {error}") from None
 
 
-def _by_option(text: str, error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
-    """Return the message of an error with the name of the option that set the field at fault."""
+def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
+    """Return the option on the command line that set the field at fault, or ""."""
+    from penstock.cli.options import SHORT_FORMS
+
     param = error.param if isinstance(error, PenstockError) else None
-    if param is None or param not in vars(args) or not text.startswith(param):
-        return text
+    if param is None or param not in vars(args):
+        return ""
     option = f"--{param.replace('_', '-')}"
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    return option + text.removeprefix(param) if option in given else text
+    given |= {argument[:2] for argument in arguments if not argument.startswith("--")}
+    return option if given & {option, SHORT_FORMS.get(option)} else ""
 
 
 def _one_line(error: BaseException) -> str:

@@ -5,37 +5,33 @@ from __future__ import annotations
 import argparse
 import os
 import textwrap
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from penstock.cli.parser import CommandParser
 from penstock.cli.progress import ProgressLine
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from penstock.engine.params import SamplingParams
     from penstock.llm.llm import LLM
     from penstock.runtime.program import ProgramLimits
 
 __all__ = [
-    "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "add_options", "add_parser_of", "limits_of", "open_llm",
-    "spellings", "utf8_text",
+    "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SHORT_FORMS", "add_model", "add_options", "add_parser_of",
+    "limits_of", "open_llm", "sampling_params", "sampling_values", "spellings", "utf8_text",
 ]  # fmt: skip
 
 
 def add_parser_of(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
-    summary: str,
     description: str,
     examples: str,
-) -> argparse.ArgumentParser:
-    """Add the parser of a command: ``summary`` for the list of commands, ``examples`` one a line for its own help."""
+) -> CommandParser:
+    """Add the parser of a command with its examples, one a line."""
     lines = "".join(f"\n  {line}" for line in examples.splitlines())
-    return subparsers.add_parser(
-        name,
-        help=summary,
-        description=textwrap.fill(description, 100),
-        epilog=f"examples:{lines}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = subparsers.add_parser(name, description=textwrap.fill(description, 100), epilog=f"examples:{lines}")
+    return cast(CommandParser, parser)  # make_parser says so
 
 
 _SHARED: Final[dict[str, dict[str, Any]]] = {
@@ -81,7 +77,7 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
         "action": "append",
         "default": [],
         "metavar": "LIB.so",
-        "help": "run your own ops from a shared library (docs/custom-ops.md); may be repeated (default: none)",
+        "help": "run your own ops from a shared library (docs/guides/custom-ops.md); may be repeated (default: none)",
     },
     "--context-len": {
         "type": int,
@@ -132,24 +128,80 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
         "help": "sample from the smallest set of tokens whose probability reaches P; 1 is all (default: the model's "
         "default, or 1)",
     },
+    "--min-p": {
+        "type": float,
+        "metavar": "P",
+        "help": "drop tokens below this share of the likeliest token's probability; 0 drops none (default: the model's "
+        "default, or 0)",
+    },
+    "--repetition-penalty": {
+        "type": float,
+        "metavar": "X",
+        "help": "divide the logits of tokens that occurred by X; 1 is off (default: the model's default, or 1)",
+    },
+    "--presence-penalty": {
+        "type": float,
+        "metavar": "X",
+        "help": "subtract X, from -2 to 2, from the logits of tokens in the answer (default: 0)",
+    },
+    "--frequency-penalty": {
+        "type": float,
+        "metavar": "X",
+        "help": "subtract X, from -2 to 2, each time that a token is in the answer (default: 0)",
+    },
+    "--stop": {
+        "action": "append",
+        "default": [],
+        "metavar": "TEXT",
+        "help": "end the answer before TEXT; may be repeated (default: none)",
+    },
+    "--ignore-eos": {
+        "action": "store_true",
+        "help": "continue after end-of-text tokens (default: stop at the first)",
+    },
     "--seed": {
         "type": int,
         "metavar": "S",
         "help": "seed of the sampling; the same seed gives the same text (default: random)",
     },
 }
-MODEL_OPTIONS: Final = ("model", "--scheme", "--threads", "--network", "--no-cache", "--verify", "--yes", "--ops")
-"""MODEL and the options that say how to open it."""
+MODEL_OPTIONS: Final = ("--scheme", "--threads", "--network", "--no-cache", "--verify", "--yes", "--ops")
+"""The options that say how to open MODEL."""
 LIMIT_OPTIONS: Final = ("--context-len", "--kv-cache")
 """The limits that memory is planned for."""
-SAMPLING_OPTIONS: Final = ("--max-tokens", "--temperature", "--top-k", "--top-p", "--seed")
+SAMPLING_OPTIONS: Final = (
+    "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--presence-penalty",
+    "--frequency-penalty", "--seed", "--stop", "--ignore-eos",
+)  # fmt: skip
+SHORT_FORMS: Final = {"--max-tokens": "-n", "--context-len": "-c", "--threads": "-t", "--seed": "-s", "--yes": "-y"}
 
 
 def add_options(parser: argparse._ActionsContainer, *names: str, with_underscores: bool = False) -> None:
     """Add options that several commands have; ``with_underscores`` also spells them with underscores."""
     for name in names:
         flags = () if name[0] != "-" else spellings(name) if with_underscores else (name,)
-        parser.add_argument(*flags, **_SHARED[name])
+        short = (SHORT_FORMS[name],) if name in SHORT_FORMS else ()
+        parser.add_argument(*short, *flags, **_SHARED[name])
+
+
+def add_model(parser: CommandParser, group: argparse._ActionsContainer, name: str = "model") -> None:
+    """Add the operand MODEL (``name``: "model" or "local model"), which may also be given as ``-m MODEL``."""
+    add_options(group, name)
+    parser.add_operand_flag(group, "-m", "--model", metavar="MODEL", is_first=True)
+
+
+def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling fields that the options set, by name; the parser has SAMPLING_OPTIONS."""
+    names = [name[2:].replace("-", "_") for name in SAMPLING_OPTIONS]
+    values = {name: getattr(args, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None and value is not False and value != []}
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """Return the sampling that the options ask for.  InvalidArgumentError names a field with a wrong value."""
+    from penstock.engine.params import SamplingParams
+
+    return SamplingParams(**sampling_values(args))
 
 
 def spellings(name: str) -> tuple[str, ...]:

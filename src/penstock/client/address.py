@@ -45,8 +45,9 @@ class Address:
             raise InvalidArgumentError(f"url: expected http://HOST:PORT or grpc://HOST:PORT, got {self.url!r:.200}")
         if is_grpc and (port is None or parts.path.strip("/")):
             raise InvalidArgumentError(f"url: expected grpc://HOST:PORT without a path, got {self.url!r:.200}")
-        if self.api_key is not None and re.fullmatch(r"[!-~]+", self.api_key) is None:
-            raise InvalidArgumentError("api_key: expected printable ASCII characters without spaces")
+        key = self.api_key
+        if key is not None and (not isinstance(key, str) or re.fullmatch(r"[!-~]+", key) is None):
+            raise InvalidArgumentError("api_key: expected a string of printable ASCII characters without spaces")
         if not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
             raise InvalidArgumentError(
                 f"timeout_s: expected seconds above 0 and at most {_MAX_TIMEOUT_S:g}, got {self.timeout_s!r}"

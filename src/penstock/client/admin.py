@@ -21,7 +21,7 @@ _ADDRESS: Final = Address("http://localhost", timeout_s=1e6, retries=0)
 
 
 class AdminClient:
-    """Client of ``penstock serve --admin-socket PATH``; results are its JSON objects (docs/serving.md).
+    """Client of ``penstock serve --admin-socket PATH``; results are its JSON objects (docs/guides/serving.md).
 
     Raises ServiceError for a refusal, FileAccessError if no service listens at the socket.  An interrupted load or
     update is cancelled by the service.

@@ -35,7 +35,7 @@ class Client:
 
     ``url`` begins with ``http://``, ``https://``, ``grpc://`` or ``grpcs://``.  All of these serve inference;
     the other routes are available over HTTP only.  Results are the service's JSON objects, and keyword arguments are
-    the fields of its requests (docs/serving.md).
+    the fields of its requests (docs/guides/serving.md).
 
     ``timeout_s`` limits the wait for the next bytes, in seconds, not the whole response.  The client retries up to
     ``retries`` times, with growing pauses, if the service refuses with 408, 429 or 503 or the connection breaks.  It

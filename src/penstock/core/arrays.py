@@ -18,7 +18,7 @@ __all__ = [
     "sampled_struct", "sampling_struct",
 ]  # fmt: skip
 
-BATCH_HIDDEN = 1  # PS_BATCH_HIDDEN
+BATCH_HIDDEN, BATCH_LOGITS = 1, 2  # PS_BATCH_*
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class StepBatch:
     ``page_tables`` [page groups, B, width]: page numbers; -1 marks a freed or unused entry.
     ``output_rows`` [R]: the tokens whose logits are wanted.
     ``hidden``: keep the hidden rows of all tokens, so that ``CoreProgram.hidden`` can return them after the step.
+    ``logits``: ``CoreProgram.logits`` will be called after ``step``; without it ranks bring together only their best
+    tokens where every row is sampled greedily.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -39,6 +41,7 @@ class StepBatch:
     page_tables: npt.NDArray[np.int32]
     output_rows: npt.NDArray[np.int32]
     hidden: bool = False
+    logits: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def batch_struct(batch: StepBatch, num_page_groups: int) -> BatchStruct:
         request_starts=_pointer(batch.request_starts, i32, (num_requests + 1,), "request_starts"),
         page_tables=_pointer(batch.page_tables, i32, (num_page_groups, num_requests, width), "page_tables"),
         output_rows=_pointer(batch.output_rows, i32, (num_rows,), "output_rows"),
-        flags=BATCH_HIDDEN if batch.hidden else 0,
+        flags=(BATCH_HIDDEN if batch.hidden else 0) | (BATCH_LOGITS if batch.logits else 0),
     )
     return struct
 

@@ -1,4 +1,4 @@
-"""The connection of a rank with the others of its group, on one host (docs/ranks.md)."""
+"""The connection of a rank with the others of its group, on one host (docs/explanation/ranks.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ctypes declarations of ``core/include/penstock.h`` and ``penstock_dev.h``, and the loading of the library."""
+"""The ctypes declarations of the headers in ``core/include``, and the loading of the library."""
 
 from __future__ import annotations
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, TypedDict
+from dataclasses import dataclass, replace
+from typing import Final, TypedDict
 
 from penstock.config import check_flag, check_integer, check_number
-from penstock.errors import DeadlineError, InvalidArgumentError
-from penstock.runtime.program import ProgramLimits
-from penstock.validation import nearest, refusal, set_fields, wrong_type
+from penstock.errors import DeadlineError
+from penstock.validation import refusal, set_fields, wrong_type
 
 __all__ = [
     "PRIORITY_S",
     "EngineFields",
     "EngineOptions",
-    "LLMFields",
     "RequestOptions",
     "check_options",
-    "engine_options",
 ]
 
 PRIORITY_S: Final = 10.0
@@ -29,18 +25,6 @@ MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_S: Final = 1e9
 MAX_SALT_CHARS: Final = 1024
 MAX_CLIENT_CHARS: Final = 64
-_ELSEWHERE: Final = {
-    "dtype": "scheme",
-    "quantization": "scheme",
-    "kv_cache": "kv_layout",
-    "kv_cache_dtype": "kv_layout",
-    "max_model_len": "context_len",
-    "max_num_seqs": "max_requests",
-    "max_num_batched_tokens": "max_tokens",
-    "enable_prefix_caching": "prefix_cache",
-    "enable_chunked_prefill": "max_chunk",
-}
-"""The names that other engines, and the Penstock command line, use for an option."""
 
 
 @dataclass(frozen=True)
@@ -79,32 +63,6 @@ class EngineFields(TypedDict, total=False):
     prefix_cache: bool
     max_waiting: int
     priority_s: float
-
-
-class LLMFields(EngineFields, total=False):
-    """The keyword arguments of LLM that its signature does not name."""
-
-    verify: str
-    tensor_parallel_size: int
-
-
-def engine_options(given: Mapping[str, Any], others: Iterable[str]) -> EngineOptions:
-    """Return EngineOptions from the keywords of a call that also has the keywords ``others``.
-
-    Raises InvalidArgumentError for an unknown keyword, with the nearest known one.
-    """
-    limits = [field.name for field in fields(ProgramLimits)]
-    known = [*others, *EngineFields.__annotations__]
-    for name in given:
-        if name in EngineFields.__annotations__:
-            continue
-        near = _ELSEWHERE.get(name) or nearest(name, [*known, *limits])
-        if near in limits:
-            hint = f"{near} is one of its limits: limits=ProgramLimits({near}=...)"
-        else:
-            hint = f"did you mean {near}?" if near else f"it has {', '.join(known)}"
-        raise InvalidArgumentError(f"LLM has no option {name!r}: {hint}")
-    return EngineOptions(**given)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Write and read bundles (``.psm``); docs/bundle-format.md specifies the bytes.
+"""Write and read bundles (``.psm``); docs/explanation/bundle-format.md specifies the bytes.
 
 A file is a header, the metadata, and page-aligned segments.  It is written under a temporary name in the same folder
 and renamed when it is complete, so that the final name never refers to an incomplete bundle.
@@ -25,7 +25,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.graph.ir import Graph, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata
 
-__all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "BundleWriter", "read_graph"]
+__all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "BundleWriter", "place_weights", "read_graph"]
 
 _MAGIC = b"PENSTOCK"
 _HEADER = struct.Struct("<8sHHIQQIIQ16x")
@@ -59,7 +59,7 @@ class BundleWriter:
         self._extra = dict(segments or {})
         if _WEIGHTS in self._extra:
             raise InvalidArgumentError(f"segments: expected other names than {_WEIGHTS!r}, which is reserved")
-        self._graph, weights_bytes = _place_weights(graph)
+        self._graph, weights_bytes = place_weights(graph)
         self._waiting = list(self._graph.weights.values())
         self._waiting.reverse()
         sizes = {_WEIGHTS: weights_bytes, **{name: len(data) for name, data in self._extra.items()}}
@@ -199,7 +199,7 @@ class BundleWriter:
             self.abort()
 
 
-def _place_weights(graph: Graph) -> tuple[Graph, int]:
+def place_weights(graph: Graph) -> tuple[Graph, int]:
     """Return a graph whose weights have offsets and sizes, and the size of the weights segment in bytes."""
     weights: dict[str, Weight] = {}
     end = 0

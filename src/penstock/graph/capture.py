@@ -13,6 +13,7 @@ that first name.  ``properties["output_head"]`` is the module path of the output
 from __future__ import annotations
 
 import operator
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,7 +24,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, State, Symbol, Value, Weight
-from penstock.graph.views import fold_view
+from penstock.graph.views import fold_view, is_alias
+from penstock.models.network_script import line_in_stack, script_errors
 from penstock.nn import Attention, Batch, LMHead, assign_page_groups
 from penstock.ops.eager import Argument, parse_arguments
 from penstock.ops.table import find_op, is_custom_op
@@ -44,6 +46,7 @@ _HINTS: Final = {
     "aten.index.Tensor": "penstock.nn.gather_rows",
     "aten.index_select.default": "penstock.nn.gather_rows",
 }
+_CUSTOM_OP: Final = "or an op of your own (docs/guides/custom-ops.md)"
 _MAX_SIZES: Final = {"T": 1 << 20, "B": 1 << 16, "P": 1 << 20, "R": 1 << 20}
 
 
@@ -54,22 +57,25 @@ class Capture(NamedTuple):
     constants: dict[str, NDArray[np.float32]]
 
 
-def capture(network: nn.Module, *, network_name: str, context_len: int, vocab_size: int) -> Capture:
+def capture(
+    network: nn.Module, *, network_name: str, context_len: int, vocab_size: int, script: Path | None = None
+) -> Capture:
     """Capture ``network``, a module whose forward takes a ``penstock.nn.Batch`` and returns logits [R, vocab].
 
     Parameters may be on the meta device; buffers that ops read, such as inv_freq, must have values.  The graph has the
     scheme "f32" and row-major weights; passes change both.  Raises UnsupportedError for an operation that cannot be
-    captured, with its name and its module.
+    captured, with its name, its module, and its line in ``script``, the file of a user's own network.
     """
     for path, module in network.named_modules():
         if getattr(module, "adapter", None) is not None:
             raise UnsupportedError(f"{path}.adapter: expected None, because a captured graph would contain the adapter")
     groups = assign_page_groups(network)
-    exported = _export(network, len(groups) or 1)
+    with script_errors(script):
+        exported = _export(network, len(groups) or 1)
     graph = Graph(network=network_name, scheme="f32", vocab_size=vocab_size, context_len=context_len)
     graph.symbols = [Symbol(name, 1, maximum) for name, maximum in _MAX_SIZES.items()]
     graph.page_groups = [group.window for group in groups] or [0]
-    builder = _Builder(graph, network, exported)
+    builder = _Builder(graph, network, exported, script)
     builder.build()
     heads = [name for name, module in network.named_modules() if isinstance(module, LMHead)]
     if len(heads) == 1:
@@ -100,10 +106,13 @@ def _export(network: nn.Module, num_groups: int) -> torch.export.ExportedProgram
 class _Builder:
     """Walks the exported nodes in order and writes the graph."""
 
-    def __init__(self, graph: Graph, network: nn.Module, exported: torch.export.ExportedProgram) -> None:
+    def __init__(
+        self, graph: Graph, network: nn.Module, exported: torch.export.ExportedProgram, script: Path | None
+    ) -> None:
         self.graph = graph
         self.network = network
         self.exported = exported
+        self.script = script
         self.constants: dict[str, NDArray[np.float32]] = {}
         self.operands: dict[fx.Node, Operand | tuple[Operand, ...]] = {}
         self.first_names: dict[int, str] = {}
@@ -216,7 +225,7 @@ class _Builder:
 
     def _add_arithmetic(self, node: fx.Node, name: str) -> None:
         if node.kwargs.get("alpha", 1) != 1 or not all(isinstance(arg, fx.Node) for arg in node.args):
-            raise self._refusal(node, "two tensors of the same shape, not a number")
+            raise self._refusal(node, f"two tensors of the same shape, not a number (scale a weight), {_CUSTOM_OP}")
         operands = [self._operand(node, which, arg) for which, arg in zip("ab", node.args, strict=True)]
         shapes = {str(list(node.args[i].meta["val"].shape)) for i in (0, 1)}  # type: ignore[union-attr]
         if any(operand.kind != "value" for operand in operands) or len(shapes) != 1:
@@ -256,7 +265,7 @@ class _Builder:
     def _add_view(self, node: fx.Node, target: torch._ops.OpOverload) -> None:
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node) or source not in self.operands:
-            raise self._refusal(node, _HINTS.get(str(target), "an op of penstock.nn"))
+            raise self._refusal(node, _HINTS.get(str(target), f"an op of penstock.nn, {_CUSTOM_OP}"))
         operand = self.operands[source]
         if not isinstance(operand, Operand) or operand.kind != "value":
             raise self._refusal(node, "views of activations only, not of weights")
@@ -264,7 +273,8 @@ class _Builder:
         base, start = (value.base, value.offset) if value.base is not None else (value.name, 0)
         views = fold_view(str(target), source.meta["val"], node.args[1:], node.kwargs, node.meta["val"])
         if views is None:
-            raise self._refusal(node, _HINTS.get(str(target), "an op of penstock.nn, or a view that keeps rows whole"))
+            default = "a view that keeps rows whole" if is_alias(str(target)) else f"an op of penstock.nn, {_CUSTOM_OP}"
+            raise self._refusal(node, _HINTS.get(str(target), default))
         path = _module_path(node)
         names = []
         for view in views:
@@ -305,8 +315,10 @@ class _Builder:
         raise self._refusal(node, f"a constant {argument.kind} as attribute {argument.name}, found {found!r}")
 
     def _refusal(self, node: fx.Node, expected: str) -> UnsupportedError:
+        line = line_in_stack(node.meta.get("stack_trace") or "", self.script)
         return UnsupportedError(
-            f"capture: {node.target} in module {_module_path(node) or '(root)'} is not supported; use {expected}"
+            f"{line or 'capture'}: {node.target} in module {_module_path(node) or '(root)'} is not supported in graph "
+            f"mode; use {expected}"
         )
 
 

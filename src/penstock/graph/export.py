@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.config import show
+from penstock.config import show, show_tensors
 from penstock.core import native
 from penstock.core.layouts import FLOAT_DTYPES, TILE_ROWS
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
@@ -30,10 +30,12 @@ from penstock.graph.rank_bundle import take_rank
 from penstock.graph.tokenizer_compiler import compile_tokenizer
 from penstock.sharding.folder import ShardedFolder
 
-__all__ = ["ExportReport", "build_graph", "export_bundle"]
+if TYPE_CHECKING:
+    from penstock.models.meta import MetaNetwork
+
+__all__ = ["ExportReport", "export_bundle"]
 
 _PIECE_BYTES: Final = 16 << 20
-_MAX_NAMED: Final = 5
 
 ExportProgress = Callable[[str, int, int], None]
 
@@ -61,15 +63,16 @@ def export_bundle(
     network: str | None = None,
     tail: str | None = None,
     rank: int | None = None,
+    without_weights: bool = False,
     progress: ExportProgress | None = None,
 ) -> ExportReport:
     """Write the bundle ``out`` from the checkpoint folder ``source``; the file appears complete or not at all.
 
     ``scheme`` defaults to the checkpoint's own type.  ``network`` is "file.py:Class".  ``tail`` "argmax" or "topk:K"
     ends the graph in token ids instead of logits.  ``rank``: of a sharded folder, whose other ranks are not read.
-    ``progress(stage, done, total)`` counts bytes of the source in stage
-    "pack".  Equal inputs give equal bytes.  Raises InvalidFileError (missing or unused tensors by name, damaged files),
-    UnsupportedError, InvalidArgumentError or FileAccessError.
+    ``without_weights`` leaves a hole instead of weights.  ``progress(stage, done, total)`` counts bytes of the source
+    in stage "pack".  Equal inputs give equal bytes.  Raises InvalidFileError (missing or unused tensors by name,
+    damaged files), UnsupportedError, InvalidArgumentError or FileAccessError.
     """
     begun = time.monotonic()
     tell = progress or _ignore
@@ -80,8 +83,13 @@ def export_bundle(
     folder = None if rank is None else ShardedFolder.open(Path(source))
     checkpoint = Checkpoint.open(source) if folder is None else folder.rank(rank or 0)
     chosen = checkpoint.choose_scheme(scheme)
+    segments = checkpoint.side_files()  # small files first: a mistake in one is reported before the work begins
+    segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
+    from penstock.models.meta import construct_on_meta
+
+    built = construct_on_meta(checkpoint.config, network)
     tell("capture", 0, 0)
-    graph, constants = build_graph(checkpoint, chosen, network)
+    graph, constants = _build_graph(built, chosen, checkpoint.dtype)
     if tail is not None:
         append_tail(graph, tail)
     if folder is not None:
@@ -89,13 +97,13 @@ def export_bundle(
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.tensors[part.name].num_bytes for part in _stored_parts(graph, constants))
-    segments = checkpoint.side_files()
-    segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
     if rank:
         segments = {}  # rank 0 has them
     with native.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
-        for weight in graph.weights.values():
+        if without_weights:
+            writer.leave_weights(0)
+        for weight in () if without_weights else graph.weights.values():
             writer.add_weight(weight.name, packer.pack(weight))
     packed = time.monotonic()
     return ExportReport(
@@ -115,20 +123,20 @@ def _ignore(stage: str, done: int, total: int) -> None:
     """Ignore progress; the default callback."""
 
 
-def build_graph(
-    checkpoint: Checkpoint, scheme: str, network: str | None = None
-) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
-    """Return the checkpoint's graph under ``scheme``, with the layouts of its weights, and the weights that the network
-    computes itself."""
+def _build_graph(built: MetaNetwork, scheme: str, dtype: str) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
+    """Return the graph under ``scheme``, with the layouts of its weights, and the weights that the network computes
+    itself; ``dtype`` is the checkpoint's."""
     from penstock.graph.capture import capture
     from penstock.graph.passes import assign_scheme, run_passes
-    from penstock.models.meta import construct_on_meta
 
-    built = construct_on_meta(checkpoint.config, network)
     captured = capture(
-        built.network, network_name=built.name, context_len=built.context_len, vocab_size=built.vocab_size
+        built.network,
+        network_name=built.name,
+        context_len=built.context_len,
+        vocab_size=built.vocab_size,
+        script=built.script,
     )
-    graph = assign_scheme(run_passes(captured.graph), scheme, checkpoint.dtype)
+    graph = assign_scheme(run_passes(captured.graph), scheme, dtype)
     return graph, captured.constants
 
 
@@ -141,13 +149,15 @@ def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], chec
     wanted = [part.name for part in _stored_parts(graph, constants)]
     missing = [name for name in wanted if name not in checkpoint.tensors]
     if missing:
-        raise InvalidFileError(f"{checkpoint.folder}: lacks {_names(missing)}, which network {graph.network} reads")
+        raise InvalidFileError(
+            f"{checkpoint.folder}: lacks {show_tensors(missing)}, which network {graph.network} reads"
+        )
     extra = set(checkpoint.tensors) - set(wanted).union(*(checkpoint.companions(name) for name in wanted))
     if extra:
         extra -= checkpoint.redundant_names()
     if extra:
         raise InvalidFileError(
-            f"{checkpoint.folder}: has {_names(sorted(extra))}, which network {graph.network} does not read"
+            f"{checkpoint.folder}: has {show_tensors(sorted(extra))}, which network {graph.network} does not read"
         )
     for weight in graph.weights.values():
         for part in weight.parts:
@@ -186,12 +196,6 @@ def _part_shape(weight: Weight, part: Part) -> list[int]:
     if weight.rows > 1:
         return [part.num_rows, weight.cols]
     return [weight.cols] if len(weight.parts) == 1 else [part.num_rows]
-
-
-def _names(names: list[str]) -> str:
-    shown = ", ".join(show(name) for name in names[:_MAX_NAMED])
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"
 
 
 class _Packer:

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--network")
     parser.add_argument("--tail")
     parser.add_argument("--rank", type=int)
+    parser.add_argument("--without-weights", action="store_true")
     parser.add_argument("--child", action="store_true", help="exit when stdin closes, and remove OUT's folder")
     args = parser.parse_args()
     env.enter_export_child()
@@ -57,10 +59,12 @@ def main() -> int:
             network=args.network,
             tail=args.tail,
             rank=args.rank,
+            without_weights=args.without_weights,
             progress=lambda stage, done, total: send(stage=stage, done=done, total=total),
         )
     except PenstockError as error:
-        send(error=type(error).__name__, message=str(error), param=error.param)
+        cause = "" if error.__cause__ is None else "".join(traceback.format_exception(error))
+        send(error=type(error).__name__, message=str(error), param=error.param, traceback=cause)
         status = 1
     else:
         send(report=dataclasses.asdict(report))

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
 from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET, open_tokenizer_file
 from penstock.config import show
-from penstock.errors import PenstockError
+from penstock.errors import InvalidFileError, PenstockError
 from penstock.graph.tokenizer_segment import (
     ADDED_LSTRIP,
     ADDED_RSTRIP,
@@ -72,12 +72,15 @@ def compile_tokenizer(files: Mapping[str, bytes]) -> tuple[bytes, str]:
     """Compile the tokenizer among a checkpoint's ``files``.
 
     Returns the segment, and the reason why the core cannot encode and decode, "" if it can.  In both cases the segment
-    has the ids that end a text.  Raises InvalidFileError for a damaged generation_config.json or tokenizer_config.json.
+    has the ids that end a text.  Raises InvalidFileError for a damaged generation_config.json, tokenizer_config.json or
+    tokenizer.json.
     """
     generation, config = read_generation_config(files), read_tokenizer_config(files)
     ids: dict[str, int] = {}
     try:
         tables = _compile(files, ids)
+    except InvalidFileError:
+        raise
     except (_NotCompiledError, PenstockError) as error:
         reason = str(error) if str(error).startswith("tokenizer.json") else f"tokenizer.json: {error}"
         tables = TokenizerTables(reason=reason)

@@ -1,6 +1,6 @@
 """Encode the segment ``tokenizer.bin``, the tables of a tokenizer that the core uses in place.
 
-docs/bundle-format.md specifies the bytes.
+docs/explanation/bundle-format.md specifies the bytes.
 """
 
 from __future__ import annotations

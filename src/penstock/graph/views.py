@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["View", "fold_view"]
+__all__ = ["View", "fold_view", "is_alias"]
 
 _SAME: Final = ("alias", "detach", "clone", "contiguous", "to", "_to_copy", "lift_fresh", "type_as")
 _RESHAPE: Final = ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as")
 _SPLIT: Final = ("split", "split_with_sizes", "chunk", "unbind", "tensor_split")
+_CUT: Final = ("slice", "select", "narrow")
 _DEFAULT_DIM: Final = 0
 
 
@@ -26,6 +27,15 @@ class View:
     offset: int
 
 
+def is_alias(target: str) -> bool:
+    """Return True for an operation ("aten.view.default") that only reshapes or cuts, whatever its arguments are."""
+    return _plain_name(target) in (*_SAME, *_RESHAPE, *_SPLIT, *_CUT)
+
+
+def _plain_name(target: str) -> str:
+    return target.split(".")[1] if target.startswith("aten.") else ""
+
+
 def fold_view(
     target: str, source: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 ) -> list[View] | None:
@@ -33,7 +43,7 @@ def fold_view(
 
     ``source`` and ``result`` have ``shape`` and ``dtype``; ``args`` are those after the source.
     """
-    name = target.split(".")[1] if target.startswith("aten.") else ""
+    name = _plain_name(target)
     if name in _SPLIT:
         return _split(name, source, args, kwargs, result)
     if getattr(result, "dtype", None) != source.dtype:
@@ -43,7 +53,7 @@ def fold_view(
     if name in _RESHAPE:
         keeps_rows = len(result.shape) > 0 and _sizes(result)[0] == _sizes(source)[0]
         return [View(result, 0)] if keeps_rows else None
-    if name in ("slice", "select", "narrow"):
+    if name in _CUT:
         return _cut(name, source, args, kwargs, result)
     return None
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
 from penstock.version import __version__
 
 __all__ = ["BEAT_LIMIT_S", "Link", "Meeting", "NodePlace", "host", "join"]
@@ -56,9 +56,13 @@ class Meeting:
 
 @dataclass(frozen=True)
 class _Member:
-    """A machine as the host knows it; ``peer`` is None for the host itself.  ``address``: where rank 0 would listen."""
+    """A machine as the host knows it; ``peer`` is None for the host itself.
+
+    ``wanted``: its --node-rank, or None.  ``address``: where rank 0 listens if it is there.
+    """
 
     peer: _Peer | None
+    wanted: int | None
     nproc: int
     address: tuple[str, int]
 
@@ -112,6 +116,10 @@ class _Peer:
         self.send(answer=_answer(token, is_host, theirs, own))
         answer = str((await self.receive()).get("answer"))
         return hmac.compare_digest(answer.encode(), _answer(token, not is_host, own, theirs).encode())
+
+    async def refuse(self, reason: str) -> None:
+        self.send(refused=reason)
+        await self.close()
 
     def start_beats(self) -> None:
         self._heard = time.monotonic()
@@ -203,72 +211,69 @@ class _Links:
 async def host(server_socket: Any, meeting: Meeting, address: str) -> tuple[NodePlace, Link]:
     """Wait for the other machines; return the place of this one and the links.  ``address``: by which others reach it.
 
-    UnavailableError if they do not come in time, InvalidArgumentError if what they bring does not fit together.
+    UnavailableError if they do not come in time.
     """
-    joined: asyncio.Queue[tuple[_Peer, dict[str, Any]]] = asyncio.Queue()
+    joined: asyncio.Queue[_Member] = asyncio.Queue()
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = _Peer(reader, writer)
-        peer.name = "the machine at {}:{}".format(*writer.get_extra_info("peername")[:2])
-        try:
-            proved = await asyncio.wait_for(peer.prove(meeting.token, is_host=True), 10.0)
-            message = await asyncio.wait_for(peer.receive(), 10.0) if proved else {}
-        except (TimeoutError, UnavailableError):
-            writer.close()
-            return
-        if not proved:
-            peer.send(refused="the token is not that of the host")
-            await peer.close()
-            return
-        reason = _misfit(message, meeting)
-        if reason:
-            peer.send(refused=reason)
-            await peer.close()
-            return
-        joined.put_nowait((peer, message))
+        member = await _admit(_Peer(reader, writer), meeting)
+        if member is not None:
+            joined.put_nowait(member)
 
     server = await asyncio.start_server(greet, sock=server_socket, limit=_LINE)
-    taken: dict[int, _Member] = {}
-    floating: list[_Member] = []  # machines that take any number
-    this = _Member(None, meeting.nproc, (address, meeting.master_port))
-    if meeting.node_rank is None:
-        floating.append(this)
-    else:
-        taken[meeting.node_rank] = this
+    members = [_Member(None, meeting.node_rank, meeting.nproc, (address, meeting.master_port))]
     deadline = time.monotonic() + meeting.timeout_s
-    while len(taken) + len(floating) < meeting.num_nodes:
+    while len(members) < meeting.num_nodes:
         try:
-            peer, message = await asyncio.wait_for(joined.get(), max(0.0, deadline - time.monotonic()))
+            member = await asyncio.wait_for(joined.get(), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             server.close()
             raise UnavailableError(
-                f"--nnodes: {len(taken) + len(floating)} of {meeting.num_nodes} machines came within "
-                f"{meeting.timeout_s:g} s"
+                f"--nnodes: {len(members)} of {meeting.num_nodes} machines came within {meeting.timeout_s:g} s"
             ) from None
-        wanted = message.get("node_rank")
-        peer_address = peer.writer.get_extra_info("peername")[0]
-        member = _Member(peer, message["nproc"], (peer_address, message["master_port"]))
-        if wanted is None:
-            floating.append(member)
-        elif wanted in taken:
-            peer.send(refused=f"another machine has --node-rank {wanted}")
-            await peer.close()
+        if member.wanted is not None and any(member.wanted == other.wanted for other in members):
+            if member.peer is not None:
+                await member.peer.refuse(f"another machine has --node-rank {member.wanted}")
         else:
-            taken[wanted] = member
-    free = [number for number in range(meeting.num_nodes) if number not in taken]
-    taken |= dict(zip(free, floating, strict=True))
-    counts = [taken[number].nproc for number in range(meeting.num_nodes)]
-    places = [
-        NodePlace(number, meeting.num_nodes, sum(counts[:number]), sum(counts), *taken[0].address)
-        for number in range(meeting.num_nodes)
-    ]
-    own, peers = places[0], []
-    for number, member in taken.items():
-        if member.peer is None:
-            own = places[number]
+            members.append(member)
+    return _places(members, server)
+
+
+async def _admit(peer: _Peer, meeting: Meeting) -> _Member | None:
+    """Check what a machine brings; return it, or None after it was refused."""
+    host, port, *_ = peer.writer.get_extra_info("peername")
+    peer.name = f"the machine at {host}:{port}"
+    try:
+        proved = await asyncio.wait_for(peer.prove(meeting.token, is_host=True), 10.0)
+        message = await asyncio.wait_for(peer.receive(), 10.0) if proved else {}
+    except (TimeoutError, UnavailableError):
+        peer.writer.close()
+        return None
+    reason = _misfit(message, meeting) if proved else "the token is not that of the host"
+    if reason:
+        await peer.refuse(reason)
+        return None
+    return _Member(peer, message.get("node_rank"), message["nproc"], (host, message["master_port"]))
+
+
+def _places(members: list[_Member], server: asyncio.Server) -> tuple[NodePlace, Link]:
+    """Number the machines and tell each its place; return that of the host, and the links."""
+    free = iter(sorted(set(range(len(members))) - {one.wanted for one in members}))
+    ordered = sorted((next(free) if one.wanted is None else one.wanted, index) for index, one in enumerate(members))
+    world = sum(one.nproc for one in members)
+    master = members[ordered[0][1]].address
+    own, peers, first = None, [], 0
+    for number, index in ordered:
+        place = NodePlace(number, len(members), first, world, *master)
+        first += members[index].nproc
+        peer = members[index].peer
+        if peer is None:
+            own = place
         else:
-            member.peer.send(place=vars(places[number]))
-            peers.append(member.peer)
+            peer.send(place=vars(place))
+            peers.append(peer)
+    if own is None:
+        raise InternalError("the host is not among its members")
     return own, _Links(peers, server)
 
 

@@ -7,7 +7,7 @@
     inputs = model.get_inputs()
     outputs = model.predict(inputs)
 
-The names are those of MindSpore Lite; docs/offline.md has examples.  Each is loaded at its first use.
+The names are those of MindSpore Lite; docs/guides/offline.md has examples.  Each is loaded at its first use.
 """
 
 from __future__ import annotations

@@ -192,7 +192,9 @@ def check_target(targets: object) -> list[str]:
         raise refusal("target", "['cpu']", targets)
     for target in targets:
         if target == "gpu":
-            raise UnsupportedError("target: expected 'cpu', found 'gpu', for which this build has no backend")
+            raise UnsupportedError(
+                "target: expected 'cpu', found 'gpu', for which this build has no backend", param="target"
+            )
         if target != "cpu":
             raise refusal("target", "'cpu'", target)
     if len(targets) > 1:

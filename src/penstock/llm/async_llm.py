@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.engine.options import RequestOptions
@@ -92,24 +93,64 @@ class AsyncStream:
         self._ready.set()
 
 
+class Pending(Coroutine[Any, Any, _Returned]):
+    """A coroutine that ``async with`` takes as well: it enters what the coroutine returns."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, _Returned]) -> None:
+        self._coroutine = coroutine
+        self._value: Any = None
+
+    def __await__(self) -> Generator[Any, Any, _Returned]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Resume the coroutine."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error in the coroutine."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """End the coroutine."""
+        self._coroutine.close()
+
+    async def __aenter__(self) -> _Returned:
+        self._value = await self
+        entered: _Returned = await self._value.__aenter__()
+        return entered
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._value.__aexit__(*error)
+
+
+class PendingStream(Pending[AsyncStream]):
+    """A stream that begins when it is awaited, entered or iterated."""
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        async with self as stream:
+            async for delta in stream:
+                yield delta
+
+
 class AsyncLLM:
     """A model for asyncio: many streams at once, each with the tokens it would get alone.
 
-    ``llm``: an open LLM, which this object closes.  Its ``max_waiting`` limits the queue; a request beyond the limit is
+    ``llm``: an open LLM, which this object closes, or a model to open with the ``options`` of LLM; the event loop then
+    waits for it, which ``AsyncLLM.open`` avoids.  Its ``max_waiting`` limits the queue; a request beyond the limit is
     refused with QueueFullError, and the client should retry later.  Use the object in the event loop that created it;
     another one may close it.
     """
 
-    def __init__(self, llm: LLM) -> None:
-        if not isinstance(llm, LLM):
-            raise InvalidArgumentError(
-                f"llm must be an open LLM, not {llm!r:.80}; `await AsyncLLM.open(model)` opens a bundle or a folder",
-                param="llm",
-            )
+    def __init__(self, llm: LLM | Path | str, **options: Any) -> None:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise InvalidArgumentError("AsyncLLM must be created in a running event loop, inside `async def`") from None
+        if not isinstance(llm, LLM):
+            llm = LLM(llm, **options)
+        elif options:
+            raise InvalidArgumentError(f"{next(iter(options))}: cannot be set for a model that is already open")
         if llm.engine.observer is not None:
             raise InvalidArgumentError("llm is already in use by an AsyncLLM", param="llm")
         self.llm = llm
@@ -123,31 +164,55 @@ class AsyncLLM:
         self._thread.start()
 
     @classmethod
-    async def open(cls, model: Any = "", **options: Any) -> AsyncLLM:
-        """Open a model without blocking the event loop.  The arguments are those of ``LLM``."""
-        return cls(await asyncio.to_thread(LLM, model, **options))
+    def open(cls, model: Any = "", **options: Any) -> Pending[AsyncLLM]:
+        """Open a model without blocking the event loop.  The arguments are those of ``LLM``.
 
-    async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
-    ) -> AsyncStream:
-        """Begin to continue one prompt, which is checked now.
-
-        Raises the errors of ``LLM.stream``: InvalidArgumentError, UnsupportedError, QueueFullError.
+        ``await`` it, or use ``async with AsyncLLM.open(model) as llm``.
         """
+
+        async def opened() -> AsyncLLM:
+            return cls(await asyncio.to_thread(LLM, model, **options))
+
+        return Pending(opened())
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **sampling: Any,
+    ) -> PendingStream:
+        """Begin to continue one prompt.  ``await`` it to have the prompt checked, or iterate with ``async for``.
+
+        ``sampling``: as in ``LLM.generate``.  Raises the errors of ``LLM.stream``: InvalidArgumentError,
+        UnsupportedError, QueueFullError.
+        """
+        return PendingStream(self._stream(prompt, params, options, sampling))
+
+    async def _stream(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions | None, sampling: dict[str, Any]
+    ) -> AsyncStream:
         self._check_open()
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
             prompt = await asyncio.to_thread(self.llm.tokenizer.encode, prompt)
-        plain = self.llm.stream(prompt, params, options)
+        plain = self.llm.stream(prompt, params, options, **sampling)
         stream = AsyncStream(plain, self._work)
         self._streams[plain.id] = stream
         self._work.set()
         return stream
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **sampling: Any,
     ) -> Result:
-        """Continue one prompt by one answer; for ``n`` and ``best_of`` use LLM.  Cancelling the caller aborts it."""
-        stream = await self.stream(prompt, params, options)
+        """Continue one prompt by one answer; for ``n`` and ``best_of`` use LLM.  Cancelling the caller aborts it.
+
+        ``sampling``: as in ``LLM.generate``.
+        """
+        stream = await self.stream(prompt, params, options, **sampling)
         async for _ in stream:
             pass
         return stream.result()
@@ -157,9 +222,10 @@ class AsyncLLM:
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
         options: RequestOptions | None = None,
+        **sampling: Any,
     ) -> Result:
         """Answer a conversation as ``LLM.chat`` does.  Cancelling the caller aborts it."""
-        return await self.generate(await self._in_thread(self.llm.chat_prompt, messages), params, options)
+        return await self.generate(await self._in_thread(self.llm.chat_prompt, messages), params, options, **sampling)
 
     async def score(
         self, prompts: Prompt | Sequence[Prompt], num_top: int = 0, *, options: RequestOptions | None = None

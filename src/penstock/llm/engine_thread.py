@@ -36,7 +36,7 @@ _FIRST_TOKEN_PAUSE_S: Final = 0.001
 """Pause after the first token of a request: about the time that it takes to reach a client on the same machine.
 
 Without it the next step takes the cores that the token's way needs: the first text came after 12.1 instead of 10.6 ms
-(``python benchmarks/serving_shortcuts.py MODEL.psm --threads 0 --shortcuts pause --loads first``; docs/log.md).
+(``python benchmarks/serving_shortcuts.py MODEL.psm --threads 0 --shortcuts pause --loads first``; docs/history/log.md).
 """
 _MAX_PAUSED_EVENTS: Final = 4
 """With more answers in a step there is no pause after a first token."""

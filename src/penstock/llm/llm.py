@@ -17,22 +17,25 @@ from penstock.checkpoint.generation import GenerationConfig, read_generation_con
 from penstock.config import check_flag, check_integer
 from penstock.engine.capabilities import check_continues, refuse_logits
 from penstock.engine.engine import Engine
-from penstock.engine.options import EngineOptions, LLMFields, RequestOptions, check_options, engine_options
+from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.request import Request, Status
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.embed import embed_prompts
+from penstock.llm.llm_options import LLMFields, local_path, network_name, read_llm_options
 from penstock.llm.open_requests import finish_all, run_prompts, submit_when_room
 from penstock.llm.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.llm.resolve import answer_text, default_sampling, end_ids, resolve_params
 from penstock.llm.result import Embedding, Result, Score, all_finished, all_or_error, outcome
+from penstock.llm.sampling_keywords import sampling_params
 from penstock.llm.score import score_prompts
 from penstock.llm.stream import Stream
 from penstock.llm.streamers import Streamer
 from penstock.runtime.open import Opened, OpenOptions, check_network, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 from penstock.text.tokenizer import Tokenizer
+from penstock.validation import missing_attribute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,28 +44,20 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Prompt"]
 
-_OPTIONS: Final = (
-    "scheme",
-    "mode",
-    "threads",
-    "network",
-    "limits",
-    "use_cache",
-    "progress",
-    "verify",
-    "tensor_parallel_size",
-)
+_HINTS: Final = {"model": "info, files", "get_tokenizer": "tokenizer", "llm_engine": "engine", "config": "info"}
 
 
 class LLM:
     """A model that continues text.
 
-    ``model``: a ``.psm`` bundle or a checkpoint folder.
+    ``model``: a ``.psm`` bundle, a checkpoint folder, or ORG/NAME of a downloaded model (``penstock pull``).
     ``scheme``: how weights are stored ("w8a8", ...); None keeps the scheme of the file.
     ``mode``: "graph" (the native core) or "eager" (PyTorch, for debugging).
     ``threads``: number of threads; 0 uses as many as the machine allows.
-    ``network``: "file.py:Class", a network script of your own.
-    ``limits``: the sizes that memory is planned for.
+    ``network``: your own network: a class at the top of a file, or "file.py:Class".
+    ``context_len``: the most tokens of prompt and answer of a request.  ``max_requests``: requests per step.
+    ``kv_cache``: the type of keys and values ("auto", "f32", "bf16", "int8").  ``weights``: "mmap" or "huge".
+    ``limits``: the same four, and more, as ProgramLimits: the sizes that memory is planned for.
     ``use_cache``: keep the bundle that is made of a folder for the next time.
     ``verify``: check the checksums of a bundle "once" (default; a verified file is remembered in the cache folder),
     "always" or "never".  Damage raises InvalidFileError with the name of the segment.
@@ -79,25 +74,25 @@ class LLM:
         scheme: str | None = None,
         mode: str = "graph",
         threads: int = 0,
-        network: str | None = None,
+        network: str | type | None = None,
         *,
         limits: ProgramLimits | None = None,
         use_cache: bool = True,
         progress: Callable[[Any], None] | None = None,
         **others: Unpack[LLMFields],
     ) -> None:
-        verify, num_ranks = others.pop("verify", "once"), others.pop("tensor_parallel_size", 1)
-        options = engine_options(others, _OPTIONS)
-        check_network(network)  # before the model, which a caller with a class may leave out
+        options = read_llm_options(others, limits, scheme)
+        limits, network = options.limits, network_name(network)
+        check_network(network)  # before the model
         start = time.perf_counter()
         opened = open_program(
-            model,
-            scheme=scheme,
+            local_path(model),
+            scheme=options.scheme,
             mode=mode,
             threads=threads,
             limits=limits,
             network=network,
-            options=OpenOptions(use_cache, progress, verify, num_ranks),
+            options=OpenOptions(use_cache, progress, options.verify, options.tensor_parallel_size),
         )
         try:
             context_len = opened.program.info.context_len
@@ -105,7 +100,7 @@ class LLM:
                 raise InvalidArgumentError(
                     f"context_len {limits.context_len} is more than the model's {context_len}", param="context_len"
                 )
-            self._start(opened, options)
+            self._start(opened, options.engine)
         except BaseException:
             opened.program.close()
             raise
@@ -153,7 +148,7 @@ class LLM:
         self._tokenizer = tokenizer
 
     @overload
-    def generate(  # type: ignore[overload-overlap]
+    def generate(
         self,
         prompts: Prompt,
         params: SamplingParams | None = None,
@@ -161,6 +156,7 @@ class LLM:
         progress: bool = False,
         options: RequestOptions | None = None,
         streamer: Streamer | None = None,
+        **sampling: Any,
     ) -> Result: ...
 
     @overload
@@ -172,6 +168,7 @@ class LLM:
         progress: bool = False,
         options: RequestOptions | None = None,
         streamer: Streamer | None = None,
+        **sampling: Any,
     ) -> list[Result]: ...
 
     def generate(
@@ -182,11 +179,13 @@ class LLM:
         progress: bool = False,
         options: RequestOptions | None = None,
         streamer: Streamer | None = None,
+        **sampling: Any,
     ) -> Result | list[Result]:
         """Continue one prompt (returns a Result) or several (returns a list of Results in their order).
 
         A prompt is a string or a list of token ids.
-        ``params``: for all prompts, or a list with one for each.  ``options``: for all prompts.
+        ``params``: for all prompts, or a list with one for each.  Instead of it ``sampling`` takes its fields as
+        keywords, and transformers' names (``max_new_tokens``, ``do_sample``).  ``options``: for all prompts.
         ``progress``: show the progress on stderr.
         ``streamer``: for one prompt; gets its token ids and then those of the answer as they are generated (see
         Streamer).
@@ -194,6 +193,7 @@ class LLM:
         All prompts are checked before any runs, and errors name the prompt.  An error of one prompt ends the call;
         ``generate_each`` returns the results of the others, too.
         """
+        params = self._sampling(params, sampling, "generate")
         if streamer is not None:
             result, is_one = self._generate_into(prompts, params, options, streamer, progress)
             return result if is_one else [result]
@@ -321,9 +321,17 @@ class LLM:
         ]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, options: RequestOptions | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        **sampling: Any,
     ) -> Stream:
-        """Continue one prompt, piece by piece.  The prompt is checked now.  A stream that is dropped is aborted."""
+        """Continue one prompt, piece by piece.  The prompt is checked now.  A stream that is dropped is aborted.
+
+        ``sampling``: as in ``generate``.
+        """
+        params = self._sampling(params, sampling, "stream")
         several, is_one = split_prompts(prompt)
         if not several:
             raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
@@ -369,12 +377,14 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         options: RequestOptions | None = None,
+        **sampling: Any,
     ) -> Result:
         """Answer messages with "role" and "content", rendered by the model's own chat template.
 
-        All messages are encoded in each call; for several turns see ``conversation``.  Raises UnsupportedError if the
-        model has no template.
+        ``sampling``: as in ``generate``.  All messages are encoded in each call; for several turns see
+        ``conversation``.  Raises UnsupportedError if the model has no template.
         """
+        params = self._sampling(params, sampling, "chat")
         return self.generate(self.chat_prompt(messages), params, options=options)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False) -> Conversation:
@@ -417,6 +427,14 @@ class LLM:
         """Return the token ids of a prompt: text is encoded, token ids stay as they are and are not checked."""
         self.engine.check_process()
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def _sampling(self, params: object, keywords: Mapping[str, Any], where: str) -> Any:
+        return sampling_params(params, keywords, self.generation.temperature, where) if keywords else params
+
+    if not TYPE_CHECKING:  # type checkers know the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute("LLM", name, dir(type(self)), _HINTS)
 
     def _resolve(self, params: SamplingParams) -> ResolvedSampling:
         """Return the parameters that a request runs with.

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.params import SamplingParams
 from penstock.engine.request import Request, Status
 from penstock.errors import PenstockError
 from penstock.llm.prompts import of_prompt
+from penstock.validation import missing_attribute
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["Choice", "Delta", "Embedding", "Result", "Score", "all_finished", "all_or_error", "make_result", "outcome"]
+
+
+_HINTS: Final = {"outputs": "choices, text and token_ids", "generated_text": "text", "usage": "prompt_token_ids"}
+"""Names that other libraries give to what a Result has."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,11 @@ class Result:
 
     def __str__(self) -> str:
         return self.text
+
+    if not TYPE_CHECKING:  # type checkers know the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute("Result", name, self.__dataclass_fields__, _HINTS)
 
 
 @dataclass(frozen=True)

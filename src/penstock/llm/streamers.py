@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.terminal import write_text
 from penstock.validation import wrong_type
 
 if TYPE_CHECKING:
-    from penstock.text.tokenizer import Tokenizer
+    from penstock.text.detokenizer import Detokenizer
 
 __all__ = ["Streamer", "TextStreamer"]
 
@@ -25,18 +25,34 @@ class Streamer(Protocol):
         """Note that no more will come."""
 
 
+class HasDetokenizer(Protocol):
+    """A tokenizer that gives incremental detokenizers."""
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a new incremental detokenizer."""
+
+
 class TextStreamer:
     """Prints text as soon as no later token can change it, without special tokens.
 
     For ``LLM.generate(..., streamer=TextStreamer(llm.tokenizer))``, like the class of the same name in transformers.
-    ``skip_prompt``: print only the answer.  ``file``: where to print (default: standard output).  It receives tokens,
-    so it also prints the text that a stop string removes from the result.  Override ``on_finalized_text`` to do
-    something else with the text.
+    ``tokenizer``: ``llm.tokenizer``, or an AutoTokenizer.  ``skip_prompt``: print only the answer.  ``file``: where to
+    print (default: standard output).  ``skip_special_tokens``: only True.  It receives tokens, so it also prints the
+    text that a stop string removes from the result.  Override ``on_finalized_text`` to do something else with the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_prompt: bool = False, *, file: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: HasDetokenizer,
+        skip_prompt: bool = False,
+        *,
+        file: TextIO | None = None,
+        skip_special_tokens: bool = True,
+    ) -> None:
         if not callable(getattr(tokenizer, "detokenizer", None)):
             raise wrong_type("tokenizer", "that of a model (llm.tokenizer)", tokenizer)
+        if skip_special_tokens is not True:
+            raise UnsupportedError("skip_special_tokens must be True: a TextStreamer prints text without them")
         self._tokenizer = tokenizer
         self._skip_prompt = skip_prompt
         self._file = file

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -9,35 +11,59 @@ from torch import nn
 
 from penstock.config import ConfigReader
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.models.registry import find_network, load_network_script
+from penstock.models.network_script import script_errors
+from penstock.models.registry import Definition, find_network, load_network_script, supported_types
 
 __all__ = ["MetaNetwork", "construct_on_meta"]
 
 
 class MetaNetwork(NamedTuple):
-    """A network whose parameters are on the meta device, and the sizes that capture needs."""
+    """A network whose parameters are on the meta device, and the sizes that capture needs.
+
+    ``script`` is the file of a user's own network, and None for a built-in one.
+    """
 
     network: nn.Module
     name: str
     context_len: int
     vocab_size: int
+    script: Path | None = None
 
 
 def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNetwork:
     """Construct the network of config.json's model_type, or the class that ``script`` ("file.py:Class") names.
 
-    Raises UnsupportedError for an unknown model_type, InvalidFileError for sizes that a layer refuses, and
-    InvalidArgumentError for an invalid script.
+    Raises UnsupportedError for an unknown model_type, InvalidFileError for sizes that a layer refuses and for an error
+    in the script, and InvalidArgumentError for an invalid script.
     """
-    definition = load_network_script(script) if script is not None else find_network(reader.str("model_type"))
+    definition = load_network_script(script) if script is not None else _network_of_type(reader)
     name = reader.str("model_type", definition.Network.__name__)
-    config = definition.Config.read(reader)
-    try:
-        with torch.device("meta"):
-            network = definition.Network(config)
-    except InvalidArgumentError as error:  # from a layer, whose sizes come from the config
-        raise InvalidFileError(f"{reader.file}: {error}") from None
+    path = _script_of(definition)
+    with script_errors(path):
+        config = definition.Config.read(reader)
+        try:
+            with torch.device("meta"):
+                network = definition.Network(config)
+        except InvalidArgumentError as error:  # from a layer, whose sizes come from the config
+            raise InvalidFileError(f"{reader.file}: {error}") from error
     for field in ("context_len", "vocab_size"):
         if not isinstance(getattr(config, field, None), int):
             raise InvalidArgumentError(f"network {name}: expected a config with an integer {field}, found none")
-    return MetaNetwork(network.eval(), name, config.context_len, config.vocab_size)
+    return MetaNetwork(network.eval(), name, config.context_len, config.vocab_size, path)
+
+
+def _network_of_type(reader: ConfigReader) -> Definition:
+    """Return the network of config.json's model_type; InvalidFileError for a config without one."""
+    if reader.values.get("model_type") is None:
+        raise InvalidFileError(
+            f"{reader.file}: model_type: expected one of {', '.join(supported_types())}, but the key is missing; for a "
+            "network of your own add --network FILE.py:CLASS (in Python: network=)"
+        )
+    return find_network(reader.str("model_type"))
+
+
+def _script_of(definition: Definition) -> Path | None:
+    """Return the file of a user's network; None for a built-in one, and for one that has no file."""
+    module = definition.Network.__module__
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return None if path is None or module.startswith("penstock.") else Path(path)

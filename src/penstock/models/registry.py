@@ -11,9 +11,9 @@ from typing import Any
 from torch import nn
 
 from penstock.config import show
-from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.models.families import built_in_families
-from penstock.models.network_script import run_network_script
+from penstock.models.network_script import run_network_script, split_spec
 from penstock.validation import refusal
 
 __all__ = [
@@ -102,14 +102,7 @@ def load_network_script(spec: str) -> Definition:
 
     A class ``Config`` is inside the network class or beside it.  Raises FileAccessError or InvalidArgumentError.
     """
-    if not isinstance(spec, str):
-        raise InvalidArgumentError(f"--network: expected path/to/file.py:ClassName, found {spec!r:.80}")
-    path_text, colon, class_name = spec.rpartition(":")
-    path = Path(path_text)
-    if not colon or path.suffix != ".py" or not class_name.isidentifier():
-        raise InvalidArgumentError(f"--network: expected path/to/file.py:ClassName, found {spec!r}")
-    if not path.is_file():
-        raise FileAccessError(f"--network: {path}: no such file")
+    path, class_name = split_spec(spec)
     module = run_network_script(path, class_name)
     network_class = getattr(module, class_name, None)
     if not (isinstance(network_class, type) and issubclass(network_class, nn.Module)):

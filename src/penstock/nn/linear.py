@@ -1,4 +1,7 @@
-"""Linear layers.  Over several ranks a pass cuts each by its output rows, and gathers the results (docs/ranks.md)."""
+"""Linear layers.
+
+Over several ranks a pass cuts each by its output rows, and gathers the results (docs/explanation/ranks.md).
+"""
 
 from __future__ import annotations
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import InvalidFileError, UnsupportedError
-from penstock.offline.infer_config import infer_config
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.offline.infer_config import check_file
 from penstock.offline.yaml_file import read_yaml
+from penstock.quant.scheme import find_scheme
 
 __all__ = ["INCREMENT_SUFFIX", "PREFILL_SUFFIX", "YAML_SUFFIXES", "ExportConfig", "check_sections", "only_yaml",
            "read_export_config"]  # fmt: skip
@@ -52,6 +53,11 @@ def check_sections(path: Path, values: Mapping[str, Any]) -> None:
     for name in ("load_checkpoint", "scheme"):
         if not isinstance(values.get(name) or "", str):
             raise InvalidFileError(f"{path}: {name} must be a string, not {values[name]!r:.60}")
+    if values.get("scheme"):
+        try:
+            find_scheme(values["scheme"])
+        except InvalidArgumentError as error:
+            raise InvalidFileError(f"{path}: {error}", param="scheme") from None
     for name in ("model", "infer"):
         if not isinstance(values.get(name) or {}, dict):
             raise InvalidFileError(f"{path}: {name} must be a mapping, not {values[name]!r:.60}")
@@ -96,9 +102,8 @@ def read_export_config(path: Path) -> ExportConfig:
     check_sections(file, values)
     base = file.parent
     infer = dict(values.get("infer") or {})
-    infer_config(
-        {**infer, "config_path": "", "ge_config_path": ""}, f"{file}: infer"
-    )  # fields for running: the same check as when running
+    # These fields are for running: the same check as when running.
+    check_file(infer, file, skip=("config_path", "ge_config_path"))
     prefill, increment = infer.get("prefill_model_path"), infer.get("increment_model_path")
     if not prefill:
         prefill, increment = f"{file.stem}{PREFILL_SUFFIX}", f"{file.stem}{INCREMENT_SUFFIX}"

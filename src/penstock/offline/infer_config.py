@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.config import check_integer
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.lite.device import check_target
 from penstock.validation import nearest, refusal
 
-__all__ = ["InferConfig", "infer_config"]
+__all__ = ["InferConfig", "check_file", "infer_config"]
 
 _PATHS: Final = ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path")
 _MAX_SEQ_LENGTH: Final = 1 << 24
+_INSTEAD: Final = (
+    " Export the checkpoint folder with `penstock export FOLDER OUT.psm` and run that; files of other formats, such as "
+    "MindIR, cannot be read."
+)
 
 
 @dataclass
@@ -27,7 +31,7 @@ class InferConfig:
     it must have the same graph and weights, and "" means the same file.  ``model_type``: "penstock".  ``model_name``:
     the name of the model, which is searched for if there are no paths.  ``infer_seq_length``: the most tokens of prompt
     and answer; 0 means as many as the model allows.  ``target``: "cpu".  ``device_id`` and ``rank_id``: 0.
-    ``config_path``: a file with the fields of ``lite.settings.ModelConfig``; ``ge_config_path`` is an alias.
+    ``config_path``: a file with the fields of ``lite.settings.ModelConfig``; ``ge_config_path``: its alias.
 
     Raises InvalidArgumentError or UnsupportedError, which names the field.  Fields set later are checked when a
     pipeline is made.  A field that does not exist cannot be set.
@@ -58,7 +62,8 @@ class InferConfig:
         kind = getattr(self.model_type, "value", self.model_type)
         if kind != "penstock":
             raise UnsupportedError(
-                f"model_type must be 'penstock', a bundle (.psm), not {self.model_type!r:.60}", param="model_type"
+                f"model_type must be 'penstock', a bundle (.psm), not {self.model_type!r:.60}.{_INSTEAD}",
+                param="model_type",
             )
         if not isinstance(self.model_name, str) or not self.model_name:
             raise refusal("model_name", "a non-empty string", self.model_name)
@@ -93,6 +98,17 @@ def infer_config(values: Mapping[str, Any], where: str = "pipeline") -> InferCon
         if name not in FIELDS:
             raise InvalidArgumentError(_no_field(where, name))
     return InferConfig(**values)
+
+
+def check_file(values: Mapping[str, Any], file: Path, skip: Sequence[str] = _PATHS) -> None:
+    """Check the section ``infer`` of a file without the fields in ``skip``; the error names the file and the field."""
+    where = f"{file}: infer"
+    try:
+        infer_config({name: value for name, value in values.items() if name not in skip}, where)
+    except PenstockError as error:
+        text = str(error) if str(error).startswith(where) else f"{where}: {error}"
+        kind = InvalidFileError if isinstance(error, InvalidArgumentError) else type(error)
+        raise kind(text, param=error.param) from error
 
 
 def _no_field(where: str, name: object) -> str:

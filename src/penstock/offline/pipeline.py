@@ -28,7 +28,9 @@ def pipeline(
     backend: str | None = None,
     **options: Any,
 ) -> Any:
-    """Return a pipeline for ``task`` (default: "text_generation"), which is called with prompts: see TextGeneration.
+    """Return a pipeline for ``task``, which is called with prompts: see TextGeneration.
+
+    ``task``: by default "text_generation", which may be spelled "text-generation".
 
     ``model``: a bundle, a checkpoint folder, a pair of bundles (prefill, increment), a model folder (one YAML file, and
     bundles named *_prefill_graph.psm and *_inc_graph.psm), a YAML file with an ``infer`` section, an InferConfig, an
@@ -53,7 +55,8 @@ def pipeline(
         config = find_source(model, values, search_path)
     processors = {"tokenizer": tokenizer, "image_processor": image_processor, "audio_processor": audio_processor}
     options["backend"] = default_backend(model) if backend is None else backend
-    return InferTask.get_infer_task(task or "text_generation", config, **processors, **options)
+    task = "text_generation" if task in (None, "", "text-generation") else task  # transformers' name
+    return InferTask.get_infer_task(task, config, **processors, **options)
 
 
 def _folders(search_path: object) -> list[Path] | None:

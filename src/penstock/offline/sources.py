@@ -12,7 +12,7 @@ from penstock import env
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.graph.bundle import read_graph
 from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, YAML_SUFFIXES, check_sections, only_yaml
-from penstock.offline.infer_config import InferConfig, infer_config
+from penstock.offline.infer_config import InferConfig, check_file, infer_config
 from penstock.offline.yaml_file import read_yaml
 from penstock.validation import refusal, wrong_type
 
@@ -131,6 +131,7 @@ def _infer_section(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``infer`` section; its paths are relative to the file.  The other sections are for export."""
     check_sections(path, values)
     section = dict(values.get("infer") or {})
+    check_file(section, path)
     for name in ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path"):
         if section.get(name):
             section[name] = str(path.parent / str(section[name]))

@@ -16,6 +16,7 @@ from penstock.lite.model import Model
 from penstock.llm.llm import LLM
 from penstock.llm.prompts import check_each, split_prompts
 from penstock.llm.result import Result
+from penstock.llm.sampling_keywords import sampling_params
 from penstock.offline.backends import (
     Answers,
     Generator,
@@ -106,23 +107,31 @@ class TextGeneration:
         A prompt is a text or a list of token ids.  ``add_special_tokens``: add the tokenizer's special tokens to a
         text. ``is_sample_acceleration``: True lets the graph choose the likeliest token: the tokens of ``temperature``
         0 with less work, whatever the model's defaults are; None keeps the graph of the file.  Pass sampling as
-        ``params`` or as its fields (``max_tokens``, ``temperature``, ``seed`` ...).  Raises InvalidArgumentError or
+        ``params`` or as its fields (``max_tokens``, ``temperature``, ``seed`` ...) or by transformers' names
+        (``max_new_tokens``, ``do_sample`` ...).  Raises InvalidArgumentError or
         UnsupportedError, which names the prompt or the field.
         """
         for name, value in (("stream", stream), ("add_special_tokens", add_special_tokens)):
             check_flag(name, value)
         check_process(self._pid, "pipeline")
-        sampling_params = _params(params, sampling)
         generator = self._choose(is_sample_acceleration)
+        one = self._params(params, sampling)
         several, is_one = split_prompts(inputs)
         ids = check_each(several, is_one, lambda prompt: self._encode(prompt, add_special_tokens))
         if stream:
             if not is_one:
                 raise InvalidArgumentError(f"stream takes one prompt, not {len(several)}", param="stream")
-            answers: Answers = generator.stream(ids[0], sampling_params)
+            answers: Answers = generator.stream(ids[0], one)
             return answers
-        results: list[Result] = generator.generate(ids, sampling_params)
+        results: list[Result] = generator.generate(ids, one)
         return results[0] if is_one else results
+
+    def _params(self, params: object, keywords: Mapping[str, Any]) -> SamplingParams:
+        temperature = getattr(getattr(self._generator, "generation", None), "temperature", 0.0)
+        made = sampling_params(params, keywords, temperature, "text_generation")
+        if made is not None and not isinstance(made, SamplingParams):
+            raise wrong_type("params", "SamplingParams", made)
+        return made or SamplingParams()
 
     def _encode(self, prompt: Any, add_special_tokens: bool) -> Sequence[int]:
         if isinstance(prompt, str):
@@ -177,13 +186,3 @@ class TextGeneration:
 def tail_of(generator: Generator) -> str:
     """Return the tail of the graph, or "" if it ends in logits."""
     return generator.tail if isinstance(generator, LiteGenerator) else generator.info.tail  # type: ignore[attr-defined]
-
-
-def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
-    if params is None:
-        return SamplingParams(**sampling)
-    if sampling:
-        raise InvalidArgumentError(f"{next(iter(sampling))}: set it in params")
-    if not isinstance(params, SamplingParams):
-        raise wrong_type("params", "SamplingParams", params)
-    return params

@@ -2,7 +2,7 @@
 
 ``custom_op`` declares an op, as in examples/custom_op/network.py, and returns the function that networks call.  Eager
 mode runs the kernel of a library that ``penstock.load_ops`` loaded, or else the PyTorch function.  Capture writes the
-op's name and version into the graph, and a process that runs the bundle loads the library (docs/custom-ops.md).
+op's name and version into the graph, and a process that runs the bundle loads the library (docs/guides/custom-ops.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The primary talks to its workers this way (``wire.proto``), and a service to its stage processes (``stages.proto``).  A
 message costs one ``send`` in the thread that has it and one wake-up of the event loop that reads it.  gRPC's threads
-and event loops took three of each (docs/log.md).
+and event loops took three of each (docs/history/log.md).
 """
 
 from __future__ import annotations

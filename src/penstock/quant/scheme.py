@@ -1,6 +1,7 @@
 """The table of schemes: how linear layers store their weights and round their activations.
 
-A bundle has one scheme.  ``docs/quantization.md`` describes each scheme; ``docs/numerics.md`` gives the arithmetic.
+A bundle has one scheme.  ``docs/guides/quantization.md`` describes each scheme, and
+``docs/explanation/numerics.md`` its arithmetic.
 """
 
 from __future__ import annotations

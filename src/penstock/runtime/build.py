@@ -21,6 +21,7 @@ from typing import IO, Any, Final
 
 from penstock import env, errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
+from penstock.extras import install_command
 from penstock.models.network_script import refuse_nested_export
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
 
@@ -30,14 +31,23 @@ _TAIL_LINES: Final = 20
 _JOIN_SECONDS: Final = 5.0
 
 
+class _ChildTracebackError(Exception):
+    """The traceback of an error in the child, as the cause of the error that is raised here."""
+
+
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a build: ``stage`` is "capture", "pack", "write" or "wait" (for another process that builds the
-    same bundle); ``done`` and ``total`` count bytes, and ``total`` 0 is unknown."""
+    """The progress of long work.
+
+    ``stage``: what is done; in a build "capture", "pack", "write" or "wait" (for another process that builds the same
+    bundle).  ``done`` and ``total`` count ``unit``; ``total`` 0 is unknown.  ``note``: more figures, for reading.
+    """
 
     stage: str
     done: int = 0
     total: int = 0
+    unit: str = "bytes"
+    note: str = ""
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -51,20 +61,21 @@ def build_in_child(
     network: str | None = None,
     tail: str | None = None,
     rank: int | None = None,
+    without_weights: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Export ``source`` to the bundle ``out`` in a child process; return the child's report.
 
-    ``network`` is "file.py:Class" or None; ``tail`` and ``rank`` as in ``export_bundle``.  Raises the PenstockError
-    that the child raised, UnsupportedError when PyTorch is not installed or this process is itself an export, and
-    InternalError with the last lines of the child's stderr when the child died.  An interrupt kills the child and
-    every process that it started within a second, and leaves no file behind.
+    ``network`` is "file.py:Class" or None; ``tail``, ``rank`` and ``without_weights`` as in ``export_bundle``.  Raises
+    the PenstockError that the child raised, UnsupportedError when PyTorch is not installed or this process is itself an
+    export, and InternalError with the last lines of the child's stderr when the child died.  An interrupt kills the
+    child and every process that it started within a second, and leaves no file behind.
     """
     refuse_nested_export()
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError(
-            "Exporting a checkpoint folder requires PyTorch, which is not installed. Run `pip install "
-            "'penstock[torch]'`, or use a .psm bundle."
+            "Exporting a checkpoint folder requires PyTorch, which is not installed. Run "
+            f"`{install_command('torch')}`, or use a .psm bundle."
         )
     final = Path(out)
     if final.is_dir() or not final.parent.is_dir():
@@ -75,6 +86,7 @@ def build_in_child(
         command += [] if network is None else ["--network", network]
         command += [] if tail is None else ["--tail", tail]
         command += [] if rank is None else ["--rank", str(rank)]
+        command += ["--without-weights"] if without_weights else []
         command += ["--", os.fspath(source), str(folder / final.name)]
         with _running(command) as child:
             stderr_lines: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -150,7 +162,10 @@ def _failure(last: dict[str, Any], code: int, tail: list[str], names: tuple[str,
     """Return the child's error.  ``names`` are the file's temporary and final names; the message gets the final one."""
     kind = getattr(errors, str(last.get("error")), None)
     if isinstance(kind, type) and issubclass(kind, PenstockError):
-        return kind(str(last.get("message")).replace(*names), param=last.get("param"))
+        error = kind(str(last.get("message")).replace(*names), param=last.get("param"))
+        if last.get("traceback"):
+            error.__cause__ = _ChildTracebackError(f"\n\n{last['traceback']}")
+        return error
     if code < 0:
         reason = f"was killed by {signal.Signals(-code).name}"
         if code == -signal.SIGKILL:

@@ -174,6 +174,15 @@ class Cache:
         self._make_room(keep=key)
         return path
 
+    def find_any(self, folder: Path | str, network: str | None = None) -> Path | None:
+        """Return the cached bundle of a checkpoint folder in any scheme, unverified; None if there is none."""
+        checkpoint = Checkpoint.open(folder)
+        for scheme in SCHEMES:
+            entry = self._entry(bundle_key(checkpoint, scheme, network))
+            if entry is not None:
+                return entry.path
+        return None
+
     def list(self) -> Entries:
         """Return the cached bundles, the most recently used first."""
         entries = []

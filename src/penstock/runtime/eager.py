@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.config import show
+from penstock.config import show, show_tensors
 from penstock.core import layouts, native
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.meta import construct_on_meta
+from penstock.models.network_script import script_errors
 from penstock.nn import (
     Batch,
     Linear,
@@ -64,7 +65,7 @@ class EagerProgram:
         self._context = native.Context(threads)
         scheme = checkpoint.choose_scheme(scheme)
         built = construct_on_meta(checkpoint.config, network)
-        self.network = built.network
+        self.network, self._script = built.network, built.script
         groups = assign_page_groups(self.network)
         bidirectional = any(not layer.causal for layer in attention_layers(self.network).values())
         limits = _complete(limits, built.context_len, scheme, bidirectional)
@@ -115,12 +116,29 @@ class EagerProgram:
         token_ids[failed] = 0  # lets the rest of the batch run; the failed requests get NaN logits below
         self._check(batch, token_ids)
         arrays = (token_ids, batch.positions, batch.request_starts, batch.page_tables, batch.output_rows)
-        with use_context(self._context), torch.no_grad():
+        with use_context(self._context), torch.no_grad(), script_errors(self._script):
             logits = self.network(Batch(*(torch.from_numpy(array.copy()) for array in arrays)))
+        self._check_output(logits, len(batch.output_rows))
         self._logits = logits.numpy()
         if failed.size:
             request_of = np.repeat(np.arange(len(batch.request_starts) - 1), np.diff(batch.request_starts))
             self._logits[np.isin(request_of[batch.output_rows], request_of[failed])] = np.nan
+
+    def _check_output(self, output: object, num_rows: int) -> None:
+        """Refuse an output of the network that graph mode refuses, too."""
+        expected = [num_rows, self.info.vocab_size]
+        if not isinstance(output, Tensor):
+            raise InvalidFileError(
+                f"{self._where()}: output: expected logits {expected}, found {type(output).__name__}"
+            )
+        if list(output.shape) != expected or output.dtype != torch.float32:
+            raise InvalidFileError(
+                f"{self._where()}: output: expected float32 logits {expected}, one row per entry of batch.output_rows, "
+                f"found {output.dtype} {list(output.shape)}; select rows with batch.output_rows"
+            )
+
+    def _where(self) -> str:
+        return f"{self._script or 'network'}: {type(self.network).__name__}.forward"
 
     def logits(self) -> NDArray[np.float32]:
         """Return the last step's logits, [R, vocab]."""
@@ -224,6 +242,15 @@ def _complete(limits: ProgramLimits, max_context_len: int, scheme: str, bidirect
     )
 
 
+_MAX_LISTED = 5
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(map(show, names[:_MAX_LISTED])) + more
+
+
 class _WeightReader:
     """Reads checkpoint tensors as packed torch tensors, one at a time; names those that are missing or unused."""
 
@@ -235,18 +262,23 @@ class _WeightReader:
         """Set every weight of the network."""
         self._shapes = {matrix.name: (matrix.rows, matrix.cols) for matrix in shared_matrices(network)}
         vectors = {name for name, tensor in network.named_parameters() if tensor.ndim == 1}
-        needed = set(self._shapes) | vectors
+        needed, folder = set(self._shapes) | vectors, self._checkpoint.folder
         stored = set(self._checkpoint.tensors)
         missing = sorted(needed - stored)
         extra = stored - needed.union(*(self._checkpoint.companions(name) for name in needed))
         if extra:
             extra -= self._checkpoint.redundant_names()
         if missing:
-            raise InvalidFileError(f"{self._checkpoint.folder}: lacks tensors {show(missing)}, which the network reads")
+            raise InvalidFileError(f"{folder}: lacks {show_tensors(missing)}, which the network reads")
         if extra:
-            raise InvalidFileError(
-                f"{self._checkpoint.folder}: has tensors {show(sorted(extra))}, which the network does not read"
-            )
+            foreign = sorted(extra & {name for name, _ in network.named_parameters()})
+            if foreign:
+                layer = network.get_submodule(foreign[0].rpartition(".")[0])
+                raise UnsupportedError(
+                    f"{folder}: {show_tensors(foreign)}: expected a layer of penstock.nn, found "
+                    f"{type(layer).__module__}.{type(layer).__qualname__}"
+                )
+            raise InvalidFileError(f"{folder}: has {show_tensors(sorted(extra))}, which the network does not read")
         load_weights(network, self._scheme, self._checkpoint.dtype, self._read)
 
     def _read(self, name: str, layout: int) -> Tensor:

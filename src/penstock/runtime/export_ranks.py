@@ -50,8 +50,7 @@ def export_ranks(
         for rank in range(world):
             part = folder / rank_bundle(rank)
             if is_cut:
-                options = {"scheme": scheme, "network": network, "tail": tail}
-                build_in_child(model, part, rank=rank, progress=progress, **options)
+                build_in_child(model, part, scheme=scheme, network=network, tail=tail, rank=rank, progress=progress)
             else:
                 write_rank_bundle(whole, part, rank, world)
         return sum(path.stat().st_size for path in folder.iterdir())

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from penstock.extras import install_command
 from penstock.graph.passes.cut import MAX_RANKS
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
@@ -116,10 +117,15 @@ def open_program(
         return _open_folder(path, scheme, threads, limits, network, options)
     if not path.exists():
         raise FileAccessError(
-            f"{path}: no such file or folder; expected a local checkpoint folder or a .psm bundle", param="model"
+            f"{path}: no such file or folder{_here(path)}; expected a local checkpoint folder or a .psm bundle",
+            param="model",
         )
     _check_bundle_options(path, mode, network)
     return _open_bundle(path, scheme, threads, limits, options)
+
+
+def _here(path: Path) -> str:
+    return "" if path.is_absolute() else f" in {os.getcwd()}"
 
 
 def check_network(network: object) -> None:
@@ -141,7 +147,8 @@ def registered_script(folder: Path) -> str | None:
         return None
     from penstock.checkpoint.folder import Checkpoint
 
-    script: str | None = registry.registered_script(Checkpoint.open(folder).config.str("model_type"))
+    model_type = Checkpoint.open(folder).config.optional_str("model_type")
+    script: str | None = None if model_type is None else registry.registered_script(model_type)
     return script
 
 
@@ -326,6 +333,7 @@ def _suggestion(program: Program) -> list[str]:
 
 def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramLimits, network: str | None) -> Opened:
     from penstock.checkpoint.folder import Checkpoint
+    from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
 
     if limits.weights != "mmap":
         raise UnsupportedError(
@@ -333,6 +341,9 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
             param="weights",
         )
     checkpoint = Checkpoint.open(folder)
+    files = checkpoint.side_files()
+    read_generation_config(files)  # small files first: a mistake in one is reported before the work begins
+    read_tokenizer_config(files)
     context_len = limits.context_len or EAGER_CONTEXT
     longest = checkpoint.config.optional_int("max_position_embeddings")
     if longest is not None:  # a user's network may have another key for it; the program then reads its config
@@ -351,7 +362,7 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
         if error.name != "torch":
             raise
         raise UnsupportedError(
-            "Eager mode requires PyTorch, which is not installed. Run `pip install 'penstock[torch]'`."
+            f"Eager mode requires PyTorch, which is not installed. Run `{install_command('torch')}`."
         ) from error
     program = EagerProgram(checkpoint, scheme=scheme, threads=threads, limits=eager_limits, network=network)
-    return Opened(program, checkpoint.side_files(), folder, [])
+    return Opened(program, files, folder, [])

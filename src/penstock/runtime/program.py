@@ -40,12 +40,17 @@ WEIGHTS = ("mmap", "huge")
 class ProgramLimits:
     """The sizes that a program's memory is planned for.
 
-    ``max_tokens``, ``max_requests`` and ``max_rows`` limit one step.  ``num_pages`` is the number of KV pages per page
-    group.  ``context_len`` limits one request (prompt and answer, in tokens).  Zero for ``max_rows``, ``num_pages`` or
-    ``context_len`` leaves the choice to ``open_program``; the limits of an open program have no zero.  A program has
-    ``max_requests`` slots, each of which remembers the token last sampled in it.  ``kv_layout`` is one of
-    ``KV_LAYOUTS``; in the limits of an open program "auto" is resolved.  ``weights`` is one of ``WEIGHTS``: "mmap"
-    starts at once and shares the file's pages with every process that maps them; "huge" copies them first.
+    ``max_tokens``: tokens of one step.
+    ``max_requests``: requests of one step.  A program has as many slots, each of which remembers the token last sampled
+    in it.
+    ``max_rows``: rows of logits of one step (0: chosen when the program is opened).
+    ``num_pages``: KV pages per page group (0: as many as the requests need, or as memory holds).
+    ``context_len``: tokens of one request, prompt and answer (0: as many as the model allows).
+    ``kv_layout``: the type of keys and values, one of ``KV_LAYOUTS``; "auto" is f32 with scheme f32, otherwise bf16.
+    ``weights``: "mmap" starts at once and shares the file's pages with every process that maps them; "huge" copies them
+    first.
+
+    The limits of an open program have no zero and no "auto".
     """
 
     max_tokens: int = 512

@@ -1,4 +1,4 @@
-"""The processes of the other ranks: started, watched and ended together (docs/ranks.md).
+"""The processes of the other ranks: started, watched and ended together (docs/explanation/ranks.md).
 
 A rank that ends, whatever the reason, ends the group: each wait of each rank returns at once, and the step fails with
 UnavailableError.
@@ -6,6 +6,7 @@ UnavailableError.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -22,14 +23,14 @@ from typing import IO, Any, Final
 from penstock import errors
 from penstock.core.comm import SharedComm, shared_bytes
 from penstock.env import child_environment
-from penstock.errors import FileAccessError, PenstockError, UnavailableError
+from penstock.errors import FileAccessError, PenstockError, UnavailableError, UnsupportedError
 
 __all__ = ["CLOSED", "RankGroup"]
 
 CLOSED: Final = "closed"
 """The reason with which a group ends that is not needed any more."""
 _LOAD_S: Final = 600.0
-_END_S: Final = 2.0
+_END_S: Final = 0.5
 """A rank has this time to exit by itself before it is killed."""
 
 
@@ -40,6 +41,11 @@ class RankGroup:
     """
 
     def __init__(self, world: int, part_bytes: int, *, oversubscribed: bool) -> None:
+        if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+            raise UnsupportedError(
+                "tensor_parallel_size: expected Linux, whose shared memory ranks use; use 1",
+                param="tensor_parallel_size",
+            )
         self.world = world
         self._settings: dict[str, Any] = {
             "world": world,
@@ -48,14 +54,16 @@ class RankGroup:
             "oversubscribed": oversubscribed,
         }
         # A file without a name: however the processes end, nothing is left in /dev/shm.
-        self._fd = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._children: list[subprocess.Popen[str]] = []
         self._wake, self._waker = os.pipe()
         self._started = threading.Event()
-        self._start_error: OSError | None = None
+        self._start_error: Exception | None = None
         self._supervisor: threading.Thread | None = None
         try:
             os.ftruncate(self._fd, shared_bytes(world, part_bytes))
+            # The size stays, because access beyond the end of a file kills a process.
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self.comm = SharedComm(0, fd=self._fd, **self._settings)
         except BaseException:
             self._close_descriptors()
@@ -75,8 +83,7 @@ class RankGroup:
         """Send the ranks a last message."""
         for child in self._children:
             _write_line(child, json.dumps(message))
-            if child.stdin is not None:
-                child.stdin.close()
+            _close(child.stdin)
 
     def await_ready(self) -> None:
         """Wait until every rank has opened its part.  Raises the error of a rank that failed."""
@@ -111,9 +118,8 @@ class RankGroup:
         if self._supervisor is not None:
             self._supervisor.join()
         for child in self._children:
-            for stream in (child.stdin, child.stdout):
-                if stream is not None:
-                    stream.close()
+            _close(child.stdin)
+            _close(child.stdout)
         self.comm.close()
         self._close_descriptors()
 
@@ -126,7 +132,7 @@ class RankGroup:
         try:
             for rank in range(1, self.world):
                 self._children.append(self._spawn(rank, settings))
-        except OSError as error:
+        except Exception as error:
             self._start_error = error
             self.comm.abort(f"the process of a rank failed to start: {error}")
         self._started.set()
@@ -173,6 +179,12 @@ def _write_line(child: subprocess.Popen[str], text: str) -> None:
         with suppress(BrokenPipeError):
             child.stdin.write(text + "\n")
             child.stdin.flush()
+
+
+def _close(stream: IO[str] | None) -> None:
+    if stream is not None:
+        with suppress(BrokenPipeError):  # unsent text for a rank that has ended
+            stream.close()
 
 
 def _read_message(stream: IO[str] | None, deadline: float) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Arrivals:
     Otherwise the first of many requests to an idle worker would run in a step of its own, which takes as long as a step
     of all of them, and the others would wait for its end: 18.0 steps instead of 16.1 for 16 streams of 16 tokens.  A
     request alone takes as long with it as without (``python benchmarks/serving_shortcuts.py MODEL.psm --shortcuts
-    arrivals``; docs/log.md).
+    arrivals``; docs/history/log.md).
     """
 
     def __init__(self) -> None:

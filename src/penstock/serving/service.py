@@ -77,11 +77,10 @@ async def run_service(settings: ServiceSettings) -> int:
     limit = raise_limit()
     settings = _within(settings, limit)
     primary = Primary(settings.supervision, remote=settings.worker_listener)
-    models = RemoteModels(primary, settings.options, settings.num_workers)
+    models = RemoteModels(primary, settings.options, settings.num_workers, settings.networks)
     primary.adopt = models.adopt
     servables = _servables(models, primary, settings)
     traces = _traces(settings)
-    # This reads keys and certificates before anything runs.
     listeners, changes, metrics = _listeners(models, servables, settings, traces, primary.arrivals)
     stop_now = asyncio.Event()
 
@@ -98,8 +97,7 @@ async def run_service(settings: ServiceSettings) -> int:
         serving = asyncio.gather(*(listener.serve() for listener in listeners.values()))
         signalled = asyncio.ensure_future(signals.received.wait())
         loading = asyncio.ensure_future(_load(models, servables, settings))
-        sampling = asyncio.ensure_future(metrics.history.run())
-        tasks += [serving, signalled, loading, sampling]
+        tasks += [serving, signalled, loading, asyncio.ensure_future(metrics.history.run())]
         await asyncio.wait((serving, signalled, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
@@ -209,7 +207,10 @@ def _listeners(
     traces: Traces | None,
     arrivals: Arrivals,
 ) -> tuple[dict[str, Listener | GrpcListener], Changes, Metrics]:
-    """Return the public listeners and the configured admin listener, its changes of models, and the metrics."""
+    """Return the public listeners and the configured admin listener, its changes of models, and the metrics.
+
+    Reads the keys and certificates, so that a wrong one ends the service before anything runs.
+    """
     from penstock.serving.http.app import make_app
 
     gateway, changes = make_app(models, settings.gateway, traces, arrivals, methods=servables), Changes(models)

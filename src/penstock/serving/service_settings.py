@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,8 @@ class ServiceSettings:
     ``models``: pairs of a name ("" for the file's name) and a path; ``num_workers`` processes run each model.
     ``worker_listener``: where workers of other machines connect.  ``admin_socket``: the unix socket on which models are
     loaded and unloaded.  ``otlp_traces_endpoint``: the URL that receives the spans of requests; "" disables tracing.
-    ``servables``: folders that contain servables.
+    ``servables``: folders that contain servables.  ``networks``: "file.py:Class" for the checkpoint folder of a model
+    by name, and under "" for every other one.
     """
 
     models: tuple[tuple[str, str], ...]
@@ -32,3 +34,4 @@ class ServiceSettings:
     admin_socket: Path | None = None
     otlp_traces_endpoint: str = ""
     servables: tuple[Path, ...] = ()
+    networks: Mapping[str, str] = field(default_factory=dict)

@@ -64,11 +64,13 @@ class GatewayLimits:
 class GatewaySettings:
     """Addresses, keys and limits of the gateway.
 
-    ``port``: 0 picks a free one.  ``keys_file``: a file of API keys, one per line; None disables keys, which requires
-    ``insecure`` if ``host`` is reachable from other machines.  ``hosts``: further accepted names in the Host header,
-    "*" for any.  ``origins``: origins of other hosts whose pages may call the service.  ``tls_certificate``,
-    ``tls_key``: PEM files.  ``grpc_port``: the port of gRPC on the same host; None disables gRPC.
-    ``admin_keys_file``: a file of keys that may load and unload servables; None disables these operations.
+    ``host``: the address to listen on.  ``port``: 0 picks a free one.  ``insecure``: allow a ``host`` that other
+    machines can reach without keys.  ``limits``: sizes and times.  ``keys_file``: a file of API keys, one per line;
+    None disables keys, which requires ``insecure`` if ``host`` is reachable from other machines.  ``hosts``: further
+    accepted names in the Host header, "*" for any.  ``origins``: origins of other hosts whose pages may call the
+    service.  ``tls_certificate``, ``tls_key``: PEM files.  ``grpc_port``: the port of gRPC on the same host; None
+    disables gRPC.  ``admin_keys_file``: a file of keys that may load and unload servables; None disables these
+    operations.
     """
 
     host: str = "127.0.0.1"

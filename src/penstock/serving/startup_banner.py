@@ -41,6 +41,8 @@ def startup_banner(
         lines += [f"    memory of each worker: {_plan(plan)}" for plan in backend.plans()[:1]]
     methods = [] if servables is None else [*servables.list()]
     lines += [f"  {_method(one)}" for one in methods]
+    if models.list():
+        lines.append(f"  web page: {url}/   OpenAI's clients: base_url {url}/v1   metrics: {url}/metrics")
     if "grpc" in urls:
         tls = "" if gateway.tls_certificate is None else " with TLS"
         lines.append(f"  gRPC (Open Inference Protocol v2) at {urls['grpc']}{tls}")

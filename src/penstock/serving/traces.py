@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from penstock.api_errors import grpc_code
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.extras import install_command
 from penstock.serving.operations import GRPC
 from penstock.serving.request_trace import RequestTrace
 from penstock.version import __version__
@@ -66,7 +67,7 @@ class Traces:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise UnsupportedError(
-                f"otlp_traces_endpoint needs OpenTelemetry: pip install 'penstock[otel]' ({error})",
+                f"otlp_traces_endpoint requires OpenTelemetry. Run `{install_command('otel')}` ({error}).",
                 param="otlp_traces_endpoint",
             ) from error
         about = {SERVICE_VERSION: __version__}

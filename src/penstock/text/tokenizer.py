@@ -11,7 +11,7 @@ from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.core import tokenizer as core_tokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from penstock.validation import wrong_type
+from penstock.validation import listed_token_ids, wrong_type
 
 __all__ = ["Tokenizer"]
 
@@ -110,7 +110,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._backend.decode(listed_token_ids("ids", ids), skip_special_tokens=skip_special_tokens)
 
     def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each list of token ids, without special tokens."""

@@ -21,7 +21,7 @@ from tests.support.http_service import raw, until
 KEY = "a-key-of-twenty-chars"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-OPEN = {"/", "/page/{file}", "/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"}
+OPEN = {"/", "/docs", "/page/{file}", "/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"}
 
 
 @pytest.fixture

@@ -210,7 +210,7 @@ def test_others_are_answered_while_a_large_body_is_parsed(demo, monkeypatch):
 
 
 def test_the_documents_state_the_bounds():
-    text = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "serving.md").read_text()
     bounds = f"{MAX_VALUES:,} values, of them {MAX_NESTS:,} lists and objects and {MAX_STRINGS:,} strings"
     assert bounds in text
     assert f"{MAX_KEYS:,} keys and {MAX_ESCAPES:,} escapes" in text

@@ -369,7 +369,7 @@ def test_the_questions_of_an_evaluation_find_its_accuracy(demo, llm):
     for one in documents:
         likelihoods = [next(sums) for _ in one["choices"]]
         right += likelihoods.index(max(likelihoods)) == one["answer"]
-    table = (folder / "docs" / "evaluation.md").read_text()
+    table = (folder / "docs" / "guides" / "evaluation.md").read_text()
     assert f"acc     |↑  |{right / len(documents):.4f}|" in table
 
 

@@ -19,7 +19,7 @@ DEMO = ROOT / "demo" / "demo.psm"
 
 
 def test_lm_eval_scores_the_demo_model_over_http(tmp_path) -> None:
-    """As in docs/evaluation.md: 24 lines of Python with four ends each, of which chance would find a quarter."""
+    """As in docs/guides/evaluation.md: 24 lines of Python with four ends each, of which chance would find a quarter."""
     with LLM(DEMO) as llm:
         running = Service({"demo": llm})
         try:

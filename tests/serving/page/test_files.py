@@ -20,15 +20,21 @@ SOURCES = ROOT / "page"
 MAX_BYTES = 600_000
 
 
-def served_names() -> list[str]:
-    folder = files("penstock.serving").joinpath("page")
-    return [one.name for one in folder.iterdir() if one.name not in ("index.html", "licences.txt")]
+PAGES = {"/": "index.html", "/docs": "docs.html"}
 
 
-def test_all_files_together_are_under_600_kilobytes(serve):
+def served_paths(page: str) -> list[str]:
+    """Return the paths of a page and of its files; those of /docs are named after it."""
+    names = [one.name for one in files("penstock.serving").joinpath("page").iterdir() if one.name != "licences.txt"]
+    own = [name for name in names if name.startswith("docs.") == (page == "/docs") and name not in PAGES.values()]
+    return [page, *(f"/page/{name}" for name in own)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_of_a_page_are_under_600_kilobytes(serve, page):
     service = serve()
     total = 0
-    for path in ["/", *(f"/page/{name}" for name in served_names())]:
+    for path in served_paths(page):
         status, headers, data = service.ask("GET", path, headers={"Accept-Encoding": "gzip"})
         assert status == 200, path
         is_font = path.endswith(".woff2")

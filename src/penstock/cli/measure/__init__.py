@@ -1,1 +1,1 @@
-"""Commands that measure: bench, profile, doctor.  Imports ``bench``."""
+"""Commands that measure: bench, profile.  Imports ``bench``."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.measure.bench_online import add_online_options, refuse_online_options, run_online
 from penstock.cli.model_source import downloaded_path
-from penstock.cli.options import add_options, add_parser_of
+from penstock.cli.options import add_model, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
 from penstock.validation import refusal
@@ -24,16 +24,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "bench",
-        "measure speed and compare it with the limits of this machine",
         "Measure the speed of prefill and decode, and compare it with the limits of this machine. With --online, "
         "measure latencies of requests that arrive over time.",
         "penstock bench demo/demo.psm --prompt-tokens 128 --batch 1,4\n"
         "penstock bench demo/demo.psm --online --rate 50%,80% --svg latency.svg",
     )
-    add_options(parser, "local model", "--scheme")
-    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens per prompt (default: 512, online 256)")
-    parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, online 64)")
-    parser.add_argument("--batch", metavar="N,N...", help="batch sizes of decode (default: 1,8,32)")
+    add_model(parser, parser, "local model")
+    add_options(parser, "--scheme")
+    parser.add_argument(
+        "-p", "--prompt-tokens", type=int, metavar="N", help="tokens per prompt (default: 512, online 256)"
+    )
+    parser.add_argument("-n", "--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, online 64)")
+    parser.add_argument("-b", "--batch", metavar="N,N...", help="batch sizes of decode (default: 1,8,32)")
     add_options(parser, "--threads", "--network", "--weights", "--verify")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     add_online_options(parser)
@@ -72,13 +74,15 @@ def run(args: argparse.Namespace) -> int:
         weights=args.weights,
         verify=args.verify,
     )
-    with ProgressLine() as progress:
+    with ProgressLine(ticks=False) as progress:
         report = bench(settings, progress)
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0
 
 
 def _table(model: str, report: Report) -> str:
+    from penstock.bench.verdict import describe_bench
+
     read, ops = report.limits["read_bytes_per_s"], report.limits["ops_per_s"]
     peak = report.limits["prefill_peak"]
     lines = [
@@ -92,14 +96,16 @@ def _table(model: str, report: Report) -> str:
     if report.populate_s:
         lines.insert(3, f"copying weights  {report.populate_s * 1e3:10,.1f} ms")
     for batch, rate in report.decode_tokens_per_s.items():
-        share = report.share_of_limit["decode"][batch]
-        mark = "  inconsistent: faster than memory (data from CPU caches?)" if batch in report.inconsistent else ""
-        lines.append(f"decode, batch {batch:<3}{rate:10,.1f} tokens/s  {share:4.0%} of the limit{mark}")
+        share = f"{report.share_of_limit['decode'][batch]:4.0%} of the {report.decode_bound[batch]} limit"
+        reached = "from CPU caches" if batch in report.inconsistent else share
+        lines.append(f"decode, batch {batch:<3}{rate:10,.1f} tokens/s  {reached}")
     lines += [
         "",
         f"memory           {format_bytes(report.peak_rss_bytes):>10} peak",
         f"weights          {format_bytes(report.weight_bytes_per_token):>10} read per token at batch 1",
         f"limits           read {read['lowest'] / 1e9:.1f} to {read['highest'] / 1e9:.1f} GB/s; "
         + ", ".join(f"{name} {value / 1e9:,.0f} GOP/s" for name, value in ops.items()),
+        "",
+        *describe_bench(report),
     ]
     return "\n".join(lines)

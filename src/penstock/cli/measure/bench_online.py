@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.model_source import downloaded_path
+from penstock.cli.progress import ProgressLine
 from penstock.config import check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.validation import refusal
@@ -83,25 +84,25 @@ def run_online(args: argparse.Namespace) -> int:
         _check_writable(options["svg"])
     prompt_tokens = 256 if args.prompt_tokens is None else args.prompt_tokens
     new_tokens = 64 if args.new_tokens is None else args.new_tokens
-    report = bench_online(
-        OnlineBench(
-            downloaded_path(args.model),
-            Trace(options["requests"], prompt_tokens, new_tokens, options["spread"], options["shared_tokens"]),
-            rates,
-            shares,
-            scheme=args.scheme,
-            threads=args.threads,
-            network=args.network,
-            limits=ProgramLimits(
-                max_tokens=max(512, options["max_requests"]),
-                max_requests=options["max_requests"],
-                kv_layout=options["kv_cache"],
-                weights=args.weights,
-            ),
-            options=EngineOptions(prefix_cache=not options["no_prefix_cache"]),
-            verify=args.verify,
-        )
+    settings = OnlineBench(
+        downloaded_path(args.model),
+        Trace(options["requests"], prompt_tokens, new_tokens, options["spread"], options["shared_tokens"]),
+        rates,
+        shares,
+        scheme=args.scheme,
+        threads=args.threads,
+        network=args.network,
+        limits=ProgramLimits(
+            max_tokens=max(512, options["max_requests"]),
+            max_requests=options["max_requests"],
+            kv_layout=options["kv_cache"],
+            weights=args.weights,
+        ),
+        options=EngineOptions(prefix_cache=not options["no_prefix_cache"]),
+        verify=args.verify,
     )
+    with ProgressLine(ticks=False) as progress:
+        report = bench_online(settings, progress)
     if options["svg"] is not None:
         from penstock.bench.latency_chart import draw_latency
 

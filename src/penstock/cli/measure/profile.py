@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.model_source import downloaded_path
-from penstock.cli.options import add_options, add_parser_of
+from penstock.cli.options import add_model, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -29,12 +29,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "profile",
-        "show where the time of a step goes",
         "Show where the time of prefill and decode goes, op by op, and compare it with the limits of this machine.",
         "penstock profile demo/demo.psm\n"
         "penstock profile demo/demo.psm --phase decode --batch 8 --context 512 --per-node --trace trace.json",
     )
-    add_options(parser, "local model")
+    add_model(parser, parser, "local model")
     parser.add_argument(
         "--phase", choices=("prefill", "decode", "both"), default="both", help="phase to run (default: both)"
     )
@@ -60,6 +59,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--plot", metavar="FILE.svg", help="write a chart of the ops under the roofline of this machine (default: none)"
     )
+    parser.add_argument(
+        "--timeline", metavar="FILE.svg", help="write a chart of what each thread does in a step (default: none)"
+    )
     add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
@@ -69,9 +71,10 @@ def run(args: argparse.Namespace) -> int:
     from penstock.bench.profile import profile
 
     settings = _settings(args)
-    if args.plot is not None and Path(args.plot).suffix != ".svg":
-        raise InvalidArgumentError(f"--plot: {args.plot}: expected a name that ends in .svg", param="plot")
-    for name, path in (("trace", args.trace), ("plot", args.plot)):  # before the work
+    for name, path in (("plot", args.plot), ("timeline", args.timeline)):
+        if path is not None and Path(path).suffix != ".svg":
+            raise InvalidArgumentError(f"--{name}: {path}: expected a name that ends in .svg", param=name)
+    for name, path in (("trace", args.trace), ("plot", args.plot), ("timeline", args.timeline)):  # before the work
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise FileAccessError(f"--{name} {path}: no such folder")
     with ProgressLine() as progress:
@@ -84,8 +87,12 @@ def run(args: argparse.Namespace) -> int:
         from penstock.bench.roofline import draw_roofline
 
         Path(args.plot).write_text(draw_roofline(report, Path(args.model).name), encoding="utf-8")
+    if args.timeline is not None:
+        from penstock.bench.timeline import draw_timeline
+
+        Path(args.timeline).write_text(draw_timeline(report, Path(args.model).name), encoding="utf-8")
     print(json.dumps(_object(report, args.per_node)) if args.json else _text(args, report))
-    for path in (args.trace, args.plot):
+    for path in (args.trace, args.plot, args.timeline):
         if path is not None:
             print(f"written to {path}", file=sys.stderr)
     return 0
@@ -130,6 +137,8 @@ def _object(report: ProfileReport, per_node: bool) -> dict[str, Any]:
 
 
 def _text(args: argparse.Namespace, report: ProfileReport) -> str:
+    from penstock.bench.verdict import describe_phase
+
     width = shutil.get_terminal_size((_WIDE, 24)).columns
     threads = _count(report.num_threads, "thread")
     copied = f" (copied in {report.populate_s * 1e3:,.0f} ms)" if report.populate_s else ""
@@ -147,6 +156,7 @@ def _text(args: argparse.Namespace, report: ProfileReport) -> str:
             "",
             "More than 100 % of an arithmetic peak means that other work used the cores while the peak was measured.",
         ]
+    lines += ["", *(describe_phase(phase, report.scheme) for phase in report.phases)]
     return "\n".join(lines)
 
 
@@ -215,5 +225,5 @@ def _cells(row: Row, wall_s: float, wide: bool) -> list[str]:
         *(amounts if wide else []),
         moved,
         computed,
-        f"{row.share_of_limit:.0%} {row.limit}",
+        f"{'>100%' if row.share_of_limit > 1.0 else f'{row.share_of_limit:.0%}'} {row.limit}",
     ]

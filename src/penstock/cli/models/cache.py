@@ -20,12 +20,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "cache",
-        "list or remove the bundles made from checkpoint folders",
         "List or remove the bundles made from checkpoint folders. PENSTOCK_CACHE_DIR sets the folder that holds them. "
         "(`penstock list` lists downloaded models, and `penstock models` the models of a running service.)",
         "penstock cache list\npenstock cache clear",
     )
-    parser.add_argument("action", choices=("list", "clear"), help="list: print the bundles; clear: remove all of them")
+    parser.add_argument(
+        "action",
+        metavar="list|clear",
+        choices=("list", "clear"),
+        help="list: print the bundles; clear: remove all of them",
+    )
     parser.set_defaults(run=run)
 
 

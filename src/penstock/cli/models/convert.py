@@ -18,7 +18,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "convert",
-        "write a model in another form: folder, bundle, type, layout, adapter added",
         "Write a checkpoint folder from another folder, from pickled PyTorch weights, from a sharded folder or from a "
         "bundle; or a bundle, if OUT ends in .psm. What is not asked for stays as it is, bit for bit.",
         "penstock convert my-model my-model-bf16 --dtype bf16\npenstock convert old-model-with-bin my-model\n"

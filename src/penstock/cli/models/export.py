@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError
 
 __all__ = ["add_parser", "run"]
 
@@ -18,7 +18,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "export",
-        "make a bundle (.psm) from a checkpoint folder",
         "Make a bundle from a checkpoint folder. Pass MODEL and OUT.psm, or a YAML file with --config-path or "
         "--model-dir. Needs PyTorch.",
         "penstock export my-model my-model.psm --scheme w8a8\npenstock export smollm2-135m smollm2.psm --yes\n"
@@ -103,6 +102,6 @@ def _source(args: argparse.Namespace) -> Path | None:
     if sum(ways) != 1 or (ways[0] and args.out is None):
         raise InvalidArgumentError("export: expected MODEL and OUT.psm, or --config-path FILE.yaml, or --model-dir DIR")
     if args.model_dir is not None and not Path(args.model_dir).is_dir():
-        raise InvalidArgumentError(f"--model-dir: {args.model_dir}: no such folder")
+        raise FileAccessError(f"--model-dir: {args.model_dir}: no such folder")
     path = args.config_path or args.model_dir
     return None if path is None else Path(path)

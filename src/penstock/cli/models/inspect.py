@@ -10,11 +10,13 @@ from typing import Any
 
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of
-from penstock.cli.progress import format_bytes
+from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import FileAccessError, InvalidArgumentError
 
 __all__ = ["add_parser", "run"]
 
+_LARGE_BYTES = 1 << 28
+"""A bundle of this size takes long to verify."""
 _PLAN_PARTS = (
     ("weights", "weight_bytes"),
     ("temporaries", "temporary_bytes"),
@@ -31,13 +33,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "inspect",
-        "show the contents of a bundle or a checkpoint folder",
         "Show the contents of a bundle or a checkpoint folder, and the memory that a bundle needs to run.",
         "penstock inspect demo/demo.psm\npenstock inspect demo/demo.psm --verify --max-requests 32 --json",
     )
     parser.add_argument(
         "path", metavar="X", help="a .psm bundle, a checkpoint folder, or ORG/NAME of a downloaded model"
     )
+    parser.add_operand_flag(parser, "-m", "--model", metavar="X", is_first=True)
     parser.add_argument(
         "--verify", action="store_true", help="check the checksum of every segment of a bundle (default: do not check)"
     )
@@ -122,11 +124,16 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from penstock.core import native
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.graph.inspect import describe
+    from penstock.runtime.build import Progress
     from penstock.runtime.native import plan_limits
     from penstock.runtime.program import ProgramLimits, kv_layout_of, pages_for
 
     wanted = limits_of(args, max_requests=args.max_requests, max_tokens=args.max_tokens)
-    with native.Model.open(path, verify=args.verify) as model, native.Context() as context:
+    with ProgressLine() as line:
+        if args.verify and path.stat().st_size >= _LARGE_BYTES:
+            line(Progress("verify"))
+        opened = native.Model.open(path, verify=args.verify)
+    with opened as model, native.Context() as context:
         context_len = wanted.context_len or model.info.context_len
         if context_len > model.info.context_len:
             raise InvalidArgumentError(

@@ -23,7 +23,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "list",
-        "list the downloaded models, or the short names of models",
         "List the models that were downloaded from a hub to this machine. Sends no request. (`penstock models` lists "
         "the models of a running service, and `penstock cache` the bundles made from checkpoint folders.)",
         "penstock list\npenstock list --available\npenstock list --json",

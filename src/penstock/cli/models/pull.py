@@ -16,7 +16,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "pull",
-        "download a model from a Hugging Face hub",
         "Download a model from a Hugging Face hub: safetensors, JSON, tokenizer and chat template, never code or "
         "pickled weights. A download that was interrupted goes on where it stopped. Prints the folder. HF_ENDPOINT, "
         "HF_TOKEN, HF_HOME and HF_HUB_OFFLINE work as in other programs that use huggingface_hub.",

@@ -16,7 +16,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "quantize",
-        "write a checkpoint folder with quantized weights",
         "Write a checkpoint folder with quantized weights. The folder loads wherever a checkpoint folder does.",
         "penstock quantize my-model my-model-w8 --scheme w8a8",
     )

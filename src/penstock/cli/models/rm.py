@@ -21,7 +21,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "rm",
-        "remove a downloaded model",
         "Remove a downloaded model, the parts of an interrupted download, and the bundles that were made from it. "
         "Without @REVISION, all revisions are removed. Files that another revision uses stay.",
         "penstock rm smollm2-135m\npenstock rm Qwen/Qwen2.5-0.5B-Instruct@main --yes",
@@ -31,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="ORG/NAME[@REVISION]",
         help="a downloaded model, as penstock list shows it, or a short name",
     )
-    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation (default: ask)")
+    parser.add_argument("-y", "--yes", action="store_true", help="remove it without a question (default: ask)")
     parser.set_defaults(run=run)
 
 

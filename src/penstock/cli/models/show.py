@@ -22,7 +22,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "show",
-        "show a downloaded model: files, sizes, memory",
         "Show a downloaded model: its files, its sizes, and the memory that it needs here. Sends no request. "
         "(`penstock inspect` shows the tensors of a folder, and the contents of a bundle.)",
         "penstock show smollm2-135m\npenstock show Qwen/Qwen2.5-0.5B-Instruct@main --json",

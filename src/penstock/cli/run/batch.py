@@ -14,8 +14,8 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_options, add_parser_of, open_llm
-from penstock.cli.progress import printable
+from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_model, add_options, add_parser_of, open_llm
+from penstock.cli.progress import ProgressLine, printable
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 from penstock.validation import refusal
 
@@ -36,20 +36,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "batch",
-        "answer a file of requests",
         "Answer a file of requests in OpenAI's batch format: completions, chat completions and embeddings. The command "
         "appends each result when it is ready. Started again, it continues with the requests that have no result yet. "
         "A request that fails and a line that is not a request get a result with an error; the exit status is then 1.",
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl\n"
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl --max-requests 8",
     )
-    add_options(parser, *MODEL_OPTIONS)
+    add_model(parser, parser)
     parser.add_argument("input", metavar="INPUT.jsonl", help="the requests, one JSON object per line")
     parser.add_argument(
         "output", metavar="OUTPUT.jsonl", help="the file for the results; results that it already has are kept"
     )
-    add_options(parser, "--max-requests")
-    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
+    add_options(parser.add_argument_group("model"), *MODEL_OPTIONS)
+    add_options(parser.add_argument_group("memory"), "--max-requests", *LIMIT_OPTIONS, "--no-prefix-cache")
     parser.set_defaults(run=run)
 
 
@@ -75,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_output(args: argparse.Namespace, output: Any) -> None:
-    """Lock a regular file that is not the input; InvalidFileError for anything else."""
+    """Lock the output; InvalidArgumentError if it is the input, InvalidFileError if it is no regular file or locked."""
     status = os.fstat(output.fileno())
     if not stat.S_ISREG(status.st_mode):
         raise InvalidFileError(f"{args.output}: the output must be a regular file")
     if os.path.samestat(status, os.stat(args.input)):
-        raise InvalidFileError(f"{args.output}: the output must not be the input")
+        raise InvalidArgumentError(f"{args.output}: the output must not be the input")
     try:
         fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -167,6 +166,7 @@ class _Report:
         self._start = time.monotonic()
         self._num_done = self._num_tokens = self.num_failed = 0
         self._first_failure = ""
+        self._line = ProgressLine()
 
     def add_failure(self, message: str) -> None:
         """Count a request that ended with an error."""
@@ -180,16 +180,22 @@ class _Report:
         self._show()
 
     def _show(self) -> None:
-        self._num_done += 1
-        is_terminal = sys.stderr.isatty()
-        if is_terminal or self._num_done == self._num_requests:
-            rate = self._num_tokens / max(time.monotonic() - self._start, 1e-9)
-            text = f"{self._num_done:,}/{self._num_requests:,} requests, {self.num_failed} failed, {rate:,.0f} tokens/s"
-            print(f"\r{text}" if is_terminal else text, end="", file=sys.stderr, flush=True)
+        from penstock.runtime.build import Progress
 
-    def end(self) -> None:
-        """End the line of counts; name the first request that failed."""
-        print(file=sys.stderr)
+        self._num_done += 1
+        self._line(Progress("answer", self._num_done, self._num_requests, "requests", self._figures()))
+
+    def _figures(self) -> str:
+        rate = self._num_tokens / max(time.monotonic() - self._start, 1e-9)
+        return f"{self.num_failed} failed, {rate:,.0f} tokens/s"
+
+    def __enter__(self) -> _Report:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the bar, print the counts, and name the first request that failed."""
+        self._line.__exit__()
+        print(f"{self._num_done:,}/{self._num_requests:,} requests, {self._figures()}", file=sys.stderr)
         if self._first_failure:
             print(f"penstock: first failure: {printable(self._first_failure):.500}", file=sys.stderr)
 
@@ -222,14 +228,14 @@ async def _answer_all(llm: LLM, todo: list[_Line], output: Any) -> int:
 
     num_open = min(_OPEN_PER_SLOT * llm.engine.scheduler.max_requests, len(todo))
     tasks = [asyncio.create_task(work()) for _ in range(num_open)]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await backend.close()
-    report.end()
+    with report:
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await backend.close()
     return report.num_failed
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.model_source import downloaded_path
-from penstock.cli.options import SAMPLING_OPTIONS, add_options, spellings, utf8_text
-from penstock.errors import InvalidArgumentError
+from penstock.cli.options import SAMPLING_OPTIONS, add_options, add_parser_of, sampling_params, spellings, utf8_text
+from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
-_EXAMPLES = """examples:
-  penstock infer --prefill-model-path demo/demo.psm "def add(a, b):"
-  penstock infer --model demo/demo.psm --stream --max-tokens 32 < prompts.txt
-  PENSTOCK_MODELS=models penstock infer --model-name bloom_560m --is-sample-acceleration True "I love Beijing,because"
+_EXAMPLES = """penstock infer --prefill-model-path demo/demo.psm "def add(a, b):"
+penstock infer -m demo/demo.psm --stream -n 32 < prompts.txt
+PENSTOCK_MODELS=models penstock infer --model-name bloom_560m --is-sample-acceleration True "I love Beijing,because"
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_parser_of(
+        subparsers,
         "infer",
-        help="answer prompts with a bundle, a pair of bundles or a model folder",
-        description="Answer the prompts on the command line together, or the lines of standard input one by one.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "Answer the prompts on the command line together, or the lines of standard input one by one. The options are "
+        "those of penstock.pipeline and of the scripts of MindFormers, with hyphens or underscores. For one prompt and "
+        "one model, penstock run is shorter.",
+        _EXAMPLES,
     )
     parser.add_argument(
         "prompts", metavar="PROMPT", nargs="*", help="texts to continue (default: the lines of standard input)"
     )
+    parser.add_operand_flag(parser, "-p", "--prompt", metavar="PROMPT", is_first=False)
     _add_model(parser)
     _add_answer(parser)
     add_options(parser, "--ops")
@@ -48,6 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model (one of the first three is required)")
     group.add_argument(
+        "-m",
         "--model",
         metavar="PATH",
         help="a bundle, a model folder, a checkpoint folder, ORG/NAME of a downloaded model, or a YAML file (default: "
@@ -116,16 +118,9 @@ def _truth(text: str) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     """Answer all prompts; print text or JSON on standard output."""
-    from penstock.engine.params import SamplingParams
     from penstock.offline.pipeline import pipeline
 
-    params = SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-    )
+    params = sampling_params(args)
     if args.stream and args.json:
         raise InvalidArgumentError("--stream cannot be combined with --json")
     if args.model is None and args.prefill_model_path is None and args.model_name is None:
@@ -154,8 +149,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_paths(args: argparse.Namespace) -> None:
     """Refuse a tokenizer that does not exist, and a bundle for the eager backend."""
-    if args.tokenizer is not None and not (args.tokenizer and Path(args.tokenizer).exists()):
-        raise InvalidArgumentError(f"--tokenizer: no such file or folder: {args.tokenizer!r:.200}")
+    if args.tokenizer == "":
+        raise InvalidArgumentError("--tokenizer: expected a tokenizer.json, a folder or a bundle, found an empty path")
+    if args.tokenizer is not None and not Path(args.tokenizer).exists():
+        raise FileAccessError(f"--tokenizer: no such file or folder: {args.tokenizer!r:.200}")
     bundle = args.prefill_model_path or args.model
     if args.backend == "eager" and bundle and Path(bundle).is_file() and Path(bundle).suffix == ".psm":
         raise InvalidArgumentError("--backend eager: expected a checkpoint folder, not a bundle")

@@ -7,33 +7,29 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.cli.model_source import model_path
 from penstock.cli.options import (
     LIMIT_OPTIONS,
     MODEL_OPTIONS,
     SAMPLING_OPTIONS,
+    add_model,
     add_options,
     add_parser_of,
     open_llm,
+    sampling_params,
     utf8_text,
 )
-from penstock.cli.progress import format_bytes
-from penstock.errors import InvalidArgumentError
+from penstock.cli.progress import format_bytes, format_seconds
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
-    from penstock.engine.params import SamplingParams
     from penstock.llm.llm import LLM
     from penstock.llm.result import Result
 
 __all__ = ["add_parser", "run"]
-
-_END: Final = {
-    "length": "stopped at max_tokens or the end of the context",
-    "stop": "stopped at an end token or a stop string",
-}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,71 +37,52 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "run",
-        "continue a prompt",
         "Continue a prompt. A sampling option that is not given takes its value from the model's "
         "generation_config.json.",
         'penstock run demo/demo.psm "def add(a, b):" --max-tokens 32\n'
+        'penstock run -m demo/demo.psm -p "def add(a, b):" -n 32 -t 2\n'
         'echo "def add(a, b):" | penstock run demo/demo.psm - --temperature 0.8 --seed 1',
     )
-    add_options(parser, *MODEL_OPTIONS)
-    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads standard input")
-    parser.add_argument(
+    model = parser.add_argument_group("model and prompt")
+    add_model(parser, model)
+    model.add_argument("prompt", metavar="PROMPT", help="the text to continue; - reads standard input")
+    parser.add_operand_flag(model, "-p", "--prompt", metavar="PROMPT", is_first=False)
+    add_options(model, *MODEL_OPTIONS)
+    model.add_argument(
         "--mode",
         choices=("graph", "eager"),
         default="graph",
         help="graph (default): the native core; eager: PyTorch, for a checkpoint folder only",
     )
-    add_options(parser, *SAMPLING_OPTIONS)
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the answer before TEXT; may be repeated (default: none)",
-    )
-    parser.add_argument(
-        "--ignore-eos", action="store_true", help="continue after end-of-text tokens (default: stop at the first)"
-    )
-    parser.add_argument(
+    add_options(parser.add_argument_group("sampling"), *SAMPLING_OPTIONS)
+    answer = parser.add_argument_group("prompt format and output")
+    answer.add_argument(
         "--chat",
         action="store_true",
         help="format the prompt as a user message with the model's chat template (default: plain text)",
     )
-    parser.add_argument(
+    answer.add_argument(
         "--truncate-prompt",
         action="store_true",
         help="keep only the end of a prompt that is too long (default: refuse the prompt)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
-    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache", "--weights", "--tp")
+    answer.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
+    add_options(parser.add_argument_group("memory"), *LIMIT_OPTIONS, "--no-prefix-cache", "--weights", "--tp")
     parser.set_defaults(run=run)
-
-
-def _params(args: argparse.Namespace) -> SamplingParams:
-    from penstock.engine.params import SamplingParams
-
-    return SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-        stop=args.stop,
-        ignore_eos=args.ignore_eos,
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Continue the prompt; print text on standard output and figures on standard error."""
     from penstock.engine.options import RequestOptions
 
-    params = _params(args)  # refuses wrong values before the model is opened
+    params = sampling_params(args)  # refuses wrong values before the model is opened
     if args.truncate_prompt and args.chat:
         raise InvalidArgumentError("--truncate-prompt cannot be combined with --chat: a message is not truncated")
     if args.mode == "eager" and Path(args.model).is_file():
         raise InvalidArgumentError("--mode eager: expected a checkpoint folder, because a bundle has no network script")
     prompt_text = _prompt_text(args.prompt)
     args.model = model_path(args, args.model)  # before the time of loading begins
+    _check_tokenizer(Path(args.model))
     start = time.perf_counter()
     with open_llm(args, 1, args.mode) as llm:
         load_s = time.perf_counter() - start - llm.populate_s - llm.verify_s
@@ -131,6 +108,15 @@ def run(args: argparse.Namespace) -> int:
             print(file=sys.stderr)
         print(_figures(llm, result, load_s), file=sys.stderr)
     return 0
+
+
+def _check_tokenizer(model: Path) -> None:
+    """Refuse a checkpoint folder without a tokenizer before it is captured, which takes seconds."""
+    if (model / "config.json").exists() and not any((model / f"tokenizer.{end}").exists() for end in ("json", "model")):
+        raise UnsupportedError(
+            f"{model}: expected tokenizer.json, which makes token ids of a prompt, found none. Copy the file from the "
+            f"original model, or pass token ids in Python: LLM({str(model)!r}).generate([1, 2, 3])."
+        )
 
 
 def _prompt_text(prompt: str) -> str:
@@ -161,18 +147,31 @@ def _object(llm: LLM, result: Result, load_s: float) -> dict[str, object]:
 
 
 def _figures(llm: LLM, result: Result, load_s: float) -> str:
+    """Return two lines: the answer, and the model that gave it."""
     from penstock.runtime.machine import peak_rss_bytes
 
-    timings, num_tokens, reason = result.timings, len(result.token_ids), result.finish_reason
-    rate = f"{timings['decode_tokens_per_s']:,.0f} tokens/s, " if num_tokens > 1 else ""
-    threads = "1 thread" if llm.info.num_threads == 1 else f"{llm.info.num_threads} threads"
+    timings, num_tokens = result.timings, len(result.token_ids)
+    rate = f" at {timings['decode_tokens_per_s']:,.1f} tokens/s" if num_tokens > 1 else ""
+    threads = _count(llm.info.num_threads, "thread")
     if llm.info.num_ranks > 1:
         threads = f"{llm.info.num_ranks} ranks of {threads}"
-    copied = f"weights copied in {llm.populate_s * 1e3:.0f} ms, " if llm.populate_s else ""
-    verified = f"checksums verified in {llm.verify_s * 1e3:.0f} ms, " if llm.verify_s else ""
+    verified = f" (and checksums verified in {format_seconds(llm.verify_s)})" if llm.verify_s else ""
+    copied = f", weights copied in {format_seconds(llm.populate_s)}" if llm.populate_s else ""
     return (
-        f"load {load_s * 1e3:.0f} ms, {verified}{copied}first token {timings['first_token_s'] * 1e3:.0f} ms, "
-        f"{rate}memory {format_bytes(peak_rss_bytes())} "
-        f"({len(result.prompt_token_ids)} prompt + {num_tokens} generated tokens, {_END.get(reason, reason)}; "
-        f"{llm.info.scheme}, {threads})"
+        f"{_count(num_tokens, 'token')}{rate}, first token after {format_seconds(timings['first_token_s'])}, "
+        f"prompt of {_count(len(result.prompt_token_ids), 'token')}; {_why_ended(llm, result)}\n"
+        f"model loaded in {format_seconds(load_s)}{verified}{copied}, scheme {llm.info.scheme}, {threads}, "
+        f"{format_bytes(peak_rss_bytes())} of memory"
     )
+
+
+def _why_ended(llm: LLM, result: Result) -> str:
+    if result.finish_reason != "length":
+        return {"stop": "ended at an end token or a stop string"}.get(result.finish_reason, result.finish_reason)
+    if len(result.prompt_token_ids) + len(result.token_ids) >= llm.engine.max_len:
+        return f"ended at the context length of {llm.engine.max_len:,} tokens"
+    return "ended at the limit of --max-tokens"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

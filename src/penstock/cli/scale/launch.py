@@ -18,7 +18,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "launch",
-        "run a command as several ranks",
         "Run a command several times, once per rank, with the environment variables of torchrun (RANK, WORLD_SIZE, "
         "LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...). Each line of output begins with its rank. If a rank fails, the "
         "others are ended, on all machines, and the exit status is that of the rank.",
@@ -43,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--trusted-network",
         action="store_true",
-        help="allow a rendezvous without a token at an address that other machines reach",
+        help="allow a rendezvous without a token at an address that other machines reach (default: refuse it)",
     )
     parser.add_argument(
         "--node-rank", type=int, metavar="K", help="the number of this machine, from 0 (default: the host chooses)"
@@ -58,7 +57,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="wait this long for other machines (default: 300)"
     )
-    parser.add_argument("--no-prefix", action="store_true", help="pass the output on without the rank")
+    parser.add_argument(
+        "--no-prefix",
+        action="store_true",
+        help="pass the output on without the rank (default: each line begins with it)",
+    )
     parser.add_argument("command_line", nargs="+", metavar="COMMAND", help="the command and its arguments, behind --")
     parser.set_defaults(run=run)
 

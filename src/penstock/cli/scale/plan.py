@@ -28,7 +28,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "plan",
-        "say how a model is divided over ranks, as a file",
         "Say which rows of each parameter each rank has, how much memory each rank needs, and how long a token may "
         "take with 1, 2 and 4 ranks on this host, from its memory bandwidth and the latency of exchanges, which are "
         "measured now. --out writes the strategy, which `penstock shard` reads.",

@@ -18,7 +18,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "shard",
-        "cut a checkpoint folder into one file per rank, or merge it",
         "Write a folder with rank_0, rank_1 ... from a checkpoint folder, as a strategy of `penstock plan` says. The "
         "source may be such a folder, which is then cut in another way. --merge writes the checkpoint folder again, "
         "byte for byte. What is written is read again and compared with the source by checksum.",

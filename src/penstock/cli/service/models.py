@@ -25,7 +25,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "models",
-        "list, load, update or unload the models of a running service",
         "Manage the models of a running service over the socket of its --admin-socket. (`penstock list` lists the "
         "models that were downloaded to this machine.)",
         "\n".join(_example(action, value) for action, _, _, value in _ACTIONS),

@@ -14,7 +14,7 @@ from penstock.validation import refusal
 __all__ = ["add_parser", "run"]
 
 _SCRIPT = '''\
-"""{name}: describe the servable here.  docs/servables.md lists everything that this file may contain."""
+"""{name}: describe the servable here.  docs/guides/servables.md lists everything that this file may contain."""
 
 from penstock import servable
 
@@ -54,7 +54,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "new",
-        "write the first version of a servable (a network or Python code as a service)",
         "Write the first version of a servable, a network or Python code that penstock serve serves.",
         example,
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.serving.service_settings import ServiceSettings
@@ -27,7 +30,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "serve",
-        "answer requests over HTTP (OpenAI's API) and gRPC",
         "Serve models over OpenAI's API, with a web page at / and metrics. The first lines of output give the address "
         "and a request to try. Ctrl-C waits for open requests, and a second Ctrl-C does not. SIGHUP reloads the files "
         "of API keys and TLS. HTTP and gRPC accept up to 4,096 connections each, fewer if the limit on open files "
@@ -35,6 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock serve demo/demo.psm\n"
         "penstock serve code=demo/demo.psm --port 0 --grpc-port 0 --workers 2\n"
         "penstock serve qwen2.5-0.5b --scheme w8a8 --yes\n"
+        "penstock serve my-checkpoint --network my_network.py:Net\n"
         "penstock serve model.psm --host 0.0.0.0 --api-key-file keys.txt",
     )
     parser.add_argument(
@@ -44,12 +47,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a .psm bundle, a checkpoint folder, ORG/NAME of a hub, or a folder of servables (NAME/servable.py); "
         "NAME=MODEL sets the name of a model (default: the name of its file or repository)",
     )
+    parser.add_operand_flag(parser, "-m", "--model", metavar="MODEL", is_first=True)
     _add_gateway_options(parser)
     add_run_options(parser)
     _add_folder_options(parser)
     _add_process_options(parser)
     _add_remote_worker_options(parser)
-    add_options(parser, "--yes", "--ops")
+    add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
 
@@ -132,7 +136,13 @@ def _add_admin_options(group: argparse._ArgumentGroup) -> None:
         "--log",
         choices=("info", "warning"),
         default="info",
-        help="log level; info (default): one JSON line per request",
+        help="log level; info (default): one line per request",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        default="auto",
+        help="text: lines for people; json: an object per line; auto (default): text on a terminal, otherwise json",
     )
 
 
@@ -182,15 +192,23 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_folder_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("checkpoint folders")
+    group = parser.add_argument_group("checkpoint folders and downloads")
     add_options(group, "--scheme")
-    add_options(group, "--no-cache")
+    group.add_argument(
+        "--network",
+        action="append",
+        metavar="[NAME=]FILE.py:CLASS",
+        help="your own network script for the checkpoint folders, or for the model NAME; may be repeated (default: the "
+        "built-in network of its model_type)",
+    )
+    add_options(group, "--no-cache", "--yes")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how a worker runs its model."""
     group = parser.add_argument_group("engine")
     group.add_argument(
+        "-t",
         "--threads",
         type=int,
         default=0,
@@ -205,8 +223,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--weights", choices=("auto", "mmap", "huge"), default="auto",
         help="mmap: map the file; huge: copy the weights into huge pages; auto (default): huge if memory suffices",
     )  # fmt: skip
-    add_options(group, "--verify")
-    add_options(parser, *LIMIT_OPTIONS, "--no-prefix-cache")
+    add_options(group, "--verify", *LIMIT_OPTIONS, "--no-prefix-cache")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -217,14 +234,17 @@ def run(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it by reloading its keys
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC writes its own lines between the JSON lines of the log
-    from penstock.logs import JsonLines
+    from penstock.logs import JsonLines, TextLines
     from penstock.serving.service import run_service
 
     settings = settings_of(args)
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
+    is_text = args.log_format == "text" or (args.log_format == "auto" and sys.stderr.isatty())
+    handler.setFormatter(TextLines() if is_text else JsonLines())
     logging.basicConfig(level=args.log.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if sys.stdout.isatty():  # the addresses follow when the models are ready
+        print(f"penstock {__version__} opens {', '.join(args.models)}. Ctrl-C stops it.", flush=True)
     return asyncio.run(run_service(settings))
 
 
@@ -240,6 +260,7 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     return ServiceSettings(
         models=models,
         servables=servables,
+        networks=_networks(args.network or (), models),
         num_workers=args.workers,
         options=options_of(args, args.workers),
         gateway=_gateway_settings(args),
@@ -248,6 +269,24 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         admin_socket=args.admin_socket,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
     )
+
+
+def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the network script by name of the model, "" for all; InvalidArgumentError if it suits no folder."""
+    from penstock.models.network_script import split_spec
+
+    folders = {name or Path(path).stem for name, path in models if Path(path).is_dir()}
+    networks: dict[str, str] = {}
+    for spec in specs:
+        name, script = named_model(spec)
+        split_spec(script)
+        if not folders or (name and name not in folders):
+            found = ", ".join(sorted(folders)) or "none"
+            raise InvalidArgumentError(f"--network {spec}: expected the name of a folder's model, which are: {found}")
+        if name in networks:
+            raise InvalidArgumentError(f"--network: expected one script for {name or 'all folders'}, found two")
+        networks[name] = script
+    return networks
 
 
 def _worker_listener(args: argparse.Namespace) -> RemoteWorkerSettings | None:

@@ -1,8 +1,8 @@
 """Cut a graph for one rank: each linear by its output rows, attention by heads, the token table by its rows.
 
-No sum is divided, so any number of ranks computes the bits of one (docs/ranks.md).  A rank continues with its own
-columns as long as ops work column by column, or head by head; ``all_gather`` puts whole rows together where an op needs
-them.
+No sum is divided, so any number of ranks computes the bits of one (docs/explanation/ranks.md).  A rank continues with
+its own columns as long as ops work column by column, or head by head; ``all_gather`` puts whole rows together where an
+op needs them.
 """
 
 from __future__ import annotations

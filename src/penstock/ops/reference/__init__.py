@@ -1,8 +1,8 @@
 """The reference of every op in plain PyTorch: its specification, its fallback, and the oracle of its tests.
 
 The function named ``x`` is the reference of op ``x``, with the arguments of its schema.  References compute in float64,
-except where the contract (docs/numerics.md) makes float32 part of the op, and return float32.  They are written for
-clarity, not for speed.
+except where the contract (docs/explanation/numerics.md) makes float32 part of the op, and return float32.  They are
+written for clarity, not for speed.
 """
 
 from penstock.ops.reference import elementwise

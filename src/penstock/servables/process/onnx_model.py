@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.extras import install_command
 from penstock.servables.api.plan import model_from_json
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.columns import encode_rows, pad_rows, read_column, texts_of
@@ -49,7 +50,9 @@ class OnnxModel:
         try:
             import onnxruntime
         except ImportError:
-            raise UnsupportedError("ONNX models require ONNX Runtime. Run `pip install 'penstock[onnx]'`.") from None
+            raise UnsupportedError(
+                f"ONNX models require ONNX Runtime, which is not installed. Run `{install_command('onnx')}`."
+            ) from None
         self._plan = model_from_json(start.model)
         path = Path(start.folder) / self._plan.path
         options = onnxruntime.SessionOptions()

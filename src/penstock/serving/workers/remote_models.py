@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -40,13 +41,20 @@ def check_name(name: str) -> str:
 class RemoteModels:
     """The models of a service, by name."""
 
-    def __init__(self, launcher: Launcher, options: ModelOptions | None = None, num_workers: int = 1) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        options: ModelOptions | None = None,
+        num_workers: int = 1,
+        networks: Mapping[str, str] | None = None,
+    ) -> None:
         self.is_draining = False
         self.taken_by: Callable[[str], str] = lambda name: ""
         """Returns the kind of another object that has a name, such as a servable; "" if the name is free."""
         self._launcher = launcher
         self._options = options or ModelOptions()
         self._num_workers = num_workers
+        self._networks = networks or {}
         self._backends: dict[str, RemoteBackend] = {}
 
     def list(self) -> list[RemoteBackend]:
@@ -82,7 +90,8 @@ class RemoteModels:
             )
         if other := self.taken_by(name):
             raise InvalidArgumentError(f"the name {name!r} is taken by {other}. Choose another one")
-        backend = self._backends[name] = RemoteBackend(name, self._launcher, self._options, self._num_workers)
+        options = replace(self._options, network=self._networks.get(name, self._networks.get("")))
+        backend = self._backends[name] = RemoteBackend(name, self._launcher, options, self._num_workers)
         try:
             await backend.load(model)
         except BaseException:

@@ -226,7 +226,7 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
         from penstock.runtime.open import OpenOptions, bundle_of
 
         opening = OpenOptions(options.use_cache, verify=config.verify)
-        bundle = stack.enter_context(bundle_of(Path(config.path), scheme, options=opening))
+        bundle = stack.enter_context(bundle_of(Path(config.path), scheme, options.network, opening))
         config = replace(config, path=str(bundle), verify="never")  # bundle_of has verified it
         scheme, hint = None, "" if scheme else "; --scheme w8a8 or w4a8 makes the weights smaller"
     limits = options.limits

@@ -23,7 +23,7 @@ class ModelOptions:
     """Options for opening and running a model; the fields are those of ``LLM``.
 
     ``engine.max_waiting`` limits its queue.  ``weights``: "mmap", "huge", or "auto".  "auto" copies weights into huge
-    pages if the memory that the plan leaves is at least twice their size.
+    pages if the memory that the plan leaves is at least twice their size.  ``network`` applies to a folder only.
     """
 
     scheme: str | None = None
@@ -33,6 +33,7 @@ class ModelOptions:
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(max_waiting=MAX_WAITING))
     use_cache: bool = True
     verify: str = "once"
+    network: str | None = None
 
 
 @dataclass(frozen=True)

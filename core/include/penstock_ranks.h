@@ -1,0 +1,70 @@
+/* Penstock native core: one network over several processes, the ranks of a group.
+ *
+ *   ps_shared_open -> ps_context_create with its comm -> ps_context_agree -> ps_model_open, ps_program_create of the rank's
+ *   bundle -> on rank 0 ps_program_step ..., on the others ps_program_follow ... -> abort, close
+ *
+ * docs/explanation/ranks.md says what is exchanged, and how bundles of ranks are made.  The rules of penstock.h hold here too.
+ */
+#ifndef PENSTOCK_RANKS_H
+#define PENSTOCK_RANKS_H
+
+#include "penstock.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PS_MAX_RANKS 64
+/* How the ranks of a group exchange bytes: the seam between programs and a transport (docs/explanation/ranks.md).  Every rank of a
+ * group calls all_gather, broadcast and barrier in the same order with the same tag; a rank that finds another tag than its
+ * own fails and names both.  A function that fails leaves the group aborted.  One thread at a time uses a comm; `abort`
+ * may be called by any. */
+typedef struct ps_comm {
+  uint32_t struct_size;
+  int32_t rank, world; /* 0 <= rank < world <= PS_MAX_RANKS */
+  int32_t reserved;    /* 0 */
+  int64_t part_bytes;  /* the most bytes of one rank's part of an exchange */
+  void* self;          /* the transport's, passed to each function */
+  /* Returns where the rank writes its part of the next exchange, part_bytes of memory at a multiple of 64. */
+  void* (*part)(void* self);
+  /* Sends bytes[rank] of part() to all, and waits for the others: parts[r] are the bytes[r] of rank r, until this rank's
+   * next exchange. */
+  ps_status (*all_gather)(void* self, uint64_t tag, const int64_t* bytes, const void** parts);
+  /* The same with a part of only `root`.  wait_forever 1: without the transport's timeout, for ranks that are idle. */
+  ps_status (*broadcast)(void* self, uint64_t tag, int32_t root, int64_t bytes, int32_t wait_forever, const void** data);
+  /* From one rank to another.  Both name the same number of bytes; messages between two ranks keep their order. */
+  ps_status (*send)(void* self, int32_t to, const void* data, int64_t bytes);
+  ps_status (*recv)(void* self, int32_t from, void* data, int64_t bytes);
+  ps_status (*barrier)(void* self, uint64_t tag);
+  /* Ends every wait of every rank, now and later, with `reason`; the first reason stays. */
+  void (*abort)(void* self, const char* reason);
+} ps_comm;
+
+/* Ranks on one host, over shared memory: processes that inherit a file descriptor, or threads of one process. */
+typedef struct ps_shared_options {
+  uint32_t struct_size;
+  int32_t rank, world;
+  int32_t fd;          /* of at least ps_shared_bytes bytes (memfd_create), zero at first; unused with memory */
+  void* memory;        /* null: map fd; else the same bytes that the ranks share, at a multiple of 128 */
+  int64_t part_bytes;  /* equal on all ranks */
+  int64_t timeout_ms;  /* how long one rank waits for another inside a step; 0: 60 s */
+  uint64_t epoch;      /* which run of the group this is: ranks of different epochs refuse each other */
+  int32_t yield;       /* 1: ranks have fewer cores than threads, so a rank that waits gives up its core */
+  int32_t reserved;    /* 0 */
+} ps_shared_options;
+PS_API ps_status ps_shared_bytes(int32_t world, int64_t part_bytes, int64_t* bytes);
+/* Opens the transport of one rank; waits for no other.  Close it after the contexts that were made with it. */
+PS_API ps_status ps_shared_open(const ps_shared_options* options, ps_comm** out);
+PS_API void ps_shared_close(ps_comm* comm);
+/* Compares what all ranks must have in common: `text` (the checksum of a file, say), the ABI version and the instruction level of
+ * the context, whose comm it uses.  Every rank calls this once, before its first step.  PS_INVALID_ARGUMENT names what differs. */
+PS_API ps_status ps_context_agree(ps_context* context, const char* text);
+
+/* On a rank other than 0: waits for the next step of rank 0's program, and computes this rank's part of it.  Rank 0 runs
+ * steps with the functions above, samples, and has the logits.  Fails when the group was aborted. */
+PS_API ps_status ps_program_follow(ps_program* program);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* PENSTOCK_RANKS_H */

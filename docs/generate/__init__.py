@@ -1,0 +1,1 @@
+"""Generators of the reference pages, which mkdocs runs (``mkdocs.yml``)."""

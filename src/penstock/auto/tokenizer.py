@@ -1,0 +1,109 @@
+"""AutoTokenizer: a model's tokenizer with the methods of transformers' tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.auto.config import existing_path
+from penstock.checkpoint.side_files import read_side_files
+from penstock.config import check_integer
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.text.chat_template import encode_chat, render_chat
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.tokenizer import Tokenizer
+from penstock.validation import MAX_TOKEN
+
+__all__ = ["AutoTokenizer"]
+
+_SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class AutoTokenizer:
+    """A callable tokenizer: ``tokenizer(text)["input_ids"]``.
+
+    ``bos_token``, ``eos_token``, ``pad_token`` and ``unk_token`` are the texts of special tokens, and the same names
+    with ``_id`` their ids; None if the model has none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def from_pretrained(cls, model: Path | str) -> AutoTokenizer:
+        """Read the tokenizer of a checkpoint folder, a bundle or a downloaded model."""
+        return cls(Tokenizer(read_side_files(existing_path(model))))
+
+    def __getattr__(self, name: str) -> Any:
+        token, is_id = name.removesuffix("_id"), name.endswith("_id")
+        if token not in _SPECIAL:
+            raise AttributeError(f"AutoTokenizer has no attribute {name!r:.60}. LLM.tokenizer has more methods.")
+        text = self._tokenizer.special_tokens.get(token)
+        return self._tokenizer.token_id(text) if is_id and text is not None else text
+
+    def __call__(
+        self, text: str | Sequence[str], add_special_tokens: bool = True, return_tensors: str | None = None
+    ) -> dict[str, Any]:
+        """Return ``input_ids`` and ``attention_mask``: lists for one text, lists of lists for several.
+
+        ``return_tensors``: "np" gives arrays [num_texts, len] int64, for texts of equal length; None gives lists.
+        """
+        is_one = isinstance(text, str) or not isinstance(text, Sequence)  # encode refuses other types
+        lists = [self.encode(item, add_special_tokens) for item in ([text] if is_one else text)]
+        masks = [[1] * len(ids) for ids in lists]
+        if return_tensors is None:
+            return {"input_ids": lists[0] if is_one else lists, "attention_mask": masks[0] if is_one else masks}
+        if return_tensors != "np":
+            raise UnsupportedError(
+                f"return_tensors={return_tensors!r:.20} is not supported: 'np' gives arrays, and generate takes lists",
+                param="return_tensors",
+            )
+        if len({len(ids) for ids in lists}) > 1:
+            raise InvalidArgumentError(
+                "return_tensors='np' requires texts of equal length; generate takes lists of any lengths",
+                param="return_tensors",
+            )
+        return {"input_ids": np.array(lists, np.int64), "attention_mask": np.array(masks, np.int64)}
+
+    def encode(self, text: Any, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of one text."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of one token id or several."""
+        ids = list(token_ids) if isinstance(token_ids, Iterable) else [token_ids]
+        for token in ids:
+            check_integer("token_ids", token, 0, MAX_TOKEN)
+        return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=skip_special_tokens)
+
+    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+        """Return the texts of several lists of token ids."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+    ) -> list[int] | str:
+        """Return messages as token ids, or as text without ``tokenize``, by the model's chat template.
+
+        ``add_generation_prompt`` adds the opening of an answer, which ``generate`` needs.  Raises UnsupportedError if
+        the model has no template.
+        """
+        if tokenize and add_generation_prompt:
+            return encode_chat(self._tokenizer, conversation)
+        template = self._tokenizer.chat_template
+        if template is None:
+            raise UnsupportedError("This model has no chat template. Pass a plain prompt instead of messages.")
+        special = self._tokenizer.special_tokens
+        text = render_chat(template, conversation, special, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a new incremental detokenizer; TextStreamer asks for one."""
+        return self._tokenizer.detokenizer()

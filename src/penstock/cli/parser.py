@@ -1,0 +1,192 @@
+"""The argument parser of every command: errors in one line with a suggestion, help in groups, colour on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+__all__ = ["CommandParser", "OverviewParser", "has_colour"]
+
+_OTHER_NAMES: Final = {
+    "--ctx-size": "--context-len",
+    "--max-model-len": "--context-len",
+    "--num-ctx": "--context-len",
+    "--n-predict": "--max-tokens",
+    "--predict": "--max-tokens",
+    "--num-predict": "--max-tokens",
+    "--max-new-tokens": "--max-tokens",
+    "--max-num-seqs": "--max-requests",
+    "--parallel": "--max-requests",
+    "--dtype": "--scheme",
+    "--quantization": "--scheme",
+    "--kv-cache-dtype": "--kv-cache",
+    "--cache-type-k": "--kv-cache",
+    "--no-enable-prefix-caching": "--no-prefix-cache",
+    "--system-prompt": "--system",
+    "--api-key": "--api-key-file",
+    "--ssl-certfile": "--tls-certificate",
+    "--ssl-keyfile": "--tls-key",
+}
+"""What llama.cpp, ollama, transformers and vLLM call an option, and the option here."""
+
+
+def has_colour() -> bool:
+    """Return True if standard output is a terminal whose user did not switch colours off (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Report wrong usage in one line and with the nearest correct name; colour the help on a terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        self._operand_flags: dict[str, bool] = {}
+
+    def add_operand_flag(self, group: argparse._ActionsContainer, *flags: str, metavar: str, is_first: bool) -> None:
+        """Let ``flags`` give the first operand, or else the last one; ``group`` is where the help lists them."""
+        help_text = f"{metavar} as an option (default: the operand)"
+        group.add_argument(*flags, metavar=metavar, default=argparse.SUPPRESS, help=help_text)
+        self._operand_flags |= dict.fromkeys(flags, is_first)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; end with an error that suggests an option for the first argument that no option takes."""
+        given = self._with_operands(list(sys.argv[1:] if args is None else args))
+        parsed, extra = super().parse_known_args(given, namespace)
+        if extra:
+            self._refuse(extra[0])
+        return parsed, extra
+
+    def _with_operands(self, given: Sequence[str]) -> list[str]:
+        """Return the arguments with the values of operand flags as operands."""
+        before: list[str] = []
+        rest: list[str] = []
+        behind: list[str] = []
+        arguments = iter(given)
+        for argument in arguments:
+            if argument == "--":
+                rest += ["--", *arguments]
+                break
+            flag, value = self._operand_flag(argument)
+            if flag is None:
+                rest.append(argument)
+                continue
+            if value is None:
+                value = next(arguments, None)
+                if value is None or value == "--":
+                    self.error(f"argument {flag}: expected one argument")
+            (before if self._operand_flags[flag] else behind).append(value)
+        if behind and "--" not in rest:
+            rest.append("--")  # a value may begin with a hyphen
+        return [*before, *rest, *behind]
+
+    def _operand_flag(self, argument: str) -> tuple[str | None, str | None]:
+        """Return the operand flag that an argument names, and the value that it contains."""
+        name, separator, value = argument.partition("=")
+        if name in self._operand_flags:
+            return name, value if separator else None
+        if argument[:2] in self._operand_flags and argument[:2] != "--":
+            return argument[:2], argument[2:]
+        return None, None
+
+    def _refuse(self, argument: str) -> NoReturn:
+        from penstock.validation import nearest
+
+        name = argument.partition("=")[0]
+        if not name.startswith("-"):
+            self.error(f"unexpected argument {argument!r:.60}")
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        other = _OTHER_NAMES.get(name.replace("_", "-"), "")
+        near = other if other in options else nearest(name, options) if len(name) > 2 else ""
+        self.error(f"unknown option {name:.60}{f'. Did you mean {near}?' if near else ''}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is no choice; name the nearest choice and all of them."""
+        if action.choices is None or value in action.choices:
+            return
+        from penstock.validation import nearest
+
+        choices = [str(choice) for choice in action.choices]
+        near = nearest(str(value), choices)
+        hint = f". Did you mean {near}?" if near else f": expected one of {', '.join(choices)}"
+        raise argparse.ArgumentError(action, f"unknown value {value!r:.60}{hint}")
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with status 2."""
+        from penstock.cli.progress import printable
+
+        end = "" if message.endswith("?") else "."
+        print(f"{self.prog}: {printable(message)}{end} See `{self.prog} --help`.", file=sys.stderr)
+        raise SystemExit(2)
+
+    def format_help(self) -> str:
+        """Return the help with a short usage line, coloured where standard output is a terminal."""
+        plain = self.formatter_class
+        operands = [_operand(action) for action in self._actions if not action.option_strings]
+        self.usage = " ".join(["%(prog)s [OPTION ...]", *operands])
+        if has_colour():
+            self.formatter_class = _coloured()
+        try:
+            return super().format_help()
+        finally:
+            self.usage, self.formatter_class = None, plain
+
+
+class OverviewParser(CommandParser):
+    """The parser of the whole command line; its help lists the commands in groups.
+
+    ``groups``: a heading for each group, with the summaries of its commands by name.
+    """
+
+    def __init__(self, groups: Mapping[str, Mapping[str, str]], **options: Any) -> None:
+        super().__init__(**options)
+        self._groups = groups
+        self._commands = [name for commands in groups.values() for name in commands]
+
+    def format_help(self) -> str:
+        """Return the description, the commands in groups, the options and the examples."""
+        formatter = (_coloured() if has_colour() else self.formatter_class)(prog=self.prog)
+        formatter.add_usage("%(prog)s COMMAND [OPTION ...]", [], [])
+        formatter.add_text(self.description)
+        for heading, commands in self._groups.items():
+            formatter.start_section(heading)
+            formatter.add_arguments([argparse.Action([], name, metavar=name, help=commands[name]) for name in commands])
+            formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments([action for action in self._actions if action.option_strings])
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse an unknown command, whichever commands this parser was made with."""
+        if action.dest != "command":
+            super()._check_value(action, value)
+        elif value not in (action.choices or ()):
+            from penstock.validation import nearest
+
+            near = nearest(str(value), self._commands)
+            hint = f". Did you mean {near}?" if near else ""
+            raise argparse.ArgumentError(None, f"unknown command {value!r:.60}{hint}")
+
+
+def _operand(action: argparse.Action) -> str:
+    """Return an operand as a usage line shows it."""
+    name = str(action.metavar or action.dest or "{" + ",".join(map(str, action.choices or ())) + "}")
+    forms = {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [{name} ...]", argparse.PARSER: f"{name} ..."}
+    return forms.get(str(action.nargs), name)
+
+
+def _coloured() -> Callable[..., argparse.HelpFormatter]:
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    class Coloured(RawDescriptionRichHelpFormatter):
+        """Text stays as it is: brackets are no markup, and headings keep their case."""
+
+        group_name_formatter = str
+        styles = RawDescriptionRichHelpFormatter.styles | {"argparse.groups": "bold", "argparse.metavar": "green"}
+        help_markup = text_markup = False
+
+    return Coloured

@@ -1,0 +1,278 @@
+"""A chat in the terminal: the conversation, its sampling, and its commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli.progress import format_seconds, printable
+from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.text.terminal import write_text
+from penstock.validation import nearest
+from penstock.version import __version__
+
+if TYPE_CHECKING:
+    from penstock.engine.params import SamplingParams
+    from penstock.llm.conversation import Conversation, Turn
+    from penstock.llm.llm import LLM
+    from penstock.llm.result import Result
+    from penstock.llm.stream import Stream
+
+__all__ = ["ChatSession", "note"]
+
+_HELP: Final = """/set NAME VALUE   set a sampling field (/set temperature 0.7); without VALUE: back to its default;
+                  without NAME: list the fields
+/settings         show the sampling fields that are set, and how full the context is
+/system TEXT      start a new conversation with a system message; without TEXT: with none
+/clear, /new      start a new conversation with the same system message
+/undo             remove the last message and its answer
+/retry            answer the last message again
+/save FILE        write the conversation to a JSON file
+/load FILE        continue a conversation from a file of /save
+/exit             leave (so does Ctrl-D)
+A line that ends in \\ continues on the next line. To enter several lines, put \"\"\" on a line before and after them.
+Ctrl-C stops an answer and keeps the text so far; a second Ctrl-C leaves."""
+_UNSHOWN: Final = ("echo", "logprobs", "prompt_logprobs")
+_ANSWER_TOKENS: Final = 1024
+"""The longest answer where neither the user nor the model says another length."""
+
+
+class ChatSession:
+    """A conversation, or a text to complete, and its sampling settings.
+
+    ``settings``: sampling fields by name.  ``drops_oldest``: a full context drops the oldest turns.
+    """
+
+    def __init__(self, llm: LLM, system: str, settings: Mapping[str, Any], *, drops_oldest: bool) -> None:
+        self._llm = llm
+        self._has_template = llm.tokenizer.chat_template is not None
+        self._drops_oldest = drops_oldest
+        self._conversation: Conversation | None = None  # with a template
+        self._settings = dict(settings)
+        self._system = ""
+        self._text = ""  # the last text to complete
+        self._num_tokens = 0
+        self._own_files: set[Path] = set()
+        self.was_interrupted = False
+        self._begin(system)
+
+    def banner(self, name: str) -> str:
+        """Describe the model, the context and the commands."""
+        info = self._llm.info
+        threads = "1 thread" if info.num_threads == 1 else f"{info.num_threads} threads"
+        lines = [
+            f"penstock {__version__}: {name}, {info.scheme}, {threads}, context of {self._llm.engine.max_len:,} tokens",
+            f"Answers of up to {self._answer_tokens():,} tokens. /help lists the commands; Ctrl-D leaves.",
+        ]
+        if not self._has_template:
+            lines.append("The model has no chat template. It completes your text.")
+        return printable("\n".join(lines), keep="\n")
+
+    def _answer_tokens(self) -> int:
+        """Return the longest answer in tokens."""
+        limit = self._settings.get("max_tokens") or self._llm.generation.max_new_tokens
+        if limit is None:
+            limit = min(_ANSWER_TOKENS, self._llm.engine.max_len // 2) if self._has_template else 256
+        return int(limit)
+
+    def _begin(self, system: str) -> None:
+        if system and not self._has_template:
+            raise InvalidArgumentError(
+                "system: the model has no chat template, so it cannot take a system message", param="system"
+            )
+        self._system, self._text = system, ""
+        self._open([{"role": "system", "content": system}] if system else [])
+
+    def _begin_again(self, system: str) -> None:
+        self._begin(system)
+        note(f"New conversation with the system message {system!r:.60}." if system else "New conversation.")
+
+    def _open(self, messages: list[dict[str, Any]]) -> None:
+        """Start a conversation with these messages."""
+        if self._has_template:
+            self._conversation = self._llm.conversation(messages, drop_oldest=self._drops_oldest)
+        self._num_tokens = 0
+
+    def _chat(self, command: str) -> Conversation:
+        if self._conversation is None:
+            raise InvalidArgumentError(f"{command}: the model has no chat template, so there is no conversation")
+        return self._conversation
+
+    def _params(self) -> SamplingParams:
+        from penstock.engine.params import SamplingParams
+
+        return SamplingParams(**{"max_tokens": self._answer_tokens()} | self._settings)
+
+    def say(self, message: str) -> None:
+        """Answer a message; without a chat template, complete it as text."""
+        if self._conversation is not None:
+            self._show(self._conversation.stream(message, self._params()))
+        else:
+            self._show(self._llm.stream(message, self._params()))
+            self._text = message
+
+    def _show(self, stream: Stream | Turn) -> None:
+        """Write an answer as it is generated; an answer that fails leaves the conversation unchanged."""
+        before = self._conversation.num_dropped if self._conversation is not None else 0
+        self.was_interrupted = False
+        try:
+            for delta in stream:
+                write_text(delta.text)
+        except KeyboardInterrupt:
+            stream.abort()
+            self.was_interrupted = True
+            write_text(" ...")
+        finally:
+            write_text("\n")
+        result = stream.result()
+        self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)
+        note(self._figures(result))
+        if self._conversation is not None and self._conversation.num_dropped > before:
+            dropped = _count(self._conversation.num_dropped - before, "message")
+            note(f"The context was full. The {dropped} at the beginning of the conversation were dropped.")
+        if result.finish_reason == "length":
+            note(self._why_cut())
+
+    def _figures(self, result: Result) -> str:
+        timings, count, max_len = result.timings, len(result.token_ids), self._llm.engine.max_len
+        rate = f" at {timings['decode_tokens_per_s']:,.1f} tokens/s" if count > 1 else ""
+        first = f", first token after {format_seconds(timings['first_token_s'])}" if count else ""
+        return f"[{_count(count, 'token')}{rate}{first}; context {self._num_tokens:,} of {max_len:,}]"
+
+    def _why_cut(self) -> str:
+        if self._num_tokens < self._llm.engine.max_len:
+            limit = self._answer_tokens()
+            return f"The answer reached its limit of {_count(limit, 'token')}. /set max_tokens N changes the limit."
+        return (
+            f"The context of {self._llm.engine.max_len:,} tokens is full.{' /clear empties it.' * self._has_template}"
+        )
+
+    def command(self, line: str) -> bool:
+        """Run a command; return False to leave."""
+        name, _, rest = line[1:].strip().partition(" ")
+        rest = rest.strip()
+        if name in ("exit", "quit", "bye"):
+            return False
+        commands: dict[str, Callable[[], None]] = {
+            "help": lambda: note(_HELP),
+            "?": lambda: note(_HELP),
+            "settings": self._show_settings,
+            "set": lambda: self._set(*rest.partition(" ")[::2]) if rest else self._show_fields(),
+            "system": lambda: self._begin_again(rest),
+            **dict.fromkeys(("clear", "new", "reset"), lambda: self._begin_again(self._system)),
+            "undo": self._undo,
+            "retry": self._retry,
+            "save": lambda: self._save(rest),
+            "load": lambda: self._load(rest),
+        }
+        if name not in commands:
+            near = nearest(name, [*commands, "exit"])
+            hint = f"did you mean /{near}?" if near else "/help lists the commands"
+            raise InvalidArgumentError(f"unknown command /{name}; {hint}")
+        commands[name]()
+        return True
+
+    def _show_settings(self) -> None:
+        listed = ", ".join(f"{key} {value}" for key, value in self._settings.items()) or "the model's defaults"
+        note(f"sampling: {listed}; context: {self._num_tokens} of {self._llm.engine.max_len} tokens")
+
+    def _show_fields(self) -> None:
+        from penstock.sampling_fields import SAMPLING_FIELDS
+
+        note("\n".join(f"{row.name:<26} {row.help}" for row in SAMPLING_FIELDS if row.name not in _UNSHOWN))
+
+    def _retry(self) -> None:
+        if self._conversation is not None:
+            self._show(self._conversation.retry(self._params()))
+        elif self._text:
+            self.say(self._text)
+        else:
+            raise InvalidArgumentError("/retry: there is no answer yet")
+
+    def _undo(self) -> None:
+        messages = self._chat("/undo").messages
+        last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+        if last is None:
+            raise InvalidArgumentError("/undo: there is no message to remove")
+        self._open(messages[:last])
+        note(f"Removed the message {printable(str(messages[last]['content']))!r:.60} and its answer.")
+
+    def _save(self, name: str) -> None:
+        messages = self._chat("/save").messages
+        path = _file("/save", name)
+        if path.exists() and path not in self._own_files:
+            raise InvalidArgumentError(f"/save: {path} exists already and was not changed")
+        text = json.dumps({"messages": messages, "sampling": self._settings}, ensure_ascii=False, indent=1)
+        path.write_text(f"{text}\n", encoding="utf-8")
+        self._own_files.add(path)
+        note(f"Saved {_count(len(messages), 'message')} to {path}.")
+
+    def _load(self, name: str) -> None:
+        self._chat("/load")
+        path = _file("/load", name)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            messages, settings = data["messages"], data.get("sampling", {})
+            system = next((str(one["content"]) for one in messages if one["role"] == "system"), "")
+            settings = {str(key): value for key, value in settings.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise InvalidFileError(f"/load: {path} is not a conversation of /save") from None
+        self._check(settings)
+        self._open(messages)
+        self._settings, self._system = settings, system
+        self._own_files.add(path)
+        note(f"Loaded {_count(len(messages), 'message')} from {path}.")
+
+    def _set(self, name: str, value: str) -> None:
+        from penstock.sampling_fields import FIELD_NAMES
+
+        settings = {key: kept for key, kept in self._settings.items() if key != name}
+        if value.strip():
+            settings[name] = _value_of(value.strip())
+        elif name not in FIELD_NAMES:
+            settings[name] = None  # SamplingParams refuses the unknown name
+        try:
+            self._check(settings)
+        except RecursionError:  # json parsed it, but the error message cannot be formatted
+            raise InvalidArgumentError(f"{name}: the value is nested too deeply", param=name) from None
+        self._settings = settings
+        self._show_settings()
+
+    def _check(self, settings: Mapping[str, Any]) -> None:
+        """Raise InvalidArgumentError for fields that do not exist, that have a wrong value, or that a chat lacks."""
+        from penstock.engine.params import SamplingParams
+
+        for name in _UNSHOWN:
+            if name in settings:
+                raise InvalidArgumentError(
+                    f"{name}: not available in a chat, which shows only the text of answers", param=name
+                )
+        if settings.get("n", 1) != 1 or settings.get("best_of", 1) != 1:
+            raise InvalidArgumentError("n and best_of must be 1 in a chat")
+        SamplingParams(**settings)
+
+
+def _file(command: str, name: str) -> Path:
+    if not name:
+        raise InvalidArgumentError(f"{command}: expected a file name")
+    return Path(name).expanduser().absolute()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _value_of(text: str) -> Any:
+    """Return a setting as its JSON value, or as text if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def note(text: str) -> None:
+    """Print a line beside the conversation, on standard error."""
+    print(printable(text, keep="\n"), file=sys.stderr, flush=True)

@@ -1,0 +1,259 @@
+"""The tutorial's shape, end to end on the demo model in eager and graph mode."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import numpy as np
+import pytest
+import transformers
+
+import penstock
+from penstock import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    GenerationConfig,
+    InvalidArgumentError,
+    PenstockError,
+    TextStreamer,
+    UnsupportedError,
+)
+from tests.support.command import DEMO, FOLDER
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = AutoModel.from_pretrained(DEMO)
+    yield made
+    made.close()
+
+
+def test_the_tutorial_runs(model):
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    model_input = tokenizer("import os\n")["input_ids"]
+    model_output = model.generate(model_input, max_new_tokens=12, do_sample=True, top_k=3)
+    assert len(model_output) == 1
+    assert model_output[0][: len(model_input)] == model_input
+    assert 1 <= len(model_output[0]) - len(model_input) <= 12
+    assert tokenizer.decode(model_output[0]).startswith("import os\n")
+
+
+def test_several_prompts_give_several_lists(model):
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    prompts = tokenizer(["import os\n", "def f(x):"])["input_ids"]
+    together = model.generate(prompts, max_new_tokens=6, do_sample=False)
+    assert together == [model.generate(p, max_new_tokens=6, do_sample=False)[0] for p in prompts]
+    assert tokenizer.batch_decode(together)[1].startswith("def f(x):")
+
+
+def test_a_config_remembers_its_weights():
+    config = AutoConfig.from_pretrained(FOLDER)
+    assert config.model_type == "llama"
+    assert AutoConfig.from_pretrained(DEMO).hidden_size == 256
+    with pytest.raises(AttributeError, match="hiden_size"):
+        _ = config.hiden_size
+    model = AutoModel.from_config(config, mode="eager")
+    assert len(model.generate([5, 6], max_new_tokens=2)[0]) == 4
+    model.close()
+    with pytest.raises(InvalidArgumentError, match="no folder"):
+        AutoModel.from_config(AutoConfig({"model_type": "llama"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"do_sample": "yes"}, "do_sample"),
+        ({"max_new_token": 3}, "did you mean max_new_tokens"),
+        ({"max_new_tokens": 3, "max_tokens": 4}, "max_tokens is given twice"),
+        ({"max_new_tokens": 3, "max_length": 4}, "exclude each other"),
+        ({"max_length": 1}, "max_length: expected more than the 1 tokens of the prompt"),
+        ({"attention_mask": [1, 1]}, "attention_mask: expected the shape"),
+        ({"generation_config": {"temprature": 1}}, "did you mean temperature"),
+        ({"generation_config": 3}, "generation_config: expected a GenerationConfig"),
+        ({"use_cache": False}, "use_cache must be True"),
+        ({"output_scores": True, "do_sample": True, "top_k": 3}, "output_scores: not supported with top_k"),
+        ({"do_sample": False, "temperature": 1.0}, "temperature"),
+        ({"do_sample": True, "temperature": 0}, "temperature"),
+        ({"num_beams": 4}, "num_beams"),
+        ({"max_new_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_options_are_honoured_or_refused(model, options, message):
+    with pytest.raises((InvalidArgumentError, UnsupportedError), match=message):
+        model.generate([5], **options)
+
+
+def test_lengths_and_a_config_fill_what_a_call_leaves_open(model):
+    prompt = AutoTokenizer.from_pretrained(DEMO)("import os\n")["input_ids"]
+    plain = model.generate(prompt, max_new_tokens=6, do_sample=False, ignore_eos=True)
+    assert model.generate(prompt, max_length=len(prompt) + 6, do_sample=False, ignore_eos=True) == plain
+    config = GenerationConfig(max_length=len(prompt) + 6, do_sample=False, ignore_eos=True)
+    assert model.generate(prompt, generation_config=config) == plain
+    assert model.generate(prompt, generation_config=dict(config.options)) == plain
+    assert len(model.generate(prompt, 2, generation_config=config)[0]) == len(prompt) + 2
+    theirs = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=[4095])
+    assert model.generate(prompt, generation_config=theirs) == plain
+    end = plain[0][len(prompt) + 1]
+    early = model.generate(prompt, max_new_tokens=6, do_sample=False, eos_token_id=end)
+    assert early[0] == plain[0][: len(prompt) + 2]
+    late = model.generate(prompt, max_new_tokens=6, do_sample=False, eos_token_id=end, min_length=len(prompt) + 4)
+    assert len(late[0]) >= len(prompt) + 4
+
+
+def test_padding_goes_in_and_out(model):
+    short, long = [5, 6], [7, 8, 9, 10]
+    inputs = {"input_ids": np.array([[0, 0, *short], long]), "attention_mask": np.array([[0, 0, 1, 1], [1] * 4])}
+    padded = model.generate(**inputs, max_new_tokens=3, do_sample=False, ignore_eos=True, pad_token_id=1)
+    apart = [model.generate(ids, 3, False, ignore_eos=True)[0] for ids in (short, long)]
+    assert padded == [[*apart[0], 1, 1], apart[1]]
+
+
+def test_several_answers_and_a_streamer(model, capsys):
+    sequences = model.generate([5, 6], max_new_tokens=3, do_sample=True, num_return_sequences=3, seed=1)
+    assert len(sequences) == 3
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    prompt = tokenizer("import os\n")["input_ids"]
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    ids = model.generate(prompt, max_new_tokens=5, do_sample=False, streamer=streamer)
+    assert capsys.readouterr().out == tokenizer.decode(ids[0][len(prompt) :], skip_special_tokens=True) + "\n"
+    with pytest.raises(UnsupportedError, match="skip_special_tokens"):
+        TextStreamer(tokenizer, skip_special_tokens=False)
+
+
+def test_scores_are_the_rows_that_tokens_were_chosen_from(model):
+    flags = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    output = model.generate([[5, 6], [7]], max_new_tokens=4, do_sample=False, ignore_eos=True, **flags)
+    assert output["sequences"] == output.sequences
+    for ids, start, rows in zip(output.sequences, (2, 1), output.logits, strict=True):
+        assert rows.shape == (4, 4096)
+        assert rows.argmax(1).tolist() == ids[start:]
+    assert (output.scores[0] == output.logits[0]).all()
+    warm = model.generate([5, 6], max_new_tokens=2, temperature=0.5, top_k=0, top_p=1.0, seed=1, output_scores=True)
+    again = model.llm.logits(warm.sequences[0][:-1])[1:] / np.float32(0.5)
+    assert (warm.scores[0] == again).all()
+    assert warm.logits is None
+    plain = model.generate([5], max_new_tokens=2, return_dict_in_generate=True)
+    assert (plain.scores, plain.logits) == (None, None)
+
+
+YAML = """
+seed: 0
+use_parallel: {parallel}
+load_checkpoint: {path}
+runner: {{epochs: 2}}
+model:
+  arch: {{type: LlamaForCausalLM}}
+  model_config:
+    type: LlamaConfig
+    seq_length: 64
+    top_k: 3
+    do_sample: False
+    max_decode_length: 12
+"""
+
+
+def test_a_yaml_file_of_mindformers_opens_a_checkpoint(tmp_path):
+    file = tmp_path / "predict_llama2_7b.yaml"
+    file.write_text(YAML.format(path=DEMO, parallel="False"))
+    with AutoModel.from_config(file) as model:
+        assert model.llm.engine.max_len == 64
+        assert len(model.generate([5, 6, 7], ignore_eos=True)[0]) == 12
+        assert len(model.generate([5, 6, 7], max_new_tokens=2, ignore_eos=True)[0]) == 5
+    ours = tmp_path / "run_demo.yaml"
+    ours.write_text(f"infer:\n  prefill_model_path: {DEMO}\n  infer_seq_length: 32\n")
+    with AutoModel.from_config(str(ours)) as model:
+        assert model.llm.engine.max_len == 32
+    for text, message in (
+        (YAML.format(path=DEMO, parallel="True"), "use_parallel must be false"),
+        (YAML.format(path="llama2_7b.ckpt", parallel="False"), "ckpt files cannot be read"),
+        (YAML.format(path="none", parallel="False"), "none: no such file or folder"),
+        ("model: {}\n", "load_checkpoint: expected the path"),
+    ):
+        file.write_text(text)
+        with pytest.raises(PenstockError, match=message):
+            AutoModel.from_config(file)
+    with pytest.raises(InvalidArgumentError, match="config: expected an AutoConfig"):
+        AutoModel.from_config(3)
+
+
+def test_a_tokenizer_has_what_tutorials_use(tmp_path):
+    shutil.copytree(FOLDER, tmp_path / "model")
+    template = "{% for m in messages %}{{ m.content }};{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "hi;"
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    assert tokenizer.decode(ids) == "hi;>"
+    assert tokenizer.apply_chat_template(messages) == tokenizer.encode("hi;", add_special_tokens=False)
+    arrays = tokenizer(["import os\n"], return_tensors="np")
+    assert arrays["input_ids"].tolist() == [tokenizer.encode("import os\n")]
+    assert tokenizer.decode(tokenizer.eos_token_id) == tokenizer.eos_token
+    for call, message in (
+        (lambda: tokenizer("x", return_tensors="pt"), "return_tensors"),
+        (lambda: tokenizer(["a", "import os"], return_tensors="np"), "equal length"),
+        (lambda: AutoTokenizer.from_pretrained(3), "model: expected the path"),
+        (lambda: AutoConfig.from_pretrained(""), "model: expected the path"),
+        (lambda: AutoTokenizer.from_pretrained(DEMO).apply_chat_template(messages), "no chat template"),
+    ):
+        with pytest.raises(PenstockError, match=message):
+            call()
+
+
+def test_missing_names_say_what_to_use(model):
+    for name, message in (
+        ("AutoModelForCausalLM", "Use AutoModel."),
+        ("LLMm", "Use LLM."),
+        ("Tensor", r"Use lite.Tensor\."),
+        ("serve", "penstock serve"),
+    ):
+        with pytest.raises(AttributeError, match=message):
+            getattr(penstock, name)
+    assert penstock.lite.Model is not None
+    assert not hasattr(penstock, "__wrapped__")
+    with pytest.raises(AttributeError, match=r"Use penstock\.export"):
+        model.save_pretrained("x")
+    with pytest.raises(AttributeError, match="Use tokenizer"):
+        model.llm.get_tokenizer()
+    with pytest.raises(AttributeError, match="Use choices, text and token_ids"):
+        _ = model.llm.generate("x", max_tokens=1).outputs
+    assert copy.copy(model.llm.generate("x", max_tokens=1)).finish_reason == "length"
+
+
+def test_tokenizers_accept_only_text_and_ids():
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    assert tokenizer.decode(5) == tokenizer.decode([5]) == tokenizer.decode(np.array([5]))
+    for ids in ([-1], ["a"], [[5]], [True], 2**31):
+        with pytest.raises(InvalidArgumentError, match="token_ids"):
+            tokenizer.decode(ids)
+    for text in (None, 5, ["a", None]):
+        with pytest.raises(InvalidArgumentError, match="text: expected a string"):
+            tokenizer(text)
+    with pytest.raises(InvalidArgumentError, match="pass the folder"):
+        AutoTokenizer.from_pretrained(FOLDER / "tokenizer.json")
+
+
+def test_sentencepiece_tokenizers_are_converted_or_refused(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    convert = "penstock.checkpoint.tokenizer_convert.convert_tokenizer"
+    monkeypatch.setattr(convert, lambda folder: (FOLDER / "tokenizer.json").read_bytes())
+    assert AutoTokenizer.from_pretrained(tmp_path).encode("def f(") == AutoTokenizer.from_pretrained(FOLDER).encode(
+        "def f("
+    )
+
+
+def test_tokenizers_agree_with_transformers():
+    from transformers import AutoTokenizer as Reference
+
+    ours, theirs = AutoTokenizer.from_pretrained(FOLDER), Reference.from_pretrained(FOLDER)
+    for text in ("def f(x):\n    return é日🙂", "<|begin|>x<|end|>", "", "  a\t"):
+        assert ours(text)["input_ids"] == theirs(text)["input_ids"]
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs(text)["input_ids"])
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(penstock, name) is not None for name in penstock.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Model'"):
+        _ = penstock.Model

@@ -1,0 +1,145 @@
+"""The keyword arguments of LLM: its own, those of other engines, and sampling as keywords."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+import penstock
+from penstock import (
+    LLM,
+    AsyncLLM,
+    InvalidArgumentError,
+    PenstockError,
+    ProgramLimits,
+    SamplingParams,
+    UnsupportedError,
+    pipeline,
+)
+from penstock.llm.llm_options import network_name, read_llm_options
+from tests.support.command import DEMO
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(DEMO, context_len=128) as opened:
+        yield opened
+
+
+def test_limits_are_keywords():
+    options = read_llm_options({"context_len": 64, "max_requests": 1024, "kv_cache": "int8"}, None, None)
+    assert options.limits == ProgramLimits(
+        context_len=64, max_requests=1024, max_tokens=1024, kv_layout="int8", weights="mmap"
+    )
+    assert read_llm_options({}, None, None).limits is None
+    with LLM(DEMO, kv_cache="int8", context_len=64, max_requests=2) as llm:
+        assert llm.engine.max_len == 64
+        assert llm.engine.program.limits.kv_layout == "int8"
+
+
+def test_names_of_other_engines_work():
+    given = {"max_model_len": 64, "max_num_seqs": 2, "enable_prefix_caching": False, "tensor_parallel_size": 1}
+    options = read_llm_options(given | {"trust_remote_code": False, "dtype": "auto", "device": "cpu"}, None, None)
+    assert (options.limits.context_len, options.limits.max_requests) == (64, 2)
+    assert options.engine.prefix_cache is False
+    assert read_llm_options({"dtype": "bfloat16"}, None, None).scheme == "bf16"
+    assert read_llm_options({"torch_dtype": "auto"}, None, "w8a8").scheme == "w8a8"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pipeline_parallel_size": 2}, "tensor_parallel_size=N"),
+        ({"pipeline_parallel_size": True}, "tensor_parallel_size=N"),
+        ({"trust_remote_code": True}, "network='file.py:Class'"),
+        ({"quantization": "awq"}, "scheme='w8a8'"),
+        ({"gpu_memory_utilization": 0.9}, "context_len=N"),
+        ({"enforce_eager": True}, "mode='eager'"),
+        ({"device": "cuda"}, "runs on the CPU"),
+        ({"seed": 3}, "SamplingParams"),
+        ({"dtype": "int4"}, "dtype: expected auto"),
+        ({"max_model_len": 4, "context_len": 4}, "the same option"),
+        ({"contxt_len": 4}, "did you mean context_len"),
+        ({"num_pages": 4}, "ProgramLimits"),
+        ({"kv_cache": "fp8"}, "kv_cache: expected one of auto"),
+        ({"max_requests": "many"}, "max_requests: expected an integer"),
+        ({"frob": 1}, "it has scheme, mode"),
+        ({"limits": ProgramLimits(), "context_len": 4}, "set it in limits"),
+        ({"network": 3}, "network: expected a string"),
+    ],
+)
+def test_an_option_that_does_not_work_names_ours(options, message):
+    with pytest.raises((InvalidArgumentError, UnsupportedError), match=message):
+        LLM(DEMO, **options)
+
+
+def test_a_network_may_be_a_class():
+    class Inner(torch.nn.Module):
+        pass
+
+    for wrong in (Inner, type("Made", (torch.nn.Module,), {})):
+        with pytest.raises(InvalidArgumentError, match="is not at the top of a file"):
+            network_name(wrong)
+    with pytest.raises(InvalidArgumentError, match=r"expected a subclass of torch\.nn\.Module"):
+        network_name(int)
+    assert network_name(torch.nn.Linear).endswith("linear.py:Linear")
+    assert network_name("file.py:Net") == "file.py:Net"
+    assert network_name(None) is None
+
+
+def test_sampling_may_be_keywords(llm):
+    params = SamplingParams(max_tokens=4, temperature=0)
+    expected = llm.generate("import os\n", params)
+    assert llm.generate("import os\n", max_tokens=4, temperature=0).text == expected.text
+    assert llm.generate("import os\n", max_new_tokens=4, do_sample=False).text == expected.text
+    assert llm.generate("import os\n", sampling_params=params).text == expected.text
+    assert [one.text for one in llm.generate(["import os\n"], max_tokens=4, temperature=0)] == [expected.text]
+    pieces = llm.stream("import os\n", max_tokens=4, temperature=0)
+    assert "".join(delta.text for delta in pieces) == expected.text
+    with pipeline("text-generation", llm) as generate:
+        assert generate("import os\n", max_new_tokens=4, do_sample=False).text == expected.text
+        with pytest.raises(InvalidArgumentError, match="text_generation has no option 'max_new_token'"):
+            generate("x", max_new_token=4)
+    for keywords, message in (
+        ({"max_token": 4}, "generate has no option 'max_token': did you mean max_tokens"),
+        ({"params": params, "max_tokens": 4}, "max_tokens: set it in params"),
+        ({"params": params, "sampling_params": params}, "the same option"),
+        ({"max_tokens": 0}, "max_tokens: expected an integer"),
+        ({"frob": 0}, "it takes max_tokens"),
+    ):
+        with pytest.raises(PenstockError, match=message):
+            llm.generate("x", **keywords)
+
+
+def test_async_llm_opens_a_path_and_iterates_without_await(llm):
+    keywords = {"max_tokens": 4, "temperature": 0}
+    expected = llm.generate("import os\n", **keywords).text
+
+    async def use() -> None:
+        async with AsyncLLM(str(DEMO), context_len=128) as opened:
+            assert "".join([delta.text async for delta in opened.stream("import os\n", **keywords)]) == expected
+            stream = await opened.stream("import os\n", SamplingParams(**keywords))
+            async for _ in stream:
+                pass
+            assert stream.result().text == expected
+            assert (await opened.generate("import os\n", **keywords)).text == expected
+            with pytest.raises(InvalidArgumentError, match="already open"):
+                AsyncLLM(opened.llm, context_len=4)
+        async with AsyncLLM.open(DEMO) as opened:
+            assert (await opened.generate("import os\n", **keywords)).text == expected
+
+    asyncio.run(use())
+
+
+def test_a_name_that_is_no_path_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(penstock.FileAccessError, match="penstock pull org/name"):
+        LLM("org/name")
+
+
+def test_wrong_token_ids_are_refused_by_name(llm):
+    for wrong in (["a"], None, 3, [1 << 40]):
+        with pytest.raises(InvalidArgumentError, match="ids"):
+            llm.tokenizer.decode(wrong)
