@@ -18,6 +18,7 @@ from penstock.graph.ir import Graph
 from penstock.graph.passes.shard import RowRanges, shard
 from penstock.graph.rank_bundle import rows_by_tensor
 from penstock.graph.strategy import make_strategy
+from penstock.models.meta import construct_on_meta
 from penstock.sharding.strategy import Strategy
 from tests.support.families import FAMILIES, save
 from tests.support.sharded_folders import DEMO, strategy_of
@@ -30,7 +31,8 @@ def graph_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def get(family: str) -> tuple[Path, Graph]:
         folder = save(family, base / family)
-        return folder, build_graph(Checkpoint.open(folder), "f32")[0]
+        checkpoint = Checkpoint.open(folder)
+        return folder, build_graph(construct_on_meta(checkpoint.config), "f32", checkpoint.dtype)[0]
 
     return get
 

@@ -33,7 +33,7 @@ from penstock.sharding.folder import ShardedFolder
 if TYPE_CHECKING:
     from penstock.models.meta import MetaNetwork
 
-__all__ = ["ExportReport", "export_bundle"]
+__all__ = ["ExportReport", "build_graph", "export_bundle"]
 
 _PIECE_BYTES: Final = 16 << 20
 
@@ -76,20 +76,18 @@ def export_bundle(
     """
     begun = time.monotonic()
     tell = progress or _ignore
-    if Path(source).suffix == ".psm" and not Path(source).is_dir():
-        raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which is already exported")
     if tail is not None:
         check_tail(tail)
-    folder = None if rank is None else ShardedFolder.open(Path(source))
-    checkpoint = Checkpoint.open(source) if folder is None else folder.rank(rank or 0)
+    checkpoint, folder = _open_source(Path(source), rank)
     chosen = checkpoint.choose_scheme(scheme)
     segments = checkpoint.side_files()  # small files first: a mistake in one is reported before the work begins
     segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
+    segments = {} if rank else segments  # rank 0 has them
     from penstock.models.meta import construct_on_meta
 
     built = construct_on_meta(checkpoint.config, network)
     tell("capture", 0, 0)
-    graph, constants = _build_graph(built, chosen, checkpoint.dtype)
+    graph, constants = build_graph(built, chosen, checkpoint.dtype)
     if tail is not None:
         append_tail(graph, tail)
     if folder is not None:
@@ -97,8 +95,6 @@ def export_bundle(
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.tensors[part.name].num_bytes for part in _stored_parts(graph, constants))
-    if rank:
-        segments = {}  # rank 0 has them
     with native.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
         if without_weights:
@@ -123,7 +119,17 @@ def _ignore(stage: str, done: int, total: int) -> None:
     """Ignore progress; the default callback."""
 
 
-def _build_graph(built: MetaNetwork, scheme: str, dtype: str) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
+def _open_source(source: Path, rank: int | None) -> tuple[Checkpoint, ShardedFolder | None]:
+    """Return the checkpoint to export; for a rank its part, and the sharded folder that has it."""
+    if source.suffix == ".psm" and not source.is_dir():
+        raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which is already exported")
+    if rank is None:
+        return Checkpoint.open(source), None
+    folder = ShardedFolder.open(source)
+    return folder.rank(rank), folder
+
+
+def build_graph(built: MetaNetwork, scheme: str, dtype: str) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
     """Return the graph under ``scheme``, with the layouts of its weights, and the weights that the network computes
     itself; ``dtype`` is the checkpoint's."""
     from penstock.graph.capture import capture
