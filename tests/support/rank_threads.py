@@ -59,7 +59,11 @@ class RankThreads:
         ]
         for thread in self._followers:
             thread.start()
-        self.program, self._close = self._open(0)
+        try:
+            self.program, self._close = self._open(0)
+        except BaseException:
+            self._end()
+            raise
 
     def _open(self, rank: int) -> tuple[CoreProgram, Callable[[], None]]:
         context = Context(self._num_threads, comm=self.comms[rank])
@@ -95,6 +99,10 @@ class RankThreads:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
+        self._end()
+
+    def _end(self) -> None:
+        """End the other ranks before the memory that they use goes away."""
         self.comms[0].abort("closed")
         for thread in self._followers:
             thread.join()
