@@ -62,7 +62,7 @@ demo: $(VENV)/.installed
 
 # More workers than the usual two cores: many tests wait for processes.  A file's tests run in one worker.
 TEST_WORKERS ?= 3
-PYTEST := $(BIN)/pytest --durations=20 -n $(TEST_WORKERS) --dist loadfile
+PYTEST := $(BIN)/pytest --durations=20 -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 
 test: $(VENV)/.test system-packages lint
 	$(PYTEST) -m "not long"

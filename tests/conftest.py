@@ -44,7 +44,7 @@ lists it (R)."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
+    for item in items if config.pluginmanager.hasplugin("rerunfailures") else ():
         if item.path.relative_to(Path(__file__).parent).parts[0] in PROCESS_FOLDERS:
             item.add_marker(pytest.mark.flaky(reruns=1))
     if config.getoption("timeout") is not None:  # the command line says how long tests may take: ``make soak``

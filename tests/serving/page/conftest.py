@@ -17,8 +17,9 @@ from tests.system_packages import skip_reason
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Chromium.  It ends with the module, because its event loop runs in this thread, where other tests need theirs."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip(skip_reason("chromium"))
