@@ -23,7 +23,17 @@ from penstock.runtime.verify import check_verify
 from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
 from penstock.validation import refusal, wrong_type
 
-__all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "is_cut", "open_program", "rank_bundles", "registered_script"]
+__all__ = [
+    "MODES",
+    "OpenOptions",
+    "Opened",
+    "bundle_of",
+    "check_network",
+    "is_cut",
+    "open_program",
+    "rank_bundles",
+    "registered_script",
+]
 
 MODES = ("graph", "eager")
 EAGER_CONTEXT = 4096

@@ -103,6 +103,11 @@ class ProgramInfo:
     num_ranks: int = 1
     rank_plans: tuple[Plan, ...] = ()
 
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The memory plan of each rank; empty in eager mode."""
+        return self.rank_plans or (() if self.plan is None else (self.plan,))
+
 
 class Program(Protocol):
     """A model with its memory.  Only one thread at a time may use it."""

@@ -54,9 +54,7 @@ def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[Progra
     return limits, plans
 
 
-def _fit_one(
-    config: WorkerConfig, requested: ProgramLimits, available: int | None
-) -> tuple[ProgramLimits, list[Plan]]:
+def _fit_one(config: WorkerConfig, requested: ProgramLimits, available: int | None) -> tuple[ProgramLimits, list[Plan]]:
     from penstock.core import native
     from penstock.runtime.native import fit_limits
 

@@ -291,7 +291,7 @@ def ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
     from penstock.llm.local_backend import card_of
 
     program, info = llm.engine.program, llm.info
-    plan = _plan_message(program.limits, info.rank_plans or ([info.plan] if info.plan else []))
+    plan = _plan_message(program.limits, info.plans)
     plan.num_threads, plan.cpu_level, plan.load_s = llm.info.num_threads, llm.info.cpu_level, load_s
     plan.populate_s = llm.populate_s
     max_open = program.limits.max_requests + llm.engine.options.max_waiting
