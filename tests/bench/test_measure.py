@@ -6,9 +6,10 @@ import pytest
 
 from penstock.bench.measure import Bench, _Work, bench
 from penstock.core import native
-from penstock.errors import InternalError, InvalidArgumentError
+from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.passes.append_tail import append_tail
+from penstock.runtime.export_ranks import export_ranks
 from tests.support.command import DEMO
 
 SMALL = {"prompt_tokens": 20, "new_tokens": 4, "threads": 1}
@@ -65,3 +66,16 @@ def test_the_head_is_known_behind_a_tail():
     append_tail(graph, "argmax")
     assert _Work.of(graph, 64) == plain
     assert plain.head_ops == 2 * 256 * 4096
+
+
+def test_ranks_are_measured_as_one():
+    whole, ranks = (bench(Bench(DEMO, batches=(1,), tensor_parallel_size=world, **SMALL)) for world in (1, 2))
+    assert (ranks.num_ranks, ranks.num_threads) == (2, 1)
+    assert ranks.weight_bytes_per_token == whole.weight_bytes_per_token
+    assert ranks.peak_rss_bytes > whole.peak_rss_bytes
+
+
+def test_what_is_cut_for_ranks_is_refused(tmp_path):
+    export_ranks(DEMO, tmp_path / "parts", 2)
+    with pytest.raises(UnsupportedError, match=r"bench: expected a whole bundle or checkpoint folder, found .*parts"):
+        bench(Bench(tmp_path / "parts", batches=(1,), tensor_parallel_size=2, **SMALL))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.bench.open_model import describe_threads
 from penstock.bench.svg import NUM_COLORS, Box, Canvas, Scale, fitted, number, spread, text_box
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def draw_latency(report: OnlineReport, title: str) -> str:
         ]
 
     about = (
-        f"{report.network}, {report.scheme}, {report.cpu_level} x {report.num_threads} threads; "
+        f"{report.network}, {report.scheme}, {report.cpu_level} x "
+        f"{describe_threads(report.num_threads, report.num_ranks)}; "
         f"{report.trace.num_requests} requests, Poisson arrivals"
     )
     first, between = lines(lambda run: run.first_token_s), lines(lambda run: run.between_tokens_s)

@@ -24,7 +24,7 @@ from penstock.engine.request import Request, Status
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.ir import DType, Graph
 from penstock.runtime.build import Progress
-from penstock.runtime.machine import peak_rss_bytes, reset_peak_rss
+from penstock.runtime.machine import affinity, peak_rss_bytes, reset_peak_rss
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
 from penstock.validation import refusal
@@ -61,7 +61,8 @@ class Report:
     """The result of a measurement.  Times in seconds, sizes in bytes; the keys of dictionaries are batch sizes.
 
     ``decode_bound`` is what limits decode, "memory" or the type of an arithmetic peak.  ``inconsistent`` are the batch
-    sizes that read faster than memory, because the data fits into CPU caches.
+    sizes that read faster than memory, because the data fits into CPU caches.  ``num_threads`` is that of each of the
+    ``num_ranks`` ranks; bytes are those of all.
     """
 
     network: str
@@ -81,6 +82,7 @@ class Report:
     share_of_limit: dict[str, Any] = field(default_factory=dict)
     decode_bound: dict[int, str] = field(default_factory=dict)
     inconsistent: list[int] = field(default_factory=list)
+    num_ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,11 @@ def bench(settings: Bench, progress: Callable[[Any], None] | None = None) -> Rep
                 f"a context of {context_len} tokens, but the model has {program.info.context_len}",
                 param="prompt_tokens",
             )
-        plan = program.info.plan
-        work = _Work.of(graph, plan.kv_page_bytes if plan is not None else 0)
-        report = _Measurement(settings, program, work).report(opened.load_s, progress or (lambda _: None))
+        work = _Work.of(graph, sum(plan.kv_page_bytes for plan in program.info.plans))
+        with native.Model.open(opened.bundle or opened.source) as whole:  # the program may be that of one rank
+            read_bytes = whole.info.weight_bytes_per_token
+        measurement = _Measurement(settings, program, work, read_bytes)
+        report = measurement.report(opened.load_s, progress or (lambda _: None))
         report.populate_s = opened.populate_s
         return report
 
@@ -182,11 +186,14 @@ class EngineSteps:
 
 
 class _Measurement:
-    def __init__(self, settings: Bench, program: NativeProgram, work: _Work) -> None:
-        self.settings, self.program, self.work = settings, program, work
+    def __init__(self, settings: Bench, program: NativeProgram, work: _Work, read_bytes: int) -> None:
+        self.settings, self.program, self.work, self.read_bytes = settings, program, work, read_bytes
         self.engine = EngineSteps(program)
         self.peak_rss = 0
-        self.peaks = MachineLimits(program.context)
+        self._ranks = program.group.pids if program.group is not None else []
+        num_threads = program.info.num_ranks * program.info.num_threads
+        self._machine = native.Context(min(num_threads, len(affinity()))) if self._ranks else program.context
+        self.peaks = MachineLimits(self._machine)
 
     def report(self, load_s: float, progress: Callable[[Any], None]) -> Report:
         info, settings = self.program.info, self.settings
@@ -199,8 +206,9 @@ class _Measurement:
             settings.prompt_tokens,
             settings.new_tokens,
             load_s,
+            num_ranks=info.num_ranks,
         )
-        report.weight_bytes_per_token = info.weight_bytes_per_token
+        report.weight_bytes_per_token = self.read_bytes
         progress(Progress("measure", 0, total, "figures", "prefill"))
         self._prefill()  # the first run loads pages into memory and raises clock speeds
         report.first_token_s, prefill_share = self._prefill_within_limit()
@@ -219,7 +227,7 @@ class _Measurement:
             "ops_per_s": self.peaks.ops_per_s,
             "prefill_peak": self.work.peak,
         }
-        report.peak_rss_bytes = max(self.peak_rss, peak_rss_bytes())
+        report.peak_rss_bytes = max(self.peak_rss, peak_rss_bytes(self._ranks))
         return report
 
     def _probe_compute(self) -> float:
@@ -255,7 +263,7 @@ class _Measurement:
         for attempt in range(ATTEMPTS):
             seconds, bandwidth, context_len = self._decode(batch)
             compute = ops / self.peaks.ops_per_s[self.work.peak] / seconds
-            read = self.program.info.weight_bytes_per_token + batch * context_len * self.work.kv_bytes_per_token
+            read = self.read_bytes + batch * context_len * self.work.kv_bytes_per_token
             share, bound = max((compute, self.work.peak), (read / bandwidth / seconds, "memory"))
             if compute <= 1.0 and (share <= ABOVE_LIMIT or attempt > 0):
                 return seconds, share, bound
@@ -275,7 +283,7 @@ class _Measurement:
         return statistics.median(times), bandwidth, first + self.settings.new_tokens / 2
 
     def _bandwidth(self) -> float:
-        self.peak_rss = max(self.peak_rss, peak_rss_bytes())
+        self.peak_rss = max(self.peak_rss, peak_rss_bytes(self._ranks))
         bandwidth = self.peaks.probe_bandwidth()
         reset_peak_rss()  # the probe's buffer is not the model's memory
         return bandwidth

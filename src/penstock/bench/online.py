@@ -125,6 +125,7 @@ class OnlineReport:
     prompt_tokens: int
     output_tokens: int
     runs: list[RateReport] = field(default_factory=list)
+    num_ranks: int = 1
 
 
 def bench_online(settings: OnlineBench, progress: Callable[[Any], None] = lambda _: None) -> OnlineReport:
@@ -151,6 +152,7 @@ def bench_online(settings: OnlineBench, progress: Callable[[Any], None] = lambda
             settings.trace,
             sum(prompt_lens),
             sum(answer_lens),
+            num_ranks=info.num_ranks,
         )
         _Run(engine, prompts[:1], [1], 0.0).report()  # the first run loads pages into memory and raises clock speeds
         total = 1 + len(settings.rates) + len(settings.shares)

@@ -16,7 +16,7 @@ from penstock.runtime.native import NativeProgram
 from penstock.runtime.open import Opened, OpenOptions, open_program
 from penstock.runtime.program import MAX_REQUESTS, ProgramLimits
 
-__all__ = ["OpenModel", "check_size", "open_model"]
+__all__ = ["OpenModel", "check_size", "describe_threads", "open_model"]
 
 MAX_SIZE: Final = 1 << 20
 
@@ -27,6 +27,7 @@ class OpenModel:
 
     ``model``: a bundle or a checkpoint folder.  ``scheme`` (None is that of the checkpoint) and ``network`` (the user's
     script) are for a folder.  ``threads``: 0 is all allowed cores.  ``verify``: when to verify a bundle's checksums.
+    ``tensor_parallel_size``: processes that the network is divided over; ``threads`` is then per process.
     """
 
     model: Path | str
@@ -35,10 +36,11 @@ class OpenModel:
     threads: int = 0
     network: str | None = None
     verify: str = "once"
+    tensor_parallel_size: int = 1
 
     def open(self, limits: ProgramLimits, progress: Callable[[Any], None] | None = None) -> Opened:
         """Open the model with memory for ``limits``."""
-        options = OpenOptions(progress=progress, verify=self.verify)
+        options = OpenOptions(progress=progress, verify=self.verify, tensor_parallel_size=self.tensor_parallel_size)
         return open_program(
             self.model, scheme=self.scheme, threads=self.threads, limits=limits, network=self.network, options=options
         )
@@ -47,6 +49,12 @@ class OpenModel:
 def check_size(name: str, value: object, minimum: int = 1) -> None:
     """Raise InvalidArgumentError unless it is an integer from ``minimum`` to 2**20 (``batch``: to MAX_REQUESTS)."""
     check_integer(name, value, minimum, MAX_REQUESTS if name == "batch" else MAX_SIZE)
+
+
+def describe_threads(num_threads: int, num_ranks: int = 1) -> str:
+    """Return the threads that compute, in words; ``num_threads`` are those of each rank."""
+    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+    return threads if num_ranks == 1 else f"{num_ranks} ranks of {threads}"
 
 
 @contextmanager
@@ -58,6 +66,10 @@ def open_model(
     try:
         if not isinstance(opened.program, NativeProgram) or opened.bundle is None:
             raise UnsupportedError(f"{name} supports graph mode only")
+        if opened.bundle.is_dir():
+            raise UnsupportedError(
+                f"{name}: expected a whole bundle or checkpoint folder, found {settings.model}, which is cut for ranks"
+            )
         yield opened, opened.program, read_graph(opened.bundle)[0]
     finally:
         opened.program.close()

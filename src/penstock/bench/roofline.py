@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from penstock.bench.open_model import describe_threads
 from penstock.bench.svg import (
     CHAR_WIDTH,
     LEADER_LEN,
@@ -124,7 +125,7 @@ def _rate(row: Row) -> float:
 
 
 def _title(canvas: Canvas, report: ProfileReport, model: str) -> None:
-    threads = f"{report.num_threads} thread{'s' if report.num_threads > 1 else ''}"
+    threads = describe_threads(report.num_threads)
     title = f"{model}: {report.network}, {report.scheme}, {report.cpu_level} x {threads}"
     canvas.text(_LEFT, 32, fitted(title, 18, _WIDTH - 24 - _LEFT), size=18, bold=True)
     x = float(_LEFT)

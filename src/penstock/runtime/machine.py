@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,13 +118,14 @@ def huge_pages() -> str:
     return text.partition("[")[2].partition("]")[0] or "unknown"
 
 
-def peak_rss_bytes() -> int:
-    """Return the peak resident memory of this process in bytes.
+def peak_rss_bytes(others: Iterable[int] = ()) -> int:
+    """Return the peak resident memory in bytes of this process, and of ``others`` by process id.
 
     getrusage is used only without /proc, because its value survives exec and may be that of the parent process.
     """
     own = _fields(Path("/proc/self/status")).get("VmHWM", 0)
-    return own or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    own = own or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return own + sum(_fields(Path(f"/proc/{pid}/status")).get("VmHWM", 0) for pid in others)
 
 
 def reset_peak_rss() -> None:

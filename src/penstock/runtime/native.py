@@ -17,6 +17,8 @@ from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv
 from penstock.runtime.verify import open_verified
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -119,7 +121,7 @@ class NativeProgram:
     """A bundle with its memory, run by the native core: one native call per step, without the interpreter lock.
 
     ``model``: the bundle.  ``context``: its instruction level and threads.  ``core_program`` records spans.
-    ``group``: the other ranks, which end with this program.
+    ``group``: the other ranks, which end with this program; None if there are none.
     """
 
     def __init__(
@@ -129,12 +131,13 @@ class NativeProgram:
         limits: ProgramLimits,
         plan: native.Plan,
         group: RankGroup | None = None,
+        rank_plans: Sequence[native.Plan] = (),
     ) -> None:
         self.model = model
         self.context = context
         self.core_program = native.CoreProgram(model, context, _options(limits, model.info.scheme))
         self._call: native.StepCall | None = None
-        self._group = group
+        self.group = group
         self.limits = limits
         info = model.info
         self.info = ProgramInfo(
@@ -153,6 +156,7 @@ class NativeProgram:
             tail=info.tail,
             bidirectional=info.bidirectional,
             num_ranks=1 if group is None else group.world,
+            rank_plans=tuple(rank_plans),
         )
         self.populate_s = 0.0
         """Seconds spent on copying the weights; 0 when they are mapped."""
@@ -241,5 +245,5 @@ class NativeProgram:
             self.core_program.close()
             self.model.close()
             self.context.close()
-            if self._group is not None:
-                self._group.close()
+            if self.group is not None:
+                self.group.close()

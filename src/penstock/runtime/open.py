@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,13 +16,24 @@ from penstock.config import check_choice, check_flag, check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from penstock.extras import install_command
 from penstock.graph.passes.cut import MAX_RANKS
+from penstock.runtime.build import build_in_child
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
 from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
 from penstock.validation import refusal, wrong_type
 
-__all__ = ["MODES", "OpenOptions", "Opened", "bundle_of", "check_network", "open_program", "registered_script"]
+__all__ = [
+    "MODES",
+    "OpenOptions",
+    "Opened",
+    "bundle_of",
+    "check_network",
+    "is_cut",
+    "open_program",
+    "rank_bundles",
+    "registered_script",
+]
 
 MODES = ("graph", "eager")
 EAGER_CONTEXT = 4096
@@ -111,7 +123,7 @@ def open_program(
                     param="verify",
                 )
             return _open_eager(path, scheme, threads, limits, network)
-        if is_sharded(path) or (path / rank_bundle(0)).exists():
+        if is_cut(path):
             return _open_cut(path, scheme, threads, limits, network, options)
         network = network or registered_script(path)
         return _open_folder(path, scheme, threads, limits, network, options)
@@ -241,7 +253,36 @@ def _open_cut(
     network: str | None,
     options: OpenOptions,
 ) -> Opened:
-    """Open a folder that is cut for ranks: a rank's part of the weights each, or its bundle."""
+    """Open a folder that is cut for ranks."""
+    is_made = is_sharded(folder)  # under the scheme, and verified
+    with rank_bundles(folder, scheme, network, options) as parts:
+        opened = _open_bundle(
+            folder,
+            None if is_made else scheme,
+            threads,
+            limits,
+            replace(options, verify="never") if is_made else options,
+            parts,
+        )
+    opened.source = folder
+    return opened
+
+
+def is_cut(folder: Path) -> bool:
+    """Return True if a folder is cut for ranks: it has a part of the weights for each, or a bundle for each."""
+    return is_sharded(folder) or (folder / rank_bundle(0)).exists()
+
+
+@contextmanager
+def rank_bundles(
+    folder: Path, scheme: str | None, network: str | None = None, options: OpenOptions | None = None
+) -> Iterator[list[Path]]:
+    """Yield the bundles of all ranks of a folder that is cut for them.
+
+    Those of a sharded folder are made under ``scheme`` and verified; without the cache they lie in one folder, which is
+    deleted after the block.
+    """
+    options = options or OpenOptions()
     world = options.tensor_parallel_size
     if not is_sharded(folder):
         _check_no_network(network, folder)
@@ -249,15 +290,20 @@ def _open_cut(
         count = len(list(folder.glob(rank_bundle("*"))))
         if count != world:
             raise _wrong_world(folder, count, world)
-        return _open_bundle(folder, scheme, threads, limits, options, parts)
+        yield parts
+        return
     sharded = ShardedFolder.open(folder)
     if sharded.strategy.world != world:
         raise _wrong_world(folder, sharded.strategy.world, world)
     with ExitStack() as stack:
-        parts = [stack.enter_context(bundle_of(folder, scheme, network, options, rank=rank)) for rank in range(world)]
-        opened = _open_bundle(folder, None, threads, limits, replace(options, verify="never"), parts)
-    opened.source = folder
-    return opened
+        if options.use_cache:
+            yield [stack.enter_context(bundle_of(folder, scheme, network, options, rank=rank)) for rank in range(world)]
+            return
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        parts = [temporary / rank_bundle(rank) for rank in range(world)]
+        for rank, part in enumerate(parts):
+            build_in_child(folder, part, scheme=scheme, network=network, rank=rank, progress=options.progress)
+        yield parts
 
 
 def _wrong_world(folder: Path, expected: int, found: int) -> InvalidArgumentError:
@@ -310,10 +356,6 @@ def bundle_of(
 
         yield Cache().find_or_build(folder, scheme, network, options.progress, options.verify, rank)
         return
-    import tempfile
-
-    from penstock.runtime.build import build_in_child
-
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
         bundle = Path(temporary) / "model.psm"
         build_in_child(folder, bundle, scheme=scheme, network=network, rank=rank, progress=options.progress)

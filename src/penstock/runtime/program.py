@@ -82,7 +82,8 @@ class ProgramInfo:
     ``page_windows`` has one entry per page group; 0 keeps every position.  ``hidden_size`` is the width of its hidden
     rows, 0 when it has none.  ``tail`` is "argmax" or "topk" when the program ends in token ids and has no logits.
     ``bidirectional``: attention is not causal, so a step takes only whole requests, and none can be continued.
-    ``num_ranks``: the processes that compute it; ``num_threads``, the bytes and ``plan`` are those of each.
+    ``num_ranks``: the processes that compute it; ``num_threads``, the bytes and ``plan`` are those of the first, and
+    ``rank_plans`` are those of all, if they are several.
     """
 
     network: str
@@ -100,6 +101,12 @@ class ProgramInfo:
     tail: str = ""
     bidirectional: bool = False
     num_ranks: int = 1
+    rank_plans: tuple[Plan, ...] = ()
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The memory plan of each rank; empty in eager mode."""
+        return self.rank_plans or (() if self.plan is None else (self.plan,))
 
 
 class Program(Protocol):

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any, Final
 
@@ -60,6 +60,9 @@ class RankGroup:
         self._started = threading.Event()
         self._start_error: Exception | None = None
         self._supervisor: threading.Thread | None = None
+        self._death = ""
+        self._on_death: Callable[[str], None] | None = None
+        self._lock = threading.Lock()
         try:
             os.ftruncate(self._fd, shared_bytes(world, part_bytes))
             # The size stays, because access beyond the end of a file kills a process.
@@ -79,12 +82,6 @@ class RankGroup:
         if self._start_error is not None:
             raise FileAccessError(f"The process of a rank failed to start: {self._start_error}")
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send the ranks a last message."""
-        for child in self._children:
-            _write_line(child, json.dumps(message))
-            _close(child.stdin)
-
     def await_ready(self) -> None:
         """Wait until every rank has opened its part.  Raises the error of a rank that failed."""
         deadline = time.monotonic() + _LOAD_S
@@ -102,6 +99,14 @@ class RankGroup:
             if "error" in message:
                 return _error_of(rank, message)
         return None
+
+    def watch(self, on_death: Callable[[str], None]) -> None:
+        """Call ``on_death`` with the reason when a rank ends, from another thread and before a step fails; at once if
+        one has ended already."""
+        with self._lock:
+            self._on_death = on_death
+            if self._death:
+                on_death(self._death)
 
     @property
     def pids(self) -> list[int]:
@@ -142,11 +147,18 @@ class RankGroup:
                 ended, _, _ = select.select([self._wake, *descriptors], [], [])
                 dead = [rank for rank, descriptor in enumerate(descriptors, 1) if descriptor in ended]
                 if dead and self._wake not in ended:
-                    self.comm.abort(f"rank {dead[0]} {_how_it_ended(self._children[dead[0] - 1].wait())}")
+                    self._report_death(f"rank {dead[0]} {_how_it_ended(self._children[dead[0] - 1].wait())}")
             self._end_children()
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _report_death(self, reason: str) -> None:
+        with self._lock:
+            self._death = reason
+            if self._on_death is not None:
+                self._on_death(reason)
+        self.comm.abort(reason)
 
     def _spawn(self, rank: int, settings: str) -> subprocess.Popen[str]:
         child = subprocess.Popen(
@@ -159,7 +171,10 @@ class RankGroup:
             pass_fds=(self._fd,),
             start_new_session=True,  # Ctrl-C reaches only this process
         )
-        _write_line(child, settings)
+        with suppress(BrokenPipeError):  # one that has ended is noticed elsewhere
+            if child.stdin is not None:
+                child.stdin.write(settings + "\n")
+                child.stdin.close()
         return child
 
     def _end_children(self) -> None:
@@ -171,14 +186,6 @@ class RankGroup:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-
-
-def _write_line(child: subprocess.Popen[str], text: str) -> None:
-    """Write a line to a rank; one that has ended is noticed elsewhere."""
-    if child.stdin is not None:
-        with suppress(BrokenPipeError):
-            child.stdin.write(text + "\n")
-            child.stdin.flush()
 
 
 def _close(stream: IO[str] | None) -> None:

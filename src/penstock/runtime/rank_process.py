@@ -1,7 +1,6 @@
 """The process of a rank other than 0: it opens its part of a bundle, and computes its part of each step of rank 0.
 
-Settings come as a JSON object on stdin, the limits later as another.  A JSON object on stdout says that the rank is
-ready, or why not.
+Settings come as a JSON object on stdin.  A JSON object on stdout says that the rank is ready, or why not.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def main() -> int:
             settings["parts"],
             comm,
             settings["threads"],
-            lambda: ProgramLimits(**json.loads(sys.stdin.readline())),
+            ProgramLimits(**settings["limits"]),
             lambda: _send(ready=True),
         )
         while True:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core import native
@@ -15,13 +17,61 @@ from penstock.graph.ir import Graph
 from penstock.graph.metadata import decode_metadata
 from penstock.graph.passes.shard import shard
 from penstock.graph.rank_bundle import WHOLE, widest_exchange, write_rank_bundle
+from penstock.graph.without_weights import write_without_weights
 from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram, fit_limits, plan_limits
 from penstock.runtime.program import ProgramLimits, pages_for
 from penstock.runtime.rank_group import RankGroup
 from penstock.runtime.verify import open_verified
 
-__all__ = ["default_threads", "open_rank", "open_ranks"]
+__all__ = ["RankPlan", "default_threads", "open_rank", "open_ranks", "plan_ranks"]
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """The graphs and the memory of all ranks, and the sizes that they have in common.
+
+    ``threads``: of each rank.  ``verify_s``: the seconds of verifying the checksums.
+    """
+
+    graphs: list[Graph]
+    plans: list[native.Plan]
+    limits: ProgramLimits
+    threads: int
+    verify_s: float
+
+
+def plan_ranks(
+    source: Path | Sequence[Path],
+    world: int,
+    *,
+    threads: int = 0,
+    limits: ProgramLimits | None = None,
+    available: int | None = None,
+    verify: str = "never",
+) -> RankPlan:
+    """Plan the memory of ``world`` ranks before a weight is read or cut.  The arguments are those of ``open_ranks``.
+
+    ``available``: bytes for all ranks, of which each may use an equal share (None: what this machine has left).  Raises
+    OutOfMemoryError, with the plan, when the requested sizes do not fit, and what ``open_ranks`` raises.
+    """
+    threads = threads or max(1, default_threads() // world)
+    graphs, verify_s = _rank_graphs(source, world, verify)
+    if available is None and (machine := memory()).total:
+        available = machine.available
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        context = stack.enter_context(native.Context(threads))
+        models = []
+        for rank, graph in enumerate(graphs):
+            write_without_weights(folder / f"{rank}.psm", graph)
+            models.append(stack.enter_context(native.Model.open(folder / f"{rank}.psm")))
+        largest = max(models, key=lambda model: model.info.weight_bytes)
+        fitted, _ = fit_limits(
+            largest, context, limits or ProgramLimits(), None if available is None else available // world
+        )
+        plans = [plan_limits(model, context, fitted) for model in models]
+    return RankPlan(graphs, plans, fitted, threads, verify_s)
 
 
 def open_ranks(
@@ -36,24 +86,22 @@ def open_ranks(
 
     ``source``: a whole bundle, which each rank cuts, or the bundles of the ranks.  ``threads``: of each rank; 0 divides
     the cores.  ``limits``: as for one rank; the memory is divided.  Raises InvalidArgumentError if the network has too
-    few heads, UnavailableError if a rank ends, and what a rank raises.
+    few heads, OutOfMemoryError, UnavailableError if a rank ends, and what a rank raises.
     """
-    limits, num_cores = limits or ProgramLimits(), default_threads()
-    threads = threads or max(1, num_cores // world)
-    graphs, verify_s = _rank_graphs(source, world, verify)
-    group = RankGroup(world, _part_bytes(graphs, limits), oversubscribed=num_cores < world * threads)
+    plan = plan_ranks(source, world, threads=threads, limits=limits, verify=verify)
+    limits, threads = plan.limits, plan.threads
+    group = RankGroup(world, _part_bytes(plan.graphs, limits), oversubscribed=default_threads() < world * threads)
     parts = [str(source)] if isinstance(source, Path) else [str(path) for path in source]
     try:
-        group.start({"parts": parts, "threads": threads})  # each cuts its part while this process cuts its own
+        # Each rank cuts its part while this process cuts its own.
+        group.start({"parts": parts, "threads": threads, "limits": dataclasses.asdict(limits)})
         model, checksum = _open_part(parts, 0, world)
         try:
-            fitted, plan = _fit(model, limits, world)
-            group.send(dataclasses.asdict(fitted))
             context = native.Context(threads, comm=group.comm)
-            if fitted.weights == "huge":
+            if limits.weights == "huge":
                 model.load_huge(context)
             group.await_ready()
-            program = _make_program(model, context, fitted, plan, checksum, group)
+            program = _make_program(model, context, limits, plan.plans, checksum, group)
         except BaseException:
             model.close()
             raise
@@ -64,7 +112,7 @@ def open_ranks(
     except BaseException:
         group.close()
         raise
-    program.verify_s = verify_s
+    program.verify_s = plan.verify_s
     return program, model
 
 
@@ -72,33 +120,33 @@ def open_rank(
     parts: Sequence[str],
     comm: SharedComm,
     threads: int,
-    limits_of: Callable[[], ProgramLimits],
+    limits: ProgramLimits,
     on_opened: Callable[[], None],
 ) -> NativeProgram:
     """Open the part of a rank other than 0.
 
-    ``parts``: the whole bundle, or the bundles of all ranks.  ``limits_of`` returns the limits of rank 0, which plans
-    its own part first.  ``on_opened`` is called when this rank has its weights.
+    ``parts``: the whole bundle, or the bundles of all ranks.  ``limits``: those of the group.  ``on_opened`` is called
+    when this rank has its weights.
     """
     model, checksum = _open_part(parts, comm.rank, comm.world)
-    limits, context = limits_of(), native.Context(threads, comm=comm)
+    context = native.Context(threads, comm=comm)
     if limits.weights == "huge":
         model.load_huge(context)
     on_opened()
-    return _make_program(model, context, limits, plan_limits(model, context, limits), checksum, None)
+    return _make_program(model, context, limits, [plan_limits(model, context, limits)], checksum, None)
 
 
 def _make_program(
     model: native.Model,
     context: native.Context,
     limits: ProgramLimits,
-    plan: native.Plan,
+    plans: Sequence[native.Plan],
     checksum: str,
     group: RankGroup | None,
 ) -> NativeProgram:
     """Make the program of a rank, while the others make theirs, if all have the same bundle and limits."""
     context.agree(_agreement(checksum, limits))
-    program = NativeProgram(model, context, limits, plan, group)
+    program = NativeProgram(model, context, limits, plans[0], group, plans)
     try:
         context.agree("")  # a rank that could not make its program ends the group before the first step
     except BaseException:
@@ -150,13 +198,6 @@ def _open_part(parts: Sequence[str], rank: int, world: int) -> tuple[native.Mode
         part = Path(folder) / f"rank_{rank}.psm"
         checksum = write_rank_bundle(parts[0], part, rank, world, durable=False)
         return native.Model.open(part), checksum
-
-
-def _fit(model: native.Model, limits: ProgramLimits, world: int) -> tuple[ProgramLimits, native.Plan]:
-    """Return limits whose plan fits into each rank's share of the memory, and the plan."""
-    machine = memory()
-    with native.Context(1) as context:
-        return fit_limits(model, context, limits, machine.available // world if machine.total else None)
 
 
 def _part_bytes(graphs: Sequence[Graph], limits: ProgramLimits) -> int:

@@ -94,6 +94,8 @@ def _described(backend: RemoteBackend, context_len: int) -> str:
     if plans:
         workers = "1 worker" if len(plans) == 1 else f"{len(plans)} workers"
         threads = "1 thread" if plans[0].num_threads == 1 else f"{plans[0].num_threads} threads"
+        if plans[0].num_ranks > 1:
+            threads = f"{plans[0].num_ranks} ranks of {threads}"
         each = "" if len(plans) == 1 else " each"
         text += f"; {workers}, {threads}{each}, up to {plans[0].max_requests} requests per step"
     return text

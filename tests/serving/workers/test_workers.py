@@ -213,7 +213,7 @@ def test_a_package_in_the_working_folder_is_not_imported(tmp_path, monkeypatch) 
 
 
 def test_a_model_is_planned_beside_other_workers() -> None:
-    fits, plan = memory_check.fit_beside(WorkerConfig("", "", "demo", str(DEMO), options=OPTIONS))
+    fits, (plan,) = memory_check.fit_beside(WorkerConfig("", "", "demo", str(DEMO), options=OPTIONS))
     assert (fits.num_pages, plan.total_bytes > plan.kv_bytes > 0) == (1024, True)
     with pytest.raises(OutOfMemoryError, match="are available"):
         memory_check.fit_beside(WorkerConfig("", "", "demo", str(DEMO), reserved_bytes=2**50, options=OPTIONS))

@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("-n", "--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, online 64)")
     parser.add_argument("-b", "--batch", metavar="N,N...", help="batch sizes of decode (default: 1,8,32)")
-    add_options(parser, "--threads", "--network", "--weights", "--verify")
+    add_options(parser, "--threads", "--tp", "--network", "--weights", "--verify")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     add_online_options(parser)
     add_options(parser, "--ops")
@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         network=args.network,
         weights=args.weights,
         verify=args.verify,
+        tensor_parallel_size=args.tp,
     )
     with ProgressLine(ticks=False) as progress:
         report = bench(settings, progress)
@@ -81,12 +82,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(model: str, report: Report) -> str:
+    from penstock.bench.open_model import describe_threads
     from penstock.bench.verdict import describe_bench
 
+    threads = describe_threads(report.num_threads, report.num_ranks)
     read, ops = report.limits["read_bytes_per_s"], report.limits["ops_per_s"]
     peak = report.limits["prefill_peak"]
     lines = [
-        f"{model}: {report.network}, {report.scheme}, {report.cpu_level} x {report.num_threads} threads",
+        f"{model}: {report.network}, {report.scheme}, {report.cpu_level} x {threads}",
         "",
         f"load             {report.load_s * 1e3:10,.1f} ms",
         f"first token      {report.first_token_s * 1e3:10,.1f} ms        prompt of {report.prompt_tokens} tokens",

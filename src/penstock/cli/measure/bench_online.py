@@ -92,6 +92,7 @@ def run_online(args: argparse.Namespace) -> int:
         scheme=args.scheme,
         threads=args.threads,
         network=args.network,
+        tensor_parallel_size=args.tp,
         limits=ProgramLimits(
             max_tokens=max(512, options["max_requests"]),
             max_requests=options["max_requests"],
@@ -144,10 +145,12 @@ def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _table(model: str, report: OnlineReport) -> str:
-    trace = report.trace
+    from penstock.bench.open_model import describe_threads
+
+    trace, threads = report.trace, describe_threads(report.num_threads, report.num_ranks)
     shared = f"; prompts share {trace.shared_tokens} tokens" if trace.shared_tokens else ""
     lines = [
-        f"{model}: {report.network}, {report.scheme}, {report.cpu_level} x {report.num_threads} threads",
+        f"{model}: {report.network}, {report.scheme}, {report.cpu_level} x {threads}",
         f"{trace.num_requests} requests, {report.prompt_tokens} prompt tokens, {report.output_tokens} generated tokens"
         + shared,
         "",

@@ -213,9 +213,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="threads per worker; 0 (default): an equal share of the cores",
+        help="threads per worker, and with --tp per rank; 0 (default): an equal share of the cores",
     )
-    add_options(group, "--max-requests")
+    add_options(group, "--tp", "--max-requests")
     group.add_argument(
         "--max-waiting", type=int, default=256, metavar="N", help="requests that may wait in the queue (default: 256)"
     )
@@ -365,11 +365,13 @@ def named_model(text: str) -> tuple[str, str]:
 def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
     """Return how each of ``num_workers`` workers runs its model."""
     from penstock.engine.options import EngineOptions
+    from penstock.graph.passes.cut import MAX_RANKS
     from penstock.quant.scheme import find_scheme
     from penstock.runtime.machine import affinity
     from penstock.serving.workers.worker_config import ModelOptions
 
     check_integer("threads", args.threads, 0, MAX_THREADS)
+    check_integer("tp", args.tp, 1, MAX_RANKS)
     if args.scheme is not None:
         find_scheme(args.scheme)
     weights = args.weights
@@ -379,7 +381,7 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
     limits = limits_of(args, max_requests=args.max_requests, max_tokens=max(512, args.max_requests))
     threads = args.threads
     if threads == 0 and num_workers > 1:
-        threads = max(1, len(affinity()) // num_workers)
+        threads = max(1, len(affinity()) // (num_workers * args.tp))
     engine = EngineOptions(prefix_cache=not args.no_prefix_cache, max_waiting=args.max_waiting)
     return ModelOptions(
         scheme=args.scheme,
@@ -389,6 +391,7 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
         engine=engine,
         use_cache=not args.no_cache,
         verify=args.verify,
+        tensor_parallel_size=args.tp,
     )
 
 

@@ -114,7 +114,7 @@ class Card(_message.Message):
     def __init__(self, name: _Optional[str] = ..., created: _Optional[int] = ..., max_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., scheme: _Optional[str] = ..., network: _Optional[str] = ..., source: _Optional[str] = ..., version: _Optional[int] = ..., has_embeddings: bool = ..., has_tokenizer: bool = ..., has_chat_template: bool = ..., tail: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("total_bytes", "weight_bytes", "kv_bytes", "num_pages", "max_requests", "num_threads", "cpu_level", "load_s", "populate_s")
+    __slots__ = ("total_bytes", "weight_bytes", "kv_bytes", "num_pages", "max_requests", "num_threads", "cpu_level", "load_s", "populate_s", "num_ranks")
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,7 @@ class Plan(_message.Message):
     CPU_LEVEL_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     POPULATE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     total_bytes: int
     weight_bytes: int
     kv_bytes: int
@@ -133,7 +134,8 @@ class Plan(_message.Message):
     cpu_level: str
     load_s: float
     populate_s: float
-    def __init__(self, total_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_requests: _Optional[int] = ..., num_threads: _Optional[int] = ..., cpu_level: _Optional[str] = ..., load_s: _Optional[float] = ..., populate_s: _Optional[float] = ...) -> None: ...
+    num_ranks: int
+    def __init__(self, total_bytes: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_requests: _Optional[int] = ..., num_threads: _Optional[int] = ..., cpu_level: _Optional[str] = ..., load_s: _Optional[float] = ..., populate_s: _Optional[float] = ..., num_ranks: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("kind", "text", "retry_after_s", "param", "code")

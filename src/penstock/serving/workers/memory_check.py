@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from penstock.runtime.machine import memory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.core.native import Plan
     from penstock.runtime.program import ProgramLimits
     from penstock.serving.proto import wire_pb2 as pb
@@ -23,41 +25,68 @@ if TYPE_CHECKING:
 __all__ = ["fit_beside", "unwritten_bytes"]
 
 
-def fit_beside(config: WorkerConfig) -> tuple[ProgramLimits, Plan]:
-    """Return limits whose memory plan fits into what other workers leave, and the plan.
+def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[ProgramLimits, list[Plan]]:
+    """Return limits whose memory plan fits into what other workers leave, and the plan of each rank.
 
-    Raises OutOfMemoryError with the figures of the plan.
+    ``parts``: the bundles of the ranks, if the model is cut already.  Raises OutOfMemoryError with the figures of the
+    plan.
     """
+    machine, options = memory(), config.options
+    # None: unknown; the plan handles that.
+    available = max(0, machine.available - config.reserved_bytes) if machine.total else None
+    requested = replace(options.limits, weights="mmap" if options.weights == "auto" else options.weights)
+    if options.tensor_parallel_size > 1:
+        from penstock.runtime.ranks import plan_ranks
+
+        group = plan_ranks(
+            list(parts) or Path(config.path),
+            options.tensor_parallel_size,
+            threads=options.threads,
+            limits=requested,
+            available=available,
+        )
+        limits, plans = group.limits, group.plans
+    else:
+        limits, plans = _fit_one(config, requested, available)
+    total, weights = (sum(getattr(plan, name) for plan in plans) for name in ("total_bytes", "weight_bytes"))
+    if options.weights == "auto" and available is not None and available - total >= 2 * weights:
+        limits = replace(limits, weights="huge")
+    return limits, plans
+
+
+def _fit_one(config: WorkerConfig, requested: ProgramLimits, available: int | None) -> tuple[ProgramLimits, list[Plan]]:
     from penstock.core import native
     from penstock.runtime.native import fit_limits
 
-    machine = memory()
-    # None: unknown; fit_limits handles that.
-    available = max(0, machine.available - config.reserved_bytes) if machine.total else None
     context = native.Context(config.options.threads)
     try:
         model = native.Model.open(config.path)
         try:
-            weights = config.options.weights
-            requested = replace(config.options.limits, weights="mmap" if weights == "auto" else weights)
             limits, plan = fit_limits(model, context, requested, available)
-            if weights == "auto" and available is not None and available - plan.total_bytes >= 2 * plan.weight_bytes:
-                limits = replace(limits, weights="huge")
         finally:
             model.close()
     finally:
         context.close()
-    return limits, plan
+    return limits, [plan]
 
 
 def unwritten_bytes(pid: int, plan: pb.Plan) -> int:
-    """Return the bytes of a process's plan that the kernel does not count as used by it.
+    """Return the bytes of the plan of a worker that the kernel does not count as used by it and its ranks.
 
     These are mapped weights, KV pages that have not been written, and everything that is still being loaded.
     """
     used = 0
-    with suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                used = int(line.split()[1]) * 1024
+    for process in [pid, *_children(pid)]:
+        with suppress(OSError, ValueError):
+            for line in Path(f"/proc/{process}/status").read_text().splitlines():
+                if line.startswith("RssAnon:"):
+                    used += int(line.split()[1]) * 1024
     return max(plan.weight_bytes, plan.total_bytes - used)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended, or the kernel has no such file
+            found += map(int, file.read_text().split())
+    return found

@@ -41,7 +41,7 @@ from penstock.serving.workers.messages import (
 from penstock.serving.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.core.native import Plan
     from penstock.llm.engine_thread import EngineThread, StepEvent
@@ -106,6 +106,7 @@ class Worker:
             self._stream.send(pb.FromWorker(failed=error_to(error)))
             await reading  # the primary ends the stream
             return 1
+        _end_with_ranks(llm)
         self._engine_thread = EngineThread(llm, self._send_events, asyncio.get_running_loop().call_soon)
         gc.freeze()  # objects of the load stay; without this each full collection looks at them while a step waits
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
@@ -215,25 +216,47 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
     return llm, llm.engine.program.limits.max_tokens * token_s
 
 
+def _end_with_ranks(llm: LLM) -> None:
+    """End this process as soon as one of its ranks has ended.
+
+    The primary continues the requests elsewhere and starts another group.  Their errors, which follow the failed step,
+    must not be sent.
+    """
+    from penstock.runtime.native import NativeProgram
+
+    def end(reason: str) -> None:
+        print(f"penstock worker: {reason}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    program = llm.engine.program
+    if isinstance(program, NativeProgram) and program.group is not None:
+        program.group.watch(end)
+
+
 def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stack: ExitStack) -> LLM:
     """Open a bundle or folder.  A folder is made into a bundle first, so that the plan comes before the weights."""
     from penstock.llm.llm import LLM
     from penstock.serving.workers.memory_check import fit_beside
 
     options, hint = config.options, ""
-    scheme = options.scheme
+    scheme, parts = options.scheme, list[Path]()
     if Path(config.path).is_dir():
-        from penstock.runtime.open import OpenOptions, bundle_of
+        from penstock.runtime.open import OpenOptions, bundle_of, is_cut, rank_bundles
 
-        opening = OpenOptions(options.use_cache, verify=config.verify)
-        bundle = stack.enter_context(bundle_of(Path(config.path), scheme, options.network, opening))
-        config = replace(config, path=str(bundle), verify="never")  # bundle_of has verified it
-        scheme, hint = None, "" if scheme else "; --scheme w8a8 or w4a8 makes the weights smaller"
-    limits = options.limits
+        opening = OpenOptions(
+            options.use_cache, verify=config.verify, tensor_parallel_size=options.tensor_parallel_size
+        )
+        if is_cut(Path(config.path)):
+            parts = stack.enter_context(rank_bundles(Path(config.path), scheme, options.network, opening))
+            if not options.use_cache:
+                config = replace(config, path=str(parts[0].parent))
+        else:
+            bundle = stack.enter_context(bundle_of(Path(config.path), scheme, options.network, opening))
+            config = replace(config, path=str(bundle), verify="never")  # bundle_of has verified it
+            scheme, hint = None, "" if scheme else "; --scheme w8a8 or w4a8 makes the weights smaller"
     try:
-        if Path(config.path).is_file():
-            limits, plan = fit_beside(config)
-            on_plan(_plan_message(limits, plan))
+        limits, plans = fit_beside(config, parts)
+        on_plan(_plan_message(limits, plans))
         return LLM(
             config.path,
             scheme=scheme,
@@ -245,25 +268,30 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
             max_waiting=options.engine.max_waiting,
             priority_s=options.engine.priority_s,
             verify=config.verify,
+            tensor_parallel_size=options.tensor_parallel_size,
         )
     except OutOfMemoryError as error:
         raise OutOfMemoryError(f"{error}{hint}") from None
 
 
-def _plan_message(limits: ProgramLimits, plan: Plan | None) -> pb.Plan:
-    message = pb.Plan(num_pages=limits.num_pages, max_requests=limits.max_requests)
-    if plan is not None:
-        message.total_bytes, message.weight_bytes = plan.total_bytes, plan.weight_bytes
-        message.kv_bytes = plan.kv_bytes
-    return message
+def _plan_message(limits: ProgramLimits, plans: Sequence[Plan]) -> pb.Plan:
+    """Return the message of a plan; its bytes are those of all ranks."""
+    return pb.Plan(
+        num_pages=limits.num_pages,
+        max_requests=limits.max_requests,
+        total_bytes=sum(plan.total_bytes for plan in plans),
+        weight_bytes=sum(plan.weight_bytes for plan in plans),
+        kv_bytes=sum(plan.kv_bytes for plan in plans),
+        num_ranks=len(plans),
+    )
 
 
 def ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
     """Return the message that describes a loaded model; ``load_s`` is the time in seconds that opening it took."""
     from penstock.llm.local_backend import card_of
 
-    program = llm.engine.program
-    plan = _plan_message(program.limits, llm.info.plan)
+    program, info = llm.engine.program, llm.info
+    plan = _plan_message(program.limits, info.plans)
     plan.num_threads, plan.cpu_level, plan.load_s = llm.info.num_threads, llm.info.cpu_level, load_s
     plan.populate_s = llm.populate_s
     max_open = program.limits.max_requests + llm.engine.options.max_waiting

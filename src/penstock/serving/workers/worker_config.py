@@ -7,8 +7,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from penstock.config import check_integer
 from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError
+from penstock.graph.passes.cut import MAX_RANKS
 from penstock.runtime.program import WEIGHTS, ProgramLimits
 from penstock.runtime.verify import check_verify
 
@@ -24,6 +26,7 @@ class ModelOptions:
 
     ``engine.max_waiting`` limits its queue.  ``weights``: "mmap", "huge", or "auto".  "auto" copies weights into huge
     pages if the memory that the plan leaves is at least twice their size.  ``network`` applies to a folder only.
+    ``threads``: of each rank, if ``tensor_parallel_size`` makes the worker a group of several.
     """
 
     scheme: str | None = None
@@ -34,6 +37,7 @@ class ModelOptions:
     use_cache: bool = True
     verify: str = "once"
     network: str | None = None
+    tensor_parallel_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class WorkerConfig:
                 raise ValueError("weights: expected auto, mmap or huge")
             check_verify(fields["verify"])
             check_verify(options["verify"])
+            check_integer("tensor_parallel_size", options["tensor_parallel_size"], 1, MAX_RANKS)
             return WorkerConfig(**fields, options=ModelOptions(**options, limits=limits, engine=engine))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidArgumentError(f"worker configuration: expected one line of JSON: {error}") from error
