@@ -254,9 +254,11 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
             bundle = stack.enter_context(bundle_of(Path(config.path), scheme, options.network, opening))
             config = replace(config, path=str(bundle), verify="never")  # bundle_of has verified it
             scheme, hint = None, "" if scheme else "; --scheme w8a8 or w4a8 makes the weights smaller"
+    limits = options.limits
     try:
-        limits, plans = fit_beside(config, parts)
-        on_plan(_plan_message(limits, plans))
+        if Path(config.path).exists():
+            limits, plans = fit_beside(config, parts)
+            on_plan(_plan_message(limits, plans))
         return LLM(
             config.path,
             scheme=scheme,
