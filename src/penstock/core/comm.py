@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Final
 
 from penstock.core.library import CommStruct, SharedOptions, check, library, sized
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["SharedComm", "shared_bytes"]
+__all__ = ["MAX_RANKS", "SharedComm", "shared_bytes"]
+
+MAX_RANKS: Final = 64
+"""PS_MAX_RANKS of penstock_ranks.h."""
 
 
 def shared_bytes(world: int, part_bytes: int) -> int:

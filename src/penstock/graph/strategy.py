@@ -11,8 +11,9 @@ from typing import Protocol
 from penstock.checkpoint.folder import HEAD_NAME
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader, check_integer, show
+from penstock.core.comm import MAX_RANKS
 from penstock.errors import InvalidFileError
-from penstock.graph.passes.cut import MAX_RANKS, Cut, cut_evenly, cut_heads
+from penstock.graph.passes.cut import Cut, cut_evenly, cut_heads
 from penstock.sharding.strategy import Parameter, RowRanges, Strategy, config_checksum
 
 __all__ = ["make_strategy"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.config import check_integer
+from penstock.core.comm import MAX_RANKS
 from penstock.errors import InvalidArgumentError
-from penstock.graph.passes.cut import MAX_RANKS
 from penstock.graph.rank_bundle import write_rank_bundle
 from penstock.quant.folder import new_folder, private_folder
 from penstock.runtime.build import ProgressCallback, build_in_child

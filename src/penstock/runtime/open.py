@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import check_choice, check_flag, check_integer
+from penstock.core.comm import MAX_RANKS
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
-from penstock.extras import install_command
-from penstock.graph.passes.cut import MAX_RANKS
-from penstock.runtime.build import build_in_child
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
-from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
 from penstock.validation import refusal, wrong_type
 
 __all__ = [
@@ -254,6 +251,8 @@ def _open_cut(
     options: OpenOptions,
 ) -> Opened:
     """Open a folder that is cut for ranks."""
+    from penstock.sharding.folder import is_sharded
+
     is_made = is_sharded(folder)  # under the scheme, and verified
     with rank_bundles(folder, scheme, network, options) as parts:
         opened = _open_bundle(
@@ -270,6 +269,8 @@ def _open_cut(
 
 def is_cut(folder: Path) -> bool:
     """Return True if a folder is cut for ranks: it has a part of the weights for each, or a bundle for each."""
+    from penstock.sharding.folder import is_sharded, rank_bundle
+
     return is_sharded(folder) or (folder / rank_bundle(0)).exists()
 
 
@@ -282,6 +283,8 @@ def rank_bundles(
     Those of a sharded folder are made under ``scheme`` and verified; without the cache they lie in one folder, which is
     deleted after the block.
     """
+    from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
+
     options = options or OpenOptions()
     world = options.tensor_parallel_size
     if not is_sharded(folder):
@@ -299,6 +302,8 @@ def rank_bundles(
         if options.use_cache:
             yield [stack.enter_context(bundle_of(folder, scheme, network, options, rank=rank)) for rank in range(world)]
             return
+        from penstock.runtime.build import build_in_child
+
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         parts = [temporary / rank_bundle(rank) for rank in range(world)]
         for rank, part in enumerate(parts):
@@ -356,6 +361,8 @@ def bundle_of(
 
         yield Cache().find_or_build(folder, scheme, network, options.progress, options.verify, rank)
         return
+    from penstock.runtime.build import build_in_child
+
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
         bundle = Path(temporary) / "model.psm"
         build_in_child(folder, bundle, scheme=scheme, network=network, rank=rank, progress=options.progress)
@@ -403,6 +410,8 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
+        from penstock.extras import install_command
+
         raise UnsupportedError(
             f"Eager mode requires PyTorch, which is not installed. Run `{install_command('torch')}`."
         ) from error

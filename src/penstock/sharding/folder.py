@@ -20,8 +20,9 @@ from penstock.checkpoint.folder import Checkpoint, stored_dtype
 from penstock.checkpoint.side_files import SIDE_FILES, read_small_file
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
 from penstock.config import ConfigReader, check_integer, parse_object, show
+from penstock.core.comm import MAX_RANKS
 from penstock.errors import InvalidFileError, UnsupportedError
-from penstock.sharding.strategy import MAX_WORLD, Parameter, Strategy
+from penstock.sharding.strategy import Parameter, Strategy
 
 __all__ = [
     "KEPT_FILES", "MANIFEST", "STRATEGY", "WEIGHTS", "Manifest", "ShardedFolder", "is_sharded", "rank_bundle",
@@ -112,8 +113,8 @@ class Manifest:
         if reader.int("version") != _VERSION:
             raise UnsupportedError(f"{MANIFEST}: version: expected {_VERSION}, found {reader.values['version']}")
         parts = reader.values.get("parts")
-        if not isinstance(parts, list) or not 0 < len(parts) <= MAX_WORLD:
-            raise reader.error("parts", f"a list of 1 to {MAX_WORLD} ranks", parts)
+        if not isinstance(parts, list) or not 0 < len(parts) <= MAX_RANKS:
+            raise reader.error("parts", f"a list of 1 to {MAX_RANKS} ranks", parts)
         index = reader.optional_str("index", max_len=_MAX_BYTES)
         return cls(
             reader.str("strategy"),

@@ -17,16 +17,16 @@ from typing import Any, Final
 from penstock.checkpoint.side_files import read_small_file
 from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorInfo
 from penstock.config import ConfigReader, is_integer, parse_object, show
+from penstock.core.comm import MAX_RANKS
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 
-__all__ = ["LAYOUT_VERSION", "MAX_WORLD", "Parameter", "RowRanges", "Strategy", "config_checksum"]
+__all__ = ["LAYOUT_VERSION", "Parameter", "RowRanges", "Strategy", "config_checksum"]
 
 RowRanges = tuple[tuple[int, int], ...]
 """Rows ``start`` to ``stop`` - 1 of a parameter, in ascending order."""
 
 LAYOUT_VERSION: Final = 1
 """Raise this when a rank's file arranges its rows in another way."""
-MAX_WORLD: Final = 64
 _FORMAT: Final = "penstock strategy"
 _MAX_BYTES: Final = 256 << 20
 _MAX_VALUES: Final = 1 << 24
@@ -208,9 +208,9 @@ def _check_keys(reader: ConfigReader, keys: tuple[str, ...]) -> None:
 def _read_world(reader: ConfigReader) -> int:
     _check_keys(reader, ("tp", "pp", "cp"))
     for key in ("pp", "cp"):
-        if reader.int(key, max=MAX_WORLD) != 1:
+        if reader.int(key, max=MAX_RANKS) != 1:
             raise UnsupportedError(f"{reader.file}: {key}: expected 1, found {reader.values[key]}; only tp cuts")
-    return reader.int("tp", max=MAX_WORLD)
+    return reader.int("tp", max=MAX_RANKS)
 
 
 def _read_parameter(reader: ConfigReader, world: int) -> Parameter:

@@ -364,8 +364,8 @@ def named_model(text: str) -> tuple[str, str]:
 
 def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
     """Return how each of ``num_workers`` workers runs its model."""
+    from penstock.core.comm import MAX_RANKS
     from penstock.engine.options import EngineOptions
-    from penstock.graph.passes.cut import MAX_RANKS
     from penstock.quant.scheme import find_scheme
     from penstock.runtime.machine import affinity
     from penstock.serving.workers.worker_config import ModelOptions

@@ -7,9 +7,8 @@ from itertools import pairwise
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["MAX_RANKS", "TILE_ROWS", "Cut", "cut_evenly", "cut_heads"]
+__all__ = ["TILE_ROWS", "Cut", "cut_evenly", "cut_heads"]
 
-MAX_RANKS = 64
 TILE_ROWS = 16
 """The rows that a kernel reads together: a cut between two tiles copies whole tiles."""
 

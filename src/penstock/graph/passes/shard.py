@@ -12,9 +12,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from penstock.config import check_integer
+from penstock.core.comm import MAX_RANKS
 from penstock.errors import UnsupportedError
 from penstock.graph.ir import Dim, DType, Graph, Node, Operand, Part, Value, Weight
-from penstock.graph.passes.cut import MAX_RANKS, Cut, cut_evenly, cut_heads
+from penstock.graph.passes.cut import Cut, cut_evenly, cut_heads
 from penstock.graph.passes.rewrite import drop_dead_code, order_values
 from penstock.ops.table import EXCHANGES
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.config import check_integer
+from penstock.core.comm import MAX_RANKS
 from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError
-from penstock.graph.passes.cut import MAX_RANKS
 from penstock.runtime.program import WEIGHTS, ProgramLimits
 from penstock.runtime.verify import check_verify
 
