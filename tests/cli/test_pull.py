@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.command import environment, start, until
 from tests.support.hub_server import TOKEN, demo_files
+from tests.support.marks import mostly_long
 from tests.support.terminal import Terminal
 
 NAME = "demo/tiny"
@@ -79,7 +80,7 @@ def test_a_connection_that_breaks_off_is_resumed(hub, hub_command):
     assert all(value is not None for value in ranges[1:])
 
 
-@pytest.mark.parametrize("ignores_ranges", [False, True])
+@pytest.mark.parametrize("ignores_ranges", mostly_long([False, True], False))
 def test_a_pull_that_was_killed_is_resumed(hub, hub_command, tmp_path, ignores_ranges):
     hub.add(NAME, demo_files())
     hub_command("pull", NAME, "--dry-run")

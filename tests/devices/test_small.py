@@ -80,6 +80,7 @@ def test_a_library_for_one_level_is_smaller(command: Command, tmp_path: Path) ->
     assert library.stat().st_size < 600_000
 
 
+@pytest.mark.long
 def test_small_build_makes_the_same_tokens(small: Path, command: Command) -> None:
     with LLM(DEMO) as llm:
         for options, sampling in ((("--temperature", 0), {"temperature": 0.0}), (("--seed", 3), {"seed": 3})):
@@ -89,6 +90,7 @@ def test_small_build_makes_the_same_tokens(small: Path, command: Command) -> Non
             assert (found["token_ids"], found["text"]) == (list(wanted.token_ids), wanted.text)
 
 
+@pytest.mark.long
 def test_features_left_out_of_a_small_build_are_refused(small: Path, tmp_path: Path) -> None:
     program = small / "penstock-lite"
     path = write_bundle(tmp_path / "f32.psm", tiny_graph())
@@ -109,6 +111,7 @@ def test_features_left_out_of_a_small_build_are_refused(small: Path, tmp_path: P
     assert 'PENSTOCK_CPU: expected one of generic, found "avx2"' in done.stderr
 
 
+@pytest.mark.long
 def test_wrong_bundles_levels_and_layouts_end_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "bad.psm").write_bytes(DEMO.read_bytes()[:3000])
     for number, (option, message) in enumerate((

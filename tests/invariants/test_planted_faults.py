@@ -17,6 +17,7 @@ import pytest
 
 from penstock.core.native import Model
 
+pytestmark = pytest.mark.long  # they build a library of their own
 ROOT = Path(__file__).parents[2]
 TESTS = "tests/invariants/test_same_in_any_company.py"
 # (fault, the test that must notice it, scheme, KV format): each kind of linear (float, bf16, integer with weights and
@@ -50,8 +51,6 @@ FAULTS = [
     ("kv", "test_chunked_matches_whole", "w4a16", "int8"),
     ("kv", "test_long_prompts_match", "w4a8", "int8"),
 ]
-QUICK = ("kv", "test_batch_matches_single", "f32", "f32")
-"""The case of the short run."""
 SOUND = [("f32", "f32"), ("w4a8", "int8")]
 Outcomes = dict[str, str]  # name of a test, with its parameters -> what it failed with; empty: it passed
 
@@ -104,7 +103,6 @@ def _failure(case: ElementTree.Element) -> str:
     return "".join(part.get("message") or part.tag for part in case)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("scheme", "kv"), SOUND)
 def test_without_a_fault_the_planted_library_passes(
     scheme: str, kv: str, run_planted: Callable[[str | None], Outcomes]
@@ -118,7 +116,7 @@ def test_without_a_fault_the_planted_library_passes(
 
 @pytest.mark.parametrize(
     ("fault", "test", "scheme", "kv"),
-    [pytest.param(*case, marks=() if case == QUICK else pytest.mark.long) for case in FAULTS],
+    FAULTS,
 )
 def test_planted_fault_is_noticed(
     fault: str, test: str, scheme: str, kv: str, run_planted: Callable[[str | None], Outcomes]

@@ -11,6 +11,7 @@ from penstock.core.native import Model
 from penstock.graph.ir import KvLayout
 from penstock.ops.table import LINEAR_SCHEMES
 from tests.support.families import FAMILIES
+from tests.support.marks import mostly_long
 from tests.support.rank_threads import OPTIONS, RankThreads, logits_of, steps, whole_logits, with_kv
 
 BundleOf = Callable[[str, str], Path]
@@ -23,7 +24,7 @@ def num_groups(path: Path) -> int:
         return model.info.num_page_groups
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", mostly_long(WORLDS, 2, 3))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_match(family: str, world: int, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     path = bundle_of(family, "w8a8")
@@ -34,7 +35,7 @@ def test_families_match(family: str, world: int, bundle_of: BundleOf, parts_of: 
     assert not ranks.errors
 
 
-@pytest.mark.parametrize("world", WORLDS[1:])
+@pytest.mark.parametrize("world", mostly_long(WORLDS[1:], 2, 4))
 @pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
 def test_schemes_match(scheme: str, world: int, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     """Heads of 24 dimensions, so that ranks begin inside a tile of 16 rows; one KV head for two ranks of four."""
@@ -46,7 +47,7 @@ def test_schemes_match(scheme: str, world: int, bundle_of: BundleOf, parts_of: P
 
 
 @pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
-@pytest.mark.parametrize("family", ["qwen3_tied_head_dim", "llama_biases"])
+@pytest.mark.parametrize("family", mostly_long(["qwen3_tied_head_dim", "llama_biases"], "llama_biases"))
 def test_threads_match(family: str, scheme: str, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     """Two threads a rank, against one thread of one process."""
     path = bundle_of(family, scheme)

@@ -15,6 +15,7 @@ from penstock.api_errors import RefusalError
 from penstock.errors import UnavailableError
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.stage_process import StageProcess
+from tests.support.marks import mostly_long
 from tests.support.servable_folders import Host, is_gone, pids, request, until, write
 
 ECHO = """
@@ -94,7 +95,7 @@ FORKS = {
 }
 
 
-@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("batches", mostly_long([False, True], True))
 @pytest.mark.parametrize("how", FORKS)
 def test_a_fork_that_returns_twice_answers_once(hosts, how: str, batches: bool) -> None:
     host = hosts(FORKS[how], options=", batch_size=4" if batches else "")
@@ -155,7 +156,9 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize(
+    "how", mostly_long(WRITES, "another result", "later, by a child", "a piece of a frame", "text")
+)
 def test_foreign_result_ends_the_process(hosts, how: str) -> None:
     """The others are answered, or told that the process died with their batch.
 

@@ -20,6 +20,7 @@ from penstock.sharding.folder import STRATEGY, WEIGHTS
 from penstock.sharding.strategy import Strategy
 from penstock.sharding.write import shard_folder
 from tests.support.families import save
+from tests.support.marks import mostly_long
 from tests.support.rank_threads import RankThreads, logits_of, steps, whole_logits
 from tests.support.sharded_folders import DEMO, strategy_of
 
@@ -60,7 +61,7 @@ def test_a_sharded_folder_opens_as_the_model(sharded: Path, tmp_path: Path) -> N
     assert answer(sharded, 2, use_cache=False) == expected
 
 
-@pytest.mark.parametrize("scheme", ["f32", "w4a8"])
+@pytest.mark.parametrize("scheme", mostly_long(["f32", "w4a8"], "w4a8"))
 @pytest.mark.parametrize("family", ["llama_tied_one_kv_head", "qwen3_biases_windows"])
 def test_ranks_made_apart_have_the_bits_of_the_whole(family: str, scheme: str, tmp_path: Path) -> None:
     """Each rank's bundle from its own part: the weights of the whole bundle's cut, and the logits of one process."""
