@@ -6,6 +6,8 @@ import fcntl
 import os
 import select
 import termios
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 from tests.support.command import environment, start
@@ -43,6 +45,24 @@ class Terminal:
             if not data:
                 return self._rest.decode(errors="replace")
             self._rest += data
+
+    def interrupt(self, is_done: Callable[[], bool]) -> None:
+        """Press Ctrl-C until it was noticed: Python misses one between readline's prompt and its wait for a key."""
+        deadline = time.monotonic() + 60
+        while True:
+            self.type("\x03")
+            pause = time.monotonic() + 5
+            while time.monotonic() < pause:
+                if is_done():
+                    return
+                time.sleep(0.01)
+            assert time.monotonic() < deadline, f"Ctrl-C was not noticed after {self._rest!r}"
+
+    def shows(self, text: str) -> bool:
+        """Return whether ``text`` was written since the last ``until``."""
+        if select.select([self._end], [], [], 0)[0]:
+            self._rest += os.read(self._end, 4096)
+        return text.encode() in self._rest
 
     def type(self, text: str) -> None:
         os.write(self._end, text.encode())
