@@ -108,9 +108,12 @@ def test_an_interrupted_pull_says_how_to_go_on(hub, tmp_path):
     hub.stall_after = 1_000_000
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
     with start("pull", NAME, env=environment(**settings)) as process:
-        until(lambda: is_partly_there(tmp_path), process)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
+        try:
+            until(lambda: is_partly_there(tmp_path), process)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate()
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert b"The same command goes on from there." in errors
     assert b"Traceback" not in errors

@@ -26,19 +26,11 @@ from penstock.runtime.eager import EagerProgram
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import relative_error, run_whole
-from tests.support.my_network import CONFIG, SCRIPT, SPEC, plain_logits, tensors
+from tests.support.my_network import CONFIG, SCRIPT, SPEC, folder, plain_logits, tensors
 
-__all__ = ["tensors"]
+__all__ = ["folder", "tensors"]
 
 LIMITS = ProgramLimits(96, 2, max_rows=96, num_pages=6, context_len=96)
-
-
-@pytest.fixture(scope="module")
-def folder(tensors: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mine")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 def test_runs_eagerly_and_as_a_graph(folder: Path, tensors: dict[str, np.ndarray], tmp_path: Path) -> None:

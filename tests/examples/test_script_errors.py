@@ -16,20 +16,12 @@ from penstock.runtime.build import build_in_child
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import run_whole
-from tests.support.my_network import CONFIG, SCRIPT, SPEC, tensors
+from tests.support.my_network import CONFIG, SCRIPT, SPEC, folder, tensors
 
-__all__ = ["tensors"]
+__all__ = ["folder", "tensors"]
 
 NORM = "self.norm1(x)"
 LIMITS = ProgramLimits(96, 2, max_rows=96, num_pages=6, context_len=96)
-
-
-@pytest.fixture(scope="module")
-def folder(tensors: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mine")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 def write(path: Path, old: str, new: str) -> int:

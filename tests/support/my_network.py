@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from penstock.config import ConfigReader
 from penstock.models.registry import load_network_script
@@ -27,6 +29,14 @@ def tensors() -> dict[str, np.ndarray]:
         shift = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         found[name] = (torch.randn(parameter.shape, generator=generator) * scale + shift).numpy()
     return found
+
+
+@pytest.fixture(scope="module")
+def folder(tensors: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
 
 
 def plain_logits(tensors: dict[str, np.ndarray], token_ids: list[int], causal: bool = True) -> np.ndarray:
