@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.bench.measure import Bench, _Work, bench
+from penstock.bench.profile import Profile, profile
 from penstock.core import native
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 from penstock.graph.bundle import read_graph
@@ -79,3 +80,8 @@ def test_what_is_cut_for_ranks_is_refused(tmp_path):
     export_ranks(DEMO, tmp_path / "parts", 2)
     with pytest.raises(UnsupportedError, match=r"bench: expected a whole bundle or checkpoint folder, found .*parts"):
         bench(Bench(tmp_path / "parts", batches=(1,), tensor_parallel_size=2, **SMALL))
+
+
+def test_a_profile_of_ranks_is_refused():
+    with pytest.raises(UnsupportedError, match="tensor_parallel_size: expected 1 for a profile, found 2"):
+        profile(Profile(DEMO, tensor_parallel_size=2))

@@ -23,7 +23,7 @@ from penstock.bench.open_model import OpenModel, check_size, open_model
 from penstock.bench.span_totals import Pass, add_up_spans
 from penstock.bench.step_batch import Step, make_step
 from penstock.core import native, spans
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
@@ -139,8 +139,14 @@ class ProfileReport:
 def profile(settings: Profile, progress: Callable[[Any], None] | None = None) -> ProfileReport:
     """Profile a bundle or a checkpoint folder.
 
-    Raises InvalidArgumentError if the sizes do not fit the model, and the errors of ``open_program``.
+    Raises InvalidArgumentError if the sizes do not fit the model, UnsupportedError for several ranks, and the errors of
+    ``open_program``.
     """
+    if settings.tensor_parallel_size != 1:
+        raise UnsupportedError(
+            f"tensor_parallel_size: expected 1 for a profile, found {settings.tensor_parallel_size!r:.20}",
+            param="tensor_parallel_size",
+        )
     num_prompt, num_context = _sizes(settings, None)
     longest = _longest(settings, num_prompt, num_context)
     limits = ProgramLimits(
