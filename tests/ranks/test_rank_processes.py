@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock import env
+from penstock.core.context import Context
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from penstock.llm.llm import LLM
@@ -190,6 +191,27 @@ def test_the_command_line_starts_ranks() -> None:
     ]
     assert texts[0]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("killed_at", [0, 1])
+def test_a_rank_that_is_killed_while_programs_are_made_is_named(
+    killed_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks agree before and after they make their programs; the reason comes, whichever agreement fails."""
+    agree, calls = Context.agree, iter(range(2))
+
+    def kill_and_agree(context: Context, text: str) -> None:
+        if next(calls) == killed_at:
+            os.kill(rank_pids()[0], signal.SIGKILL)
+            time.sleep(0.2)
+        agree(context, text)
+
+    monkeypatch.setattr(Context, "agree", kill_and_agree)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UnavailableError, match="rank 1 was killed by SIGKILL"):
+        open_llm(2)
+    assert rank_pids() == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def kill_a_rank(seconds: float) -> None:

@@ -95,16 +95,16 @@ def open_ranks(
     try:
         # Each rank cuts its part while this process cuts its own.
         group.start({"parts": parts, "threads": threads, "limits": dataclasses.asdict(limits)})
-        model, checksum = _open_part(parts, 0, world)
-        try:
+        with ExitStack() as opened:
+            model, checksum = _open_part(parts, 0, world)
+            opened.callback(model.close)
             context = native.Context(threads, comm=group.comm)
+            opened.callback(context.close)
             if limits.weights == "huge":
                 model.load_huge(context)
             group.await_ready()
             program = _make_program(model, context, limits, plan.plans, checksum, group)
-        except BaseException:
-            model.close()
-            raise
+            opened.pop_all()
     except UnavailableError as error:
         reported = group.first_error()
         group.close()
@@ -144,12 +144,16 @@ def _make_program(
     checksum: str,
     group: RankGroup | None,
 ) -> NativeProgram:
-    """Make the program of a rank, while the others make theirs, if all have the same bundle and limits."""
+    """Make the program of a rank, while the others make theirs, if all have the same bundle and limits.
+
+    The program closes ``group``; until it is returned, the caller does.
+    """
     context.agree(_agreement(checksum, limits))
     program = NativeProgram(model, context, limits, plans[0], group, plans)
     try:
         context.agree("")  # a rank that could not make its program ends the group before the first step
     except BaseException:
+        program.group = None  # the caller asks it for the reason first
         program.close()
         raise
     return program
