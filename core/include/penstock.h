@@ -130,7 +130,7 @@ typedef struct ps_model_info {
   int32_t format_minor;           /* the file's; what one of a newer minor version has besides is not read */
   int32_t known_format_minor;     /* this library's */
   int32_t bidirectional;          /* 1: attention is not causal, so each request of a step begins at position 0, whole */
-  int32_t reserved;               /* 0 */
+  int32_t context_ranks;          /* ranks that the pages of a request are dealt out to (docs/explanation/ranks.md) */
 } ps_model_info;
 /* Fills `out`, whose struct_size the caller has set; costs nothing. */
 PS_API ps_status ps_model_describe(const ps_model* model, ps_model_info* out);

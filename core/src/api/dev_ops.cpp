@@ -247,7 +247,9 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
   if (status == PS_OK) status = prepare(&run, context, tensors, num_tensors);
   if (status == PS_OK && run.op == OP_KV_APPEND)  // of older pages it reads nothing
     status = check_ragged(&run, kKvAppendPositions, kKvAppendState, kKvAppendGroup, 1);
-  if (status == PS_OK && run.op == OP_ATTENTION) {
+  if (status == PS_OK && run.op == OP_CONTEXT_ATTENTION && run.call.attrs[world_at(OP_CONTEXT_ATTENTION)].i > 1)
+    status = fail(PS_UNSUPPORTED, "world: expected 1 outside a program, which deals pages out to ranks");
+  if (status == PS_OK && is_attention(run.op)) {
     const int32_t window = static_cast<int32_t>(run.call.attrs[kAttentionWindow].i);
     status = check_ragged(&run, kAttentionPositions, kAttentionState, kAttentionGroup, window);
   }

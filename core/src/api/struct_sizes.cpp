@@ -17,7 +17,7 @@ PS_STRUCT(ps_context_options, comm, 24);
 PS_STRUCT(ps_comm, abort, 88);
 PS_STRUCT(ps_shared_options, reserved, 56);
 PS_STRUCT(ps_model_options, private_copy, 12);
-PS_STRUCT(ps_model_info, reserved, 112);
+PS_STRUCT(ps_model_info, context_ranks, 112);
 PS_STRUCT(ps_tokenizer_info, unsupported, 48);
 PS_STRUCT(ps_program_options, flags, 32);
 PS_STRUCT(ps_plan, kv_page_bytes, 64);

@@ -180,13 +180,23 @@ ps_status validate_output(Graph* g) {
   return PS_OK;
 }
 
-// Whether tokens see later ones of their request, which must then be in the same step.
-ps_status find_bidirectional(const Graph& graph, bool* found) {
-  for (const Node& node : graph.nodes) {
-    if (node.op != OP_ATTENTION) continue;
+// Whether tokens see later ones of their request, which must then be in the same step, and how many ranks have a part of a
+// context.  Every attention reads pages that are dealt out alike.
+ps_status find_attention_kinds(Graph* graph) {
+  bool first = true;
+  for (int64_t n = 0; n < graph->nodes.size(); ++n) {
+    const Node& node = graph->nodes[n];
+    if (!is_attention(node.op)) continue;
     AttrValue attrs[kMaxAttrs] = {};
     PS_TRY(bind_node_attrs(node, attrs));
-    *found |= attrs[kAttentionCausal].i == 0;
+    graph->bidirectional |= attrs[kAttentionCausal].i == 0;
+    const int64_t world = node.op == OP_CONTEXT_ATTENTION ? attrs[world_at(OP_CONTEXT_ATTENTION)].i : 1;
+    if (!first && world != graph->context_world) {
+      return fail(PS_INVALID_FILE, "metadata.nodes[%lld]: expected attention over the pages of %d ranks, as before it, found %lld", ll(n),
+                  graph->context_world, ll(world));
+    }
+    graph->context_world = static_cast<int32_t>(world);
+    first = false;
   }
   return PS_OK;
 }
@@ -249,7 +259,7 @@ ps_status validate_graph(Graph* graph) {
   PS_TRY(validate_inputs(graph));
   PS_TRY(validate_nodes(graph));
   graph->hidden = find_hidden(*graph);
-  PS_TRY(find_bidirectional(*graph, &graph->bidirectional));
+  PS_TRY(find_attention_kinds(graph));
   return validate_output(graph);
 }
 

@@ -60,7 +60,7 @@ ps_status check_window(const Graph& graph, const AttrValue* attrs) {
 
 ps_status check_pages(const Graph& graph, const Node& node, const AttrValue* attrs) {
   if (node.op == OP_KV_APPEND) return check_batch_inputs(graph, node, kKvAppendPositions);
-  if (node.op != OP_ATTENTION) return PS_OK;
+  if (!is_attention(node.op)) return PS_OK;
   PS_TRY(check_batch_inputs(graph, node, kAttentionPositions));
   return check_window(graph, attrs);
 }

@@ -208,14 +208,6 @@ void run_receive(const Call& c, int64_t, int64_t, int32_t thread) {
   c.exchange->keep(comm->recv(comm->self, static_cast<int32_t>(source), c.out[0].data, rows(c) * static_cast<int64_t>(row_bytes(c))));
 }
 
-ps_status check_membership(const AttrValue& world, const AttrValue& rank) {
-  if (world.i < 1 || world.i > PS_MAX_RANKS)
-    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %lld", PS_MAX_RANKS, static_cast<long long>(world.i));
-  if (rank.i >= 0 && rank.i < world.i) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %lld, found %lld", static_cast<long long>(world.i - 1),
-              static_cast<long long>(rank.i));
-}
-
 ps_status check_peer(const char* name, const AttrValue& peer, const AttrValue& world) {
   if (peer.i >= 0 && peer.i < world.i) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "%s: expected 0 to %lld, found %lld", name, static_cast<long long>(world.i - 1),
@@ -256,6 +248,14 @@ constexpr Phase kShardedEmbedding[] = {
 
 }  // namespace
 
+ps_status check_membership(const AttrValue& world, const AttrValue& rank) {
+  if (world.i < 1 || world.i > PS_MAX_RANKS)
+    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %lld", PS_MAX_RANKS, static_cast<long long>(world.i));
+  if (rank.i >= 0 && rank.i < world.i) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %lld, found %lld", static_cast<long long>(world.i - 1),
+              static_cast<long long>(rank.i));
+}
+
 bool read_cut(Str text, Cut* out) {
   int32_t count = 0;
   int64_t number = -1;
@@ -283,6 +283,7 @@ Membership membership_of(int32_t op, const AttrValue* attrs) {
   if (op == OP_SEND) world = world_at(OP_SEND), rank = rank_at(OP_SEND);
   if (op == OP_RECV) world = world_at(OP_RECV), rank = rank_at(OP_RECV);
   if (op == OP_BARRIER) world = world_at(OP_BARRIER), rank = rank_at(OP_BARRIER);
+  if (op == OP_CONTEXT_ATTENTION) world = world_at(OP_CONTEXT_ATTENTION), rank = rank_at(OP_CONTEXT_ATTENTION);
   if (rank < 0) return Membership{0, 0};
   Cut cut{};
   if (starts >= 0) read_cut(attrs[starts].s, &cut);
@@ -290,6 +291,7 @@ Membership membership_of(int32_t op, const AttrValue* attrs) {
 }
 
 int64_t part_bytes(int32_t op, const Call& c) {
+  if (op == OP_CONTEXT_ATTENTION) return context_part_bytes(c);
   int64_t columns = 0;
   if (op == OP_ALL_GATHER || op == OP_BROADCAST) columns = c.in[0].dims[1];
   if (op == OP_SHARDED_EMBEDDING) columns = c.attrs[kShardedDim].i;

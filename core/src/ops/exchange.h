@@ -32,8 +32,10 @@ struct Membership {
   int32_t rank, world;
 };
 Membership membership_of(int32_t op, const AttrValue* attrs);
+ps_status check_membership(const AttrValue& world, const AttrValue& rank);
 // The most bytes of this rank's part of an exchange, of a call whose sizes are the most that a step may have.
 int64_t part_bytes(int32_t op, const Call& call);
+int64_t context_part_bytes(const Call& call);  // of context_attention
 
 // Of a program whose context has a comm.  The first exchange that fails ends the step: later ones do nothing.
 struct Exchange {

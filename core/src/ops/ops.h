@@ -147,6 +147,7 @@ extern const char* const kRoleNames[NUM_ROLES];
 #include "ops/op_list.inc"
 ps_status linear_scratch(const Call&, Scratch*);
 ps_status attention_scratch(const Call&, Scratch*);
+ps_status context_attention_scratch(const Call&, Scratch*);
 ps_status topk_scratch(const Call&, Scratch*);
 
 // Elements of one row: the product of the dims after the first.

@@ -111,8 +111,25 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
     }
     const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
     if (!has_pages) continue;
-    PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], p->options.num_pages,
-                            p->owners + g * p->options.num_pages, p->step_number));
+    const int32_t num_pages = p->options.num_pages * graph.context_world;
+    PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], num_pages, p->owners + g * num_pages,
+                            p->step_number));
+  }
+  return PS_OK;
+}
+
+// Of a context whose pages are dealt out to ranks, this rank's.
+ps_status take_own_pages(ps_program* p, const ps_batch& b) {
+  const Graph& graph = p->model->graph;
+  if (!kBuildsRanks || graph.context_world == 1) return PS_OK;
+  const int64_t most = p->plan.symbols[ROLE_PAGES];
+  const int32_t width = static_cast<int32_t>(b.page_table_width < most ? b.page_table_width : most);
+  const ps_comm& comm = *p->context->comm;
+  for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
+    if (!(p->plan.used_groups >> g & 1)) continue;
+    int32_t* table = p->page_tables + g * b.num_requests * width;
+    const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
+    PS_TRY(localize_pages(batch, static_cast<int32_t>(g), graph.page_groups[g], comm.rank, comm.world, table));
   }
   return PS_OK;
 }
@@ -301,6 +318,7 @@ ps_status run_program(ps_program* p, const ps_batch& batch, bool best_only) {
   PS_TRY(take_batch(p, batch));
   p->best_only = has_ranks(*p) && best_only;
   if (has_ranks(*p)) PS_TRY(send_batch(p, batch));
+  PS_TRY(take_own_pages(p, batch));
   return run_taken(p, batch, start_ns);
 }
 
@@ -310,7 +328,8 @@ ps_status follow_program(ps_program* p) {
   ps_batch batch{};
   PS_TRY(receive_batch(p, &batch));
   const int64_t start_ns = p->profiling ? now_ns() : 0;
-  const ps_status status = take_batch(p, batch);
+  ps_status status = take_batch(p, batch);
+  if (status == PS_OK) status = take_own_pages(p, batch);
   if (status == PS_OK) return run_taken(p, batch, start_ns);
   p->context->comm->abort(p->context->comm->self, error_message());  // the ranks would wait for this one
   return status;

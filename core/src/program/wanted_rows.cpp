@@ -20,7 +20,7 @@ bool is_row_wise(const Node& node) {
 
 // Whether the node is causal attention: a query then needs nothing of its step but its own position.
 bool is_causal_attention(const Graph& graph, const Node& node) {
-  if (node.op != OP_ATTENTION) return false;
+  if (!is_attention(node.op)) return false;
   AttrValue attrs[kMaxAttrs] = {};
   const int32_t inputs[] = {INPUT_POSITIONS, INPUT_REQUEST_STARTS, INPUT_PAGE_TABLES};
   for (int32_t i = 0; i < 3; ++i) {
@@ -88,7 +88,7 @@ ps_status check_order(const Graph& graph, bool* sound) {
   for (int64_t n = graph.nodes.size() - 1; n >= 0; --n) {
     const Node& node = graph.nodes[n];
     if (node.op == OP_KV_APPEND) written_later[node.inputs[kKvAppendState].index] = 1;
-    if (node.wanted_only && node.op == OP_ATTENTION && written_later[node.inputs[kAttentionState].index]) *sound = false;
+    if (node.wanted_only && is_attention(node.op) && written_later[node.inputs[kAttentionState].index]) *sound = false;
   }
   return PS_OK;
 }

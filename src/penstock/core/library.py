@@ -107,7 +107,7 @@ class ModelInfoStruct(ctypes.Structure):
         ("format_minor", c_int32),
         ("known_format_minor", c_int32),
         ("bidirectional", c_int32),
-        ("reserved", c_int32),
+        ("context_ranks", c_int32),
     ]
 
 

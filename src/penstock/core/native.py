@@ -68,7 +68,8 @@ class ModelInfo:
     ``page_windows`` has one entry per page group; 0 keeps the whole context.  ``hidden_size`` is the width of
     ``CoreProgram.hidden``, 0 without one.  ``tail`` is "argmax" or "topk" when the graph ends in ``tail_k`` ids per
     row, "" when it ends in logits.  ``format_minor`` is the file's version, ``known_format_minor`` the core's.
-    ``bidirectional``: attention is not causal, so a step takes only whole requests.
+    ``bidirectional``: attention is not causal, so a step takes only whole requests.  ``context_ranks``: the ranks that
+    the pages of a request are dealt out to.
     """
 
     network: str
@@ -89,6 +90,7 @@ class ModelInfo:
     format_minor: int = 0
     known_format_minor: int = 0
     bidirectional: bool = False
+    context_ranks: int = 1
 
 
 class Model(Handle):
@@ -136,9 +138,7 @@ class Model(Handle):
         """The description of the bundle."""
         out = sized(ModelInfoStruct)
         check(library().ps_model_describe(self.handle, ctypes.byref(out)))
-        fields = {
-            name: getattr(out, name) for name, *_ in ModelInfoStruct._fields_ if name not in ("struct_size", "reserved")
-        }
+        fields = {name: getattr(out, name) for name, *_ in ModelInfoStruct._fields_ if name != "struct_size"}
         fields["network"], fields["scheme"] = out.network.decode(), out.scheme.decode()
         fields["tail"], fields["bidirectional"] = out.tail.decode(), bool(out.bidirectional)
         fields["page_windows"] = tuple(out.page_windows[: out.num_page_groups])

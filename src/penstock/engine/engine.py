@@ -86,7 +86,7 @@ class Engine:
     def _new_scheduler(self) -> Scheduler:
         limits, options = self.program.limits, self.options
         scheduler = Scheduler(
-            PageLedger(limits.num_pages, self.program.info.page_windows),
+            PageLedger(limits.num_pages, self.program.info.page_windows, self.program.info.context_ranks),
             limits.max_tokens,
             limits.max_requests,
             options.max_chunk,

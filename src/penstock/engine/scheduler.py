@@ -328,7 +328,7 @@ class Scheduler:
         while len(self.running) >= self.max_requests:
             if not self._displace(step, request):
                 return False
-        request.pages = self.ledger.open()
+        request.pages = self.ledger.open(self._rotation(request))
         if self._shares_or_waits(step, request):
             self._undo(request)
             return True
@@ -368,6 +368,15 @@ class Scheduler:
             request.num_cached = 0
         request.num_computed = 0
 
+    def _rotation(self, request: Request) -> int:
+        """Return the rank of a request's first partition: equal for prompts that can share pages, else in turn."""
+        if self.ledger.num_ranks == 1:
+            return 0
+        if request.may_share and (self._all_share or request.family) and request.num_tokens >= PAGE_TOKENS:
+            self._extend_keys(request, 1)
+            return int.from_bytes(request.page_keys[0][:4], "little")
+        return request.id
+
     def _has_room(self, step: _Step, request: Request) -> bool:
         """Return True if all known tokens fit now, with one page of growth for each running request.
 
@@ -377,10 +386,10 @@ class Scheduler:
             return True
         num_tokens = min(request.num_tokens - request.num_computed, step.budget, self.max_chunk)
         for window, pool, table in zip(self.ledger.windows, self.ledger.pools, request.pages.tables, strict=True):
-            needed = pages_for(request.num_tokens) - len(table)
+            stop = pages_for(request.num_tokens)
             if window > 0:  # it holds at most the window and a chunk
-                needed = min(needed, pages_for(window + num_tokens + PAGE_TOKENS))
-            if needed + len(self.running) > pool.num_free:
+                stop = min(stop, len(table) + pages_for(window + num_tokens + PAGE_TOKENS))
+            if pool.missing(len(table), stop, request.pages.rotation, spare=len(self.running)) > 0:
                 return False
         return True
 

@@ -31,9 +31,17 @@ _ROW_MAJOR = (Layout.ROWS_F32, Layout.ROWS_F16, Layout.ROWS_BF16, Layout.ROWS_I3
 
 
 def write_rank_bundle(
-    source: str | os.PathLike[str], out: str | os.PathLike[str], rank: int, world: int, *, durable: bool = True
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    rank: int,
+    world: int,
+    *,
+    context: bool = False,
+    durable: bool = True,
 ) -> str:
     """Write the bundle ``out`` of rank ``rank`` of ``world``.  Rank 0 has the files beside the weights, too.
+
+    ``context``: cut for context parallelism, as ``shard`` does.
 
     Returns what ranks compare to know that they have cut the same file: the checksums that it has of its segments.
 
@@ -44,7 +52,7 @@ def write_rank_bundle(
         metadata = read_metadata(source, model.stamp)
         checksum = hashlib.sha256(metadata).hexdigest()
         whole, segments = decode_metadata(metadata)
-        graph, sources = shard(whole, rank, world)
+        graph, sources = shard(whole, rank, world, context=context)
         graph.properties[WHOLE] = checksum
         names = [segment.name for segment in segments if segment.name != _WEIGHTS] if rank == 0 else []
         files = {name: bytes(model.segment(name) or b"") for name in names}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedError
+from penstock.ops.reference.attention import AttentionAttrs, attention
 from penstock.ops.reference.linear import embedding
 
-__all__ = ["all_gather", "barrier", "broadcast", "recv", "send", "sharded_embedding"]
+__all__ = ["all_gather", "barrier", "broadcast", "context_attention", "recv", "send", "sharded_embedding"]
 
 
 def all_gather(x: Tensor, *, starts: str, rank: int) -> Tensor:
@@ -45,6 +48,26 @@ def recv(rows: Tensor, *, width: int, source: int, world: int, rank: int) -> Ten
 def barrier(x: Tensor, *, world: int, rank: int) -> Tensor:
     """Return x [T, n] after every rank has come to this op."""
     return _alone("barrier", x, world)
+
+
+def context_attention(
+    q: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    alibi: Tensor | None,
+    *,
+    world: int,
+    rank: int,
+    **attrs: Unpack[AttentionAttrs],
+) -> Tensor:
+    """Return what ``attention`` returns, [T, heads, head_dim], of pages that are dealt out to ranks.
+
+    Eight pages, a partition of 256 positions, lie on one rank, and the partitions of a request on the ranks in turn.
+    """
+    out = attention(q, state, positions, request_starts, page_tables, alibi, **attrs)
+    return _alone("context_attention", out, world)
 
 
 def _alone(op: str, x: Tensor, world: int) -> Tensor:

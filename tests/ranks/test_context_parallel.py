@@ -1,0 +1,130 @@
+"""Context parallelism: partitions of a context on several ranks give the bits of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.core.native import Model, StepBatch
+from penstock.errors import InvalidArgumentError
+from penstock.graph.export import export_bundle
+from penstock.graph.ir import KvLayout
+from penstock.graph.rank_bundle import write_rank_bundle
+from penstock.ops.table import LINEAR_SCHEMES
+from penstock.runtime.program import PARTITION_PAGES
+from tests.support.core_steps import batch
+from tests.support.families import FAMILIES, save
+from tests.support.marks import mostly_long
+from tests.support.rank_threads import OPTIONS, RankThreads, logits_of, whole_logits
+
+BundleOf = Callable[[str, str], Path]
+WORLDS = (2, 3, 4)
+PAGES_OF_RANK = 32
+CONTEXT = dataclasses.replace(OPTIONS, max_tokens=300, max_rows=300, num_pages=PAGES_OF_RANK)
+
+
+def tables(world: int, *requests: tuple[int, int]) -> list[list[int]]:
+    """Page tables of requests, each a number of pages and the rank of its first partition."""
+    unused = [iter(range(rank, PAGES_OF_RANK * world, world)) for rank in range(world)]
+    return [
+        [next(unused[(index // PARTITION_PAGES + first) % world]) for index in range(count)]
+        for count, first in requests
+    ]
+
+
+def context_steps(world: int, num_groups: int) -> list[StepBatch]:
+    """Two prompts in chunks beyond two partitions, then single tokens, mixed steps, and few of many output rows."""
+    rng = np.random.default_rng(7)
+
+    def tokens(count: int) -> list[int]:
+        return [int(token) for token in rng.integers(0, 1003, count)]
+
+    first, second, third = tables(world, (18, 0), (10, 1), (2, 1))
+    rows = np.array([0, 250, 255], np.int32)
+    return [
+        batch([(0, tokens(290), first)], num_groups),
+        batch([(290, tokens(200), first), (0, tokens(60), second)], num_groups, output_rows=rows),
+        batch([(490, tokens(40), first), (60, tokens(240), second)], num_groups, output_rows=np.array([39], np.int32)),
+        batch([(530, tokens(1), first), (300, tokens(1), second), (0, tokens(3), third)], num_groups),
+        batch([(531, tokens(1), first), (301, tokens(1), second), (3, tokens(1), third)], num_groups),
+        batch([(532, tokens(1), first)], num_groups),
+    ]
+
+
+def whole_options(world: int) -> object:
+    return dataclasses.replace(CONTEXT, num_pages=PAGES_OF_RANK * world)
+
+
+@pytest.fixture(scope="module")
+def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> BundleOf:
+    """(family, scheme) -> whole bundle, for contexts of 1,024 tokens."""
+    base = tmp_path_factory.mktemp("whole")
+
+    @cache
+    def get(family: str, scheme: str) -> Path:
+        folder, path = base / f"{family}-{scheme}", base / f"{family}-{scheme}.psm"
+        config = save(family, folder) / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024}))
+        export_bundle(folder, path, scheme=scheme)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def context_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int], list[Path]]:
+    base = tmp_path_factory.mktemp("context")
+
+    def get(path: Path, world: int) -> list[Path]:
+        parts = [base / f"{path.stem}-{rank}-of-{world}.psm" for rank in range(world)]
+        for rank, part in enumerate(parts):
+            if not part.exists():
+                write_rank_bundle(path, part, rank, world, context=True)
+        return parts
+
+    return get
+
+
+PartsOf = Callable[[Path, int], Sequence[Path]]
+
+
+@pytest.mark.parametrize("world", mostly_long(WORLDS, 2, 3))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_match(family: str, world: int, bundle_of: BundleOf, context_parts: PartsOf) -> None:
+    path = bundle_of(family, "w8a8")
+    with Model.open(path) as model:
+        num_groups = model.info.num_page_groups
+    batches = context_steps(world, num_groups)
+    with RankThreads(context_parts(path, world), CONTEXT) as ranks:
+        actual = logits_of(ranks.program, batches)
+    assert actual == whole_logits(path, batches, whole_options(world))
+    assert not ranks.errors
+
+
+@pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "f32", "w4a8"))
+def test_schemes_and_kv_types_match(scheme: str, bundle_of: BundleOf, context_parts: PartsOf) -> None:
+    path, batches = bundle_of("llama_head_dim", scheme), context_steps(2, 1)
+    for kv in KvLayout:
+        for num_threads in (1, 2):
+            options, whole = (dataclasses.replace(o, kv_layout=kv) for o in (CONTEXT, whole_options(2)))
+            with RankThreads(context_parts(path, 2), options, num_threads) as ranks:
+                assert logits_of(ranks.program, batches) == whole_logits(path, batches, whole), (kv.name, num_threads)
+
+
+def test_pages_of_another_rank_are_refused(bundle_of: BundleOf, context_parts: PartsOf) -> None:
+    """The third partition must be on the rank of the first; a page that no rank has is refused before that."""
+    (table,) = tables(2, (17, 0))
+    path = bundle_of("llama_head_dim", "w8a8")
+    for page, message in ((33, r"page_tables\[0\]\[0\]\[16\]: expected a page of rank 0, found 33 of rank 1"),
+                          (64, r"page_tables\[0\]\[0\]\[16\]: expected a page from 0 to 63, found 64")):
+        step = batch([(0, [5] * 300, [*table[:16], page])])
+        with RankThreads(context_parts(path, 2), CONTEXT) as ranks:
+            ranks.program.run(step)
+            with pytest.raises(InvalidArgumentError, match=message):
+                ranks.program.run(batch([(300, [5] * 213, [*table[:16], page])]))
