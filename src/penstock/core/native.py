@@ -243,6 +243,14 @@ class CoreProgram(Handle):
         self._check_parents()
         check(library().ps_program_follow(self.handle))
 
+    def launch(self, batch: StepBatch, sampling: Sampling | None = None) -> Launched:
+        """On rank 0 of a pipeline: start a step, which ``collect`` of the result ends; steps end in their order.
+
+        There can be as many steps in flight as stages.  Without ``sampling`` no row is sampled.
+        """
+        self._check_parents()
+        return Launched(self, batch, sampling)
+
     def sample(self, sampling: Sampling) -> Sampled:
         """Sample the R rows of the last step."""
         self._check_parents()
@@ -308,6 +316,27 @@ class CoreProgram(Handle):
 
     def _check_parents(self) -> None:
         _ = self.handle, self._model.handle, self._context.handle
+
+
+class Launched:
+    """A step of a pipeline in flight."""
+
+    def __init__(self, program: CoreProgram, batch: StepBatch, sampling: Sampling | None) -> None:
+        self._program, self._sampling = program, sampling  # whose arrays are read again
+        step = batch_struct(batch, program._num_page_groups)
+        self._arguments: tuple[object, object] = (None, None)
+        self._sampled: Sampled | None = None
+        if sampling is not None:
+            struct, rows = sampling_struct(sampling, program._vocab_size)
+            out, self._sampled = sampled_struct(sampling, rows)
+            self._arguments = ctypes.byref(struct), ctypes.byref(out)
+        check(library().ps_program_launch(program.handle, ctypes.byref(step), *self._arguments))
+
+    def collect(self) -> Sampled | None:
+        """Wait for the step, and sample its rows if it was launched with a sampling."""
+        self._program._check_parents()
+        check(library().ps_program_collect(self._program.handle, *self._arguments))
+        return self._sampled
 
 
 class StepCall:

@@ -18,6 +18,7 @@ from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata
 from penstock.graph.passes.cut import TILE_ROWS
+from penstock.graph.passes.pipeline import RankLayout, cut_rank
 from penstock.graph.passes.shard import RowRanges, shard
 from penstock.sharding.folder import STRATEGY, ShardedFolder
 
@@ -31,9 +32,16 @@ _ROW_MAJOR = (Layout.ROWS_F32, Layout.ROWS_F16, Layout.ROWS_BF16, Layout.ROWS_I3
 
 
 def write_rank_bundle(
-    source: str | os.PathLike[str], out: str | os.PathLike[str], rank: int, world: int, *, durable: bool = True
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    rank: int,
+    layout: RankLayout | int,
+    *,
+    durable: bool = True,
 ) -> str:
-    """Write the bundle ``out`` of rank ``rank`` of ``world``.  Rank 0 has the files beside the weights, too.
+    """Write the bundle ``out`` of one rank.  Rank 0 has the files beside the weights, too.
+
+    ``layout``: of all ranks; a number is that of ranks of tensor parallelism.
 
     Returns what ranks compare to know that they have cut the same file: the checksums that it has of its segments.
 
@@ -44,7 +52,7 @@ def write_rank_bundle(
         metadata = read_metadata(source, model.stamp)
         checksum = hashlib.sha256(metadata).hexdigest()
         whole, segments = decode_metadata(metadata)
-        graph, sources = shard(whole, rank, world)
+        graph, sources = cut_rank(whole, rank, RankLayout(layout) if isinstance(layout, int) else layout)
         graph.properties[WHOLE] = checksum
         names = [segment.name for segment in segments if segment.name != _WEIGHTS] if rank == 0 else []
         files = {name: bytes(model.segment(name) or b"") for name in names}

@@ -44,7 +44,7 @@ def shard(graph: Graph, rank: int, world: int) -> tuple[Graph, dict[str, tuple[s
     than attention heads, and UnsupportedError for a graph that is cut already.
     """
     check_integer("tensor_parallel_size", world, 1, MAX_RANKS)
-    if any(node.op in EXCHANGES for node in graph.nodes):
+    if any(node.op in EXCHANGES and node.op not in ("send", "recv") for node in graph.nodes):
         raise UnsupportedError("tensor_parallel_size: expected a bundle of the whole network, found one of a rank")
     sharder = _Sharder(copy.deepcopy(graph), rank, world)
     return sharder.run(), sharder.sources
