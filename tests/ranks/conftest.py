@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.rank_layout import RankLayout
 from penstock.graph.export import export_bundle
-from penstock.graph.passes.pipeline import RankLayout
 from penstock.graph.rank_bundle import write_rank_bundle
 from tests.support.families import save
 

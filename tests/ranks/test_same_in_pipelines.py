@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.native import Model
+from penstock.core.rank_layout import RankLayout
 from penstock.graph.ir import KvLayout
-from penstock.graph.passes.pipeline import RankLayout
 from penstock.ops.table import LINEAR_SCHEMES
 from tests.support.families import FAMILIES
 from tests.support.marks import mostly_long

@@ -13,12 +13,13 @@ import numpy.typing as npt
 from penstock.config import show
 from penstock.core.metadata import read_metadata
 from penstock.core.native import Model
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata
 from penstock.graph.passes.cut import TILE_ROWS
-from penstock.graph.passes.pipeline import RankLayout, cut_rank
+from penstock.graph.passes.pipeline import cut_rank
 from penstock.graph.passes.shard import RowRanges, shard
 from penstock.sharding.folder import STRATEGY, ShardedFolder
 

@@ -155,7 +155,7 @@ class NativeProgram:
             hidden_size=info.hidden_size,
             tail=info.tail,
             bidirectional=info.bidirectional,
-            num_ranks=1 if group is None else group.world,
+            num_ranks=1 if group is None else group.layout.num_computing,
             rank_plans=tuple(rank_plans),
         )
         self.populate_s = 0.0

@@ -82,8 +82,8 @@ class ProgramInfo:
     ``page_windows`` has one entry per page group; 0 keeps every position.  ``hidden_size`` is the width of its hidden
     rows, 0 when it has none.  ``tail`` is "argmax" or "topk" when the program ends in token ids and has no logits.
     ``bidirectional``: attention is not causal, so a step takes only whole requests, and none can be continued.
-    ``num_ranks``: the processes that compute it; ``num_threads``, the bytes and ``plan`` are those of the first, and
-    ``rank_plans`` are those of all, if they are several.
+    ``num_ranks``: the ranks that have weights; ``num_threads`` and the bytes are those of the first of them, ``plan``
+    is that of rank 0, and ``rank_plans`` are those of all, if they are several.
     """
 
     network: str

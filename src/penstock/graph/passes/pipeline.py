@@ -7,58 +7,21 @@ rows of float32, so a pipeline computes the bits of one process (docs/explanatio
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from penstock.config import check_integer
-from penstock.core.comm import MAX_RANKS
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import AttrValue, DType, Graph, Node, Operand, Value
 from penstock.graph.passes.fuse_linear import fuse_add_norm
 from penstock.graph.passes.rewrite import drop_dead_code, order_values
 from penstock.graph.passes.shard import RowRanges, shard
 
-__all__ = ["RankLayout", "cut_rank"]
+__all__ = ["cut_rank"]
 
 _POSITIONS, _OUTPUT_ROWS = 1, 4
 """Places in ``Graph.inputs``."""
-
-
-@dataclass(frozen=True)
-class RankLayout:
-    """How ranks divide a network: ``pp`` stages of ``tp`` ranks each.
-
-    With several stages, rank 0 is the coordinator, and rank 1 + s * tp + t is rank t of stage s.  Raises
-    InvalidArgumentError for sizes that no group of ranks has.
-    """
-
-    tp: int = 1
-    pp: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse sizes that no group of ranks has."""
-        check_integer("tensor_parallel_size", self.tp, 1, MAX_RANKS)
-        check_integer("pipeline_parallel_size", self.pp, 1, MAX_RANKS - 1)
-        if self.pp > 1:
-            check_integer("pipeline_parallel_size * tensor_parallel_size", self.pp * self.tp, 1, MAX_RANKS - 1)
-
-    @property
-    def world(self) -> int:
-        """The number of processes."""
-        return self.tp if self.pp == 1 else 1 + self.pp * self.tp
-
-    @property
-    def num_computing(self) -> int:
-        """The number of ranks that have weights."""
-        return self.tp * self.pp
-
-    def place(self, rank: int) -> tuple[int, int]:
-        """Return the stage of a rank, and its number within the stage; the coordinator's stage is -1."""
-        if self.pp == 1:
-            return 0, rank
-        return (-1, 0) if rank == 0 else divmod(rank - 1, self.tp)
 
 
 def cut_rank(graph: Graph, rank: int, layout: RankLayout) -> tuple[Graph, dict[str, tuple[str, RowRanges]]]:
@@ -240,7 +203,9 @@ def _divide(ends: Sequence[int], total: int, num_parts: int) -> list[int]:
         longer = []
         for i, end in enumerate([*ends, total]):
             choices = [
-                (max(best[j][0], end - ends[j]), [*best[j][1], ends[j]]) for j in range(i) if len(best[j][1]) == count - 1
+                (max(best[j][0], end - ends[j]), [*best[j][1], ends[j]])
+                for j in range(i)
+                if len(best[j][1]) == count - 1
             ]
             longer.append(min(choices, key=lambda choice: choice[0], default=(total, [])))
         best = longer
