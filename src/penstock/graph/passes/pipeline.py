@@ -68,6 +68,7 @@ def _cut_stage(whole: Graph, stage: int, num_stages: int) -> Graph:
         raise UnsupportedError("pipeline_parallel_size: expected a bundle of the whole network, found one of a rank")
     graph = copy.deepcopy(whole)
     _split_add_norm(graph)
+    everywhere = _take_first(graph)
     ends = _ends(graph)
     cuts = [0, *_choose_cuts(graph, ends, num_stages), len(graph.nodes)]
     if stage < 0:
@@ -77,7 +78,7 @@ def _cut_stage(whole: Graph, stage: int, num_stages: int) -> Graph:
     live = _Live(graph)
     received = live.at(first) if stage > 0 else []
     sent = live.at(last) if stage + 1 < num_stages else []
-    nodes = [_recv(graph, name, graph.inputs[_POSITIONS]) for name in received]
+    nodes = everywhere + [_recv(graph, name, graph.inputs[_POSITIONS]) for name in received]
     nodes += [node for node in graph.nodes[first:last] if node is not ends.tail]
     if stage + 1 == num_stages:
         if ends.gather is not None:
@@ -147,6 +148,22 @@ def _split_add_norm(graph: Graph) -> None:
         nodes.append(Node("add", f"{node.name}:add", [residual, x], [total]))
         nodes.append(Node("rms_norm", node.name, [Operand("value", total), weight], [norm], dict(node.attrs)))
     graph.nodes = nodes
+
+
+def _take_first(graph: Graph) -> list[Node]:
+    """Take the nodes out of a graph that need no weights but vectors, no states, and nothing of other nodes but such
+    ones: those that make the angles of the positions, for example.  Each stage that reads them computes them."""
+    known, taken = set(graph.inputs), []
+    for node in graph.nodes:
+        values = [graph.values[operand.name] for operand in node.inputs if operand.kind == "value"]
+        weights = [graph.weights[operand.name] for operand in node.inputs if operand.kind == "weight"]
+        has_state = any(operand.kind == "state" for operand in node.inputs)
+        if not has_state and all(weight.rows == 1 for weight in weights) and graph.output not in node.outputs:
+            if all((value.base or value.name) in known for value in values):
+                known.update(node.outputs)
+                taken.append(node)
+    graph.nodes = [node for node in graph.nodes if node not in taken]
+    return taken
 
 
 class _Live:
