@@ -158,10 +158,10 @@ def _take_first(graph: Graph) -> list[Node]:
         values = [graph.values[operand.name] for operand in node.inputs if operand.kind == "value"]
         weights = [graph.weights[operand.name] for operand in node.inputs if operand.kind == "weight"]
         has_state = any(operand.kind == "state" for operand in node.inputs)
-        if not has_state and all(weight.rows == 1 for weight in weights) and graph.output not in node.outputs:
-            if all((value.base or value.name) in known for value in values):
-                known.update(node.outputs)
-                taken.append(node)
+        is_light = not has_state and all(weight.rows == 1 for weight in weights)
+        if is_light and all((value.base or value.name) in known for value in values):
+            known.update(node.outputs)
+            taken.append(node)
     graph.nodes = [node for node in graph.nodes if node not in taken]
     return taken
 
