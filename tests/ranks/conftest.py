@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.rank_layout import RankLayout
 from penstock.graph.export import export_bundle
 from penstock.graph.rank_bundle import write_rank_bundle
 from tests.support.families import save
@@ -32,15 +33,16 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], 
 
 
 @pytest.fixture(scope="session")
-def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int], list[Path]]:
-    """(whole bundle, world) -> the bundle of each rank."""
+def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, RankLayout | int], list[Path]]:
+    """(whole bundle, layout or number of ranks of tensor parallelism) -> the bundle of each rank."""
     base = tmp_path_factory.mktemp("parts")
 
     @cache
-    def get(path: Path, world: int) -> list[Path]:
-        parts = [base / f"{path.stem}-{rank}-of-{world}.psm" for rank in range(world)]
+    def get(path: Path, layout: RankLayout | int) -> list[Path]:
+        layout = RankLayout(layout) if isinstance(layout, int) else layout
+        parts = [base / f"{path.stem}-{rank}-of-{layout.tp}-{layout.pp}.psm" for rank in range(layout.world)]
         for rank, part in enumerate(parts):
-            write_rank_bundle(path, part, rank, world)
+            write_rank_bundle(path, part, rank, layout)
         return parts
 
     return get

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from penstock.core.native import Model, StepBatch
+from penstock.core.rank_layout import RankLayout
+from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
 from penstock.graph.export import export_bundle
 from penstock.graph.ir import KvLayout
 from penstock.graph.rank_bundle import write_rank_bundle
+from penstock.llm.llm import LLM
 from penstock.ops.table import LINEAR_SCHEMES
-from penstock.runtime.program import PARTITION_PAGES
+from penstock.runtime.program import PARTITION_PAGES, ProgramLimits
 from tests.support.core_steps import batch
 from tests.support.families import FAMILIES, save
 from tests.support.marks import mostly_long
@@ -85,7 +88,7 @@ def context_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, i
         parts = [base / f"{path.stem}-{rank}-of-{world}.psm" for rank in range(world)]
         for rank, part in enumerate(parts):
             if not part.exists():
-                write_rank_bundle(path, part, rank, world, context=True)
+                write_rank_bundle(path, part, rank, RankLayout(cp=world))
         return parts
 
     return get
@@ -121,10 +124,67 @@ def test_pages_of_another_rank_are_refused(bundle_of: BundleOf, context_parts: P
     """The third partition must be on the rank of the first; a page that no rank has is refused before that."""
     (table,) = tables(2, (17, 0))
     path = bundle_of("llama_head_dim", "w8a8")
-    for page, message in ((33, r"page_tables\[0\]\[0\]\[16\]: expected a page of rank 0, found 33 of rank 1"),
-                          (64, r"page_tables\[0\]\[0\]\[16\]: expected a page from 0 to 63, found 64")):
+    for page, message in (
+        (33, r"page_tables\[0\]\[0\]\[16\]: expected a page of rank 0, found 33 of rank 1"),
+        (64, r"page_tables\[0\]\[0\]\[16\]: expected a page from 0 to 63, found 64"),
+    ):
         step = batch([(0, [5] * 300, [*table[:16], page])])
         with RankThreads(context_parts(path, 2), CONTEXT) as ranks:
             ranks.program.run(step)
             with pytest.raises(InvalidArgumentError, match=message):
                 ranks.program.run(batch([(300, [5] * 213, [*table[:16], page])]))
+
+
+DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
+LIMITS = ProgramLimits(max_tokens=200, max_requests=4, context_len=900)
+LONG = [int(token) for token in np.random.default_rng(2).integers(0, 4096, 700)]
+PROMPTS = ["def add(a, b):", LONG, LONG[:600], [9, *LONG[:200]], LONG[:290]]
+
+
+def test_answers_equal_those_of_one_process() -> None:
+    """Prompts in chunks, answered together and again from cached pages; sampled, and several answers to a prompt."""
+    greedy = SamplingParams(max_tokens=40, temperature=0.0, logprobs=3, ignore_eos=True)
+    sampled = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.9, seed=3, n=2, ignore_eos=True)
+
+    def answers(llm: LLM, params: SamplingParams) -> list:
+        results = llm.generate(PROMPTS, params)
+        return [(answer.token_ids, answer.logprobs) for result in results for answer in result.choices]
+
+    with (
+        LLM(DEMO, threads=1, limits=LIMITS) as one,
+        LLM(DEMO, threads=1, limits=LIMITS, context_parallel_size=3) as llm,
+    ):
+        assert llm.info.context_ranks == 3
+        for params in (greedy, greedy, sampled):
+            assert answers(llm, params) == answers(one, params)
+        assert llm.logits(LONG).tobytes() == one.logits(LONG).tobytes()
+        assert llm.score([LONG[:400]], 2) == one.score([LONG[:400]], 2)
+        assert llm.engine.figures().num_cached_tokens > 0
+        llm.engine.check_integrity()
+
+
+def test_pages_run_out_on_ranks_as_on_one_process() -> None:
+    """Requests are preempted and computed again; a context may fill the pages of all ranks."""
+    limits = dataclasses.replace(LIMITS, num_pages=32)
+    greedy = SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True)
+    with (
+        LLM(DEMO, threads=1, limits=limits, context_parallel_size=2) as llm,
+        LLM(DEMO, threads=1, limits=LIMITS) as one,
+    ):
+        prompts = [LONG[:300], LONG[1:250], LONG[2:300], LONG[:740]]
+        expected, actual = ([result.token_ids for result in engine.generate(prompts, greedy)] for engine in (one, llm))
+        assert actual == expected
+        assert llm.engine.figures().num_preemptions > 0
+
+
+def test_layouts_that_cannot_be_are_refused() -> None:
+    for options, message in (
+        ({"context_parallel_size": 65}, "context_parallel_size: .*65"),
+        (
+            {"context_parallel_size": 2, "tensor_parallel_size": 2},
+            "tensor_parallel_size: expected 1 with context_paral",
+        ),
+        ({"context_parallel_size": 2, "pipeline_parallel_size": 2}, "pipeline_parallel_size: expected 1 with context"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            LLM(DEMO, **options)

@@ -178,7 +178,7 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
       return fail(PS_INVALID_ARGUMENT, "rank: expected a context with the comm of rank %d of %d", member.rank, member.world);
     if (part_bytes(run->op, c) > context->comm->part_bytes)
       return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld", static_cast<long long>(part_bytes(run->op, c)));
-    run->exchange.comm = context->comm;
+    run->exchange.comm = run->exchange.links = context->comm;
     c.exchange = &run->exchange;
   }
   c.kernels = context->kernels;

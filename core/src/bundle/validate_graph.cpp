@@ -161,6 +161,12 @@ int32_t find_tail(const Graph& graph) {
   return same_type(spec_of(graph, node.inputs[0]), logits_spec(graph)) ? producer : -1;
 }
 
+// A stage of a pipeline before the last ends in rows for the next one, and has no logits.
+bool ends_in_send(const Graph& graph) {
+  const Value& v = graph.values[graph.output];
+  return v.base < 0 && v.producer >= 0 && graph.nodes[v.producer].op == OP_SEND;
+}
+
 ps_status validate_output(Graph* g) {
   Graph& graph = *g;
   if (graph.output < 0 || graph.output >= graph.values.size()) {
@@ -169,6 +175,10 @@ ps_status validate_output(Graph* g) {
   }
   const Value& v = graph.values[graph.output];
   const Spec expected = logits_spec(graph);
+  if (ends_in_send(graph) && !same_type(spec_of_value(v), expected)) {
+    graph.output = -1;
+    return PS_OK;
+  }
   graph.tail = find_tail(graph);
   graph.tail_k = graph.tail < 0 ? 0 : static_cast<int32_t>(v.row_elements);
   if (graph.tail < 0 && !same_type(spec_of_value(v), expected)) {

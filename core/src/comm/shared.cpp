@@ -96,6 +96,7 @@ ps_status SharedComm::open(const ps_shared_options& o) {
   comm_.barrier = [](void* self, uint64_t tag) {
     return static_cast<SharedComm*>(self)->exchange(tag, nullptr, false, nullptr);
   };
+  comm_.await = [](void* self, int32_t from) { return static_cast<SharedComm*>(self)->await(from); };
   comm_.abort = [](void* self, const char* reason) { static_cast<SharedComm*>(self)->abort(reason); };
   return PS_OK;
 }
@@ -234,6 +235,13 @@ ps_status SharedComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
     wake(to);
   }
   return PS_OK;
+}
+
+ps_status SharedComm::await(int32_t from) {
+  if (from < 0 || from >= comm_.world || from == comm_.rank)
+    return fail(PS_INVALID_ARGUMENT, "from: expected another rank, found %d", from);
+  const MailWords& words = mail(from, comm_.rank);
+  return wait(from, true, [&] { return words.sent.load(std::memory_order_seq_cst) != words.received.load(std::memory_order_relaxed); });
 }
 
 ps_status SharedComm::receive(int32_t from, uint8_t* data, int64_t bytes) {

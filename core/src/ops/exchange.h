@@ -39,9 +39,11 @@ int64_t context_part_bytes(const Call& call);  // of context_attention
 
 // Of a program whose context has a comm.  The first exchange that fails ends the step: later ones do nothing.
 struct Exchange {
-  const ps_comm* comm;
+  const ps_comm* comm;   // of the collectives
+  const ps_comm* links;  // of send and recv
   uint64_t tag;  // of the step's next exchange
   bool best_only;  // the step needs only the best token of each row of logits
+  bool has_hidden;  // the step needs the hidden rows
   ps_status status;
   char message[512];
   const void* parts[PS_MAX_RANKS];

@@ -70,7 +70,8 @@ struct Call {
   int64_t thread_scratch_bytes;
   const int32_t* token_request;
   bool gated;  // of a linear: LinearArgs::gated
-  bool is_head;  // of all_gather: the result is the graph's output, which only rank 0 reads
+  bool is_head;  // of all_gather, send and recv: the rows are the logits, which only the first rank reads
+  bool is_hidden;  // of send and recv: the rows are the hidden rows, which few steps ask for
   Exchange* exchange;  // null: one rank
   const LoadedOp* loaded;  // of a custom op
   OpFailure* failure;      // where it says what failed

@@ -243,7 +243,8 @@ ps_status make_plan(const ps_model& model, const ps_context& context, const ps_p
   PS_TRY(plan_scratch(model, context, o, out));
   PS_TRY(plan_kv(graph, o, out));
   int64_t floats;
-  if (!checked_mul(o.max_rows, graph.tail < 0 ? graph.vocab_size : graph.tail_k, &floats) || !checked_mul(floats, 4, &out->logits_bytes))
+  const int64_t row = graph.output < 0 ? 0 : graph.tail < 0 ? graph.vocab_size : graph.tail_k;
+  if (!checked_mul(o.max_rows, row, &floats) || !checked_mul(floats, 4, &out->logits_bytes))
     return too_large("max_rows");
   return PS_OK;
 }

@@ -80,6 +80,11 @@ void note_inputs(const Graph& graph, const Node& node, Readers reader, Vec<Reade
   }
 }
 
+// Whether the node sends the hidden rows on, which it does only in steps that want them of all tokens.
+bool sends_hidden(const Graph& graph, const Node& node) {
+  return node.op == OP_SEND && graph.values[node.inputs[0].index].root == graph.hidden;
+}
+
 // Checks that a state that a wanted-only node reads is written before it in the program's order too.
 ps_status check_order(const Graph& graph, bool* sound) {
   Vec<uint8_t> written_later;  // by a node behind n
@@ -153,6 +158,7 @@ ps_status mark_wanted_only(Graph* g) {
       wanted_only &= !found.other && !found.behind;
     }
     node.wanted_only = wanted_only && is_read;
+    if (sends_hidden(graph, node)) continue;
     note_inputs(graph, node, Readers{node.wanted_only || n == gather, !node.wanted_only && n < gather, n > gather}, &readers);
   }
   const WantedSources sources = find_sources(graph);

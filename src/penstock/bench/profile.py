@@ -142,11 +142,11 @@ def profile(settings: Profile, progress: Callable[[Any], None] | None = None) ->
     Raises InvalidArgumentError if the sizes do not fit the model, UnsupportedError for several ranks, and the errors of
     ``open_program``.
     """
-    if settings.tensor_parallel_size != 1:
-        raise UnsupportedError(
-            f"tensor_parallel_size: expected 1 for a profile, found {settings.tensor_parallel_size!r:.20}",
-            param="tensor_parallel_size",
-        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+        if getattr(settings, name) != 1:
+            raise UnsupportedError(
+                f"{name}: expected 1 for a profile, found {getattr(settings, name)!r:.20}", param=name
+            )
     num_prompt, num_context = _sizes(settings, None)
     longest = _longest(settings, num_prompt, num_context)
     limits = ProgramLimits(

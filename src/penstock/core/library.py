@@ -44,6 +44,9 @@ class ContextOptions(ctypes.Structure):
         ("num_threads", c_int32),
         ("cpu_level", c_char_p),
         ("comm", c_void_p),
+        ("links", c_void_p),
+        ("stage_ranks", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -64,6 +67,7 @@ class CommStruct(ctypes.Structure):
         ("recv", ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_int64)),
         ("barrier", ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64)),
         ("abort", ctypes.CFUNCTYPE(None, c_void_p, c_char_p)),
+        ("await", ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32)),
     ]
 
 
@@ -292,6 +296,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_program_resize": (c_int32, (c_void_p, POINTER(ProgramOptionsStruct))),
     "ps_program_run": (c_int32, (c_void_p, POINTER(BatchStruct))),
     "ps_program_follow": (c_int32, (c_void_p,)),
+    "ps_program_launch": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), POINTER(SampledStruct))),
+    "ps_program_collect": (c_int32, (c_void_p, POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_sample": (c_int32, (c_void_p, POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_step": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_logits": (c_int32, (c_void_p, POINTER(c_void_p), _P32, _P32)),

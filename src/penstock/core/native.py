@@ -255,7 +255,7 @@ class CoreProgram(Handle):
         """Run and sample in one native call."""
         return self.step_call(batch, sampling)()
 
-    def step_call(self, batch: StepBatch, sampling: Sampling) -> StepCall:
+    def step_call(self, batch: StepBatch, sampling: Sampling | None = None) -> StepCall:
         """Return a ``step`` that can be called more than once, without checking its arrays again."""
         self._check_parents()
         return StepCall(self, batch, sampling)
@@ -314,21 +314,46 @@ class StepCall:
     """A step whose arrays are checked once; each call computes it with their current contents.
 
     It serves the steps of a growing answer, which differ only in numbers: checking and wrapping a dozen arrays takes
-    longer than reading them.  ``batch`` and ``sampling`` are the objects that it was made from.
+    longer than reading them.  ``batch`` and ``sampling`` are the objects that it was made from; without ``sampling`` no
+    row is sampled, which only ``launch`` and ``collect`` allow.
     """
 
-    def __init__(self, program: CoreProgram, batch: StepBatch, sampling: Sampling) -> None:
+    def __init__(self, program: CoreProgram, batch: StepBatch, sampling: Sampling | None) -> None:
         self.batch, self.sampling = batch, sampling
         self._program = program
-        step = batch_struct(batch, program._num_page_groups)
-        struct, rows = sampling_struct(sampling, program._vocab_size)
-        out, self._sampled = sampled_struct(sampling, rows)
-        self._arguments = ctypes.byref(step), ctypes.byref(struct), ctypes.byref(out)
+        self._batch = ctypes.byref(batch_struct(batch, program._num_page_groups))
+        self._rows: tuple[object, object] = (None, None)
+        self._sampled: Sampled | None = None
+        if sampling is not None:
+            struct, rows = sampling_struct(sampling, program._vocab_size)
+            out, self._sampled = sampled_struct(sampling, rows)
+            self._rows = ctypes.byref(struct), ctypes.byref(out)
+
+    @property
+    def sampled(self) -> Sampled:
+        """The result of the last call, which the next one overwrites."""
+        if self._sampled is None:
+            raise InvalidArgumentError("step: expected a sampling, found none")
+        return self._sampled
 
     def __call__(self) -> Sampled:
-        """Compute the step and sample its rows.  The next call overwrites the result."""
+        """Compute the step and sample its rows."""
         self._program._check_parents()
-        check(library().ps_program_step(self._program.handle, *self._arguments))
+        check(library().ps_program_step(self._program.handle, self._batch, *self._rows))
+        return self.sampled
+
+    def launch(self) -> None:
+        """On rank 0 of a pipeline: start the step, which ``collect`` ends.  Steps end in the order of their launches.
+
+        There can be as many steps in flight as stages.
+        """
+        self._program._check_parents()
+        check(library().ps_program_launch(self._program.handle, self._batch, *self._rows))
+
+    def collect(self) -> Sampled | None:
+        """Wait for the step, and sample its rows if there is a sampling."""
+        self._program._check_parents()
+        check(library().ps_program_collect(self._program.handle, *self._rows))
         return self._sampled
 
 

@@ -77,8 +77,11 @@ class Scheduler:
     prompt share.
     ``max_mixed_tokens``: maximum number of prompt tokens in a step that also decodes (0: what those leave of the
     budget).
-    ``priority_s``: seconds of waiting that a level of priority is worth.  Set ``whole_prompts`` before the first
-    request.
+    ``priority_s``: seconds of waiting that a level of priority is worth.  Set ``whole_prompts`` and ``num_stages``
+    before the first request.
+
+    With ``num_stages`` above 1, that many steps are in flight: chunks advance when they are launched, a request whose
+    token is being sampled takes part in no other step, and each step decodes its share of the requests.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Scheduler:
         self._all_share = keys is not None
         self._order = FairQueue(priority_s)
         self.whole_prompts = False
+        self.num_stages = 1
         self._free_slots = list(range(max_requests - 1, -1, -1))
 
     @property
@@ -147,9 +151,10 @@ class Scheduler:
         decodes: list[Request] = []
         prompts: list[Request] = []
         for request in self.running:
-            is_decode = request.num_tokens - request.num_computed == 1 and not self.whole_prompts
-            (decodes if is_decode else prompts).append(request)
-        for request in decodes:
+            num_left = request.num_tokens - request.num_computed
+            if num_left:  # else its token is being sampled
+                (decodes if num_left == 1 and not self.whole_prompts else prompts).append(request)
+        for request in decodes[: -(-len(self.running) // self.num_stages)]:
             if request.status is not Status.RUNNING or not step.budget:
                 continue
             # A page that is not full has room: 31 of 32 decodes need no look at the tables.
@@ -205,7 +210,7 @@ class Scheduler:
         for request in self.running:
             if request.status is not Status.RUNNING or request.pages is None:
                 raise InternalError(f"scheduler: request {request.id} runs with status {request.status.value}")
-            if not 0 <= request.num_computed < request.num_tokens:
+            if not 0 <= request.num_computed < request.num_tokens + (self.num_stages > 1):
                 raise InternalError(
                     f"scheduler: request {request.id} has {request.num_computed} of {request.num_tokens} computed"
                 )

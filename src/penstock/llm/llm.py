@@ -62,7 +62,9 @@ class LLM:
     ``verify``: check the checksums of a bundle "once" (default; a verified file is remembered in the cache folder),
     "always" or "never".  Damage raises InvalidFileError with the name of the segment.
     ``tensor_parallel_size``: number of processes on this host that the network is divided over (1); ``threads`` is then
-    per process.  Tokens and logits do not depend on it.
+    per process.  ``pipeline_parallel_size``: number of stages that its layers are divided into (1), each of
+    ``tensor_parallel_size`` processes.  ``context_parallel_size``: number of processes that each context and the
+    network are divided over (1), for long prompts.  Tokens and logits do not depend on any of them.
     ``prefix_cache``, ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``, ``priority_s``: see EngineOptions.
 
     Any number of threads may use one LLM.  Their requests share each step and get the tokens that they would get alone.
@@ -92,7 +94,14 @@ class LLM:
             threads=threads,
             limits=limits,
             network=network,
-            options=OpenOptions(use_cache, progress, options.verify, options.tensor_parallel_size),
+            options=OpenOptions(
+                use_cache,
+                progress,
+                options.verify,
+                tensor_parallel_size=options.tensor_parallel_size,
+                pipeline_parallel_size=options.pipeline_parallel_size,
+                context_parallel_size=options.context_parallel_size,
+            ),
         )
         try:
             context_len = opened.program.info.context_len

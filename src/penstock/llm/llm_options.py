@@ -21,6 +21,8 @@ class LLMFields(EngineFields, total=False):
 
     verify: str
     tensor_parallel_size: int
+    pipeline_parallel_size: int
+    context_parallel_size: int
     context_len: int
     max_requests: int
     kv_cache: str
@@ -36,6 +38,8 @@ class LLMOptions:
     scheme: str | None
     verify: str
     tensor_parallel_size: int
+    pipeline_parallel_size: int
+    context_parallel_size: int
 
 
 _NAMED: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache", "progress")
@@ -52,7 +56,6 @@ _SYNONYMS: Final = {
 }
 _DTYPES: Final = {"float32": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16"}
 _FIXED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "pipeline_parallel_size": ((1,), "tensor_parallel_size=N divides the network over N processes"),
     "trust_remote_code": ((False, None), "no code of a model folder runs; network='file.py:Class' names your own"),
     "quantization": ((None,), "scheme='w8a8' or scheme='w4a8' quantizes a checkpoint folder"),
     "enforce_eager": ((False, None), "mode='eager' runs the network in PyTorch"),
@@ -79,7 +82,12 @@ def read_llm_options(given: Mapping[str, Any], limits: ProgramLimits | None, sch
     """
     engine: dict[str, Any] = {}
     sizes: dict[str, Any] = {}
-    own: dict[str, Any] = {"verify": "once", "tensor_parallel_size": 1}
+    own: dict[str, Any] = {
+        "verify": "once",
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "context_parallel_size": 1,
+    }
     for keyword, value in given.items():
         name = _SYNONYMS.get(keyword, keyword)
         if name != keyword and name in given:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,6 +147,8 @@ class NativeProgram:
         self.context = context
         self.core_program = native.CoreProgram(model, context, _options(limits, model.info))
         self._call: native.StepCall | None = None
+        self._calls: deque[native.StepCall] = deque()  # the last launches, as many as stages
+        self._in_flight: deque[native.StepCall] = deque()
         self.group = group
         self.limits = limits
         info = model.info
@@ -164,7 +167,8 @@ class NativeProgram:
             hidden_size=info.hidden_size,
             tail=info.tail,
             bidirectional=info.bidirectional,
-            num_ranks=1 if group is None else group.world,
+            num_stages=1 if group is None else group.layout.pp,
+            num_ranks=1 if group is None else group.layout.num_computing,
             rank_plans=tuple(rank_plans),
             context_ranks=info.context_ranks,
         )
@@ -249,12 +253,28 @@ class NativeProgram:
             call = self._call = self.core_program.step_call(batch, sampling)
         return call()
 
+    def launch(self, batch: native.StepBatch, sampling: native.Sampling | None) -> None:
+        """Start a step of a pipeline."""
+        calls = (call for call in self._calls if call.batch is batch and call.sampling is sampling)
+        call = next(calls, None) or self.core_program.step_call(batch, sampling)
+        call.launch()
+        self._in_flight.append(call)
+        self._calls.append(call)
+        if len(self._calls) > self.info.num_stages:
+            self._calls.popleft()
+
+    def collect(self) -> native.Sampled | None:
+        """Wait for the oldest step in flight."""
+        return self._in_flight.popleft().collect()
+
     def close(self) -> None:
         """Free the program, the model and the threads."""
         if not self._closed:
             self._closed = True
             self._prefault.close()
             self._call = None
+            self._calls.clear()
+            self._in_flight.clear()
             self.core_program.close()
             self.model.close()
             self.context.close()

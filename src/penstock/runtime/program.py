@@ -31,6 +31,7 @@ __all__ = [
     "PAGE_TOKENS",
     "PARTITION_PAGES",
     "WEIGHTS",
+    "PipelinedProgram",
     "Program",
     "ProgramInfo",
     "ProgramLimits",
@@ -92,9 +93,9 @@ class ProgramInfo:
     ``page_windows`` has one entry per page group; 0 keeps every position.  ``hidden_size`` is the width of its hidden
     rows, 0 when it has none.  ``tail`` is "argmax" or "topk" when the program ends in token ids and has no logits.
     ``bidirectional``: attention is not causal, so a step takes only whole requests, and none can be continued.
-    ``num_ranks``: the processes that compute it; ``num_threads``, the bytes and ``plan`` are those of the first, and
-    ``rank_plans`` are those of all, if they are several.  ``context_ranks``: the ranks that the pages of a request are
-    dealt out to.
+    ``num_stages``: of a pipeline; such a program is a PipelinedProgram.  ``num_ranks``: the ranks that have weights;
+    ``num_threads`` and the bytes are those of the first of them, ``plan`` is that of rank 0, and ``rank_plans`` are
+    those of all, if they are several.  ``context_ranks``: the ranks that the pages of a request are dealt out to.
     """
 
     network: str
@@ -111,6 +112,7 @@ class ProgramInfo:
     hidden_size: int = 0
     tail: str = ""
     bidirectional: bool = False
+    num_stages: int = 1
     num_ranks: int = 1
     rank_plans: tuple[Plan, ...] = ()
     context_ranks: int = 1
@@ -155,3 +157,17 @@ class Program(Protocol):
 
     def close(self) -> None:
         """Free the memory.  A second call does nothing."""
+
+
+class PipelinedProgram(Program, Protocol):
+    """A program of several stages, each of which can compute another step."""
+
+    def launch(self, batch: StepBatch, sampling: Sampling | None) -> None:
+        """Start a step.  Its rows are sampled if ``sampling`` is not None.
+
+        There can be as many steps in flight as stages.  The arrays of ``sampling`` must stay as they are until the step
+        is collected; those of ``batch`` need not.
+        """
+
+    def collect(self) -> Sampled | None:
+        """Wait for the oldest step in flight, which is then the last step, and return its sampled rows."""

@@ -48,7 +48,7 @@ def shard(
     """
     name = "context_parallel_size" if context else "tensor_parallel_size"
     check_integer(name, world, 1, MAX_RANKS)
-    if any(node.op in EXCHANGES for node in graph.nodes):
+    if any(node.op in EXCHANGES and node.op not in ("send", "recv") for node in graph.nodes):
         raise UnsupportedError(f"{name}: expected a bundle of the whole network, found one of a rank")
     sharder = _Sharder(copy.deepcopy(graph), rank, world, context)
     return sharder.run(), sharder.sources
