@@ -166,12 +166,12 @@ def test_answers_equal_those_of_one_process() -> None:
 def test_pages_run_out_on_ranks_as_on_one_process() -> None:
     """Requests are preempted and computed again; a context may fill the pages of all ranks."""
     limits = dataclasses.replace(LIMITS, num_pages=32)
-    greedy = SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True)
+    greedy = SamplingParams(max_tokens=250, temperature=0.0, ignore_eos=True)
     with (
         LLM(DEMO, threads=1, limits=limits, context_parallel_size=2) as llm,
         LLM(DEMO, threads=1, limits=LIMITS) as one,
     ):
-        prompts = [LONG[:300], LONG[1:250], LONG[2:300], LONG[:740]]
+        prompts = [LONG[:200], LONG[1:200], LONG[2:200], LONG[:640]]
         expected, actual = ([result.token_ids for result in engine.generate(prompts, greedy)] for engine in (one, llm))
         assert actual == expected
         assert llm.engine.figures().num_preemptions > 0
