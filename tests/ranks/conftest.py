@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,22 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], 
 
 
 @pytest.fixture(scope="session")
+def long_context_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """(family, scheme) -> whole bundle, for contexts of 1,024 tokens."""
+    base = tmp_path_factory.mktemp("long")
+
+    @cache
+    def get(family: str, scheme: str) -> Path:
+        folder, path = base / f"{family}-{scheme}", base / f"{family}-{scheme}.psm"
+        config = save(family, folder) / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024}))
+        export_bundle(folder, path, scheme=scheme)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
 def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, RankLayout | int], list[Path]]:
     """(whole bundle, layout or number of ranks of tensor parallelism) -> the bundle of each rank."""
     base = tmp_path_factory.mktemp("parts")
@@ -40,7 +57,9 @@ def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, RankLa
     @cache
     def get(path: Path, layout: RankLayout | int) -> list[Path]:
         layout = RankLayout(layout) if isinstance(layout, int) else layout
-        parts = [base / f"{path.stem}-{rank}-of-{layout.tp}-{layout.pp}.psm" for rank in range(layout.world)]
+        parts = [
+            base / f"{path.stem}-{rank}-of-{layout.tp}-{layout.pp}-{layout.cp}.psm" for rank in range(layout.world)
+        ]
         for rank, part in enumerate(parts):
             write_rank_bundle(path, part, rank, layout)
         return parts

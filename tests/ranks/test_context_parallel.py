@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +13,17 @@ from penstock.core.native import Model, StepBatch
 from penstock.core.rank_layout import RankLayout
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
-from penstock.graph.export import export_bundle
 from penstock.graph.ir import KvLayout
-from penstock.graph.rank_bundle import write_rank_bundle
 from penstock.llm.llm import LLM
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.program import PARTITION_PAGES, ProgramLimits
 from tests.support.core_steps import batch
-from tests.support.families import FAMILIES, save
+from tests.support.families import FAMILIES
 from tests.support.marks import mostly_long
 from tests.support.rank_threads import OPTIONS, RankThreads, logits_of, whole_logits
 
 BundleOf = Callable[[str, str], Path]
+PartsOf = Callable[[Path, RankLayout], list[Path]]
 WORLDS = (2, 3, 4)
 PAGES_OF_RANK = 32
 CONTEXT = dataclasses.replace(OPTIONS, max_tokens=300, max_rows=300, num_pages=PAGES_OF_RANK)
@@ -64,72 +61,39 @@ def whole_options(world: int) -> object:
     return dataclasses.replace(CONTEXT, num_pages=PAGES_OF_RANK * world)
 
 
-@pytest.fixture(scope="module")
-def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> BundleOf:
-    """(family, scheme) -> whole bundle, for contexts of 1,024 tokens."""
-    base = tmp_path_factory.mktemp("whole")
-
-    @cache
-    def get(family: str, scheme: str) -> Path:
-        folder, path = base / f"{family}-{scheme}", base / f"{family}-{scheme}.psm"
-        config = save(family, folder) / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024}))
-        export_bundle(folder, path, scheme=scheme)
-        return path
-
-    return get
-
-
-@pytest.fixture(scope="module")
-def context_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int], list[Path]]:
-    base = tmp_path_factory.mktemp("context")
-
-    def get(path: Path, world: int) -> list[Path]:
-        parts = [base / f"{path.stem}-{rank}-of-{world}.psm" for rank in range(world)]
-        for rank, part in enumerate(parts):
-            if not part.exists():
-                write_rank_bundle(path, part, rank, RankLayout(cp=world))
-        return parts
-
-    return get
-
-
-PartsOf = Callable[[Path, int], Sequence[Path]]
-
-
 @pytest.mark.parametrize("world", mostly_long(WORLDS, 2, 3))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families_match(family: str, world: int, bundle_of: BundleOf, context_parts: PartsOf) -> None:
-    path = bundle_of(family, "w8a8")
+def test_families_match(family: str, world: int, long_context_of: BundleOf, parts_of: PartsOf) -> None:
+    path = long_context_of(family, "w8a8")
     with Model.open(path) as model:
         num_groups = model.info.num_page_groups
     batches = context_steps(world, num_groups)
-    with RankThreads(context_parts(path, world), CONTEXT) as ranks:
+    with RankThreads(parts_of(path, RankLayout(cp=world)), CONTEXT) as ranks:
         actual = logits_of(ranks.program, batches)
     assert actual == whole_logits(path, batches, whole_options(world))
     assert not ranks.errors
 
 
 @pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "f32", "w4a8"))
-def test_schemes_and_kv_types_match(scheme: str, bundle_of: BundleOf, context_parts: PartsOf) -> None:
-    path, batches = bundle_of("llama_head_dim", scheme), context_steps(2, 1)
+def test_schemes_and_kv_types_match(scheme: str, long_context_of: BundleOf, parts_of: PartsOf) -> None:
+    path, batches = long_context_of("llama_head_dim", scheme), context_steps(2, 1)
     for kv in KvLayout:
         for num_threads in (1, 2):
             options, whole = (dataclasses.replace(o, kv_layout=kv) for o in (CONTEXT, whole_options(2)))
-            with RankThreads(context_parts(path, 2), options, num_threads) as ranks:
+            with RankThreads(parts_of(path, RankLayout(cp=2)), options, num_threads) as ranks:
                 assert logits_of(ranks.program, batches) == whole_logits(path, batches, whole), (kv.name, num_threads)
 
 
-def test_pages_of_another_rank_are_refused(bundle_of: BundleOf, context_parts: PartsOf) -> None:
+def test_pages_of_another_rank_are_refused(long_context_of: BundleOf, parts_of: PartsOf) -> None:
     """The third partition must be on the rank of the first; a page that no rank has is refused before that."""
     (table,) = tables(2, (17, 0))
-    path = bundle_of("llama_head_dim", "w8a8")
+    path = long_context_of("llama_head_dim", "w8a8")
     for page, message in (
         (33, r"page_tables\[0\]\[0\]\[16\]: expected a page of rank 0, found 33 of rank 1"),
         (64, r"page_tables\[0\]\[0\]\[16\]: expected a page from 0 to 63, found 64"),
     ):
         step = batch([(0, [5] * 300, [*table[:16], page])])
-        with RankThreads(context_parts(path, 2), CONTEXT) as ranks:
+        with RankThreads(parts_of(path, RankLayout(cp=2)), CONTEXT) as ranks:
             ranks.program.run(step)
             with pytest.raises(InvalidArgumentError, match=message):
                 ranks.program.run(batch([(300, [5] * 213, [*table[:16], page])]))
@@ -171,7 +135,7 @@ def test_pages_run_out_on_ranks_as_on_one_process() -> None:
         LLM(DEMO, threads=1, limits=limits, context_parallel_size=2) as llm,
         LLM(DEMO, threads=1, limits=LIMITS) as one,
     ):
-        prompts = [LONG[:200], LONG[1:200], LONG[2:200], LONG[:640]]
+        prompts = [LONG[i : 60 + i] for i in range(4)] + [LONG[:640]]
         expected, actual = ([result.token_ids for result in engine.generate(prompts, greedy)] for engine in (one, llm))
         assert actual == expected
         assert llm.engine.figures().num_preemptions > 0
