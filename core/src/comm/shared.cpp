@@ -226,6 +226,7 @@ ps_status SharedComm::exchange(uint64_t tag, const int64_t* bytes, bool forever,
 ps_status SharedComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
   if (to < 0 || to >= comm_.world || to == comm_.rank)
     return fail(PS_INVALID_ARGUMENT, "to: expected another rank, found %d", to);
+  if (group_->aborted.load(std::memory_order_acquire)) return aborted_status();
   MailWords& words = mail(comm_.rank, to);
   for (int64_t at = 0; at < bytes; at += kMailBytes) {
     const uint32_t number = words.sent.load(std::memory_order_relaxed);

@@ -7,13 +7,13 @@ rows of float32, so a pipeline computes the bits of one process (docs/explanatio
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import AttrValue, DType, Graph, Node, Operand, Value
+from penstock.graph.passes.cut import balance
 from penstock.graph.passes.fuse_linear import fuse_add_norm
 from penstock.graph.passes.rewrite import drop_dead_code, order_values
 from penstock.graph.passes.shard import RowRanges, shard
@@ -210,23 +210,7 @@ def _choose_cuts(graph: Graph, ends: _Ends, num_stages: int) -> list[int]:
             f"{num_stages}",
             param="pipeline_parallel_size",
         )
-    return [by_cost[end] for end in _divide([*by_cost], cost[-1], num_stages)]
-
-
-def _divide(ends: Sequence[int], total: int, num_parts: int) -> list[int]:
-    """Return ``num_parts`` - 1 of the ascending ``ends``, so that the greatest part up to ``total`` is least."""
-    best: list[tuple[int, list[int]]] = [(end, []) for end in [*ends, total]]  # the parts up to each end
-    for count in range(1, num_parts):
-        longer = []
-        for i, end in enumerate([*ends, total]):
-            choices = [
-                (max(best[j][0], end - ends[j]), [*best[j][1], ends[j]])
-                for j in range(i)
-                if len(best[j][1]) == count - 1
-            ]
-            longer.append(min(choices, key=lambda choice: choice[0], default=(total, [])))
-        best = longer
-    return best[-1][1]
+    return [by_cost[end] for end in balance([*by_cost], cost[-1], num_stages)]
 
 
 def _cost(graph: Graph, node: Node) -> int:
