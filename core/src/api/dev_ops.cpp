@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "api/api.h"
-#include "ops/exchange.h"
+#include "exchange/exchange.h"
 #include "ops/layout.h"
 #include "ops/loaded.h"
 #include "program/pages.h"

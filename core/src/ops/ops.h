@@ -55,7 +55,7 @@ struct Tensor {
   int64_t row_stride;  // elements
 };
 
-struct Exchange;   // of a program of several ranks: ops/exchange.h
+struct Exchange;   // of a program of several ranks: exchange/exchange.h
 struct LoadedOp;   // a custom op: ops/loaded.h
 struct OpFailure;
 

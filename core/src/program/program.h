@@ -5,7 +5,7 @@
 #include <atomic>
 
 #include "base/build.h"
-#include "ops/exchange.h"
+#include "exchange/exchange.h"
 #include "ops/ops.h"
 #include "program/fuse.h"
 #include "program/model.h"
@@ -88,7 +88,7 @@ struct ProgramMemory {
   int32_t num_in_flight = 0;
   uint64_t rank_step = 0;  // steps that all ranks have run
   bool gathers_head = false;  // logits are brought together from several ranks
-  bool best_only = false;  // the last step left best tokens instead of logits (ops/exchange.h)
+  bool best_only = false;  // the last step left best tokens instead of logits (exchange/exchange.h)
   uint64_t stamp = 0;  // of the next run's first step
   int64_t num_spans = 0;  // of the last run
   bool profiling = false;

@@ -128,7 +128,7 @@ def widest_partials(graph: Graph, max_tokens: int) -> int:
     """Return the most bytes that a rank sends at once of the results of its partitions (context_attention).
 
     Tokens go in at most ``_MAX_BLOCKS`` blocks, of ``_BLOCK_BYTES`` where that is enough: as in
-    core/src/ops/context_attention.cpp, which refuses a transport with less.
+    core/src/exchange/context_attention.cpp, which refuses a transport with less.
     """
     widest = 0
     for node in graph.nodes:

@@ -6,7 +6,7 @@
 
 #include "base/memory.h"
 #include "ops/attention.h"
-#include "ops/exchange.h"
+#include "exchange/exchange.h"
 
 namespace ps {
 namespace {

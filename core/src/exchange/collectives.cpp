@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "ops/exchange.h"
+#include "exchange/exchange.h"
 #include "ops/layout.h"
 
 namespace ps {

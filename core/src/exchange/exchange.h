@@ -1,6 +1,6 @@
 // What the ops of several ranks share in a step, and how a value is cut over the ranks.
-#ifndef PENSTOCK_OPS_EXCHANGE_H
-#define PENSTOCK_OPS_EXCHANGE_H
+#ifndef PENSTOCK_EXCHANGE_EXCHANGE_H
+#define PENSTOCK_EXCHANGE_EXCHANGE_H
 
 #include "ops/ops.h"
 
