@@ -78,7 +78,7 @@ def _checked_entry(entry: object) -> tuple[str, tuple[int, ...], int, int]:
         raise InvalidFileError(f"expected dtype, shape and data_offsets, found {show(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
-        raise UnsupportedError(f"dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {show(dtype)}")
+        raise UnsupportedError(f"dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {show(dtype)}", param="dtype")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_count(size) for size in shape):
         raise InvalidFileError(f"shape: expected at most {MAX_RANK} sizes, found {show(shape)}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):

@@ -287,7 +287,7 @@ def _packed(lists: Sequence[Sequence[int]]) -> bytes:
     try:
         return pack_lists(lists)
     except (OverflowError, TypeError) as error:
-        raise InvalidArgumentError("ids: expected 32-bit integers") from error
+        raise InvalidArgumentError("ids: expected 32-bit integers", param="ids") from error
 
 
 def _read_reply(channel: socket.socket) -> tuple[int, bytes] | None:

@@ -44,7 +44,8 @@ class InferenceStream(Call[InferResult]):
         for name in inference.outputs:
             if name not in _OUTPUTS:
                 raise InvalidArgumentError(
-                    f"outputs: expected outputs of a language model ({', '.join(_OUTPUTS)}), got {name!r:.100}"
+                    f"outputs: expected outputs of a language model ({', '.join(_OUTPUTS)}), got {name!r:.100}",
+                    param="outputs",
                 )
         if not any(tensor.name in _PROMPTS for tensor in inference.inputs):
             raise UnsupportedError(
@@ -78,10 +79,14 @@ def _field(tensor: Tensor) -> Any:
     values = [value.decode() if isinstance(value, bytes) else value for value in tensor.array.reshape(-1).tolist()]
     if tensor.name == "input_ids":
         if tensor.array.ndim > 1 and len(tensor.array) != 1:
-            raise InvalidArgumentError("input_ids: expected one prompt over http://; grpc:// takes several")
+            raise InvalidArgumentError(
+                "input_ids: expected one prompt over http://; grpc:// takes several", param="input_ids"
+            )
         return values
     if tensor.name == "text_input" and len(values) != 1:
-        raise InvalidArgumentError("text_input: expected one prompt over http://; grpc:// takes several")
+        raise InvalidArgumentError(
+            "text_input: expected one prompt over http://; grpc:// takes several", param="text_input"
+        )
     return values[0] if len(values) == 1 else values
 
 

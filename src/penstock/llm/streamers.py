@@ -52,7 +52,9 @@ class TextStreamer:
         if not callable(getattr(tokenizer, "detokenizer", None)):
             raise wrong_type("tokenizer", "that of a model (llm.tokenizer)", tokenizer)
         if skip_special_tokens is not True:
-            raise UnsupportedError("skip_special_tokens must be True: a TextStreamer prints text without them")
+            raise UnsupportedError(
+                "skip_special_tokens must be True: a TextStreamer prints text without them", param="skip_special_tokens"
+            )
         self._tokenizer = tokenizer
         self._skip_prompt = skip_prompt
         self._file = file

@@ -52,7 +52,8 @@ def find_network(model_type: str) -> Definition:
     if model_type not in supported_types():
         raise UnsupportedError(
             f"model_type: expected one of {', '.join(supported_types())}, found {show(model_type)}; "
-            "use --network or penstock.register_network for a network of your own"
+            "use --network or penstock.register_network for a network of your own",
+            param="model_type",
         )
     module = importlib.import_module(f"penstock.models.{model_type}")
     return Definition(module.Config, module.Network)
@@ -69,7 +70,8 @@ def register_network(model_type: str, network_class: type[nn.Module], config_cla
         raise refusal("network_class", "a subclass of torch.nn.Module", network_class)
     if not callable(getattr(config_class, "read", None)):
         raise InvalidArgumentError(
-            f"config_class: expected a class with read(reader), or a class Config inside {network_class.__name__}"
+            f"config_class: expected a class with read(reader), or a class Config inside {network_class.__name__}",
+            param="config_class",
         )
     _registered[model_type] = Definition(config_class, network_class)
 

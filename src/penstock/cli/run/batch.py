@@ -271,11 +271,15 @@ def _with_truncation(url: str, body: dict[str, Any]) -> dict[str, Any]:
     if truncate is not True:
         raise refusal("truncate_prompt", "true or false", truncate)
     if url != "/v1/completions":
-        raise InvalidArgumentError(f"truncate_prompt must be false: it applies to /v1/completions only, not to {url}")
+        raise InvalidArgumentError(
+            f"truncate_prompt must be false: it applies to /v1/completions only, not to {url}", param="truncate_prompt"
+        )
     if values.get("echo"):
-        raise InvalidArgumentError("truncate_prompt must be false with echo, which repeats the whole prompt")
+        raise InvalidArgumentError(
+            "truncate_prompt must be false with echo, which repeats the whole prompt", param="truncate_prompt"
+        )
     if values.get("truncate_prompt_tokens") is not None:
-        raise InvalidArgumentError("truncate_prompt must be false with truncate_prompt_tokens")
+        raise InvalidArgumentError("truncate_prompt must be false with truncate_prompt_tokens", param="truncate_prompt")
     return values | {"truncate_prompt_tokens": -1}
 
 

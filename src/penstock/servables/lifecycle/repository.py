@@ -315,7 +315,9 @@ def _parse_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of WantedVersions that a load request sets; InvalidArgumentError names the field."""
     unknown = [name for name in config if name not in _CONFIG]
     if unknown:
-        raise InvalidArgumentError(f"config: unknown field {unknown[0]!r:.100}; expected {' or '.join(_CONFIG)}")
+        raise InvalidArgumentError(
+            f"config: unknown field {unknown[0]!r:.100}; expected {' or '.join(_CONFIG)}", param="config"
+        )
     change: dict[str, Any] = {}
     if "versions" in config:
         versions = config["versions"]
