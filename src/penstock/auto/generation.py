@@ -96,13 +96,13 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
     """
     _check_names(options, "generate")
     values: dict[str, Any] = {}
-    for each in (*map(_config_options, configs), options):
-        given = {name: value for name, value in each.items() if value is not None}
-        if {"max_length", "max_new_tokens"} <= given.keys():
+    for layer in (*map(_config_options, configs), options):
+        values_set = {name: value for name, value in layer.items() if value is not None}
+        if {"max_length", "max_new_tokens"} <= values_set.keys():
             raise InvalidArgumentError("max_length and max_new_tokens exclude each other", param="max_length")
-        if {"max_length", "max_new_tokens", "max_tokens"} & given.keys():  # a later length replaces an earlier one
+        if {"max_length", "max_new_tokens", "max_tokens"} & values_set.keys():  # a later length replaces an earlier one
             values = {k: v for k, v in values.items() if k not in ("max_length", "max_new_tokens", "max_tokens")}
-        values |= given
+        values |= values_set
     if values.pop("use_cache", True) is not True:
         raise UnsupportedError("use_cache must be True: every graph keeps keys and values", param="use_cache")
     flags = {name: check_flag(name, values.pop(name, False)) for name in _FLAGS}
@@ -139,8 +139,8 @@ def _config_options(config: object) -> Mapping[str, Any]:
     if isinstance(config, GenerationConfig):
         return config.options
     if callable(getattr(config, "to_diff_dict", None)):  # transformers: only what differs from its defaults
-        named: dict[str, Any] = config.to_diff_dict()  # type: ignore[attr-defined]
-        config = {name: value for name, value in named.items() if name not in _WITHOUT_EFFECT}
+        values: dict[str, Any] = config.to_diff_dict()  # type: ignore[attr-defined]
+        config = {name: value for name, value in values.items() if name not in _WITHOUT_EFFECT}
     if not isinstance(config, Mapping):
         raise wrong_type("generation_config", "a GenerationConfig or a dictionary", config)
     _check_names(config, "generation_config")
