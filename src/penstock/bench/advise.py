@@ -232,14 +232,14 @@ def _plan(model: Weightless, context: native.Context, work: Workload, kv_cache: 
     scheme = model.graph.scheme
     plan = model.plan(context, work.limits(work.concurrency, kv_cache))
     needed = plan.total_bytes + PYTHON_BYTES
-    here = memory()
+    machine_memory = memory()
     return Row(
         scheme,
         PERPLEXITY_COST[scheme],
         plan,
         needed,
         model.plan(context, work.limits(1, kv_cache)).total_bytes,
-        not here.total or needed <= here.available,
+        not machine_memory.total or needed <= machine_memory.available,
     )
 
 
@@ -259,8 +259,8 @@ def _measure(row: Row, model: Weightless, work: Workload, kv_cache: str, machine
 
 def _rate(work: Workload, first_s: float, token_s: float) -> float:
     """Return the generated tokens per second of all requests, when each follows another: prompts take turns."""
-    each = work.concurrency * first_s + (work.new_tokens - 1) * token_s
-    return work.concurrency * work.new_tokens / each
+    request_s = work.concurrency * first_s + (work.new_tokens - 1) * token_s
+    return work.concurrency * work.new_tokens / request_s
 
 
 def misses(row: Row, wishes: Wishes) -> list[str]:

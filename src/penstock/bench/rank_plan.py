@@ -93,8 +93,10 @@ def rank_memory(
         weights, table = _weight_bytes(strategy, rank, scheme, shape)
         kv = own.kv_bytes(tokens, kv_cache)
         need = memory_need(own, scheme, context_len=tokens, kv_cache=kv_cache)
-        rest = need - own.weight_bytes(scheme) - kv
-        result.append(RankMemory(rank, weights, kv, rest, weights - table + own.kv_bytes(CONTEXT_TOKENS, kv_cache)))
+        other_bytes = need - own.weight_bytes(scheme) - kv
+        result.append(
+            RankMemory(rank, weights, kv, other_bytes, weights - table + own.kv_bytes(CONTEXT_TOKENS, kv_cache))
+        )
     return result
 
 
