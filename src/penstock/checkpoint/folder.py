@@ -191,13 +191,13 @@ class Checkpoint:
                 continue
             if len(info.shape) != 2:
                 raise InvalidFileError(f"{info.file}: tensor {show(name)}: expected a matrix, found {list(info.shape)}")
-            wanted: list[tuple[str, str, Sequence[tuple[int, ...]]]] = [
+            companions: list[tuple[str, str, Sequence[tuple[int, ...]]]] = [
                 (f"{name}{_SCALE}", "f32", ((info.shape[0],), (info.shape[0], 1)))
             ]
             if info.dtype == "u8":
                 num_groups = (info.shape[1] * 2 + GROUP_LEN - 1) // GROUP_LEN
-                wanted.append((f"{name}{_GROUPS}", "i8", ((info.shape[0], num_groups, 2),)))
-            for companion, dtype, shapes in wanted:
+                companions.append((f"{name}{_GROUPS}", "i8", ((info.shape[0], num_groups, 2),)))
+            for companion, dtype, shapes in companions:
                 self._check_companion(name, companion, dtype, shapes)
 
     def _check_companion(self, name: str, companion: str, dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
