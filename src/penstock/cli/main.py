@@ -112,11 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     # Import only the subcommand that is asked for.
-    named = next((a for a in arguments if not a.startswith("-")), "")
+    command = next((a for a in arguments if not a.startswith("-")), "")
     _open_missing_streams()
     if "_ARGCOMPLETE" in os.environ:
         _complete()
-    parser = make_parser([named] if named in COMMANDS else ())
+    parser = make_parser([command] if command in COMMANDS else ())
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
@@ -151,8 +151,8 @@ def _complete() -> None:
     """Print the completions that a shell asks for, and exit; `penstock completion` sets the shell up."""
     import argcomplete
 
-    named = set(os.environ.get("COMP_LINE", "").split()) & set(COMMANDS)
-    argcomplete.autocomplete(make_parser(named or COMMANDS))
+    commands = set(os.environ.get("COMP_LINE", "").split()) & set(COMMANDS)
+    argcomplete.autocomplete(make_parser(commands or COMMANDS))
 
 
 def _load_ops(paths: Sequence[str]) -> None:
@@ -173,9 +173,9 @@ def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: 
     if param is None or param not in vars(args):
         return ""
     option = f"--{param.replace('_', '-')}"
-    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    given |= {argument[:2] for argument in arguments if not argument.startswith("--")}
-    return option if given & {option, SHORT_FORMS.get(option)} else ""
+    options = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    options |= {argument[:2] for argument in arguments if not argument.startswith("--")}
+    return option if options & {option, SHORT_FORMS.get(option)} else ""
 
 
 def _one_line(error: BaseException) -> str:
