@@ -62,12 +62,12 @@ class InferenceStream(Call[InferResult]):
 
     def _read_event(self, event: dict[str, Any]) -> InferResult:
         """Return the part of the result in an event.  Raises ConnectionError for a malformed event."""
-        wanted = self._inference.outputs
+        output_names = self._inference.outputs
         try:
             outputs = {
                 name: _array(datatype, event[name])
                 for name, datatype in _OUTPUTS.items()
-                if not wanted or name in wanted
+                if not output_names or name in output_names
             }  # fmt: skip
             return InferResult(outputs, event["model_name"], event["model_version"], {})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
