@@ -340,12 +340,12 @@ class ConfigReader:
         """
         key = "dtype" if self.has("dtype") else "torch_dtype"
         value = self.str(key, "auto").removeprefix("torch.")
-        known = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float": "f32", "half": "f16", "auto": ""}
-        if value not in known:
+        dtypes = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float": "f32", "half": "f16", "auto": ""}
+        if value not in dtypes:
             raise UnsupportedError(
                 f"{self.file}: {key}: expected one of float32, float16, bfloat16, found {show(value)}"
             )
-        return known[value]
+        return dtypes[value]
 
     def quantization(self) -> ConfigReader | None:
         """Return the ``quantization_config`` of a folder that ``penstock quantize`` made; None for a plain checkpoint.
