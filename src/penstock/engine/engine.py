@@ -334,15 +334,15 @@ class Engine:
         if all(chunk.request.pooling is None for chunk in chunks):
             return []
         hidden, start = self.program.hidden(), 0
-        ended: list[tuple[Request, InternalError | None]] = []
+        finished: list[tuple[Request, InternalError | None]] = []
         for chunk in chunks:
             stop, pooling = start + chunk.num_tokens, chunk.request.pooling
             if pooling is not None:
                 pooling.take(hidden[start:stop], chunk.start)
                 if chunk.start + chunk.num_tokens == chunk.request.num_tokens:
-                    ended.append((chunk.request, pooling.error()))
+                    finished.append((chunk.request, pooling.error()))
             start = stop
-        return ended
+        return finished
 
     def _accept(self, chunk: Chunk, rows: Sampled, own: range) -> None:
         """Hand a request the rows of its prompt and the row of its next token."""

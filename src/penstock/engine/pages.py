@@ -208,10 +208,10 @@ class PageLedger:
         longest = len(keys)
         for window, pool in zip(self.windows, self.pools, strict=True):
             if window <= 0:
-                found = num_own
-                while found < longest and pool.find(keys[found]) is not None:
-                    found += 1
-                longest = found
+                num_found = num_own
+                while num_found < longest and pool.find(keys[num_found]) is not None:
+                    num_found += 1
+                longest = num_found
         return longest if not self._windowed else self._known_in_windows(pages, num_own, keys[:longest])
 
     def _known_in_windows(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:

@@ -203,8 +203,8 @@ class ResolvedSampling:
     @staticmethod
     def of_model(config: GenerationConfig) -> ResolvedSampling:
         """Return the defaults that a model's generation_config.json sets."""
-        named = {name: value for name, value in vars(config).items() if name in _OFF}
-        return ResolvedSampling(max_tokens=config.max_new_tokens or DEFAULT_MAX_TOKENS, **named)
+        values = {name: value for name, value in vars(config).items() if name in _OFF}
+        return ResolvedSampling(max_tokens=config.max_new_tokens or DEFAULT_MAX_TOKENS, **values)
 
     @staticmethod
     def of(params: SamplingParams, defaults: ResolvedSampling) -> ResolvedSampling:
