@@ -153,8 +153,8 @@ class _Peer:
         self.writer.close()
 
 
-def _answer(token: bytes, is_host: bool, asked: str, own: str) -> str:
-    text = f"{'host' if is_host else 'member'}\n{asked}\n{own}"
+def _answer(token: bytes, is_host: bool, peer_nonce: str, own_nonce: str) -> str:
+    text = f"{'host' if is_host else 'member'}\n{peer_nonce}\n{own_nonce}"
     return hmac.new(token, text.encode(), "sha256").hexdigest()
 
 
@@ -258,9 +258,11 @@ async def _admit(peer: _Peer, meeting: Meeting) -> _Member | None:
 
 def _places(members: list[_Member], server: asyncio.Server) -> tuple[NodePlace, Link]:
     """Number the machines and tell each its place; return that of the host, and the links."""
-    free = iter(sorted(set(range(len(members))) - {one.wanted for one in members}))
-    ordered = sorted((next(free) if one.wanted is None else one.wanted, index) for index, one in enumerate(members))
-    world = sum(one.nproc for one in members)
+    free = iter(sorted(set(range(len(members))) - {member.wanted for member in members}))
+    ordered = sorted(
+        (next(free) if member.wanted is None else member.wanted, index) for index, member in enumerate(members)
+    )
+    world = sum(member.nproc for member in members)
     master = members[ordered[0][1]].address
     own, peers, first = None, [], 0
     for number, index in ordered:
