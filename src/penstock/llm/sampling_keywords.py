@@ -76,12 +76,12 @@ def _apply_do_sample(values: dict[str, Any], temperature: float) -> None:
     do_sample = values.pop("do_sample", None)
     if do_sample not in (None, True, False):
         raise refusal("do_sample", "True or False", do_sample)
-    given = values.get("temperature")
+    requested = values.get("temperature")
     if do_sample is False:
-        if given:
-            raise InvalidArgumentError(f"temperature {given!r} requires do_sample=True", param="temperature")
+        if requested:
+            raise InvalidArgumentError(f"temperature {requested!r} requires do_sample=True", param="temperature")
         values["temperature"] = 0.0
-    elif do_sample and given is None:
+    elif do_sample and requested is None:
         values["temperature"] = temperature or 1.0
-    elif do_sample and given == 0:
+    elif do_sample and requested == 0:
         raise InvalidArgumentError("do_sample=True requires a temperature above 0", param="temperature")

@@ -70,9 +70,9 @@ class TextStreamer:
 
     def end(self) -> None:
         """Print what was held back, and end the line.  The next ``put`` begins another prompt."""
-        rest = self._detokenizer.flush()
+        text = self._detokenizer.flush()
         self._detokenizer, self._is_prompt = self._tokenizer.detokenizer(), True
-        self.on_finalized_text(rest, stream_end=True)
+        self.on_finalized_text(text, stream_end=True)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Print text that is final.  ``stream_end`` marks the last one."""
