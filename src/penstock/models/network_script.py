@@ -92,7 +92,7 @@ def run_network_script(path: Path, class_name: str) -> ModuleType:
     sys.modules[spec.name] = module  # dataclasses and debuggers look it up there
     script = _Import(path)
     _imports.append(script)
-    ended = ""
+    reason = ""
     try:
         with script_errors(path):
             spec.loader.exec_module(module)
@@ -100,11 +100,11 @@ def run_network_script(path: Path, class_name: str) -> ModuleType:
         # A ``finally`` in the script may have raised another error after the import was stopped.
         if not script.is_stopped and not isinstance(error, SystemExit):
             raise
-        ended = "opens a model" if script.is_stopped else "exits"
+        reason = "opens a model" if script.is_stopped else "exits"
     finally:
         _imports.remove(script)
-    if ended and not hasattr(module, class_name):
-        raise InvalidArgumentError(f"--network: {path} {ended} before it defines {class_name}; {_GUARD}")
+    if reason and not hasattr(module, class_name):
+        raise InvalidArgumentError(f"--network: {path} {reason} before it defines {class_name}; {_GUARD}")
     return module
 
 

@@ -89,8 +89,10 @@ def registered_script(model_type: str) -> str | None:
     module = sys.modules.get(network_class.__module__)
     path = getattr(module, "__file__", None)
     config_class = getattr(network_class, "Config", None) or getattr(module, "Config", None)
-    found = getattr(module, network_class.__qualname__, None) is network_class and config_class is definition.Config
-    if path is None or not found:
+    is_importable = (
+        getattr(module, network_class.__qualname__, None) is network_class and config_class is definition.Config
+    )
+    if path is None or not is_importable:
         raise UnsupportedError(
             f"model_type {model_type}: graph mode captures a registered network from its file: expected a class at the "
             f"top level of a .py file, with a class Config inside or beside it, found "
