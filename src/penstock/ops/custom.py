@@ -109,17 +109,17 @@ def custom_op(
             f"{name}: tolerance: expected a finite number from 0, found {tolerance!r:.60}", param="tolerance"
         )
     op = Op(name, version, schema, float(tolerance))
-    known = _ops.get(name)
-    if known is None:
+    declared = _ops.get(name)
+    if declared is None:
         add_custom_op(op)
         _ops[name] = _register(op, reference)
-    elif (known.op.version, known.op.schema) != (version, schema):
+    elif (declared.op.version, declared.op.schema) != (version, schema):
         raise InvalidArgumentError(
-            f"{name}: already declared as version {known.op.version} {known.op.schema}, found {version} {schema}",
+            f"{name}: already declared as version {declared.op.version} {declared.op.schema}, found {version} {schema}",
             param="name",
         )
     else:
-        known.replace_reference(reference)
+        declared.replace_reference(reference)
     owner, short = name.split("::")
     function: Callable[..., Any] = getattr(getattr(torch.ops, owner), short)
     return function

@@ -166,8 +166,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, places: Tensor, alibi: Tensor | Non
         valid = valid & (distance <= 0)
         if attrs["window"]:
             valid = valid & (distance > -attrs["window"])
-    seen = valid.any(dim=0)  # slots that no query attends to may hold anything, including NaN
-    k, v = torch.where(seen[None, :, None], k, 0.0), torch.where(seen[None, :, None], v, 0.0)
+    is_attended = valid.any(dim=0)  # slots that no query attends to may hold anything, including NaN
+    k, v = torch.where(is_attended[None, :, None], k, 0.0), torch.where(is_attended[None, :, None], v, 0.0)
     scores = torch.einsum("thd,hld->htl", q, k) * attrs["scale"]
     if attrs["softcap"]:
         scores = attrs["softcap"] * torch.tanh(scores / attrs["softcap"])
