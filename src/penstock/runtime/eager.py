@@ -294,13 +294,13 @@ class _WeightReader:
         if layout == _VECTOR:
             return self._floats(name).float()
         rows, cols = self._shapes[name]
-        found = self._checkpoint.logical_shape(name)
+        shape = self._checkpoint.logical_shape(name)
         if not self._checkpoint.is_quantized(name):
-            if tuple(found) != (rows, cols):
-                raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(found)}")
+            if tuple(shape) != (rows, cols):
+                raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(shape)}")
             return pack_matrix(self._floats(name), layout)
-        if found[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
-            raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(found)}")
+        if shape[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
+            raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(shape)}")
         return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)
 
     def _floats(self, name: str) -> Tensor:
