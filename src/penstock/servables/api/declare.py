@@ -318,8 +318,8 @@ def settings(**named: Any) -> None:
     try:
         declared.settings = Settings(**named)
     except TypeError:
-        known = ", ".join(Settings.__dataclass_fields__)
-        raise InvalidArgumentError(f"settings: expected only {known}, got {', '.join(named)}") from None
+        names = ", ".join(Settings.__dataclass_fields__)
+        raise InvalidArgumentError(f"settings: expected only {names}, got {', '.join(named)}") from None
 
 
 def folder() -> Path:

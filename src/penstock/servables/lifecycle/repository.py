@@ -172,8 +172,8 @@ class ServableRepository:
         raise self._unknown_error(name)
 
     def _unknown_error(self, name: str) -> NotFoundError:
-        known = ", ".join(self._servables) or "none"
-        return NotFoundError(f"unknown servable {name!r:.140}; the servables are: {known}")
+        names = ", ".join(self._servables) or "none"
+        return NotFoundError(f"unknown servable {name!r:.140}; the servables are: {names}")
 
     def _check_name(self, name: str) -> None:
         """Raise InvalidArgumentError if another model's name could mean this servable or one of its methods."""

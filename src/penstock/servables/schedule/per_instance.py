@@ -63,7 +63,7 @@ class MethodResult:
 
 
 async def run_each_instance(
-    run: Callable[[int], Awaitable[MethodRun]], count: int, route: Route, known: Mapping[int, RefusalError]
+    run: Callable[[int], Awaitable[MethodRun]], count: int, route: Route, known_errors: Mapping[int, RefusalError]
 ) -> MethodResult:
     """Run ``count`` instances separately and concurrently; ``run`` is called with the number of each.
 
@@ -71,9 +71,9 @@ async def run_each_instance(
     Raises errors that no instance caused, and RefusalError if the rows of instances differ in shape.
     """
     rows: list[list[NDArray[Any]] | None] = [None] * count
-    errors = dict(known)
+    errors = dict(known_errors)
     times = [0.0, 0.0]
-    remaining = (index for index in range(count) if index not in known)
+    remaining = (index for index in range(count) if index not in known_errors)
 
     async def run_remaining() -> None:
         for index in remaining:
