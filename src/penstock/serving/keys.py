@@ -63,23 +63,23 @@ class KeySet:
         if authorization is None or len(authorization) > 2 * MAX_KEY_CHARS:
             return False
         scheme, _, key = authorization.partition(b" ")
-        found, is_known = self._hash(key.strip()), False
-        for known in self._hashes:
-            is_known |= hmac.compare_digest(found, known)
+        key_hash, is_known = self._hash(key.strip()), False
+        for stored_hash in self._hashes:
+            is_known |= hmac.compare_digest(key_hash, stored_hash)
         return is_known and scheme.lower() == b"bearer"
 
 
 def _network_of(address: str) -> str:
     """Return an IPv4 address, or the /64 network of an IPv6 address, which one host owns; "" for anything else."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return ""
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, 64), strict=False))
+    if parsed.version == 4:
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
 def read_secret(path: Path) -> bytes:

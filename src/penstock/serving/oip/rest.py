@@ -123,20 +123,20 @@ async def infer(call: Call) -> Reply:
     body.check_path(name, version)
     called, response = await answer(call, body.request, name, version)
     encoding = accepted(call.headers.get(b"accept-encoding", b""))
-    if sum(one.array.nbytes for one in response.outputs) < _LARGE:
+    if sum(output.array.nbytes for output in response.outputs) < _LARGE:
         return _reply(body, called, response, encoding)
     return await asyncio.to_thread(_reply, body, called, response, encoding)
 
 
 def _json_bytes(call: Call) -> int:
     """Return the length of the JSON part of the body in bytes."""
-    given = call.headers.get(_LENGTH_HEADER)
-    if given is None:
+    header = call.headers.get(_LENGTH_HEADER)
+    if header is None:
         return len(call.data)
-    if not given.isdigit() or len(given) > 19:
+    if not header.isdigit() or len(header) > 19:
         message = "Inference-Header-Content-Length must be a number of bytes"
         raise RefusalError(400, message, param="Inference-Header-Content-Length", code="invalid_header")
-    return int(given)
+    return int(header)
 
 
 def _reply(body: InferBody, model: str, response: InferResponse, encoding: str) -> Reply:

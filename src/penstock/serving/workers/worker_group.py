@@ -178,10 +178,10 @@ class WorkerGroup:
 
     def _describe(self, connection: WorkerConnection) -> None:
         """Keep the first worker's description of the model, unless a later one opened another file at the same path."""
-        card, known = connection.card, self.card
+        card, previous = connection.card, self.card
         if card is None or (
-            known is not None
-            and replace(card, created=known.created) == known
+            previous is not None
+            and replace(card, created=previous.created) == previous
             and (connection.tokenizer, connection.weights_id) == (self.tokenizer, self.weights_id)
         ):
             return
