@@ -176,10 +176,10 @@ class ShardedFolder:
 
     def _whole_tensors(self) -> dict[str, TensorInfo]:
         """Return the tensors that the headers of the whole files describe."""
-        found: dict[str, TensorInfo] = {}
+        tensors: dict[str, TensorInfo] = {}
         for file, header in self.manifest.headers.items():
-            found |= parse_header(header, 8 + len(header), _file_bytes(header, file), file)
-        return found
+            tensors |= parse_header(header, 8 + len(header), _file_bytes(header, file), file)
+        return tensors
 
     def check_names(self) -> None:
         """Check that the manifest has a checksum for each tensor."""

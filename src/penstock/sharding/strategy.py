@@ -158,11 +158,11 @@ class Strategy:
 
         Raises InvalidArgumentError (``strategy``), which names what differs.
         """
-        found = config_checksum(config)
-        if found != self.config_sha256:
+        checksum = config_checksum(config)
+        if checksum != self.config_sha256:
             raise _wrong(
-                f"model.config_sha256: expected {found[:16]}..., that of {where}, found {self.config_sha256[:16]}..., "
-                "so the strategy is for another model"
+                f"model.config_sha256: expected {checksum[:16]}..., that of {where}, found {self.config_sha256[:16]}..."
+                ", so the strategy is for another model"
             )
         for name in sorted(tensors.keys() ^ self.parameters.keys()):
             kind = "is missing, but" if name in tensors else "is named, but no tensor of"
