@@ -75,17 +75,19 @@ def _read_index(folder: Path) -> dict[str, str]:
     reader = ConfigReader.parse(read_small_file(folder / _INDEX, 64 << 20), _INDEX)
     section = reader.object("weight_map")
     if section is None or not section.values:
-        raise InvalidFileError(f"{_INDEX}: weight_map: expected tensor names and files, found none")
+        raise InvalidFileError(f"{_INDEX}: weight_map: expected tensor names and files, found none", param="weight_map")
     if len(section.values) > MAX_TENSORS:
         raise InvalidFileError(
-            f"{_INDEX}: weight_map: expected at most {MAX_TENSORS} tensors, found {len(section.values)}"
+            f"{_INDEX}: weight_map: expected at most {MAX_TENSORS} tensors, found {len(section.values)}",
+            param="weight_map",
         )
     for name, shard in section.values.items():
         plain = isinstance(shard, str) and shard.endswith(".safetensors") and len(shard) <= 255
         if not plain or not shard.isprintable() or any(char in shard for char in "/\\:") or shard.startswith("."):
             raise InvalidFileError(
                 f"{_INDEX}: weight_map: {show(name)}: expected the name of a .safetensors file in the folder, "
-                f"found {show(shard)}"
+                f"found {show(shard)}",
+                param="weight_map",
             )
     return dict(section.values)
 
@@ -182,7 +184,8 @@ class Checkpoint:
         if version != QUANTIZED_VERSION:
             raise UnsupportedError(
                 f"{self.folder}: quantization_config.version: expected {QUANTIZED_VERSION}, found {version}. Quantize "
-                "the original checkpoint again."
+                "the original checkpoint again.",
+                param="quantization_config.version",
             )
 
     def _check_quantized(self) -> None:

@@ -124,15 +124,23 @@ def _check_equal(config: ConfigReader) -> None:
     """Raise UnsupportedError for a key with which the two types compute differently."""
     for key in ("attention_bias", "mlp_bias"):
         if config.bool(key, False):
-            raise UnsupportedError(f"config.json: {key}: expected false for another layout, found true")
+            raise UnsupportedError(f"config.json: {key}: expected false for another layout, found true", param=key)
     heads, hidden = config.int("num_attention_heads"), config.int("hidden_size")
     if config.int("head_dim", hidden // heads) * heads != hidden:
-        raise UnsupportedError(f"config.json: head_dim: expected {hidden // heads} for another layout")
+        raise UnsupportedError(
+            f"config.json: head_dim: expected {hidden // heads} for another layout", param="head_dim"
+        )
     for section in (config.object("rope_scaling"), config.object("rope_parameters")):
         kind = "default" if section is None else section.str("rope_type", section.str("type", "default"))
         if kind != "default":
-            raise UnsupportedError(f"config.json: rope_type: expected default for another layout, found {show(kind)}")
+            raise UnsupportedError(
+                f"config.json: rope_type: expected default for another layout, found {show(kind)}", param="rope_type"
+            )
         if section is not None and section.float("partial_rotary_factor", 1.0) != 1.0:
-            raise UnsupportedError("config.json: partial_rotary_factor: expected 1 for another layout")
+            raise UnsupportedError(
+                "config.json: partial_rotary_factor: expected 1 for another layout", param="partial_rotary_factor"
+            )
     if config.float("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedError("config.json: partial_rotary_factor: expected 1 for another layout")
+        raise UnsupportedError(
+            "config.json: partial_rotary_factor: expected 1 for another layout", param="partial_rotary_factor"
+        )

@@ -198,5 +198,8 @@ def find_chat_template(files: Mapping[str, bytes | memoryview], name: str = "def
         return None
     if name not in templates:
         listed = ", ".join(show(known) for known in sorted(templates))
-        raise InvalidFileError(f"tokenizer_config.json: chat_template: expected one named {show(name)}, found {listed}")
+        raise InvalidFileError(
+            f"tokenizer_config.json: chat_template: expected one named {show(name)}, found {listed}",
+            param="chat_template",
+        )
     return templates[name]

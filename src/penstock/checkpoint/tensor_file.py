@@ -105,13 +105,17 @@ def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> 
     requires.  Raises InvalidFileError, which names the tensor and the field.
     """
     if not header.startswith(b"{"):
-        raise InvalidFileError(f"{file}: header: expected an object")
+        raise InvalidFileError(f"{file}: header: expected an object", param="header")
     values = parse_object(header, f"{file}: header", max_bytes=MAX_HEADER_BYTES, max_values=MAX_HEADER_VALUES)
     if len(values) > MAX_TENSORS + 1:
-        raise InvalidFileError(f"{file}: header: expected at most {MAX_TENSORS} tensors, found {len(values)}")
+        raise InvalidFileError(
+            f"{file}: header: expected at most {MAX_TENSORS} tensors, found {len(values)}", param="header"
+        )
     metadata = values.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise InvalidFileError(f"{file}: header: __metadata__: expected strings, found {show(metadata)}")
+        raise InvalidFileError(
+            f"{file}: header: __metadata__: expected strings, found {show(metadata)}", param="header"
+        )
     entries = sorted(
         ((name, *_read_entry(name, entry, file)) for name, entry in values.items()),
         key=lambda item: (item[3], item[4], item[0]),
@@ -149,7 +153,8 @@ class TensorFile:
             if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
                 raise InvalidFileError(
                     f"{path.name}: header: expected at most {min(MAX_HEADER_BYTES, file_bytes - 8)} bytes, "
-                    f"found a length of {header_bytes}"
+                    f"found a length of {header_bytes}",
+                    param="header",
                 )
             self.header = os.pread(descriptor, header_bytes, 8)
             self.tensors = parse_header(self.header, 8 + header_bytes, file_bytes, path.name)

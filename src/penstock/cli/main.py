@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.cli.parser import CommandParser, OverviewParser
 from penstock.cli.progress import printable
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 from penstock.version import __version__
 
 __all__ = ["main", "make_parser"]
@@ -169,7 +169,9 @@ def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: 
     """Return the option on the command line that set the field at fault, or ""."""
     from penstock.cli.options import SHORT_FORMS
 
-    param = error.param if isinstance(error, PenstockError) else None
+    if not isinstance(error, PenstockError) or type(error) is InvalidFileError:  # its ``param`` is a field of the file
+        return ""
+    param = error.param
     if param is None or param not in vars(args):
         return ""
     option = f"--{param.replace('_', '-')}"

@@ -185,7 +185,9 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
         expected, found = [part.num_rows], [rows]  # only rows: read_quantized checks the columns
     else:
         if info.dtype not in FLOAT_DTYPES:
-            raise UnsupportedError(f"{where}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}")
+            raise UnsupportedError(
+                f"{where}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}", param="dtype"
+            )
         if checkpoint.scheme is not None and layout_bits is not None:
             raise InvalidFileError(
                 f"{where}: expected values quantized as {checkpoint.scheme}, found {info.dtype.upper()}"
@@ -194,7 +196,7 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
         if weight.rows == 1 and len(found) == 2 and found[0] == 1:
             found = found[1:]
     if expected != found:
-        raise InvalidFileError(f"{where}: shape: expected {expected}, found {found}")
+        raise InvalidFileError(f"{where}: shape: expected {expected}, found {found}", param="shape")
 
 
 def _part_shape(weight: Weight, part: Part) -> list[int]:

@@ -76,7 +76,8 @@ def take_rank(whole: Graph, folder: ShardedFolder, rank: int) -> Graph:
                 if name != source or (own is not None and own.rows_of(rank) != rows):
                     raise UnsupportedError(
                         f"{STRATEGY}: parameters: {show(stored)}: rank {rank} computes with the rows "
-                        f"{[list(pair) for pair in rows]}; expected them, as `penstock plan` writes them"
+                        f"{[list(pair) for pair in rows]}; expected them, as `penstock plan` writes them",
+                        param="parameters",
                     )
     return graph
 

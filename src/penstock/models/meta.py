@@ -57,7 +57,8 @@ def _network_of_type(reader: ConfigReader) -> Definition:
     if reader.values.get("model_type") is None:
         raise InvalidFileError(
             f"{reader.file}: model_type: expected one of {', '.join(supported_types())}, but the key is missing; for a "
-            "network of your own add --network FILE.py:CLASS (in Python: network=)"
+            "network of your own add --network FILE.py:CLASS (in Python: network=)",
+            param="model_type",
         )
     return find_network(reader.str("model_type"))
 

@@ -106,12 +106,14 @@ class Manifest:
             raise InvalidFileError(f"{MANIFEST}: expected the fields sha256 and manifest, found {show(sorted(values))}")
         body = data[data.find(b'"manifest": ') + 12 : -2]
         if hashlib.sha256(body).hexdigest() != values["sha256"]:
-            raise InvalidFileError(f"{MANIFEST}: sha256: the file was changed or is incomplete")
+            raise InvalidFileError(f"{MANIFEST}: sha256: the file was changed or is incomplete", param="sha256")
         reader = ConfigReader(values, MANIFEST).object("manifest") or ConfigReader({}, MANIFEST)
         if reader.str("format") != _FORMAT:
             raise reader.error("format", show(_FORMAT), reader.values["format"])
         if reader.int("version") != _VERSION:
-            raise UnsupportedError(f"{MANIFEST}: version: expected {_VERSION}, found {reader.values['version']}")
+            raise UnsupportedError(
+                f"{MANIFEST}: version: expected {_VERSION}, found {reader.values['version']}", param="version"
+            )
         parts = reader.values.get("parts")
         if not isinstance(parts, list) or not 0 < len(parts) <= MAX_RANKS:
             raise reader.error("parts", f"a list of 1 to {MAX_RANKS} ranks", parts)
@@ -136,7 +138,9 @@ def _strings(reader: ConfigReader, key: str) -> dict[str, str]:
 def _file_name(name: str) -> str:
     """Return the name of a file of whole weights, which lies in the folder itself."""
     if not name.endswith(".safetensors") or name.startswith(".") or "/" in name or not name.isprintable():
-        raise InvalidFileError(f"{MANIFEST}: headers: expected names of .safetensors files, found {show(name)}")
+        raise InvalidFileError(
+            f"{MANIFEST}: headers: expected names of .safetensors files, found {show(name)}", param="headers"
+        )
     return name
 
 
@@ -166,7 +170,9 @@ class ShardedFolder:
         if strategy.checksum != manifest.strategy:
             raise InvalidFileError(f"{STRATEGY}: expected the one that {MANIFEST} was written with, found another")
         if len(manifest.parts) != strategy.world:
-            raise InvalidFileError(f"{MANIFEST}: parts: expected {strategy.world} ranks, found {len(manifest.parts)}")
+            raise InvalidFileError(
+                f"{MANIFEST}: parts: expected {strategy.world} ranks, found {len(manifest.parts)}", param="parts"
+            )
         config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
         folder = cls(path, config, strategy, manifest)
         folder.check_sides()
@@ -198,7 +204,7 @@ class ShardedFolder:
         """Check the files beside the ranks against the manifest."""
         for name, checksum in self.manifest.sides.items():
             if name not in KEPT_FILES:
-                raise InvalidFileError(f"{MANIFEST}: sides: {show(name)} is not a file of a checkpoint")
+                raise InvalidFileError(f"{MANIFEST}: sides: {show(name)} is not a file of a checkpoint", param="sides")
             if not (self.folder / name).exists():
                 raise InvalidFileError(f"{self.folder}: expected {name}, found no such file")
             if hashlib.sha256(read_small_file(self.folder / name)).hexdigest() != checksum:

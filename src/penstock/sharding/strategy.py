@@ -123,7 +123,9 @@ class Strategy:
             raise reader.error("format", show(_FORMAT), reader.values["format"])
         version = reader.int("layout_version")
         if version != LAYOUT_VERSION:
-            raise UnsupportedError(f"{file}: layout_version: expected {LAYOUT_VERSION}, found {version}")
+            raise UnsupportedError(
+                f"{file}: layout_version: expected {LAYOUT_VERSION}, found {version}", param="layout_version"
+            )
         world = _read_world(_section(reader, "world"))
         model = _section(reader, "model")
         _check_keys(model, ("model_type", "config_sha256"))
@@ -209,7 +211,9 @@ def _read_world(reader: ConfigReader) -> int:
     _check_keys(reader, ("tp", "pp", "cp"))
     for key in ("pp", "cp"):
         if reader.int(key, max=MAX_RANKS) != 1:
-            raise UnsupportedError(f"{reader.file}: {key}: expected 1, found {reader.values[key]}; only tp cuts")
+            raise UnsupportedError(
+                f"{reader.file}: {key}: expected 1, found {reader.values[key]}; only tp cuts", param=key
+            )
     return reader.int("tp", max=MAX_RANKS)
 
 
@@ -244,7 +248,7 @@ def _read_ranges(reader: ConfigReader, parameter: Parameter, world: int) -> tupl
             break
         end = max(end, stop)
     if end != parameter.num_rows:
-        raise InvalidFileError(f"{reader.file}: ranges: no rank has row {end} of {parameter.num_rows}")
+        raise InvalidFileError(f"{reader.file}: ranges: no rank has row {end} of {parameter.num_rows}", param="ranges")
     return ranges
 
 
