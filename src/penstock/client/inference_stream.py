@@ -55,7 +55,9 @@ class InferenceStream(Call[InferResult]):
         fields: dict[str, Any] = {**inference.parameters}
         for tensor in inference.inputs:
             if tensor.name in fields:
-                raise InvalidArgumentError(f"{tensor.name}: expected an input or a parameter, got both")
+                raise InvalidArgumentError(
+                    f"{tensor.name}: expected an input or a parameter, got both", param=tensor.name
+                )
             fields[tensor.name] = _field(tensor)
         path = f"{model_path(inference.model, inference.version)}/generate_stream"
         return HttpRequest("POST", path, self._read_event, json_body(fields))

@@ -67,7 +67,9 @@ class Inference(Call[InferResult]):
         for name in options:
             if name not in _OPTIONS:
                 hint = f" ({_HINTS[name]})" if name in _HINTS else ""
-                raise InvalidArgumentError(f"{caller}: unknown option {name}{hint}. Options: {', '.join(_OPTIONS)}.")
+                raise InvalidArgumentError(
+                    f"{caller}: unknown option {name}{hint}. Options: {', '.join(_OPTIONS)}.", param=name
+                )
         return cls._from_options(servable, inputs, binary=binary, **options)
 
     @classmethod

@@ -127,7 +127,9 @@ class Engine:
             check_num_top(max(0, prompt_rows.num_logprobs), self.program.info.vocab_size)
         if pooling is not None and not self.program.info.hidden_size:
             raise UnsupportedError(
-                "embed: this network has no hidden rows, because its head does not select rows from those of all tokens"
+                "embed: this network has no hidden rows, because its head does not select rows from those of all "
+                "tokens",
+                param="embed",
             )
         num_new = 0 if pooling is not None else sampling.max_tokens
         ids = self.fit_prompt(prompt_ids, num_new, options)

@@ -116,7 +116,7 @@ class SamplingParams:
 def _unknown_field(name: str) -> InvalidArgumentError:
     near = nearest(name, FIELD_NAMES)
     hint = f"did you mean {near}?" if near else f"it has {', '.join(FIELD_NAMES)}"
-    return InvalidArgumentError(f"SamplingParams has no field {name!r}: {hint}")
+    return InvalidArgumentError(f"SamplingParams has no field {name!r}: {hint}", param=name)
 
 
 _Check = Callable[[str, Any], Any]

@@ -241,7 +241,7 @@ class LLM:
             if len(several) != 1 or (params_each[0].best_of or params_each[0].n) > 1:
                 answers = sum(item.best_of or item.n for item in params_each)
                 raise InvalidArgumentError(
-                    f"A streamer takes one answer, with n and best_of 1. This call has {answers}."
+                    f"A streamer takes one answer, with n and best_of 1. This call has {answers}.", param="n"
                 )
             stream = self.stream(several[0], params_each[0], options)
             streamer.put(np.array([stream.prompt_token_ids], np.int64))
@@ -341,7 +341,7 @@ class LLM:
             raise InvalidArgumentError("stream takes one prompt; use generate for several", param="stream")
         stream_params = split_params(params, 1)[0]
         if (stream_params.best_of or stream_params.n) > 1:
-            raise InvalidArgumentError("n and best_of must be 1 for a stream, which returns one answer")
+            raise InvalidArgumentError("n and best_of must be 1 for a stream, which returns one answer", param="n")
         request = self._submit(
             self.prompt_ids(several[0]), stream_params, self._resolve(stream_params), several[0], options
         )

@@ -83,7 +83,9 @@ def read_llm_options(keywords: Mapping[str, Any], limits: ProgramLimits | None, 
     for keyword, value in keywords.items():
         name = _SYNONYMS.get(keyword, keyword)
         if name != keyword and name in keywords:
-            raise InvalidArgumentError(f"{keyword} and {name} are the same option: give only one of them")
+            raise InvalidArgumentError(
+                f"{keyword} and {name} are the same option: give only one of them", param=keyword
+            )
         if name in own:
             own[name] = value
         elif name in EngineFields.__annotations__:
@@ -136,9 +138,9 @@ def _unknown(name: str) -> InvalidArgumentError:
     names = [*_NAMED, *LLMFields.__annotations__, *EngineFields.__annotations__]
     near = nearest(name, names)
     if not near and name in ProgramLimits.__dataclass_fields__:
-        return InvalidArgumentError(f"LLM has no option {name!r}: use limits=ProgramLimits({name}=...)")
+        return InvalidArgumentError(f"LLM has no option {name!r}: use limits=ProgramLimits({name}=...)", param=name)
     hint = f"did you mean {near}?" if near else f"it has {', '.join(dict.fromkeys(names))}"
-    return InvalidArgumentError(f"LLM has no option {name!r}: {hint}")
+    return InvalidArgumentError(f"LLM has no option {name!r}: {hint}", param=name)
 
 
 def network_name(network: str | type | None) -> str | None:

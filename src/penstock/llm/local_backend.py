@@ -242,7 +242,7 @@ class LocalModels:
 
         name = name or Path(model).stem
         if name in self._backends:
-            raise InvalidArgumentError(f"the name {name!r} is taken")
+            raise InvalidArgumentError(f"the name {name!r} is taken", param="name")
         self._backends[name] = LocalBackend(await asyncio.to_thread(LLM, model), name, model)
         return self._backends[name]
 

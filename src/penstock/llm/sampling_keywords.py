@@ -30,7 +30,9 @@ def sampling_params(params: object, keywords: Mapping[str, Any], temperature: fl
     values = dict(keywords)
     if "sampling_params" in values:  # vLLM's name
         if params is not None:
-            raise InvalidArgumentError("params and sampling_params are the same option: give only one of them")
+            raise InvalidArgumentError(
+                "params and sampling_params are the same option: give only one of them", param="params"
+            )
         params = values.pop("sampling_params")
     if not values:
         return params
@@ -41,7 +43,7 @@ def sampling_params(params: object, keywords: Mapping[str, Any], temperature: fl
         if name not in KEYWORDS:
             near = nearest(name, [*KEYWORDS, "params", "options", "streamer", "progress"])
             hint = f"did you mean {near}?" if near else f"it takes {', '.join(KEYWORDS)}"
-            raise InvalidArgumentError(f"{where} has no option {name!r}: {hint}")
+            raise InvalidArgumentError(f"{where} has no option {name!r}: {hint}", param=name)
     return sampling_of_keywords(values, temperature)
 
 

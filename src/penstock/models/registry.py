@@ -110,8 +110,12 @@ def load_network_script(spec: str) -> Definition:
     module = run_network_script(path, class_name)
     network_class = getattr(module, class_name, None)
     if not (isinstance(network_class, type) and issubclass(network_class, nn.Module)):
-        raise InvalidArgumentError(f"--network: {path}: expected a torch.nn.Module named {class_name}, found none")
+        raise InvalidArgumentError(
+            f"--network: {path}: expected a torch.nn.Module named {class_name}, found none", param="network"
+        )
     config_class = getattr(network_class, "Config", None) or getattr(module, "Config", None)
     if not callable(getattr(config_class, "read", None)):
-        raise InvalidArgumentError(f"--network: {path}: expected a class Config with read(reader), found none")
+        raise InvalidArgumentError(
+            f"--network: {path}: expected a class Config with read(reader), found none", param="network"
+        )
     return Definition(config_class, network_class)
