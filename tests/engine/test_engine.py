@@ -18,6 +18,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.llm.llm_options import LLMFields
 from tests.support.engine_requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
+from tests.support.errors import raises
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
@@ -155,13 +156,13 @@ def test_threads_sharing_an_engine_get_their_own_tokens(make_llm):
 def test_no_prompts_give_no_results(make_llm, capsys):
     llm = make_llm()
     assert (llm.generate([]), llm.generate([], []), llm.generate([], progress=True)) == ([], [], [])
-    with pytest.raises(InvalidArgumentError, match="progress: expected True or False, got 'yes'"):
+    with raises(InvalidArgumentError, param="progress", match="'yes'"):
         llm.generate([], progress="yes")
-    with pytest.raises(InvalidArgumentError, match="prompt is empty"):
+    with raises(InvalidArgumentError, param="prompt", match="empty"):
         llm.stream([])
     assert (llm.score([]), llm.embed([])) == ([], [])
     assert capsys.readouterr().err == ""
-    with pytest.raises(InvalidArgumentError, match="prompt is empty"):
+    with raises(InvalidArgumentError, param="prompt", match="empty"):
         llm.stream([])
 
 
@@ -175,10 +176,10 @@ def test_only_malformed_items_fail(make_llm):
     assert len(found[8].token_ids) == len(found[10].token_ids) == 2
     assert found[9].finish_reason
     for wrong in (5, None, "xy", {"a": good}):
-        with pytest.raises(InvalidArgumentError, match="items: expected pairs"):
+        with raises(InvalidArgumentError, param="items"):
             next(llm.generate_each(wrong))
     for wrong in (-1, "x", 1.5, True):
-        with pytest.raises(InvalidArgumentError, match="max_open: expected an integer"):
+        with raises(InvalidArgumentError, param="max_open"):
             next(llm.generate_each([("x", good)], max_open=wrong))
 
 
@@ -264,7 +265,7 @@ def test_missing_tokenizer_and_template_are_named(make_llm):
     assert llm.generate([3, 4], SamplingParams(max_tokens=2)).text == ""
     with pytest.raises(UnsupportedError, match=r"tokenizer\.json"):
         llm.generate("text")
-    with pytest.raises(UnsupportedError, match="stop"):
+    with raises(UnsupportedError, param="stop"):
         llm.generate([3], SamplingParams(stop="x"))
     with pytest.raises(UnsupportedError, match="chat template"):
         make_llm().chat([{"role": "user", "content": "hello"}])

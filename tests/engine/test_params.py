@@ -12,11 +12,12 @@ import pytest
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import InvalidArgumentError
+from tests.support.errors import raises
 
 
 def test_min_tokens_above_default_max_tokens_is_refused():
     defaults = ResolvedSampling(max_tokens=9)
-    with pytest.raises(InvalidArgumentError, match=r"min_tokens: expected at most max_tokens .*default, 9\), got 10"):
+    with raises(InvalidArgumentError, param="min_tokens", match=r"9\), got 10"):
         ResolvedSampling.of(SamplingParams(min_tokens=10), defaults)
     assert ResolvedSampling.of(SamplingParams(min_tokens=10, max_tokens=10), defaults).max_tokens == 10
     assert ResolvedSampling.of(SamplingParams(min_tokens=9), defaults).max_tokens == 9
@@ -185,7 +186,7 @@ def test_numbers_of_numpy_are_numbers():
     params = SamplingParams(max_tokens=np.int64(8), temperature=np.float32(0.5), top_k=np.uint8(3), seed=np.int32(7))
     assert params == SamplingParams(max_tokens=8, temperature=0.5, top_k=3, seed=7)
     assert (type(params.top_k), type(params.temperature)) == (int, float)
-    with pytest.raises(InvalidArgumentError, match="temperature"):
+    with raises(InvalidArgumentError, param="temperature"):
         SamplingParams(temperature=np.float32("nan"))
 
 

@@ -11,6 +11,7 @@ from penstock import LLM, InvalidArgumentError, OutOfMemoryError, ProgramLimits,
 from penstock.core import arrays, native
 from penstock.runtime.native import fit_limits
 from tests.support.command import DEMO, FOLDER
+from tests.support.errors import raises
 
 TEXTS = ["import os\n", "def add(a, b):\n    return", "class Stack:\n" + "    x = 1\n" * 30, "x"]
 PARAMS = [
@@ -190,5 +191,5 @@ def test_one_answer_beyond_the_context_ends_by_length():
         result = llm.generate("import os\n", SamplingParams(max_tokens=500, temperature=0, ignore_eos=True))
         assert result.finish_reason == "length"
         assert len(result.token_ids) + len(result.prompt_token_ids) == 64
-        with pytest.raises(InvalidArgumentError, match="context holds 64"):
+        with raises(InvalidArgumentError, param="prompt", match="holds 64"):
             llm.generate([5] * 64)

@@ -21,6 +21,7 @@ from penstock.sampling_fields import FIELD_NAMES, NATIVE_FIELDS, SAMPLING_FIELDS
 from penstock.serving.openai.bodies import CompletionRequest
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.request_fields import SAMPLING
+from tests.support.errors import raises
 
 READERS = (
     "penstock.engine.params",
@@ -110,7 +111,7 @@ def test_a_field_added_to_the_table_appears_everywhere(monkeypatch):
         params, row_state, _, _, openai, oip, *_ = (importlib.import_module(name) for name in READERS)
         assert params.SamplingParams().extra_p is None
         assert params.SamplingParams(extra_p=1).extra_p == 1.0
-        with pytest.raises(InvalidArgumentError, match="extra_p: expected a number from 0 to 5, got 6"):
+        with raises(InvalidArgumentError, param="extra_p", match="got 6"):
             params.SamplingParams(extra_p=6)
         with pytest.raises(InvalidArgumentError, match="did you mean extra_p"):
             params.SamplingParams(extra_pp=1)

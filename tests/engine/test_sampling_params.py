@@ -12,6 +12,7 @@ from penstock.engine.params import ResolvedSampling
 from penstock.engine.prompt_logits import PromptScores
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from tests.support.command import DEMO
+from tests.support.errors import raises
 
 PROMPT = "def add(a, b):\n    return"
 
@@ -210,9 +211,9 @@ def test_the_engine_refuses_what_would_end_other_requests(llm, fields):
     num_tokens = len(next(healthy).token_ids)
     with pytest.raises(InvalidArgumentError, match=rf"^{next(iter(fields))}: token id \d+ is not in 0 to 4095"):
         llm.engine.submit([5, 6], ResolvedSampling(max_tokens=4, **fields))
-    with pytest.raises(InvalidArgumentError, match="num_top: expected"):
+    with raises(InvalidArgumentError, param="num_top"):
         llm.engine.submit([5, 6], ResolvedSampling(max_tokens=4), prompt_rows=PromptScores(10**6))
-    with pytest.raises(InvalidArgumentError, match="sampling: expected ResolvedSampling, got SamplingParams"):
+    with raises(InvalidArgumentError, param="sampling", match="ResolvedSampling"):
         llm.engine.submit([5, 6], greedy())
     assert num_tokens + sum(len(delta.token_ids) for delta in healthy) == 6
 

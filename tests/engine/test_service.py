@@ -14,6 +14,7 @@ from penstock.engine.request import Request, Status
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits
 from tests.support.engine_requests import finish_order, prompt_of, submit
+from tests.support.errors import raises
 from tests.support.fake_model import FILES
 
 
@@ -166,7 +167,7 @@ def test_a_request_aborted_before_queueing_stays_ended(make_llm):
 
 
 def test_fewer_rows_than_requests_are_refused_by_name():
-    with pytest.raises(InvalidArgumentError, match=r"max_rows: expected 0 or at least max_requests \(2\), found 1"):
+    with raises(InvalidArgumentError, param="max_rows", match=r"max_requests \(2\)"):
         ProgramLimits(max_rows=1, max_requests=2)
     assert ProgramLimits(max_rows=2, max_requests=2).max_rows == 2
 
@@ -195,11 +196,11 @@ def test_options_go_for_every_call(make_llm):
             assert call(salted) > 0
         with pytest.raises(DeadlineError):
             call(RequestOptions(deadline_s=1e-9))
-        with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got dict"):
+        with raises(InvalidArgumentError, param="options", match="RequestOptions"):
             call({"priority": 1})
-    with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got dict"):
+    with raises(InvalidArgumentError, param="options", match="RequestOptions"):
         llm.stream(prompt, params, {"priority": 1})
-    with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got str"):
+    with raises(InvalidArgumentError, param="options", match="RequestOptions"):
         llm.engine.submit(prompt, options="x")
     llm.score(prompt, options=RequestOptions(cache_salt="scored"))
     assert llm.generate(prompt, params, options=RequestOptions(cache_salt="scored")).num_cached_tokens > 0
@@ -212,9 +213,7 @@ def test_truncate_prompt_in_each_call(make_llm):
     assert llm.generate([prompt], params, options=cut)[0].prompt_token_ids == prompt[-108:]
     assert next(llm.generate_each([(prompt, params)], options=cut))[1].prompt_token_ids == prompt[-108:]
     assert llm.embed(prompt, options=cut).token_ids == prompt[-128:]
-    with pytest.raises(
-        InvalidArgumentError, match="truncate_prompt must be False here, because a text is scored whole"
-    ):
+    with raises(InvalidArgumentError, param="truncate_prompt"):
         llm.score(prompt[:10], options=cut)
 
 
@@ -233,9 +232,9 @@ def test_a_conversation_takes_options(make_llm):
 def test_the_prompt_that_cannot_be_scored_or_embedded_is_named(make_llm):
     llm = make_llm()
     for call in (llm.score, llm.embed):
-        with pytest.raises(InvalidArgumentError, match=r"prompts\[1\]: prompt: token id 999 at 0"):
+        with raises(InvalidArgumentError, param="prompt", match=r"prompts\[1\]: .* 999 at 0"):
             call([[5], [999]])
-        with pytest.raises(InvalidArgumentError, match=r"^prompt: token id 999 at 0"):
+        with raises(InvalidArgumentError, param="prompt", match=r"^prompt: .* 999 at 0"):
             call([999])
         llm.engine.program.fail_next = InternalError("planted")
         with pytest.raises(InternalError, match=r"prompts\[0\]: planted"):
@@ -271,7 +270,7 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
     llm = make_llm(context_len=128)
     prompt = prompt_of(300)
     params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
-    with pytest.raises(InvalidArgumentError, match="300 tokens, but the context holds 128"):
+    with raises(InvalidArgumentError, param="prompt", match="holds 128"):
         llm.stream(prompt, params)
     cut = llm.stream(prompt, params, RequestOptions(truncate_prompt=True))
     list(cut)
@@ -282,7 +281,7 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
     for length in (50, 110, 127):  # 127 fit, whether there is room for the whole answer or for one token
         whole = llm.stream(prompt[:length], params, RequestOptions(truncate_prompt=True))
         assert whole._request.prompt_ids == prompt[:length]
-    with pytest.raises(InvalidArgumentError, match="empty"):
+    with raises(InvalidArgumentError, param="prompt", match="empty"):
         llm.stream([], params, RequestOptions(truncate_prompt=True))
 
 

@@ -10,6 +10,7 @@ import pytest
 from penstock.errors import InvalidArgumentError, QueueFullError
 from penstock.servables.api.batch_rules import BatchRules
 from penstock.servables.schedule.batcher import OLDEST_EVERY, Batch, Batcher, Part
+from tests.support.errors import raises
 
 
 def counts(batch: Batch[Any] | None) -> list[tuple[Any, int, int]]:
@@ -208,7 +209,7 @@ def test_full_queue_refuses_unless_it_is_empty() -> None:
 
 def test_invalid_adds_are_refused() -> None:
     batcher: Batcher[str] = Batcher(BatchRules())
-    with pytest.raises(InvalidArgumentError, match="num_instances"):
+    with raises(InvalidArgumentError, param="num_instances"):
         batcher.add("a", 0, 0.0)
     batcher.add("a", 1, 0.0)
     with pytest.raises(InvalidArgumentError, match="already waiting"):

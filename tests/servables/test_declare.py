@@ -14,6 +14,7 @@ from penstock.servables.api.declare import collect_declarations
 from penstock.servables.api.plan import plan_from_json, plan_to_json
 from penstock.servables.api.plan_builder import build_plan
 from penstock.servables.api.specs import Spec, parse_spec
+from tests.support.errors import raises
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "servables.md"
 
@@ -37,7 +38,7 @@ def test_specs_are_read(written: str, found: Spec) -> None:
     ["", "FP32", "FP31[2]", "FP32[0]", "FP32[-2]", "FP32[1,]", "FP32[x]", 3, None, "FP32[" + "1," * 16 + "1]"],
 )
 def test_invalid_specs_are_refused_by_name(written: object) -> None:
-    with pytest.raises(InvalidArgumentError, match="image"):
+    with raises(InvalidArgumentError, param="image"):
         parse_spec(written, "image")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.api_errors import MisfitError, RefusalError
 from penstock.errors import DeadlineError
+from tests.support.errors import raises
 from tests.support.servable_folders import Host, request, write
 
 NUMBERS = """
@@ -196,10 +197,10 @@ def test_invalid_inputs_are_refused_by_name(host: Host) -> None:
     for shape in ((2, 4), (2, 3, 1), (3,), (0, 3), (1, 3)):
         with pytest.raises(MisfitError):
             host.ask("numbers.all_of_it", **(good | {"y": np.zeros(shape, np.float32)}))
-    with pytest.raises(MisfitError, match="UTF-8"):
+    with raises(MisfitError, param="text", match="UTF-8"):
         host.ask("numbers.text", text=[b"\xff"])
     method = host.servables.find("numbers.any_size")
-    with pytest.raises(MisfitError, match="unknown output"):
+    with raises(MisfitError, param="z"):
         host.do(method.infer(request({"x": np.zeros((1, 2))}, outputs=["z"])))
     with pytest.raises(DeadlineError):
         host.do(method.infer(request({"x": np.zeros((1, 2))}, deadline_s=0.0)))

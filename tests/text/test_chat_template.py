@@ -10,6 +10,7 @@ import pytest
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.text.chat_template import render_chat
+from tests.support.errors import raises
 from tests.support.fake_model import FILES
 
 MESSAGES = [
@@ -50,7 +51,7 @@ def test_the_date_is_at_hand():
 
 def test_a_template_refuses_messages_in_its_own_words():
     template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(InvalidArgumentError, match="roles must alternate"):
+    with raises(InvalidArgumentError, param="messages", match="roles must alternate"):
         render_chat(template, MESSAGES, {})
 
 
@@ -166,5 +167,5 @@ def test_chat_answers_the_rendered_conversation(make_llm):
     answer = llm.chat(MESSAGES, params)
     assert answer.prompt_token_ids == prompt
     assert answer.token_ids == llm.generate(prompt, params).token_ids
-    with pytest.raises(InvalidArgumentError, match="messages"):
+    with raises(InvalidArgumentError, param="messages"):
         llm.chat("hello")

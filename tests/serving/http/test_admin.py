@@ -20,6 +20,7 @@ from penstock.serving.http.unix_socket import UnixSocket
 from penstock.serving.metrics import Metrics
 from penstock.serving.settings import GatewaySettings
 from tests.support.admin_socket import admin, call
+from tests.support.errors import raises
 from tests.support.serve_command import ask, serving
 from tests.support.worker_processes import DEMO, ENDLESS, OPTIONS, faulty, pids, service, until
 
@@ -126,7 +127,7 @@ def test_a_loading_model_does_not_change_the_default(tmp_path: Path) -> None:
             assert asked.model(None).name == "demo"
             (tmp_path / "other.go").touch()
             await loading
-            with pytest.raises(RefusalError, match="model: missing"):
+            with raises(RefusalError, param="model"):
                 asked.model(None)
 
     asyncio.run(main())
