@@ -86,7 +86,7 @@ def test_damaged_safetensors_name_the_field(tmp_path: Path, data: bytes, message
 def test_unreadable_element_types_are_refused_when_read(tmp_path: Path) -> None:
     entry = {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
     checkpoint = Checkpoint.open(write_folder(tmp_path, safetensors({"ids": entry}, bytes(16))))
-    with pytest.raises(UnsupportedError, match="tensor 'ids': dtype I64 is not supported"):
+    with pytest.raises(UnsupportedError, match="'ids': dtype I64"):
         checkpoint.read("ids")
 
 
@@ -153,7 +153,7 @@ def test_folders_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(InvalidFileError, match=r"expected model\.safetensors or"):
         Checkpoint.open(tmp_path)
-    with pytest.raises(InvalidArgumentError, match="expected a checkpoint folder, found a file"):
+    with pytest.raises(InvalidArgumentError, match="found a file"):
         Checkpoint.open(tmp_path / "config.json")
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(UnsupportedError, match="GGUF"):
@@ -164,7 +164,7 @@ def test_a_pipe_in_place_of_a_file_never_blocks(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match="expected a regular file"):
+    with pytest.raises(InvalidFileError, match="regular file"):
         Checkpoint.open(tmp_path)
 
 
@@ -186,7 +186,7 @@ def test_a_sentencepiece_tokenizer_without_the_extra_is_refused(
     write_folder(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match=r"found tokenizer\.model.*pip install \S+\[sentencepiece\]"):
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.model.* \S+\[sentencepiece\]"):
         Checkpoint.open(tmp_path).side_files()
     (tmp_path / "tokenizer.json").write_text("{}")
     assert Checkpoint.open(tmp_path).side_files()["tokenizer.json"] == b"{}"
@@ -196,5 +196,5 @@ def test_side_files_are_read_with_a_limit(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_bytes(b" " * 200)
     assert list(Checkpoint.open(tmp_path).side_files()) == ["config.json", "tokenizer_config.json"]
-    with pytest.raises(InvalidFileError, match=r"tokenizer_config\.json: expected at most 100 bytes"):
+    with pytest.raises(InvalidFileError, match=r"tokenizer_config\.json: .* 100 bytes"):
         read_small_file(tmp_path / "tokenizer_config.json", 100)

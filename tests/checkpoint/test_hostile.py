@@ -93,7 +93,7 @@ def test_a_file_that_shrinks_while_it_is_opened_is_refused(tmp_path, monkeypatch
         return parse(*arguments)
 
     monkeypatch.setattr(tensor_file, "parse_header", shrink)
-    with pytest.raises(InvalidFileError, match=r"model\.safetensors: the file shrank"):
+    with pytest.raises(InvalidFileError, match=r"model\.safetensors: .*shrank"):
         Checkpoint.open(folder)
 
 
@@ -145,6 +145,6 @@ def test_a_config_of_16_mb_takes_no_time(tmp_path: Path, item: bytes) -> None:
 
 
 def test_json_of_too_many_values_is_refused() -> None:
-    with pytest.raises(InvalidFileError, match=r"config.json: expected at most 3 values, found about 4"):
+    with pytest.raises(InvalidFileError, match=r"config.json: .* 3 values, .* 4"):
         parse_json(b"[1,[],2]", "config.json", max_values=3)
     assert parse_json(b"[1,[],2]", "config.json", max_values=4) == [1, [], 2]

@@ -95,7 +95,7 @@ def test_uncompiled_tokenizers_are_named_and_ids_still_work(
 def test_a_bundle_without_one_is_refused(bundle_of: Callable[..., Path]) -> None:
     with (
         Model.open(bundle_of()) as model,
-        pytest.raises(UnsupportedError, match="the bundle has none"),
+        pytest.raises(UnsupportedError, match="has none"),
     ):
         Tokenizer(model)
 
@@ -163,7 +163,7 @@ def test_headers_of_others_are_refused(open_segment: Callable[[bytes], Tokenizer
         struct.pack_into("<I", damaged, at, value)
         with pytest.raises(kind, match=f"segment tokenizer.bin: {message}"):
             open_segment(bytes(damaged))
-    with pytest.raises(InvalidFileError, match="header: expected 168 bytes, found 20"):
+    with pytest.raises(InvalidFileError, match=r"header: .* 168 bytes, found 20"):
         open_segment(segment[:20])
 
 
@@ -197,7 +197,7 @@ def test_wrong_calls_are_errors(open_segment: Callable[[bytes], Tokenizer]) -> N
     tokenizer.close()
     with pytest.raises(PenstockError):
         tokenizer.encode("a")
-    with pytest.raises(InvalidArgumentError, match="tokenizer: expected an open tokenizer"):
+    with pytest.raises(InvalidArgumentError, match=r"^tokenizer: .*open"):
         encode(b"a", 1)
 
 
@@ -240,7 +240,7 @@ def test_tables_that_make_much_of_little_are_refused(
 def test_the_text_of_ids_is_limited(open_segment: Callable[[bytes], Tokenizer]) -> None:
     tokenizer = open_segment(hostile(token_texts=[b"a" * 4096] * 256))
     assert len(tokenizer.decode([7] * 1000)) == 4_096_000
-    with pytest.raises(InvalidArgumentError, match="ids: expected a text of at most 268435456 bytes"):
+    with pytest.raises(InvalidArgumentError, match=r"^ids: .* 268435456 bytes"):
         tokenizer.decode([7] * 70_000)
 
 
@@ -252,7 +252,7 @@ def test_growth_stops_before_it_needs_memory(open_segment: Callable[[bytes], Tok
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + (600 << 20), before[1]))
     try:
-        with pytest.raises(UnsupportedError, match=r"steps\[1\]: the text grows more than 16 times"):
+        with pytest.raises(UnsupportedError, match=r"steps\[1\]: .* 16 times"):
             tokenizer.encode(text)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

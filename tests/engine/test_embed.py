@@ -107,7 +107,7 @@ def test_wrong_embedding_arguments_are_refused_by_name(make_llm):
     with raises(InvalidArgumentError, param="prompt", match="holds 512"):
         llm.embed([3] * 513)
     llm.engine.program.hidden_size = 0
-    with pytest.raises(UnsupportedError, match="embed: this network has no hidden rows"):
+    with raises(UnsupportedError, param="embed"):
         llm.embed("the")
 
 
@@ -115,7 +115,7 @@ def test_damaged_rows_end_only_their_request(make_llm):
     llm = make_llm()
     llm.engine.program.spoil_hidden = 40  # a row of the second prompt
     stream = llm.stream(prompt_of(30, 7), params_of(0, 3))
-    with pytest.raises(InternalError, match="hidden rows are not finite"):
+    with pytest.raises(InternalError, match="hidden rows"):
         llm.embed([prompt_of(5, 1), prompt_of(20, 2)])
     assert sum(len(delta.token_ids) for delta in stream) == 3
     assert np.isfinite(llm.embed(prompt_of(20, 2)).vector).all()

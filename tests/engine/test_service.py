@@ -67,7 +67,7 @@ def test_a_full_queue_refuses_and_has_room_again_later(make_llm):
     engine = make_llm(max_requests=1, options=EngineOptions(max_waiting=3)).engine
     requests = [submit(engine, salt=i) for i in range(4)]  # one of them gets the place
     for _ in range(3):
-        with pytest.raises(QueueFullError, match=r"queue is full \(3 waiting\)"):
+        with pytest.raises(QueueFullError, match="3 waiting"):
             submit(engine)
         engine.step()
     while requests[0].status is not Status.FINISHED:
@@ -80,7 +80,7 @@ def test_a_full_queue_refuses_and_has_room_again_later(make_llm):
 def test_free_places_are_room(make_llm):
     engine = make_llm(max_requests=4, options=EngineOptions(max_waiting=1)).engine
     requests = [submit(engine, salt=i) for i in range(5)]
-    with pytest.raises(QueueFullError, match=r"queue is full \(1 waiting\)"):
+    with pytest.raises(QueueFullError, match="1 waiting"):
         submit(engine)
     engine.abort(requests[2])
     requests.append(submit(engine))
@@ -286,22 +286,22 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("field", "value"),
     [
-        ({"priority": 1.5}, "priority: expected an integer"),
-        ({"priority": 2**31}, "priority: expected"),
-        ({"priority": True}, "priority: expected"),
-        ({"deadline_s": 0}, "deadline_s: expected a number above 0"),
-        ({"deadline_s": float("nan")}, "deadline_s: expected"),
-        ({"deadline_s": "1"}, "deadline_s: expected"),
-        ({"cache_salt": b"x"}, "cache_salt: expected a string"),
-        ({"cache_salt": "x" * 1025}, "at most 1024"),
-        ({"truncate_prompt": 1}, "truncate_prompt: expected True or False"),
+        ("priority", 1.5),
+        ("priority", 2**31),
+        ("priority", True),
+        ("deadline_s", 0),
+        ("deadline_s", float("nan")),
+        ("deadline_s", "1"),
+        ("cache_salt", b"x"),
+        ("cache_salt", "x" * 1025),
+        ("truncate_prompt", 1),
     ],
 )
-def test_a_bad_request_option_is_refused_by_name(fields, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        RequestOptions(**fields)
+def test_a_bad_request_option_is_refused_by_name(field, value):
+    with raises(InvalidArgumentError, param=field):
+        RequestOptions(**{field: value})
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_a_bad_request_option_is_refused_by_name(fields, message):
     [{"max_chunk": -1}, {"max_mixed_tokens": -1}, {"prefix_cache": 1}, {"max_waiting": 0.5}, {"priority_s": 0}],
 )
 def test_a_bad_engine_option_is_refused_by_name(fields):
-    with pytest.raises(InvalidArgumentError, match=next(iter(fields))):
+    with raises(InvalidArgumentError, param=next(iter(fields))):
         EngineOptions(**fields)
 
 

@@ -55,9 +55,7 @@ def test_an_llm_takes_the_class_itself(folder: Path, tensors: dict[str, np.ndarr
 
 def test_register_network_makes_the_type_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", {})
-    with pytest.raises(
-        UnsupportedError, match=r"model_type: expected one of llama, mistral, qwen2, qwen3, found 'mine'"
-    ):
+    with raises(UnsupportedError, param="model_type", match="llama, mistral, qwen2, qwen3, found 'mine'"):
         EagerProgram(folder, limits=LIMITS)
     register_network("mine", load_network_script(SPEC).Network)
     assert supported_types() == ["llama", "mine", "mistral", "qwen2", "qwen3"]
@@ -76,7 +74,7 @@ def test_graph_mode_refuses_a_class_without_a_file(monkeypatch: pytest.MonkeyPat
         Config = load_network_script(SPEC).Config
 
     register_network("mine", Local)
-    with pytest.raises(UnsupportedError, match="expected a class at the top level of a"):
+    with pytest.raises(UnsupportedError, match="top level"):
         registered_script("mine")
 
 
@@ -105,7 +103,7 @@ def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:
         load_network_script(f"{SCRIPT}:Other")
     with raises(InvalidArgumentError, param="network_class"):
         register_network("mine", dict)
-    with pytest.raises(InvalidArgumentError, match=r"class with read\(reader\)"):
+    with pytest.raises(InvalidArgumentError, match=r"read\(reader\)"):
         register_network("mine", torch.nn.Linear)
     (tmp_path / "bare.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
     with pytest.raises(InvalidArgumentError, match="expected a class Config"):
@@ -122,7 +120,7 @@ def test_missing_and_left_over_tensors_are_named(scheme: str, tensors: dict[str,
     with pytest.raises(InvalidFileError, match=r"lacks tensor 'head\.weight'"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
     save_file(tensors | {"head.weight": np.zeros((103, 47), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"'head\.weight': shape: expected \[103, 48\], found \[103, 47\]"):
+    with pytest.raises(InvalidFileError, match=r"'head\.weight': shape: .*\[103, 48\], found \[103, 47\]"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
 
 

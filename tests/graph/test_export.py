@@ -69,16 +69,16 @@ def test_a_quantized_folder_exports_to_the_same_weights(tmp_path: Path, scheme: 
 
 def test_a_quantized_folder_has_one_scheme(tmp_path: Path) -> None:
     quantize_checkpoint(write_checkpoint(tmp_path / "model"), tmp_path / "quantized", "w8a8")
-    with pytest.raises(UnsupportedError, match=r"expected scheme w8a8, .*found w4a8"):
+    with pytest.raises(UnsupportedError, match=r"w8a8, .*found w4a8"):
         export_bundle(tmp_path / "quantized", tmp_path / "out.psm", scheme="w4a8")
 
 
 def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
     folder = edit(write_checkpoint(tmp_path / "missing"), model__norm__weight=None)
-    with pytest.raises(InvalidFileError, match=r"lacks tensor 'model\.norm\.weight', which network llama reads"):
+    with pytest.raises(InvalidFileError, match=r"lacks .*'model\.norm\.weight', .* llama"):
         export_bundle(folder, tmp_path / "out.psm")
     folder = edit(write_checkpoint(tmp_path / "extra"), model__extra__weight=np.ones((2, 2), np.float32))
-    with pytest.raises(InvalidFileError, match=r"has tensor 'model\.extra\.weight', which network llama does not read"):
+    with pytest.raises(InvalidFileError, match=r": has .*'model\.extra\.weight', .* llama"):
         export_bundle(folder, tmp_path / "out.psm")
     assert not (tmp_path / "out.psm").exists()
 

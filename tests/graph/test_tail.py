@@ -66,16 +66,14 @@ def test_a_tail_answers_greedily_despite_sampling_defaults(llm: LLM, tmp_path: P
     ids=lambda given: next(iter(given)),
 )
 def test_all_but_greedy_is_refused_by_name(llm: LLM, given: dict[str, Any]) -> None:
-    with pytest.raises(
-        UnsupportedError, match=rf"^{next(iter(given))}: the bundle ends in topk: its answers are greedy"
-    ):
+    with raises(UnsupportedError, param=next(iter(given)), match="topk"):
         llm.generate("x", SamplingParams(**given))
 
 
 @pytest.mark.parametrize("given", [{"temperature": 0.5}, {"num_logprobs": 0}, {"min_tokens": 1}])
 def test_the_engine_refuses_sampling_on_a_bundle_with_a_tail(llm: LLM, given: dict[str, Any]) -> None:
     healthy = llm.stream("x", SamplingParams(max_tokens=5, ignore_eos=True))
-    with pytest.raises(UnsupportedError, match=rf"^{next(iter(given))}: the bundle ends in topk"):
+    with raises(UnsupportedError, param=next(iter(given)), match="topk"):
         llm.engine.submit([5, 6], ResolvedSampling(max_tokens=4, **given))
     assert sum(len(delta.token_ids) for delta in healthy) == 5
 

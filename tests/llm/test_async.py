@@ -295,7 +295,7 @@ def test_a_second_event_loop_is_refused_and_may_close_it(make_llm):
     async def go_on(front, without_news) -> None:
         calls = (front.stream([5]), front.generate([5]), front.score("the"), front.embed("the"), anext(without_news))
         for call in calls:
-            with pytest.raises(InvalidArgumentError, match="from another event loop"):
+            with pytest.raises(InvalidArgumentError, match="another event loop"):
                 await call
         await front.close()
 
@@ -362,7 +362,7 @@ def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
 
     with raises(FileAccessError, param="model", match=r"model\.psm"):
         asyncio.run(of_a_path())
-    with pytest.raises(InvalidArgumentError, match="AsyncLLM must be created in a running event loop"):
+    with pytest.raises(InvalidArgumentError, match="running event loop"):
         AsyncLLM(make_llm())
 
 

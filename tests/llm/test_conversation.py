@@ -129,7 +129,7 @@ def test_a_turn_is_kept_when_it_has_ended(llm):
     turn = conversation.stream(ASK, sampled(1, ignore_eos=True))
     first = next(turn)
     assert conversation.messages == []
-    with pytest.raises(InvalidArgumentError, match="The last answer has not ended"):
+    with pytest.raises(InvalidArgumentError, match="not ended"):
         conversation.ask("more")
     turn.abort()
     assert turn.result().finish_reason == "abort"
@@ -151,17 +151,17 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(llm):
     conversation = llm.conversation()
     conversation.ask(ASK, sampled(1))
     before = conversation.messages
-    for content, more, message in (
-        (1, {}, "content: expected a string"),
-        ("x", {"params": SamplingParams(n=2)}, "n and best_of"),
-        ("x", {"params": SamplingParams(echo=True)}, "echo must be False"),
-        ("x", {"options": RequestOptions(truncate_prompt=True)}, "truncate_prompt must be False"),
-        ("x" * 5000, {}, "prompt has .* tokens, but the context holds"),
+    for content, more, param in (
+        (1, {}, "content"),
+        ("x", {"params": SamplingParams(n=2)}, "n"),
+        ("x", {"params": SamplingParams(echo=True)}, "echo"),
+        ("x", {"options": RequestOptions(truncate_prompt=True)}, "truncate_prompt"),
+        ("x" * 5000, {}, "prompt"),
     ):
-        with pytest.raises(InvalidArgumentError, match=message):
+        with raises(InvalidArgumentError, param=param):
             conversation.ask(content, **more)
         assert conversation.messages == before
-    with pytest.raises(InvalidArgumentError, match="has no answer yet"):
+    with pytest.raises(InvalidArgumentError, match=r"^retry: "):
         llm.conversation().retry()
     with raises(InvalidArgumentError, param="drop_oldest"):
         llm.conversation(drop_oldest=1)

@@ -10,6 +10,7 @@ import pytest
 from penstock import InferConfig, InferTask, pipeline
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.replace_tail import replace_tail
+from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, FOLDER
 
 PROMPT = "I love Beijing,because"
@@ -54,13 +55,11 @@ def test_by_name(expected: list[int], tmp_path: Path, monkeypatch: pytest.Monkey
     model_folder(first / "folder")
     assert ids(pipeline("text_generation", "folder")) == expected
     assert ids(InferTask.get_infer_task("text_generation", InferConfig(model_name="small"))) == expected
-    elsewhere = pytest.raises(
-        FileAccessError, match=r"model 'small': no small, small\.psm, small\.yaml.* found in .*/a"
-    )
+    elsewhere = pytest.raises(FileAccessError, match=r"'small': .*small\.psm, small\.yaml.*/a")
     with elsewhere:
         pipeline("text_generation", "small", search_path=first)
     shutil.copy(BUNDLE, second / "small")
-    with pytest.raises(InvalidArgumentError, match=r"model 'small': .*/b has small, small\.psm; pass the path of one"):
+    with pytest.raises(InvalidArgumentError, match=r"'small': .*/b .*small\.psm"):
         pipeline("text_generation", "small")
     monkeypatch.delenv("PENSTOCK_MODELS")
     with pytest.raises(FileAccessError, match="set PENSTOCK_MODELS"):
@@ -74,16 +73,16 @@ def test_a_search_path_says_that_a_name_is_meant(
     (tmp_path / "demo" / "demo.psm").symlink_to(BUNDLE)
     monkeypatch.chdir(tmp_path)
     assert ids(pipeline("text_generation", "demo", search_path="demo")) == expected
-    with pytest.raises(InvalidFileError, match=r"^demo: expected exactly one YAML file"):
+    with pytest.raises(InvalidFileError, match=r"^demo: .*YAML"):
         pipeline("text_generation", "demo")
 
 
 def test_by_path(expected: list[int], tmp_path: Path) -> None:
     for pair in ((BUNDLE, BUNDLE), (str(BUNDLE), str(shutil.copy(BUNDLE, tmp_path / "inc.psm")))):
         assert ids(pipeline("text_generation", pair, model_name="bloom", device_id=0, infer_seq_length=512)) == expected
-    with pytest.raises(FileAccessError, match=r"none\.psm: no such file"):
+    with pytest.raises(FileAccessError, match=r"none\.psm:"):
         pipeline("text_generation", "none.psm")
-    with pytest.raises(FileAccessError, match="no/such: no such file"):
+    with pytest.raises(FileAccessError, match="no/such:"):
         pipeline("text_generation", "no/such")
 
 
@@ -101,9 +100,9 @@ def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> N
     from tests.support.lite_demo import folder, values
 
     export_bundle(folder(tmp_path / "new", values(1.25)), changed, scheme="w8a8")
-    with pytest.raises(InvalidArgumentError, match="the checksum of weights is"):
+    with pytest.raises(InvalidArgumentError, match="checksum of weights"):
         pipeline("text_generation", (BUNDLE, changed), backend="lite")
-    with pytest.raises(InvalidArgumentError, match="expected a pair of bundles"):
+    with pytest.raises(InvalidArgumentError, match="pair of bundles"):
         pipeline("text_generation", (BUNDLE, BUNDLE, BUNDLE))
 
 
@@ -209,11 +208,11 @@ def test_fields_that_are_refused(fields: dict[str, object], words: str) -> None:
 def test_fields_that_are_set_later() -> None:
     """What does not exist cannot be, and what does is checked when a pipeline is made."""
     config = InferConfig(str(BUNDLE))
-    with pytest.raises(InvalidArgumentError, match="unknown field 'infer_seq_len'; did you mean infer_seq_length"):
+    with pytest.raises(InvalidArgumentError, match=r"'infer_seq_len'; .*infer_seq_length"):
         config.infer_seq_len = 4  # type: ignore[attr-defined]
     config.target = "Ascend"
     for make in (InferTask.get_infer_task, pipeline):
-        with pytest.raises(InvalidArgumentError, match="target: expected 'cpu', got 'Ascend'"):
+        with pytest.raises(InvalidArgumentError, match=r"target: .*'Ascend'"):
             make("text_generation", config)
     config.target, config.infer_seq_length = "cpu", 16
     with pipeline("text_generation", config) as generate:
@@ -228,14 +227,14 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
         assert ids(pipeline("text_generation", FOLDER, backend=backend, scheme="w8a8")) == expected
     file = tmp_path / "config.ini"
     file.write_text("[model]\nverify = true\n")
-    with pytest.raises(UnsupportedError, match=r"verify: expected a bundle"):
+    with raises(UnsupportedError, param="verify"):
         pipeline("text_generation", FOLDER, backend="eager", config_path=file)
     with pytest.raises(InvalidFileError, match=r"expected a checkpoint folder .* or a model folder"):
         pipeline("text_generation", BUNDLE.parents[1] / "docs")
 
 
 def test_conflicting_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="prefill_model_path or model_name is required"):
+    with pytest.raises(InvalidArgumentError, match="prefill_model_path or model_name"):
         pipeline("text_generation")
     with pytest.raises(InvalidArgumentError, match=r"^prefill_model_path: .*model"):
         pipeline("text_generation", BUNDLE, prefill_model_path=BUNDLE)
@@ -243,10 +242,10 @@ def test_conflicting_arguments_are_refused(tmp_path: Path) -> None:
         pipeline("text_generation", InferConfig(str(BUNDLE)), device_id=0)
     file = tmp_path / "config.ini"
     file.write_text("[model]\ncontext_len = 64\nlogits = all\n")
-    with pytest.raises(InvalidArgumentError, match=r"logits applies to penstock\.lite\.Model only"):
+    with pytest.raises(InvalidArgumentError, match=r"logits .*penstock\.lite\.Model"):
         pipeline("text_generation", BUNDLE, config_path=file)
     file.write_text("[model]\ncontext_len = 64\n")
-    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length is 32, but .* has context_len 64"):
+    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length .* 32, .* context_len 64"):
         pipeline("text_generation", BUNDLE, config_path=file, infer_seq_length=32)
     for backend in ("graph", "lite"):
         with pytest.raises(
@@ -260,7 +259,7 @@ def test_conflicting_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^search_path: expected a folder"):
         pipeline("text_generation", "a", search_path=3)
     for model in (BUNDLE, str(BUNDLE), FOLDER, (BUNDLE, BUNDLE), InferConfig(str(BUNDLE))):
-        with pytest.raises(InvalidArgumentError, match=r"^search_path: expected none, because .* is a path"):
+        with raises(InvalidArgumentError, param="search_path"):
             pipeline("text_generation", model, search_path=tmp_path)
-    with pytest.raises(InvalidArgumentError, match=r"^search_path: expected none, because .*demo\.psm is a path"):
+    with raises(InvalidArgumentError, param="search_path", match=r"demo\.psm"):
         pipeline("text_generation", prefill_model_path=BUNDLE, search_path=tmp_path)

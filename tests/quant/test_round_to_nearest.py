@@ -78,7 +78,7 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="does not quantize"):
         RoundToNearestConfig("bf16")
     algorithm = RoundToNearest(RoundToNearestConfig("w8a8"))
-    with pytest.raises(InvalidArgumentError, match="expected linear layers"):
+    with pytest.raises(InvalidArgumentError, match="linear layers"):
         algorithm.apply(nn.Sequential())
     with pytest.raises(InvalidArgumentError, match="apply"):
         algorithm.convert(make_network(tied=False))
@@ -104,7 +104,7 @@ def test_round_to_nearest_saves_what_penstock_quantize_does(tmp_path: Path, tied
             assert {k: v.tobytes() for k, v in load_file(found).items()} == {
                 k: v.tobytes() for k, v in load_file(expected).items()
             }
-    with pytest.raises(UnsupportedError, match="expected float weights, found a folder quantized as w4a8"):
+    with pytest.raises(UnsupportedError, match="w4a8"):
         load_network(tmp_path / "saved")
 
 

@@ -87,7 +87,7 @@ def test_values_that_do_not_fit_name_their_tensor(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     save_file({"a.weight": torch.tensor([[1e30, 1.0]])}, tmp_path / "source" / TENSORS)
     (tmp_path / "source" / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(InvalidFileError, match=r"tensor 'a.weight': dtype: expected values within f16, found 1e\+30"):
+    with pytest.raises(InvalidFileError, match=r"'a.weight': dtype: .*f16, found 1e\+30"):
         convert(tmp_path / "source", tmp_path / "out", Conversion(dtype="f16"))
     assert not (tmp_path / "out").exists()
 
@@ -271,13 +271,13 @@ def test_adapters_of_another_model_name_the_tensor(tmp_path: Path) -> None:
     with pytest.raises(InvalidFileError, match=rf"'{Q}.weight': expected a float matrix of \[160, 161\]"):
         convert(source, tmp_path / "out", Conversion(lora=tmp_path / "wide"))
     adapter(tmp_path / "other", {"model.other": (160, 160)})
-    with pytest.raises(InvalidFileError, match=r"'model.other.weight': the checkpoint has no such tensor"):
+    with pytest.raises(InvalidFileError, match=r"'model.other.weight': "):
         convert(source, tmp_path / "out", Conversion(lora=tmp_path / "other"))
     adapter(tmp_path / "table", {Q: (160, 160)})
     save_file(
         {"base_model.model.x.lora_embedding_A": torch.ones(2, 2)}, tmp_path / "table" / "adapter_model.safetensors"
     )
-    with pytest.raises(UnsupportedError, match="expected matrices lora_A and lora_B of linear layers"):
+    with pytest.raises(UnsupportedError, match=r"'base_model\.model\.x\.lora_embedding_A': .*lora_A and lora_B"):
         convert(source, tmp_path / "out", Conversion(lora=tmp_path / "table"))
     quantize_checkpoint(source, tmp_path / "quantized", "w8a8")
     with raises(UnsupportedError, param="lora", match="w8a8"):

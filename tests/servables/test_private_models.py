@@ -73,9 +73,7 @@ def test_unloaded_model_makes_the_servable_not_ready(tmp_path: Path) -> None:
             assert servables.find("story").is_ready
             shelf.names.clear()
             assert not servables.find("story").is_ready
-            with pytest.raises(
-                UnavailableError, match=r"^story: the language model 'demo' is not served at the moment"
-            ):
+            with pytest.raises(UnavailableError, match=r"^story: .*'demo'"):
                 await ask(servables, "story", {"prompt": np.array(["a"])})
 
     run(work)

@@ -69,7 +69,7 @@ def test_versions_and_labels(tmp_path: Path) -> None:
                 with pytest.raises(InvalidArgumentError):
                     await servables.load("one", config)
             for config in ({"versions": "all", "labels": {"stable": 9}}, {"versions": "2,9"}):
-                with pytest.raises(InvalidArgumentError, match=r"one has no version 9; it has 1, 2, 3"):
+                with pytest.raises(InvalidArgumentError, match=r"version 9; .*1, 2, 3"):
                     await servables.load("one", config)
             assert servables.find("one").running.policy == {"latest": {"num_versions": 2}}
             for config in ({"versions": "7", "labels": {}}, {"versions": "7"}):
@@ -159,7 +159,7 @@ def test_removed_servable_cannot_be_loaded(tmp_path: Path) -> None:
     async def work() -> None:
         async with serving(tmp_path) as servables:
             (folder / "servable.py").unlink()
-            with pytest.raises(InvalidFileError, match=r"^one: .*servable\.py does not exist"):
+            with pytest.raises(InvalidFileError, match=r"^one: .*servable\.py"):
                 await servables.load("one")
             assert await which(servables) == 1
 
@@ -244,7 +244,7 @@ def test_hanging_import_times_out(tmp_path: Path) -> None:
     write(tmp_path, "one", f"open({str(tmp_path / 'in')!r}, 'w').close(); time.sleep(10000)")
 
     async def work() -> None:
-        with pytest.raises(UnavailableError, match="not loaded within 3 s"):
+        with pytest.raises(UnavailableError, match="within 3 s"):
             async with serving(tmp_path, SupervisionPolicy(load_s=3.0)):
                 pass
         loading = asyncio.ensure_future(serving(tmp_path, PATIENCE).__aenter__())

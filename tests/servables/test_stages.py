@@ -249,7 +249,7 @@ def test_bits_of_batches_of_one_request_fail_together(host: Host) -> None:
     """The 30th of 40 instances fails: the whole request is refused, and the error names the instance."""
     given = np.arange(20.0, 60.0)
     given[30] = 1
-    with pytest.raises(RefusalError, match="each, instance 30: one is not taken"):
+    with pytest.raises(RefusalError, match=r"^each, instance 30:"):
         host.ask("faults.one_by_one", x=given)
-    with pytest.raises(RefusalError, match="whole, instance 30: one is not taken"):
+    with pytest.raises(RefusalError, match=r"^whole, instance 30:"):
         host.ask("faults.together", x=given)

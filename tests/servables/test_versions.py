@@ -143,7 +143,7 @@ def test_fingerprint_includes_python_files_beside_it(tmp_path: Path, monkeypatch
     put(root / "a", *(f"data/{number}" for number in range(20)))
     texts()
     put(root / "a", *(f"helpers/{number}.py" for number in range(20)))
-    with pytest.raises(InvalidFileError, match="helpers has more than 10 folders and Python files"):
+    with pytest.raises(InvalidFileError, match=r"helpers .* 10 folders"):
         texts()
 
 
@@ -211,10 +211,10 @@ def test_listed_versions() -> None:
 
 
 def test_no_wanted_version_exists() -> None:
-    with pytest.raises(InvalidFileError, match=r"expected versions 7, found 1, 2"):
+    with pytest.raises(InvalidFileError, match="versions 7, found 1, 2"):
         plan_load(WantedVersions(VersionPolicy.parse("7")), folder(1, 2), loaded(1))
     refused = ServableFolder("a", Path("a"), {}, {"007": "leading zeros"})
-    with pytest.raises(InvalidFileError, match="no version folder; 007: leading zeros"):
+    with pytest.raises(InvalidFileError, match="; 007:"):
         plan_load(latest(1), refused, loaded(1))
 
 

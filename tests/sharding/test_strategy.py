@@ -88,7 +88,7 @@ def test_interleaved_rows_are_cut_by_head_groups() -> None:
 
 
 def test_heads_that_do_not_fit_name_the_tensor() -> None:
-    with pytest.raises(InvalidFileError, match=r"tensor 'a.q_proj.weight': expected rows for 4 attention heads"):
+    with pytest.raises(InvalidFileError, match=r"'a.q_proj.weight': .* 4 attention heads"):
         make_strategy(Shapes(a__q_proj__weight=(63, 8)), 2)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import UnsupportedError
 from penstock.text.terminal import write_text
-from penstock.validation import wrong_type
+from penstock.validation import refusal, wrong_type
 
 if TYPE_CHECKING:
     from penstock.text.detokenizer import Detokenizer
@@ -86,5 +86,5 @@ def _one_row(value: Any) -> Sequence[int]:
     if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
         ids = ids[0]
     if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
-        raise InvalidArgumentError(f"put expects the token ids of one text, got {value!r:.100}")
+        raise refusal("value", "the token ids of one text", value)
     return ids

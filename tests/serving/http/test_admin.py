@@ -202,7 +202,7 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
 def test_a_socket_replaces_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     path.write_text("mine")
-    with pytest.raises(InvalidArgumentError, match="found a file that is not a socket"):
+    with pytest.raises(InvalidArgumentError, match="not a socket"):
         UnixSocket(path)
     assert path.read_text() == "mine"
     path.unlink()
@@ -221,7 +221,7 @@ def test_a_socket_replaces_no_other_file(tmp_path: Path) -> None:
 def test_a_socket_lies_in_a_folder_of_its_owners(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     os.chmod(tmp_path / "open", 0o777)  # noqa: S103 - to be refused
-    with pytest.raises(InvalidArgumentError, match="other users may write"):
+    with pytest.raises(InvalidArgumentError, match="other users"):
         UnixSocket(tmp_path / "open" / "a.sock")
     (tmp_path / "file").touch()
     with pytest.raises(InvalidArgumentError, match="expected a folder"):
