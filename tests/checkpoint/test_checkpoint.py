@@ -15,6 +15,7 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.side_files import read_small_file
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from tests.support.checkpoint_folders import CONFIG, safetensors, sound_tensors, write_folder
+from tests.support.errors import raises
 
 ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 
@@ -49,30 +50,30 @@ def test_the_type_with_most_bytes_is_the_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "at least 8 bytes"),
-        (b"\x02\0\0", "at least 8 bytes"),
-        (struct.pack("<Q", 2**63) + b"{}", "header: expected at most 2 bytes"),
-        (struct.pack("<Q", 3) + b"{}", "header: expected at most 2 bytes"),
-        (safetensors(b" {}"), "header: expected an object"),
-        (safetensors(b'{"a":1'), "header: not valid JSON"),
+        (b"", "8 bytes"),
+        (b"\x02\0\0", "8 bytes"),
+        (struct.pack("<Q", 2**63) + b"{}", "header: .* 2 bytes"),
+        (struct.pack("<Q", 3) + b"{}", "header: .* 2 bytes"),
+        (safetensors(b" {}"), "header: .*object"),
+        (safetensors(b'{"a":1'), "header: .*JSON"),
         (safetensors(b'{"a":{"dtype":"F32"},"a":1}'), "appears twice"),
-        (safetensors({"__metadata__": {"x": 1}}), "__metadata__: expected strings"),
-        (safetensors({"a": 3}), "tensor 'a': expected dtype, shape and data_offsets"),
-        (safetensors({"a": ENTRY | {"more": 1}}, bytes(16)), "expected dtype, shape and data_offsets"),
-        (safetensors({"a": ENTRY | {"dtype": "F4"}}, bytes(16)), "dtype: expected one of F32"),
-        (safetensors({"a": ENTRY | {"dtype": ["F32"]}}, bytes(16)), "dtype: expected one of F32"),
-        (safetensors({"a": ENTRY | {"shape": [2, -2]}}, bytes(16)), "shape: expected at most 8 sizes"),
-        (safetensors({"a": ENTRY | {"shape": [2, True]}}, bytes(16)), "shape: expected at most 8 sizes"),
-        (safetensors({"a": ENTRY | {"shape": [1] * 9}}, bytes(16)), "shape: expected at most 8 sizes"),
-        (safetensors({"a": ENTRY | {"shape": [2**40, 2**40]}}, bytes(16)), "shape: expected at most"),
-        (safetensors({"a": ENTRY | {"shape": [2, 3]}}, bytes(16)), "data_offsets: expected 24 bytes, found 16"),
+        (safetensors({"__metadata__": {"x": 1}}), "__metadata__: .*strings"),
+        (safetensors({"a": 3}), "'a': .*dtype, shape and data_offsets"),
+        (safetensors({"a": ENTRY | {"more": 1}}, bytes(16)), "dtype, shape and data_offsets"),
+        (safetensors({"a": ENTRY | {"dtype": "F4"}}, bytes(16)), "dtype: .*F32"),
+        (safetensors({"a": ENTRY | {"dtype": ["F32"]}}, bytes(16)), "dtype: .*F32"),
+        (safetensors({"a": ENTRY | {"shape": [2, -2]}}, bytes(16)), "shape: .* 8 sizes"),
+        (safetensors({"a": ENTRY | {"shape": [2, True]}}, bytes(16)), "shape: .* 8 sizes"),
+        (safetensors({"a": ENTRY | {"shape": [1] * 9}}, bytes(16)), "shape: .* 8 sizes"),
+        (safetensors({"a": ENTRY | {"shape": [2**40, 2**40]}}, bytes(16)), "shape: "),
+        (safetensors({"a": ENTRY | {"shape": [2, 3]}}, bytes(16)), "data_offsets: .* 24 bytes, found 16"),
         (
             safetensors({"a": ENTRY | {"data_offsets": [16, 0]}}, bytes(16)),
-            "data_offsets: expected 16 bytes, found -16",
+            "data_offsets: .* 16 bytes, found -16",
         ),
-        (safetensors({"a": ENTRY | {"data_offsets": [0.0, 16]}}, bytes(16)), "expected two offsets"),
-        (safetensors({"a": ENTRY}, bytes(15)), "expected 96 bytes as its header says, found 95: truncated"),
-        (safetensors({"a": ENTRY}, bytes(17)), "bytes after the last tensor"),
+        (safetensors({"a": ENTRY | {"data_offsets": [0.0, 16]}}, bytes(16)), "two offsets"),
+        (safetensors({"a": ENTRY}, bytes(15)), "96 bytes .* found 95: truncated"),
+        (safetensors({"a": ENTRY}, bytes(17)), "after the last tensor"),
         (safetensors({"a": ENTRY | {"data_offsets": [4, 20]}}, bytes(20)), "leaves a hole"),
         (safetensors({"a": ENTRY, "b": ENTRY | {"data_offsets": [8, 24]}}, bytes(24)), "overlaps"),
     ],
@@ -118,14 +119,14 @@ def test_shards_read_as_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
-        ({}, "expected tensor names and files"),
-        ({"a": "../model-1.safetensors"}, "expected the name of a .safetensors file in the folder"),
-        ({"a": "/etc/passwd"}, "expected the name of a .safetensors file in the folder"),
-        ({"a": "sub/x.safetensors"}, "expected the name of a .safetensors file in the folder"),
-        ({"a": ".hidden.safetensors"}, "expected the name of a .safetensors file in the folder"),
-        ({"a": 7}, "expected the name of a .safetensors file in the folder"),
-        ({"a": "model-9.safetensors"}, "expected the file 'model-9.safetensors' in the folder"),
-        ({"a": "model-1.safetensors", "z": "model-1.safetensors"}, "expected tensor 'z' in model-1"),
+        ({}, "tensor names and files"),
+        ({"a": "../model-1.safetensors"}, r"the name of a \.safetensors file"),
+        ({"a": "/etc/passwd"}, r"the name of a \.safetensors file"),
+        ({"a": "sub/x.safetensors"}, r"the name of a \.safetensors file"),
+        ({"a": ".hidden.safetensors"}, r"the name of a \.safetensors file"),
+        ({"a": 7}, r"the name of a \.safetensors file"),
+        ({"a": "model-9.safetensors"}, "'model-9.safetensors'"),
+        ({"a": "model-1.safetensors", "z": "model-1.safetensors"}, "tensor 'z' in model-1"),
         ({"z": "model-1.safetensors"}, "found tensor 'a'"),
         ({"a": "model-2.safetensors", "b": "model-1.safetensors"}, "found tensor"),
     ],
@@ -133,7 +134,7 @@ def test_shards_read_as_one(tmp_path: Path) -> None:
 def test_an_index_names_plain_files_that_hold_what_it_says(
     tmp_path: Path, weight_map: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(InvalidFileError, match=message):
+    with raises(InvalidFileError, param="weight_map", match=message):
         Checkpoint.open(write_shards(tmp_path, weight_map))
 
 
@@ -141,7 +142,7 @@ def test_an_index_names_plain_files_that_hold_what_it_says(
 def test_other_formats_are_refused_with_a_way_out(tmp_path: Path, name: str) -> None:
     write_folder(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / name)
-    with pytest.raises(UnsupportedError, match=f"{name}: .* not supported; use the safetensors version"):
+    with pytest.raises(UnsupportedError, match=f"{name}: .*safetensors"):
         Checkpoint.open(tmp_path)
 
 

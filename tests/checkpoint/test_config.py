@@ -47,7 +47,7 @@ def test_json_larger_than_its_limit_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", [1], {}, 0, -1, 2**31, 10**400, None])
 def test_int_accepts_only_positive_integers(value: object) -> None:
-    with pytest.raises(InvalidFileError, match=r"^config\.json: n: expected an integer from 1 to 2147483647, found "):
+    with raises(InvalidFileError, param="n", match=r"^config\.json: n: .* 1 to 2147483647, found "):
         ConfigReader({"n": value}).int("n")
 
 
@@ -129,12 +129,12 @@ def test_rope_per_layer_type_only_when_equal() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"type": "dynamic", "factor": 2.0}, "type: expected one of default, linear, llama3, yarn, found 'dynamic'"),
+        ({"type": "dynamic", "factor": 2.0}, "type: .*default, linear, llama3, yarn, found 'dynamic'"),
         ({"rope_type": "longrope"}, "found 'longrope'"),
-        ({"rope_type": "linear"}, "factor: expected a number"),
-        ({"rope_type": "linear", "factor": 0.5}, "factor: expected a number from 1"),
-        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor: expected more than low_freq_factor"),
-        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, "'mrope_section' is not supported"),
+        ({"rope_type": "linear"}, "factor: .*missing"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor: .* from 1 .*0.5"),
+        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor: .*low_freq_factor"),
+        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, "'mrope_section'"),
         ({"rope_type": "default", "partial_rotary_factor": 0.01}, "even number of rotary dimensions"),
     ],
 )

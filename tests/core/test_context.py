@@ -152,16 +152,16 @@ def test_op_takes_strided_rows(context: Context) -> None:
 def test_wrong_op_calls_are_refused_by_name(context: Context) -> None:
     long = np.zeros((3, 3), np.float32)
     wrong: list[tuple[str, list[CoreTensor | None], dict[str, float | str], str]] = [
-        ("add", [tensor(X), tensor(Y)], {}, r"add: num_tensors: expected 3 .*found 2"),
-        ("add", [tensor(X), tensor(long), tensor(Y)], {}, r"add: second argument: expected f32 \[2, 3\]"),
-        ("add", [tensor(X), tensor(X), tensor(long)], {}, r"add: output 0: expected f32 \[2, 3\], found f32 \[3, 3\]"),
-        ("add", [tensor(X), None, tensor(Y)], {}, "add: b: expected data, found null"),
-        ("add", [tensor(X), tensor(X), tensor(Y)], {"eps": 1.0}, "add: eps: not an attribute of add"),
-        ("gelu", [tensor(X), tensor(Y)], {}, "gelu: approximate: the attribute is missing"),
-        ("gelu", [tensor(X), tensor(Y)], {"approximate": "erf"}, 'gelu: approximate: expected "none" or "tanh"'),
-        ("gather_rows", [tensor(X), tensor(HIGH), tensor(Y)], {}, "gather_rows: rows: expected indices below"),
-        ("gather_rows", [tensor(X), tensor(LOW), tensor(Y)], {}, "gather_rows: rows: expected indices below"),
-        ("topk", [tensor(X), tensor(Y), tensor(Y)], {"k": 4}, "topk: k: expected 1 to 3, found 4"),
+        ("add", [tensor(X), tensor(Y)], {}, r"add: num_tensors: .* 3 .*found 2"),
+        ("add", [tensor(X), tensor(long), tensor(Y)], {}, r"add: second argument: .*f32 \[2, 3\]"),
+        ("add", [tensor(X), tensor(X), tensor(long)], {}, r"add: output 0: .*f32 \[2, 3\], found f32 \[3, 3\]"),
+        ("add", [tensor(X), None, tensor(Y)], {}, "add: b: .*null"),
+        ("add", [tensor(X), tensor(X), tensor(Y)], {"eps": 1.0}, "add: eps: .*attribute"),
+        ("gelu", [tensor(X), tensor(Y)], {}, "gelu: approximate: .*missing"),
+        ("gelu", [tensor(X), tensor(Y)], {"approximate": "erf"}, 'gelu: approximate: .*"none" or "tanh"'),
+        ("gather_rows", [tensor(X), tensor(HIGH), tensor(Y)], {}, "gather_rows: rows: "),
+        ("gather_rows", [tensor(X), tensor(LOW), tensor(Y)], {}, "gather_rows: rows: "),
+        ("topk", [tensor(X), tensor(Y), tensor(Y)], {"k": 4}, "topk: k: .* 1 to 3, found 4"),
     ]
     for op, tensors, attrs, message in wrong:
         with pytest.raises(InvalidArgumentError, match=message):
@@ -284,7 +284,7 @@ def test_bad_lines_are_refused_by_row(change: str, context: Context) -> None:
     values = quantized_rows(I4G32, 5, 70)
     assert values.groups is not None
     packed = np.zeros(native.layout_bytes(I4G32, 5, 70), np.uint8)
-    message = "expected nibbles, steps of 1 to 17, values step . q . offset of -128 to 127 and finite scales, .* row 3"
+    message = "nibbles, .* 1 to 17, .* -128 to 127 .* scales, .* row 3"
     if "step" in change:
         values.groups[3, 2, 0] = 0 if change == "low step" else 18
     elif "nibble" in change:
@@ -294,9 +294,9 @@ def test_bad_lines_are_refused_by_row(change: str, context: Context) -> None:
     elif change == "scale":
         values.scales[3] = np.inf
     elif change == "groups":
-        values, message = values._replace(groups=values.groups[:, :2].copy()), "groups: expected 30 bytes, found 20"
+        values, message = values._replace(groups=values.groups[:, :2].copy()), "groups: .* 30 bytes, found 20"
     else:
-        values, message = values._replace(groups=None), "groups: expected steps and offsets"
+        values, message = values._replace(groups=None), "groups: .*steps and offsets"
     with pytest.raises(InvalidArgumentError, match=message):
         native.pack_quantized(context, I4G32, 5, 70, 0, 5, values, packed)
     assert not packed.any()

@@ -169,7 +169,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_figures():
 
 @pytest.mark.parametrize("value", [-1, 10**12, True, 1.5])
 def test_a_size_that_no_program_has_is_refused_with_its_bounds(value):
-    with pytest.raises(InvalidArgumentError, match=f"num_pages: .* from 0 to 2147483647, got {value}"):
+    with raises(InvalidArgumentError, param="num_pages", match=f"got {value}"):
         ProgramLimits(num_pages=value)
 
 

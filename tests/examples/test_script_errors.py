@@ -67,7 +67,7 @@ def test_a_mistake_in_a_helper_names_its_file(folder: Path, tmp_path: Path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_helper.py").write_text("def scale(x):\n    return x * undefined\n")
     write(tmp_path / "net.py", "q, k, v = ", "from my_helper import scale; x = scale(x); q, k, v = ")
-    with pytest.raises(InvalidFileError, match=r"my_helper\.py:2: NameError: name 'undefined' is not defined"):
+    with pytest.raises(InvalidFileError, match=r"my_helper\.py:2: NameError: .*'undefined'"):
         run_eager(folder, tmp_path / "net.py")
 
 

@@ -99,9 +99,9 @@ def test_rotary_buffers_and_an_equal_tied_head_are_ignored(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("model__norm__weight", np.ones(95, np.float32), "shape: expected [96], found [95]"),
-        ("lm_head__weight", np.ones((259, 95), np.float32), "shape: expected [259, 96], found [259, 95]"),
-        ("lm_head__weight", np.ones((259, 96), np.int64), "dtype: expected F32, F16 or BF16, found I64"),
+        ("model__norm__weight", np.ones(95, np.float32), "[96], found [95]"),
+        ("lm_head__weight", np.ones((259, 95), np.float32), "[259, 96], found [259, 95]"),
+        ("lm_head__weight", np.ones((259, 96), np.int64), "F32, F16 or BF16, found I64"),
         ("lm_head__weight", np.full((259, 96), np.nan, np.float32), "tensor 'lm_head.weight': "),
     ],
 )
@@ -129,8 +129,8 @@ def test_values_that_are_not_finite_are_named(
     bad[place] = value
     folder = edit(write_checkpoint(tmp_path / "model"), **{name: bad})
     what = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}[str(value)]
-    words = f"tensor '{name}': expected finite values, found {what} at {list(place)}"
-    with pytest.raises(InvalidFileError, match=re.escape(words)):
+    fact = rf"'{name}': .*found {what} at {re.escape(str(list(place)))}"
+    with pytest.raises(InvalidFileError, match=fact):
         export_bundle(folder, tmp_path / "out.psm", scheme=scheme)
 
 
@@ -142,7 +142,7 @@ def test_configs_that_no_network_reads_are_refused_by_key(tmp_path: Path, key: s
     folder = write_checkpoint(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text()) | {key: value}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PenstockError, match=key):
+    with raises(PenstockError, param=key):
         export_bundle(folder, tmp_path / "out.psm")
 
 

@@ -21,7 +21,6 @@ from tests.support.errors import raises
 from tests.support.my_network import CONFIG, SCRIPT, plain_logits, tensors  # noqa: F401 - a fixture
 
 LIMITS = ProgramLimits(80, 3, num_pages=16, context_len=96)
-NO_SECOND = "max_tokens: expected 1, found 2: the network's attention is not causal"
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,7 @@ def test_several_answers_compute_their_prompt_each(llm: LLM) -> None:
 
 def test_a_second_token_is_refused(llm: LLM) -> None:
     for call in (llm.generate, llm.stream):
-        with pytest.raises(UnsupportedError, match=NO_SECOND):
+        with raises(UnsupportedError, param="max_tokens", match="found 2: .*not causal"):
             call([5, 6], SamplingParams(max_tokens=2))
     with raises(UnsupportedError, param="max_tokens"):
         llm.engine.submit([5, 6], llm._defaults.__class__(max_tokens=3))
@@ -129,9 +128,7 @@ def test_rows_of_a_prompt_must_fit_a_step(bundle: Path) -> None:
 
 
 def test_programs_refuse_a_second_step(llm: LLM) -> None:
-    with pytest.raises(
-        UnsupportedError, match=r"positions(\[0\])?: expected .*0.*: the network's attention is not causal"
-    ):
+    with pytest.raises(UnsupportedError, match=r"^positions(\[0\])?: .*0.*not causal"):
         run_whole(llm.engine.program, prompts(70)[0], 40)
 
 
@@ -153,7 +150,7 @@ def test_lite_runs_whole_sequences_or_refuses(bundle: Path, tensors: dict[str, n
                 [lite.Tensor(ids), lite.Tensor(np.array([1, 0], np.int32)), lite.Tensor(np.zeros(2, np.int32))]
             )
         generator = LiteGenerator(model, 2)
-        with pytest.raises(UnsupportedError, match=NO_SECOND):
+        with raises(UnsupportedError, param="max_tokens", match="found 2: .*not causal"):
             generator.generate([several[0]], SamplingParams(max_tokens=2))
         assert len(generator.generate([several[0]], SamplingParams(temperature=0))[0].token_ids) == 1
         generator._sampler.close()

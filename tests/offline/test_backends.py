@@ -91,7 +91,7 @@ def test_weights_of_a_replaced_file_are_not_mapped(tmp_path: Path) -> None:
     with native.Model.open(hollow) as model:
         map_weights(model, source, stamp)
         os.replace(other, source)
-        with pytest.raises(InvalidFileError, match=f"{source}: file: replaced or changed"):
+        with pytest.raises(InvalidFileError, match=f"{source}: file: "):
             map_weights(model, source, stamp)
 
 
@@ -225,7 +225,7 @@ def test_tasks() -> None:
     with raises(InvalidArgumentError, param="task", match="'image_to_text'"):
         pipeline("image_to_text", BUNDLE)
     for name in ("image_processor", "audio_processor"):
-        with pytest.raises(UnsupportedError, match=f"^{name}: not used by the task text_generation"):
+        with raises(UnsupportedError, param=name):
             pipeline("text_generation", BUNDLE, **{name: object()})
     with pytest.raises(InvalidArgumentError, match="unexpected keyword argument 'batch'"):
         pipeline("text_generation", BUNDLE, batch=3)

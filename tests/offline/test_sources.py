@@ -91,10 +91,10 @@ def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> N
     replace_tail(BUNDLE, tail, "argmax")
     changed = tmp_path / "changed.psm"
     for other, words in (
-        (bundles["w4a8"], "scheme is w4a8 instead of w8a8"),
-        (tail, "the end of the graph is argmax"),
+        (bundles["w4a8"], "scheme .*w4a8 .*w8a8"),
+        (tail, "end of the graph .*argmax"),
     ):
-        with pytest.raises(InvalidArgumentError, match=f"increment_model_path: .* does not match .*: {words}"):
+        with raises(InvalidArgumentError, param="increment_model_path", match=words):
             pipeline("text_generation", (BUNDLE, other))
     from penstock.graph.export import export_bundle
     from tests.support.lite_demo import folder, values
@@ -138,24 +138,24 @@ def spoil(folder: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("two yaml", r"expected exactly one YAML file, found other\.yml, test\.yaml"),
-        ("no yaml", "expected exactly one YAML file, found none"),
-        ("two prefill", r"expected one bundle named \*_prefill_graph\.psm, found b_prefill_graph\.psm, demo_"),
-        ("stray", r"expected only bundles named .*, found model\.psm"),
-        ("no prefill", r"expected a bundle named \*_prefill_graph\.psm, found none"),
+        ("two yaml", r"YAML .*found other\.yml, test\.yaml"),
+        ("no yaml", "YAML .*found none"),
+        ("two prefill", r"one .*\*_prefill_graph\.psm, found b_prefill_graph\.psm, demo_"),
+        ("stray", r"only .*found model\.psm"),
+        ("no prefill", r"\*_prefill_graph\.psm, found none"),
         (
             f"infer:\n  prefill_model_path: {BUNDLE.parent / 'other.psm'}\n",
-            "is not the bundle in the folder",
+            "infer: prefill_model_path: ",
         ),
-        ("infer:\n  seq_length: 5\n", "infer: unknown field 'seq_length'; did you mean infer_seq_length"),
-        ("infer:\n  model_type: mindir\n", "model_type must be 'penstock'"),
-        ("infer:\n  device_id: 0\n  device_id: 1\n", "line 3: duplicate key 'device_id'"),
-        ("infer: [1, 2]\n", "infer must be a mapping"),
-        ("train: {}\n", "unknown field 'train'"),
-        ("- 1\n", "expected a mapping of names to values, found list"),
-        ("a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        ("infer:\n  seq_length: 5\n", "infer: .*'seq_length'; .*infer_seq_length"),
+        ("infer:\n  model_type: mindir\n", "model_type .*'penstock'"),
+        ("infer:\n  device_id: 0\n  device_id: 1\n", "line 3: .*'device_id'"),
+        ("infer: [1, 2]\n", "infer .*mapping"),
+        ("train: {}\n", "'train'"),
+        ("- 1\n", "mapping .*found list"),
+        ("a: !!python/object/apply:os.getcwd []\n", "constructor"),
         ("a: [" * 3000, "test.yaml: "),
-        ("run_mode: train\n", "run_mode must be export, not 'train'"),
+        ("run_mode: train\n", "run_mode .*export, not 'train'"),
     ],
 )
 def test_model_folders_that_are_refused(what: str, words: str, tmp_path: Path) -> None:
@@ -185,23 +185,23 @@ def test_by_config(expected: list[int], backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "fact"),
     [
-        ({"model_type": "mindir"}, "model_type must be 'penstock'"),
-        ({"target": "Ascend"}, "target: expected 'cpu', got 'Ascend'"),
-        ({"target": "gpu"}, "target: expected 'cpu', found 'gpu'"),
-        ({"device_id": 1}, "device_id must be 0, not 1"),
-        ({"rank_id": 1}, "rank_id must be 0, not 1"),
-        ({"device_id": -1}, "device_id: expected an integer"),
-        ({"infer_seq_length": "512"}, "infer_seq_length: expected an integer"),
-        ({"model_name": ""}, "model_name: expected a non-empty string"),
-        ({"config_path": "a", "ge_config_path": "b"}, "config_path and ge_config_path are the same"),
-        ({"increment_model_path": "a"}, "increment_model_path requires prefill_model_path"),
-        ({"prefill_model_path": 3}, "prefill_model_path: expected a file name"),
+        ({"model_type": "mindir"}, "'penstock'"),
+        ({"target": "Ascend"}, "'Ascend'"),
+        ({"target": "gpu"}, "'gpu'"),
+        ({"device_id": 1}, "not 1"),
+        ({"rank_id": 1}, "not 1"),
+        ({"device_id": -1}, "got -1"),
+        ({"infer_seq_length": "512"}, "'512'"),
+        ({"model_name": ""}, "got ''"),
+        ({"config_path": "a", "ge_config_path": "b"}, "ge_config_path"),
+        ({"increment_model_path": "a"}, "prefill_model_path"),
+        ({"prefill_model_path": 3}, "got 3"),
     ],
 )
-def test_fields_that_are_refused(fields: dict[str, object], words: str) -> None:
-    with pytest.raises((InvalidArgumentError, UnsupportedError), match=words):
+def test_fields_that_are_refused(fields: dict[str, object], fact: str) -> None:
+    with raises((InvalidArgumentError, UnsupportedError), param=next(iter(fields)), match=fact):
         InferConfig(**fields)  # type: ignore[arg-type]
 
 
@@ -229,7 +229,7 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
     file.write_text("[model]\nverify = true\n")
     with raises(UnsupportedError, param="verify"):
         pipeline("text_generation", FOLDER, backend="eager", config_path=file)
-    with pytest.raises(InvalidFileError, match=r"expected a checkpoint folder .* or a model folder"):
+    with pytest.raises(InvalidFileError, match=r"docs: .*checkpoint folder .* model folder"):
         pipeline("text_generation", BUNDLE.parents[1] / "docs")
 
 
@@ -248,9 +248,7 @@ def test_conflicting_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"infer_seq_length .* 32, .* context_len 64"):
         pipeline("text_generation", BUNDLE, config_path=file, infer_seq_length=32)
     for backend in ("graph", "lite"):
-        with pytest.raises(
-            InvalidArgumentError, match=r"^infer_seq_length.* 2000 is more|^infer_seq_length.*found 2000"
-        ):
+        with raises(InvalidArgumentError, param="infer_seq_length", match="2000"):
             pipeline("text_generation", BUNDLE, backend=backend, infer_seq_length=2000)
         with pytest.raises(InvalidArgumentError, match=r"scheme.*'w4a8'"):
             pipeline("text_generation", BUNDLE, backend=backend, scheme="w4a8")

@@ -75,7 +75,7 @@ def test_apply_keeps_floats_near_and_convert_keeps_their_values() -> None:
 
 
 def test_misuse_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="does not quantize"):
+    with pytest.raises(InvalidArgumentError, match="bf16"):
         RoundToNearestConfig("bf16")
     algorithm = RoundToNearest(RoundToNearestConfig("w8a8"))
     with pytest.raises(InvalidArgumentError, match="linear layers"):
@@ -112,9 +112,9 @@ def test_loading_refuses_missing_unused_and_misshapen_tensors(tmp_path: Path) ->
     source = write_checkpoint(tmp_path / "model")
     tensors = load_file(source / "model.safetensors")
     damaged = {
-        "lacks tensor 'model.norm.weight'": {k: v for k, v in tensors.items() if k != "model.norm.weight"},
-        "has tensor 'stray'": tensors | {"stray": np.zeros(3, np.float32)},
-        r"shape: expected \[96\], found \[95\]": tensors | {"model.norm.weight": np.zeros(95, np.float32)},
+        "lacks .*'model.norm.weight'": {k: v for k, v in tensors.items() if k != "model.norm.weight"},
+        "has .*'stray'": tensors | {"stray": np.zeros(3, np.float32)},
+        r"shape: .*\[96\], found \[95\]": tensors | {"model.norm.weight": np.zeros(95, np.float32)},
     }
     for message, found in damaged.items():
         save_file(found, source / "model.safetensors")

@@ -166,14 +166,14 @@ def test_split_linears_become_fused_ones_and_back(tmp_path: Path) -> None:
 
 def test_a_layout_that_no_model_has_is_refused(tmp_path: Path) -> None:
     refused = {
-        "qwen2": "layout: expected model_type llama or mistral for fused",
+        "qwen2": "layout",
         "llama_biases": "attention_bias",
-        "llama_head_dim": "head_dim: expected 40",
-        "llama_rope_llama3": "rope_type: expected default",
+        "llama_head_dim": "head_dim",
+        "llama_rope_llama3": "rope_type",
     }
-    for family, message in refused.items():
+    for family, param in refused.items():
         source = save(family, tmp_path / family)
-        with pytest.raises(UnsupportedError, match=message):
+        with raises(UnsupportedError, param=param):
             convert(source, tmp_path / "out", Conversion(layout="fused"))
     with raises(UnsupportedError, param="layout", match="phi3"):
         convert(DEMO, tmp_path / "out", Conversion(layout="split"))
@@ -268,7 +268,7 @@ def test_bad_adapters_name_the_field(config: dict[str, Any], message: str, tmp_p
 def test_adapters_of_another_model_name_the_tensor(tmp_path: Path) -> None:
     source = save("llama", tmp_path / "source")
     adapter(tmp_path / "wide", {Q: (160, 161)})
-    with pytest.raises(InvalidFileError, match=rf"'{Q}.weight': expected a float matrix of \[160, 161\]"):
+    with pytest.raises(InvalidFileError, match=rf"'{Q}.weight': .*\[160, 161\]"):
         convert(source, tmp_path / "out", Conversion(lora=tmp_path / "wide"))
     adapter(tmp_path / "other", {"model.other": (160, 160)})
     with pytest.raises(InvalidFileError, match=r"'model.other.weight': "):
@@ -286,7 +286,7 @@ def test_adapters_of_another_model_name_the_tensor(tmp_path: Path) -> None:
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     for name, value in (("dtype", "f64"), ("layout", "other"), ("max_file_mb", -1)):
-        with pytest.raises(InvalidArgumentError, match=f"{name}: expected") as raised:
+        with raises(InvalidArgumentError, param=name) as raised:
             Conversion(**{name: value})
         assert raised.value.param == name
     with raises(PenstockError, param="source", match="nowhere"):

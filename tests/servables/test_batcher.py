@@ -221,15 +221,15 @@ def test_invalid_adds_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_size": 0}, "max_size: expected an integer from 1"),
+        ({"max_size": 0}, "^max_size: "),
         ({"max_size": True}, "max_size"),
         ({"max_size": 2.0}, "max_size"),
         ({"max_waiting": 0}, "max_waiting"),
-        ({"max_delay_s": -1}, "max_delay_s: expected a number from 0"),
+        ({"max_delay_s": -1}, "^max_delay_s: "),
         ({"max_delay_s": math.nan}, "max_delay_s"),
         ({"max_size": 8, "preferred_sizes": (9,)}, "preferred_sizes"),
-        ({"max_size": 8, "preferred_sizes": (4, 2)}, "preferred_sizes: expected ascending"),
-        ({"max_size": 8, "padded_sizes": (4, 4, 8)}, "padded_sizes: expected ascending"),
+        ({"max_size": 8, "preferred_sizes": (4, 2)}, "^preferred_sizes: .*ascending"),
+        ({"max_size": 8, "padded_sizes": (4, 4, 8)}, "^padded_sizes: .*ascending"),
         ({"max_size": 8, "padded_sizes": (2, 4)}, "padded_sizes: .* 8, got 4"),
     ],
 )

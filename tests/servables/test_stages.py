@@ -188,10 +188,10 @@ def test_invalid_inputs_are_refused_by_name(host: Host) -> None:
     wrong = {
         "y": ({"x": good["x"]}, "missing"),
         "z": (good | {"z": good["x"]}, "unknown input"),
-        "x": (good | {"x": good["x"].astype(np.int64)}, "expected the datatype FP32, got INT64"),
+        "x": (good | {"x": good["x"].astype(np.int64)}, "FP32, got INT64"),
     }
-    for path, (given, told) in wrong.items():
-        with pytest.raises(MisfitError, match=told) as caught:
+    for path, (given, fact) in wrong.items():
+        with raises(MisfitError, param=path, match=fact) as caught:
             host.ask("numbers.all_of_it", **given)
         assert caught.value.param == path
     for shape in ((2, 4), (2, 3, 1), (3,), (0, 3), (1, 3)):
