@@ -56,9 +56,17 @@ def test_shares_are_counted_from_the_graph(monkeypatch):
     assert report.prefill_tokens_per_s == pytest.approx(20 / report.first_token_s)
 
 
-@pytest.mark.parametrize("fields", [{"batches": ()}, {"batches": (0,)}, {"new_tokens": 0}, {"prompt_tokens": True}])
-def test_sizes_are_checked(fields):
-    with pytest.raises(InvalidArgumentError, match="expected"):
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("batch", {"batches": ()}),
+        ("batch", {"batches": (0,)}),
+        ("new_tokens", {"new_tokens": 0}),
+        ("prompt_tokens", {"prompt_tokens": True}),
+    ],
+)
+def test_sizes_are_checked(param, fields):
+    with raises(InvalidArgumentError, param=param):
         Bench(DEMO, **fields)
 
 

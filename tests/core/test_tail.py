@@ -15,6 +15,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 from penstock.graph.ir import Graph
 from penstock.graph.passes.append_tail import append_tail
 from tests.support.core_steps import OPTIONS, PROMPT, batch, i32, sampling
+from tests.support.errors import raises
 from tests.support.tiny_graph import VOCAB, tiny_graph, value, write_bundle
 
 K = 7
@@ -143,5 +144,5 @@ def test_ids_of_something_else_are_refused(tail: str, patch: Callable[[Graph], N
 
 @pytest.mark.parametrize("tail", ["", "max", "topk", "topk:0", "topk:x", "argmax:2", "topk:102"])
 def test_malformed_tails_are_refused(tail: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="tail"):
+    with raises(InvalidArgumentError, param="tail"):
         append_tail(tiny_graph(), tail)

@@ -95,18 +95,18 @@ def test_a_config_may_rename_its_context_length(
 
 
 def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"--network: expected path/to/file\.py:ClassName"):
+    with raises(InvalidArgumentError, param="network", match=r"path/to/file\.py:ClassName"):
         load_network_script("my_network")
-    with pytest.raises(FileAccessError, match="no such file"):
+    with raises(FileAccessError, param="network"):
         load_network_script(f"{tmp_path}/none.py:Net")
-    with pytest.raises(InvalidArgumentError, match="expected a torch"):
+    with raises(InvalidArgumentError, param="network", match=r"torch\.nn\.Module"):
         load_network_script(f"{SCRIPT}:Other")
     with raises(InvalidArgumentError, param="network_class"):
         register_network("mine", dict)
     with pytest.raises(InvalidArgumentError, match=r"read\(reader\)"):
         register_network("mine", torch.nn.Linear)
     (tmp_path / "bare.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
-    with pytest.raises(InvalidArgumentError, match="expected a class Config"):
+    with raises(InvalidArgumentError, param="network", match="class Config"):
         load_network_script(f"{tmp_path}/bare.py:Net")
 
 
@@ -114,10 +114,10 @@ def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:
 def test_missing_and_left_over_tensors_are_named(scheme: str, tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     save_file(tensors | {"other.weight": tensors["head.weight"]}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"has tensor 'other\.weight'"):
+    with pytest.raises(InvalidFileError, match=r": has .*'other\.weight'"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
     save_file({n: v for n, v in tensors.items() if n != "head.weight"}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"lacks tensor 'head\.weight'"):
+    with pytest.raises(InvalidFileError, match=r": lacks .*'head\.weight'"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
     save_file(tensors | {"head.weight": np.zeros((103, 47), np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(InvalidFileError, match=r"'head\.weight': shape: .*\[103, 48\], found \[103, 47\]"):

@@ -16,6 +16,7 @@ from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.nn import Linear, LMHead, RMSNorm, VocabParallelEmbedding
 from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
+from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
 
 
@@ -80,12 +81,12 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
     algorithm = RoundToNearest(RoundToNearestConfig("w8a8"))
     with pytest.raises(InvalidArgumentError, match="linear layers"):
         algorithm.apply(nn.Sequential())
-    with pytest.raises(InvalidArgumentError, match="apply"):
+    with raises(InvalidArgumentError, param="network", match="apply"):
         algorithm.convert(make_network(tied=False))
-    with pytest.raises(InvalidArgumentError, match="apply"):
+    with raises(InvalidArgumentError, param="save", match="apply"):
         algorithm.save(tmp_path / "out", {"config.json": b"{}"})
     algorithm.apply(make_network(tied=False))
-    with pytest.raises(InvalidArgumentError, match=r"config\.json"):
+    with raises(InvalidArgumentError, param="side_files", match=r"config\.json"):
         algorithm.save(tmp_path / "out", {})
 
 

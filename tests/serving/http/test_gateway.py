@@ -16,6 +16,7 @@ from penstock.serving.http.app import operations
 from penstock.serving.keys import KeySet
 from penstock.serving.operations import Routes
 from penstock.serving.settings import GatewayLimits, GatewaySettings
+from tests.support.errors import raises
 from tests.support.http_service import raw, until
 
 KEY = "a-key-of-twenty-chars"
@@ -106,7 +107,7 @@ def test_a_file_that_others_read_is_refused(keys_file, tmp_path):
 
 def test_the_world_is_not_served_without_a_key(keys_file):
     for host in ("0.0.0.0", "::", "192.168.1.1", "example.com", "127.example.com"):  # noqa: S104
-        with pytest.raises(InvalidArgumentError, match="--api-key-file"):
+        with raises(InvalidArgumentError, param="host", match="--api-key-file"):
             GatewaySettings(host=host)
         GatewaySettings(host=host, keys_file=keys_file)
         GatewaySettings(host=host, insecure=True)
