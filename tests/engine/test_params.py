@@ -225,21 +225,16 @@ def test_unordered_collections_are_refused_as_prompts(make_llm, prompts):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("field", "value", "fact"),
     [
-        ("stop", ["x"] * 65, "stop must be at most 64 strings, not 65"),
-        ("bad_words", ["x"] * 65, "bad_words must be at most 64 strings, not 65"),
-        ("stop", "x" * 5000, "stop must be strings of 1 to 4096 characters, not of 5000"),
-        ("stop", ["x", ""], "stop must be strings of 1 to 4096 characters, not of 0"),
-        (
-            "logit_bias",
-            dict.fromkeys(range(4097), 1.0),
-            "logit_bias must be a mapping of at most 4096 token ids, not of 4097",
-        ),
-        ("logit_bias", [1, 2], "logit_bias: expected a mapping of token ids to numbers, got [1, 2]"),
+        ("stop", ["x"] * 65, "64 strings, not 65$"),
+        ("bad_words", ["x"] * 65, "64 strings, not 65$"),
+        ("stop", "x" * 5000, "1 to 4096 characters, not of 5000$"),
+        ("stop", ["x", ""], "1 to 4096 characters, not of 0$"),
+        ("logit_bias", dict.fromkeys(range(4097), 1.0), "4096 token ids, not of 4097$"),
+        ("logit_bias", [1, 2], r"mapping .*\[1, 2\]$"),
     ],
 )
-def test_too_many_or_too_long_values_are_refused(field, value, message):
-    with pytest.raises(InvalidArgumentError) as raised:
+def test_too_many_or_too_long_values_are_refused(field, value, fact):
+    with raises(InvalidArgumentError, param=field, match=fact):
         SamplingParams(**{field: value})
-    assert str(raised.value) == message

@@ -182,7 +182,8 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
             before = children()
             await until(lambda: children() - before)
             status, answer = await asked("POST", "/admin/models/demo/unload")
-            assert (status, answer["error"]["message"]) == (503, "demo is still loading.")
+            assert (status, answer["error"]["code"]) == (503, "unavailable")
+            assert "loading" in answer["error"]["message"]
             model.with_suffix(".go").touch()
             backend = await loading
             answering = await backend.submit([5, 6], ENDLESS)
