@@ -145,7 +145,7 @@ _PATH: Final = re.compile(r"""(?<![\w./:'"])/(?:[^\s/:;,'"()]+/)+""")
 def without_folders(text: str, *folders: str) -> str:
     """Return an error message for clients, with each absolute path cut to its last component.
 
-    ``known``: paths that the message may contain and that the patterns would not recognize as a whole, because of
+    ``folders``: paths that the message may contain and that the patterns would not recognize as a whole, because of
     spaces or punctuation.
     """
     for path in folders:

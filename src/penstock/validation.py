@@ -42,7 +42,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def missing_attribute(owner: str, name: str, names: Iterable[str], hints: Mapping[str, str]) -> AttributeError:
     """Return the error for an attribute that does not exist.
 
-    It names what to use instead: from ``hints``, for names of other libraries, or the nearest of ``known``.
+    It names what to use instead: from ``hints``, for names of other libraries, or the nearest of ``names``.
     """
     instead = hints.get(name) or ("" if name.startswith("_") else nearest(name, (k for k in names if k[0] != "_")))
     return AttributeError(f"{owner} has no attribute {name!r:.60}{f'. Use {instead}.' if instead else ''}")

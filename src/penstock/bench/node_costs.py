@@ -102,8 +102,8 @@ def _keys(step: StepSize, window: int, causal: bool) -> tuple[int, int]:
 def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float, wanted_only: Sequence[bool]) -> list[Cost]:
     """Return the cost of each node in a step.
 
-    ``kv_token_bytes``: bytes of the keys and values of one token in all states.  ``kept``: per node, True if it runs
-    only for rows of logits.
+    ``kv_token_bytes``: bytes of the keys and values of one token in all states.  ``wanted_only``: per node, True if it
+    runs only for rows of logits.
     """
     width = sum(state.num_kv_heads * state.head_dim for state in graph.states.values())
     per_element = kv_token_bytes / width if width else 0.0

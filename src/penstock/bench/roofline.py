@@ -181,7 +181,7 @@ def _name_memory(
 ) -> list[Box]:
     """Write the name of the memory line along its upper side, and return the boxes that it covers.
 
-    ``taken``: boxes of lines, and of circles.
+    ``obstacles``: boxes of lines, and of circles.
     """
     hard, soft = obstacles
     (x1, y1), (x2, y2) = line
@@ -230,7 +230,7 @@ def _label(
 ) -> None:
     """Write a label (text, color) near a point, and a line to it from afar.  Leave it out if no place is free.
 
-    ``taken``: boxes of lines, and boxes of labels; both grow.
+    ``obstacles``: boxes of lines, and boxes of labels; both grow.
     """
     hard, texts = obstacles
     size = len(text[0]) * _SIZE * CHAR_WIDTH + 2, _LINE_HEIGHT

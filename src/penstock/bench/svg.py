@@ -215,8 +215,8 @@ def place_label(
 ) -> Box | None:
     """Return a free place for a label of a point, near it if possible, or None.
 
-    ``at`` and ``radius``: the point's circle.  ``size``: width and height of the label.  ``taken``: lines, texts, and
-    circles.  The place is within ``room`` and covers no line and no text.  If possible it covers no circle, and the
+    ``at`` and ``radius``: the point's circle.  ``size``: width and height of the label.  ``obstacles``: lines, texts
+    and circles.  The place is within ``room`` and covers no line and no text.  If possible it covers no circle, and the
     line from it to the point crosses no text.
     """
     lines, texts, circles = (_corners(boxes) for boxes in obstacles)

@@ -390,7 +390,7 @@ def _raise(lib: ctypes.CDLL, status: int, prefix: str = "") -> None:
 
 
 def warn_of_newer(path: str | os.PathLike[str], minor: int, known_minor: int) -> None:
-    """Warn (UserWarning) about a bundle whose minor format version ``found`` is newer than ``known``."""
+    """Warn (UserWarning) about a bundle whose minor format version ``minor`` is newer than ``known_minor``."""
     if minor > known_minor:  # one call site for all, so that Python's filter shows the warning once per file
         warnings.warn(
             f"{os.fspath(path)}: header.minor: the file has format 1.{minor}, this version reads 1.{known_minor}; "

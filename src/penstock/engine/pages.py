@@ -198,7 +198,7 @@ class PageLedger:
             pages.num_freed[group] = index + 1
             pages.version += 1
 
-    def known(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
+    def count_shareable(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
         """Return how many leading pages the request has or could share.
 
         The result is the largest n for which a token at position 32 n needs only those pages.
@@ -212,9 +212,9 @@ class PageLedger:
                 while num_found < longest and pool.find(keys[num_found]) is not None:
                     num_found += 1
                 longest = num_found
-        return longest if not self._windowed else self._known_in_windows(pages, num_own, keys[:longest])
+        return longest if not self._windowed else self._shareable_in_windows(pages, num_own, keys[:longest])
 
-    def _known_in_windows(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
+    def _shareable_in_windows(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
         sound = [True] * (len(keys) + 1)
         for group, window in self._windowed:
             run_start = pages.num_freed[group]  # pages run_start to index - 1 are known
@@ -226,7 +226,7 @@ class PageLedger:
         return max((n for n in range(num_own, len(keys) + 1) if sound[n]), default=num_own)
 
     def adopt(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> None:
-        """Share the pages ``num_own`` to ``len(keys)`` that ``known`` found.  A partly written page is replaced."""
+        """Share the pages ``num_own`` to ``len(keys)`` from ``count_shareable``.  A partly written page is replaced."""
         for group, (window, pool) in enumerate(zip(self.windows, self.pools, strict=True)):
             table = pages.tables[group]
             first = _first_seen(len(keys) * PAGE_TOKENS, window) if window > 0 else 0

@@ -89,7 +89,7 @@ def row_arrays(sampling: Sampling, chunks: Sequence[Chunk]) -> Sampling:
 def _among_scored(
     sampling: Sampling, is_sampled: NDArray[np.bool_], target: NDArray[np.int32], listed: NDArray[np.int32]
 ) -> Sampling:
-    """Spread the rows of ``sampling`` to where ``drawn`` is set.
+    """Spread the rows of ``sampling`` to where ``is_sampled`` is set.
 
     The other rows score ``target`` and list ``listed`` of the likeliest tokens.
     """

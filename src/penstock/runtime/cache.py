@@ -300,7 +300,7 @@ class Cache:
         os.close(descriptor)
 
     def _remove_stale(self, locked_key: str | None = None) -> None:
-        """Remove the incomplete files of builders that died.  ``held`` is the key whose lock this process holds."""
+        """Remove the incomplete files of builders that died.  This process holds the lock of ``locked_key``."""
         for path in self.folder.glob(f".*{PARTIAL_SUFFIX}"):
             key = path.name[1:65]
             descriptor = None

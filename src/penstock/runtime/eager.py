@@ -129,15 +129,15 @@ class EagerProgram:
         expected = [num_rows, self.info.vocab_size]
         if not isinstance(output, Tensor):
             raise InvalidFileError(
-                f"{self._where()}: output: expected logits {expected}, found {type(output).__name__}"
+                f"{self._forward_name()}: output: expected logits {expected}, found {type(output).__name__}"
             )
         if list(output.shape) != expected or output.dtype != torch.float32:
             raise InvalidFileError(
-                f"{self._where()}: output: expected float32 logits {expected}, one row per entry of batch.output_rows, "
-                f"found {output.dtype} {list(output.shape)}; select rows with batch.output_rows"
+                f"{self._forward_name()}: output: expected float32 logits {expected}, one row per entry of "
+                f"batch.output_rows, found {output.dtype} {list(output.shape)}; select rows with batch.output_rows"
             )
 
-    def _where(self) -> str:
+    def _forward_name(self) -> str:
         return f"{self._script or 'network'}: {type(self.network).__name__}.forward"
 
     def logits(self) -> NDArray[np.float32]:

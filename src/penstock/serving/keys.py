@@ -58,7 +58,7 @@ class KeySet:
         """Return an opaque id of the key in an Authorization header, which reveals nothing about the key."""
         return self._hash(authorization.partition(b" ")[2].strip())[:8].hex()
 
-    def knows(self, authorization: bytes | None) -> bool:
+    def has_key(self, authorization: bytes | None) -> bool:
         """Return True if an Authorization header has one of the keys; each key is compared in constant time."""
         if authorization is None or len(authorization) > 2 * MAX_KEY_CHARS:
             return False
@@ -128,11 +128,11 @@ class ApiKeys:
 
     def admits(self, authorization: bytes | None) -> bool:
         """Return True if a request with this Authorization header is admitted."""
-        return self.keys is None or self.keys.knows(authorization) | self.is_admin(authorization)
+        return self.keys is None or self.keys.has_key(authorization) | self.is_admin(authorization)
 
     def is_admin(self, authorization: bytes | None) -> bool:
         """Return True if the header has an admin key."""
-        return self.admin_keys is not None and self.admin_keys.knows(authorization)
+        return self.admin_keys is not None and self.admin_keys.has_key(authorization)
 
     def client_of(self, authorization: bytes | None, address: str) -> str:
         """Return the client of a request for fair scheduling: an id of its key, or its address without API keys.

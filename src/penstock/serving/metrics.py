@@ -105,7 +105,7 @@ class ModelMetrics:
             return None
         return {"p50": values[len(values) // 2], "p99": values[min(len(values) - 1, len(values) * 99 // 100)]}
 
-    def ended(self, num_prompt: int, num_output: int, seconds: float, timings: Mapping[str, float]) -> None:
+    def record_prompt(self, num_prompt: int, num_output: int, seconds: float, timings: Mapping[str, float]) -> None:
         """Record a prompt whose answers are complete.
 
         ``num_output``: tokens of all its answers.  ``seconds``: since arrival.  ``timings``: measured by the engine.

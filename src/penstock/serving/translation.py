@@ -59,7 +59,7 @@ async def completion_request(call: Call) -> EngineRequest:
 async def text_request(
     call: Call, backend: Backend, prompt_field: Any, field: str, body: SamplingFields, **own: Any
 ) -> EngineRequest:
-    """Translate the prompts ``given`` in a field of a body; ``own`` are sampling parameters of the route."""
+    """Translate the prompts ``prompt_field`` in a field of a body; ``own`` are sampling parameters of the route."""
     prompts = await prompts_of(backend, prompt_field, field, body)
     _check_count(len(prompts), body)
     params = _sampling_of(body, best_of=body.best_of, **own)

@@ -162,17 +162,17 @@ class Strategy:
         """
         checksum = config_checksum(config)
         if checksum != self.config_sha256:
-            raise _wrong(
+            raise _mismatch(
                 f"model.config_sha256: expected {checksum[:16]}..., that of {where}, found {self.config_sha256[:16]}..."
                 ", so the strategy is for another model"
             )
         for name in sorted(tensors.keys() ^ self.parameters.keys()):
             kind = "is missing, but" if name in tensors else "is named, but no tensor of"
-            raise _wrong(f"parameters: {show(name)} {kind} {where} has it")
+            raise _mismatch(f"parameters: {show(name)} {kind} {where} has it")
         for name, info in tensors.items():
             own = self.parameters[name]
             if (own.dtype, own.shape) != (info.dtype, info.shape):
-                raise _wrong(
+                raise _mismatch(
                     f"parameters: {show(name)}: expected {info.dtype} of {list(info.shape)}, that of {where}, found "
                     f"{own.dtype} of {list(own.shape)}"
                 )
@@ -184,7 +184,7 @@ def config_checksum(config: ConfigReader) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _wrong(message: str) -> InvalidArgumentError:
+def _mismatch(message: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"strategy: {message}", param="strategy")
 
 

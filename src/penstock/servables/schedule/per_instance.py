@@ -67,7 +67,7 @@ async def run_each_instance(
 ) -> MethodResult:
     """Run ``count`` instances separately and concurrently; ``run`` is called with the number of each.
 
-    ``known``: errors of instances that need not run.  The rows of failed instances are zeros, or empty bytes.
+    ``known_errors``: errors of instances that need not run.  The rows of failed instances are zeros, or empty bytes.
     Raises errors that no instance caused, and RefusalError if the rows of instances differ in shape.
     """
     rows: list[list[NDArray[Any]] | None] = [None] * count

@@ -23,15 +23,15 @@ def inflated(data: bytes, encoding: str, most: int, noun: str = "body") -> bytes
     try:
         body = unpacker.decompress(data, most + 1)
     except zlib.error as error:
-        raise _wrong(noun, encoding, str(error)) from None
+        raise _invalid_stream(noun, encoding, str(error)) from None
     if len(body) > most:
         raise RefusalError(413, f"The decompressed {noun} has more than {most} bytes.", code="body_too_large")
     if not unpacker.eof or unpacker.unused_data:
-        raise _wrong(noun, encoding, "data after its end" if unpacker.eof else "it is truncated")
+        raise _invalid_stream(noun, encoding, "data after its end" if unpacker.eof else "it is truncated")
     return body
 
 
-def _wrong(noun: str, encoding: str, why: str) -> RefusalError:
+def _invalid_stream(noun: str, encoding: str, why: str) -> RefusalError:
     return RefusalError(400, f"The {noun} is not a valid {encoding} stream: {why}.", code="invalid_compression")
 
 

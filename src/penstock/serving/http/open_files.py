@@ -31,7 +31,7 @@ def raise_limit() -> int:
 
 
 def fitting_connections(num_wanted: int, limit: int, num_listeners: int, num_others: int) -> int:
-    """Return how many connections each listener may have, ``wanted`` at most, so that descriptors never run out.
+    """Return how many connections each listener may have, ``num_wanted`` at most, so that descriptors never run out.
 
     ``limit`` is the soft limit on open files; ``num_others`` descriptors are for worker processes and other listeners.
     At least half of the limit is left to connections.

@@ -50,10 +50,10 @@ def model_called(call: Call, name: str) -> Backend:
     if not name:
         raise RefusalError(400, "name is missing", param="name", code="missing_required_parameter")
     call.facts["model"] = name[:128]
-    return _known(call, name)
+    return _find_model(call, name)
 
 
-def _known(call: Call, name: str) -> Backend:
+def _find_model(call: Call, name: str) -> Backend:
     """Return the language model of a name.  Raises NotFoundError with the names of models and servables."""
     try:
         return call.models.get(name)
@@ -66,7 +66,7 @@ def _known(call: Call, name: str) -> Backend:
 
 
 def check_version(backend: Backend, version: str, version_number: int = 0) -> None:
-    """Raise a 404 error if ``version`` is set and is not the model's version (``found``, or else the current one)."""
+    """Raise a 404 error if ``version`` is set and differs from ``version_number`` (0: the model's current one)."""
     number = str(version_number or backend.card.version)
     if version not in ("", number):
         raise RefusalError(
@@ -94,7 +94,7 @@ async def language_model(call: Call, request: InferRequest, model: str, version:
     Raises NotFoundError before any other error.
     """
     if model:
-        _known(call, model)
+        _find_model(call, model)
     is_large = any(tensor.array.size > _LARGE for tensor in request.inputs.values())
     if is_large:
         return Inference(call, await asyncio.to_thread(read_language_request, request, model, version))

@@ -32,8 +32,8 @@ def _of_method(method: Method) -> dict[str, Any]:
     description: dict[str, Any] = {
         "name": method.name, "platform": "penstock_servable", "backend": "penstock", "version_policy": how.policy,
         "max_batch_size": method.max_batch_size,
-        "input": [_named(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in method.inputs],
-        "output": [_named(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in method.outputs],
+        "input": [_tensor_entry(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in method.inputs],
+        "output": [_tensor_entry(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in method.outputs],
         "instance_group": [{"name": name, "kind": "KIND_CPU", "count": count} for name, count in how.processes.items()],
         "model_transaction_policy": {"decoupled": False},
     }  # fmt: skip
@@ -52,12 +52,14 @@ def _of_backend(backend: Backend) -> dict[str, Any]:
     return {
         "name": backend.name, "platform": "penstock", "backend": "penstock",
         "version_policy": {"latest": {"num_versions": 1}}, "max_batch_size": 0,
-        "input": [_named(name, datatype, (-1,))],
-        "output": [_named(name, kind, (-1, -1) if name == "output_ids" else (-1,)) for name, kind in OUTPUTS.items()],
+        "input": [_tensor_entry(name, datatype, (-1,))],
+        "output": [
+            _tensor_entry(name, kind, (-1, -1) if name == "output_ids" else (-1,)) for name, kind in OUTPUTS.items()
+        ],
         "instance_group": [{"name": backend.name, "kind": "KIND_CPU", "count": len(backend.workers())}],
         "model_transaction_policy": {"decoupled": True},
     }  # fmt: skip
 
 
-def _named(name: str, datatype: str, sizes: Iterable[int]) -> dict[str, Any]:
+def _tensor_entry(name: str, datatype: str, sizes: Iterable[int]) -> dict[str, Any]:
     return {"name": name, "data_type": CONFIG_TYPES[datatype], "dims": [*sizes]}

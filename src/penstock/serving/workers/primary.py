@@ -319,7 +319,7 @@ def _digest(token: str) -> bytes:
 
 
 async def _first(connected: asyncio.Future[WorkerConnection], exited: asyncio.Future[int]) -> WorkerConnection:
-    """Wait for ``wanted``; raise UnavailableError if the process exits, or its connection ends, before that."""
+    """Wait for ``connected``; raise UnavailableError if the process exits, or its connection ends, before that."""
     await asyncio.wait((connected, exited), return_when=asyncio.FIRST_COMPLETED)
     if not connected.done():  # its last message may be on its way; a lost connection says less than an exit status
         await asyncio.wait((connected,), timeout=_LAST_WORDS_S)

@@ -109,7 +109,7 @@ class WorkerGroup:
                 if not first_start.done():
                     first_start.set_result(None)
                 start = time.monotonic()
-                death = await worker.ended()
+                death = await worker.wait_exit()
                 lived_s = time.monotonic() - start
                 num_lost, name = worker.connection.num_lost, worker.connection.name
             except Exception as error:  # of any kind: only this task starts the next process
