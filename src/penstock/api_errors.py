@@ -94,7 +94,7 @@ CODES: Final[dict[int, Code]] = {
     ),
     504: Code("timeout_error", "DEADLINE_EXCEEDED", "The response was not complete within the request's timeout."),
 }
-"""All error statuses that routes return; the documentation's reference shows the same table."""
+"""The error statuses that routes return; the documentation's reference shows the same table."""
 
 
 def grpc_code(status: int) -> str:

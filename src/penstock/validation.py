@@ -23,12 +23,12 @@ MAX_TOKEN: Final = 2**31 - 1
 
 
 def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
-    """Return the error that tells what a field must be and what it is."""
+    """Return the error of a field with a wrong value: what is expected, and the value."""
     return InvalidArgumentError(f"{name}: expected {expected}, got {found!r:.200}", param=name)
 
 
 def wrong_type(name: str, expected: str, found: object) -> InvalidArgumentError:
-    """Return the error that tells what a field must be and what type it has."""
+    """Return the error of a field with a wrong type: what is expected, and the type."""
     return InvalidArgumentError(f"{name}: expected {expected}, got {type(found).__name__}", param=name)
 
 

@@ -58,7 +58,7 @@ def existing_path(model: Path | str) -> Path:
 
 @dataclass
 class ModelFile:
-    """What a YAML file says: the folder or bundle, the options of LLM, and the defaults of ``generate``."""
+    """The content of a YAML file: the folder or bundle, the options of LLM, and the defaults of ``generate``."""
 
     path: Path
     options: dict[str, Any] = field(default_factory=dict)

@@ -23,7 +23,7 @@ _LENGTHS: Final = ("max_length", "min_length")
 _FLAGS: Final = ("return_dict_in_generate", "output_scores", "output_logits")
 _OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, "pad_token_id", "use_cache")
 _WITHOUT_EFFECT: Final = ("transformers_version", "bos_token_id", "_from_model_config")
-"""What a GenerationConfig of transformers also has; generation never reads it here."""
+"""Fields that a GenerationConfig of transformers has and that generation ignores here."""
 
 
 class GenerationConfig:
@@ -47,7 +47,7 @@ class GenerationConfig:
 
 @dataclass(frozen=True)
 class GenerateOutput:
-    """What ``generate`` returns with ``return_dict_in_generate``; values are attributes and keys.
+    """The result of ``generate`` with ``return_dict_in_generate``; values are attributes and keys.
 
     ``sequences``: as without it.  ``logits``: for each sequence an array [num_generated, vocab_size] float32, the row
     that each token was chosen from.  ``scores``: the same rows divided by the temperature.

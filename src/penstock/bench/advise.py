@@ -35,7 +35,7 @@ from penstock.validation import refusal
 __all__ = ["PYTHON_BYTES", "Advice", "Advise", "Row", "Wishes", "advise", "misses", "recommend"]
 
 PYTHON_BYTES: Final = 64 << 20
-"""What Python, the tokenizer and the text take beside the plan, as ``runtime.native.fit_limits`` reserves it."""
+"""Memory for Python, the tokenizer and the text beside the plan, as ``runtime.native.fit_limits`` reserves it."""
 EQUAL_QUALITY: Final = 0.002
 """Schemes whose perplexity differs by less than this share count as equally good."""
 _PROMPT_TOKENS, _NEW_TOKENS = 512, 128
@@ -45,7 +45,7 @@ _MAX_SECONDS_PER_SCHEME = 6.0
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user wishes, each None if it does not matter.
+    """The wishes of the user, each None if it does not matter.
 
     ``first_token_s``: the longest time to the first token of a prompt, when nothing else runs.  ``latency_s``: the
     longest time per further token, with all requests running.  ``tokens_per_s``: the least rate of generated tokens of

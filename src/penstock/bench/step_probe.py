@@ -39,9 +39,9 @@ _PREFILL_RUNS = 3
 _MIN_PROMPT = 32
 _MAX_PROBE_BYTES = 3 << 29
 _FILL_BYTES_PER_S = 1e9
-"""How fast the kernel makes the zeroed pages of a hole, about."""
+"""The approximate rate at which the kernel makes the zeroed pages of a hole."""
 _USUAL_SHARE = 0.67
-"""The share of the roofline that steps reach, about, to choose how much is measured."""
+"""The approximate share of the roofline that steps reach.  It decides how much is measured."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ __all__ = ["MAX_TENSORS", "TensorFile", "TensorInfo", "open_regular", "parse_hea
 MAX_HEADER_BYTES: Final = 100_000_000
 MAX_TENSORS: Final = 1 << 17
 MAX_HEADER_VALUES: Final = 1 << 21
-"""Room for the entries of MAX_TENSORS, which have a name, a type, two offsets and a few sizes each."""
+"""The limit on the values of a header: room for MAX_TENSORS entries, each with a name, a type, two offsets and
+a few sizes."""
 MAX_RANK: Final = 8
 MAX_TENSOR_BYTES: Final = 1 << 46
 

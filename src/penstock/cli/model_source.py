@@ -1,4 +1,4 @@
-"""From MODEL on the command line to a path.  A model of a hub is downloaded when the user agrees."""
+"""Resolves MODEL on the command line to a path.  A model of a hub is downloaded when the user agrees."""
 
 from __future__ import annotations
 

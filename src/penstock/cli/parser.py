@@ -30,7 +30,7 @@ _OTHER_NAMES: Final = {
     "--ssl-certfile": "--tls-certificate",
     "--ssl-keyfile": "--tls-key",
 }
-"""What llama.cpp, ollama, transformers and vLLM call an option, and the option here."""
+"""Options of llama.cpp, ollama, transformers and vLLM, and the option here that replaces each."""
 
 
 def has_colour() -> bool:

@@ -221,7 +221,7 @@ class MetadataCall(Call[Answer]):
 
 @dataclass(frozen=True)
 class ReadyCall(Call[bool]):
-    """Whether a model accepts requests.  It is sent once, because 503 is an answer here."""
+    """Return the call that asks if a model accepts requests.  It is sent once, because 503 is an answer here."""
 
     model: str
     version: str

@@ -75,7 +75,7 @@ class Biases:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample R rows of logits.  Arrays are C-contiguous.
+    """The sampling parameters of R rows of logits.  Arrays are C-contiguous.
 
     ``temperature`` f32 [R]: 0 is greedy.
     ``top_k`` i32 [R]: 0 is off.

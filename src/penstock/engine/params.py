@@ -47,7 +47,7 @@ _DEFAULT: Final[dict[str, Any]] = {row.name: row.default for row in SAMPLING_FIE
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to continue a prompt, with vLLM's names.  None means the value of the model's generation_config.json.
+    """Sampling parameters of a request, with vLLM's names.  None means the value of the model's generation_config.json.
 
     ``max_tokens``: maximum number of tokens to generate (256 if neither caller nor model sets it).  The context length
     is a limit as well.

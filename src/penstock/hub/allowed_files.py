@@ -1,4 +1,4 @@
-"""Which files of a repository are downloaded: weights as safetensors, configuration, tokenizer, chat template.
+"""The files of a repository that are downloaded: weights as safetensors, configuration, tokenizer, chat template.
 
 Code and pickled weights are never downloaded: opening them would run what a stranger wrote.
 """

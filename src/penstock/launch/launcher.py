@@ -27,7 +27,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """What to launch.
+    """The settings of a launch.
 
     ``command``: the program and its arguments.  ``nproc``: ranks on this machine.  ``nnodes``: machines.  ``rdzv``:
     where their launchers meet, or None for one machine; the machine that has the address is the host.  ``node_rank``:

@@ -187,7 +187,7 @@ class Call:
 
 
 class ResponseSink(Protocol):
-    """Where a response is written: a connection of HTTP/1.1.
+    """The destination of a response: a connection of HTTP/1.1.
 
     Its methods write directly, which saves the messages, coroutines and tasks of ASGI: 16 % of the time and 20 % of the
     processor time of a small request (docs/history/log.md).  Only ``drained`` waits.  After the client has

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_SAMPLES", "History", "Series"]
 
 MAX_SAMPLES: Final = 720  # even, so that pairs can be merged
-"""Of a model.  Twelve minutes have a sample a second; a day has one every two minutes."""
+"""The number of samples of a model.  Twelve minutes have a sample a second; a day has one every two minutes."""
 _SAMPLE_S: Final = 1.0
 _COLUMNS: Final = ("output_tokens_per_s", "prompt_tokens_per_s", "num_running", "num_waiting", "held_pages_share")
 

@@ -152,7 +152,7 @@ class Operation:
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        """All error statuses of the route."""
+        """Return the error statuses of the route."""
         with_body = (408, 413, 415) if self.body is not None else ()
         return tuple(sorted({*COMMON_REFUSALS, *with_body, *self.refusals, 500}))
 

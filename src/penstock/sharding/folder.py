@@ -69,7 +69,7 @@ def stream_tensor(file: TensorFile, name: str, begin: int, end: int) -> Iterator
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``manifest.json`` says.
+    """The content of ``manifest.json``.
 
     ``strategy``: the checksum of strategy.json.  ``headers``: those of the whole files, by name.  ``index``:
     model.safetensors.index.json, or None.  ``sides``: the SHA-256 of each file beside the ranks.  ``wholes``: of each

@@ -37,7 +37,7 @@ _MAX_ROWS: Final = 1 << 46
 
 @dataclass(frozen=True)
 class Parameter:
-    """How a tensor is cut.
+    """The way in which a tensor is cut.
 
     ``cut`` is "rows" (rank r has the rows ``ranges[r]``), "replicated" (every rank has it), "owner" (only rank
     ``rank`` has it) or "same" (it has the bytes of the parameter ``name`` and is not stored).  ``dtype`` is the name in

@@ -97,7 +97,7 @@ class LoadedMethod:
 
     @property
     def is_ready(self) -> bool:
-        """Whether each of its steps has a process or backend that runs it."""
+        """Return True if each of its steps has a process or backend that runs it."""
         return self._version.is_ready
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -336,7 +336,7 @@ class LoadedVersion:
 
     @property
     def is_ready(self) -> bool:
-        """Whether each pool has a process and each language model is ready."""
+        """Return True if each pool has a process and each language model is ready."""
         return not self.is_closed and (
             all(pool.is_ready for pool in self.pools) and all(model.is_ready for model in self._languages)
         )

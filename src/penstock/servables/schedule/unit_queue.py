@@ -115,7 +115,7 @@ class UnitBatch:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it contains instances of several requests, including requests that have ended."""
+        """Return True if it contains instances of several requests, including requests that have ended."""
         return len({job for job, _, _ in self.pieces}) > 1
 
     def split_by_request(self) -> list[UnitBatch]:

@@ -49,7 +49,7 @@ class Model(Body):
 
 
 class ModelList(Body):
-    """All models."""
+    """The list of models."""
 
     object: Literal["list"]
     data: list[Model]

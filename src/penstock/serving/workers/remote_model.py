@@ -204,7 +204,7 @@ class RemoteBackend:
 
     @property
     def _all_connections(self) -> list[WorkerConnection]:
-        """All connections, including those of workers that are being drained."""
+        """The connections, including those of workers that are being drained."""
         return [*(connection for group in self._groups for connection in group.connections), *self._joined]
 
     @property

@@ -65,7 +65,7 @@ class WorkerGroup:
         stay known while none is ready."""
         self.tokenizer: Tokenizer | None = None
         self.weights_id = ""
-        """Equal for equal bundles; empty for a checkpoint folder."""
+        """The identity of the weights: equal for equal bundles, empty for a checkpoint folder."""
         self._launcher = launcher
         self._num_workers = num_workers
         self._on_change = on_change
