@@ -1,7 +1,8 @@
 """Answers which scheme and which way to run a model suit this machine and the user's wishes.
 
 Memory is planned by the core, for the graph in each scheme.  Times come from real steps at the model's shapes, without
-its weights (``step_probe``).  What a scheme costs in quality is what docs/guides/quantization.md has measured.
+its weights (``step_probe``).  The quality of a scheme is the one
+measured in docs/guides/quantization.md.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Advise:
     """The question.  Sizes in tokens; None is 512 and 128, or as many as the model's context holds.
 
     ``model``: a bundle or a checkpoint folder.  ``network``: the user's script, for a folder.  ``threads``: 0 is all
-    allowed cores.  ``schemes``: those to compare.  ``seconds``: for all of it, about.
+    allowed cores.  ``schemes``: those to compare.  ``seconds``: the approximate time of the whole measurement.
     """
 
     model: Path | str

@@ -464,7 +464,7 @@ class Engine:
 
     def _check_open(self) -> None:
         if self.is_closed:
-            raise InvalidArgumentError("the engine is closed")
+            raise InvalidArgumentError("The engine is closed.")
 
     def _settle(self) -> None:
         """Carry out aborts now, unless a step is running: its thread does so when it ends."""

@@ -1,6 +1,6 @@
 """The files of a repository that are downloaded: weights as safetensors, configuration, tokenizer, chat template.
 
-Code and pickled weights are never downloaded: opening them would run what a stranger wrote.
+Code and pickled weights are never downloaded: opening them can run a stranger's code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rank of this process, as the launcher that started it says: torchrun, ``penstock launch``, mpirun or Slurm.
+"""The rank of a process, from the environment that its launcher set: torchrun, ``penstock launch``, mpirun or Slurm.
 
 The variables are those of https://docs.pytorch.org/docs/stable/elastic/run.html, of MPICH's Hydra, of Open MPI and of
 Slurm's srun.
@@ -23,7 +23,7 @@ MAX_WORLD: Final = 1 << 16
 class RankEnvironment:
     """The place of a process among those of its program.
 
-    ``source``: the launcher that said so.  ``local_rank`` and ``local_world`` count the processes of this machine.
+    ``source``: the launcher that set it.  ``local_rank`` and ``local_world`` count the processes of this machine.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class RankEnvironment:
 
 @dataclass(frozen=True)
 class _Source:
-    """The variables of a launcher: rank, world, local rank, local world; and one that must be there as well."""
+    """The variables of a launcher: rank, world, local rank, local world; and ``needs``, which must be set as well."""
 
     name: str
     names: tuple[str, str, str, str]

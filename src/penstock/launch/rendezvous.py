@@ -131,7 +131,7 @@ class _Peer:
             await asyncio.sleep(_BEAT_S)
 
     async def watch(self, on_done: Callable[[], None]) -> str:
-        """Return the failure that the peer reports or that its silence is."""
+        """Return the failure that the peer reports; a silent peer is a failure too."""
         while True:
             try:
                 message = await asyncio.wait_for(self.receive(), BEAT_LIMIT_S)
@@ -180,7 +180,7 @@ class _Links:
         return reason
 
     async def finish(self) -> str:
-        """The host is done last, when all others are; then it tells them so."""
+        """Wait for the other machines.  The host finishes last and notifies them."""
         if self._server is None:
             self._peers[0].send(done=True)
         waiting = asyncio.ensure_future(self._all_done.wait())

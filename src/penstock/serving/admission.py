@@ -206,7 +206,7 @@ def deadline_s(call: Call, timeout_s: float | None = None) -> float:
     if timeout_s is not None:
         seconds = min(timeout_s, seconds)
     if seconds <= 0:
-        raise DeadlineError("the deadline was over when the request came")
+        raise DeadlineError("the deadline had passed when the request arrived")
     return seconds
 
 

@@ -159,7 +159,7 @@ class ShardedFolder:
     def open(cls, path: Path) -> ShardedFolder:
         """Open and check a folder.  Raises InvalidFileError, which names the file and the field, and UnsupportedError.
 
-        What is written in tensors is checked where it is read.
+        The bytes of tensors are checked when they are read.
         """
         if not (path / MANIFEST).exists():
             raise InvalidFileError(
@@ -211,7 +211,7 @@ class ShardedFolder:
                 raise InvalidFileError(f"{name}: expected the checksum in {MANIFEST}, found another: it was changed")
 
     def file(self, rank: int) -> TensorFile:
-        """Return the open file of a rank.  InvalidFileError names a tensor that is not as the strategy says."""
+        """Return the open file of a rank.  InvalidFileError names a tensor that differs from the strategy."""
         if rank not in self._files:
             path = self.folder / rank_name(rank) / WEIGHTS
             if not path.exists():
@@ -237,7 +237,7 @@ class ShardedFolder:
         return self._files[rank]
 
     def rank(self, rank: int, *, verify: bool = True) -> Checkpoint:
-        """Return what a rank has as a checkpoint; with ``verify`` its bytes are compared with the manifest."""
+        """Return a rank's part as a checkpoint; with ``verify`` its bytes are compared with the manifest."""
         check_integer("rank", rank, 0, self.strategy.world - 1)
         file = self.file(rank)
         for name, checksum in self.manifest.parts[rank].items() if verify else ():
@@ -272,7 +272,7 @@ class ShardedFolder:
     def stream(self, name: str) -> Iterator[NDArray[np.uint8]]:
         """Yield the bytes of a whole tensor in pieces, in the order of its rows.
 
-        Raises InvalidFileError at the end if they are not those that were cut.
+        Raises InvalidFileError at the end if they differ from those that were cut.
         """
         own = self.strategy.parameters[name]
         if own.cut == "same":

@@ -65,7 +65,7 @@ class Parameter:
         return ((0, self.num_rows),)
 
     def shape_of(self, rank: int) -> tuple[int, ...] | None:
-        """Return the shape of what a rank stores; None if it does not store the tensor."""
+        """Return the shape of a rank's part; None if it does not store the tensor."""
         rows = self.rows_of(rank)
         if rows is None or not self.shape:
             return None if rows is None else ()

@@ -141,7 +141,7 @@ class _Streams(Protocol):
 
 
 def _compare(checksums: Mapping[str, str], written: _Streams) -> None:
-    """Read what was written, and compare it with the source."""
+    """Compare the written tensors with the source."""
     for name, checksum in checksums.items():
         digest = hashlib.sha256()
         for piece in written.stream(name):

@@ -337,7 +337,7 @@ def test_a_refused_worker_prints_the_reason(remote, certificate, tmp_path) -> No
         async with service(remote=remote) as running:
             backend = await running.models.load(str(DEMO))
             port = running.primary.port
-            assert "the token is not known here" in await refused(port, token="x" * 64)
+            assert "unknown worker token" in await refused(port, token="x" * 64)
             assert "no model 'other'" in await refused(port, "--name", "other")
             assert "up to 1024 tokens" in await refused(port, *short)
             assert len(backend.workers()) == 1

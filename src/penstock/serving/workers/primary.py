@@ -311,7 +311,7 @@ class Primary:
 
 
 def _adopt_none(connection: WorkerConnection) -> None:
-    raise InvalidArgumentError(f"there is no model {connection.model!r:.140} here")
+    raise InvalidArgumentError(f"this service has no model {connection.model!r:.140}")
 
 
 def _digest(token: str) -> bytes:
