@@ -15,7 +15,6 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.side_files import read_small_file
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from tests.support.checkpoint_folders import CONFIG, safetensors, sound_tensors, write_folder
-from tests.support.errors import raises
 
 ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 
@@ -134,7 +133,7 @@ def test_shards_read_as_one(tmp_path: Path) -> None:
 def test_an_index_names_plain_files_that_hold_what_it_says(
     tmp_path: Path, weight_map: dict[str, object], message: str
 ) -> None:
-    with raises(InvalidFileError, param="weight_map", match=message):
+    with pytest.raises(InvalidFileError, match=message):
         Checkpoint.open(write_shards(tmp_path, weight_map))
 
 

@@ -250,6 +250,6 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [(BUNDLE, "graph", None, eye)]
     with raises(UnsupportedError, param="audio_processor"):
         pipeline("shout", BUNDLE, audio_processor=eye)
-    with raises(InvalidArgumentError, param="task", match="'shout'"):
+    with raises(InvalidArgumentError, param="task_type", match="'shout'"):
         InferTask.register("shout", shout)
     assert InferTask.support_list() == ["shout", "text_generation"]

@@ -220,7 +220,7 @@ def test_folders_on_the_command_line(tmp_path: Path) -> None:
     assert settings.servables == (tmp_path / "root", folder)
     assert [name for name, _ in settings.models] == ["", "a"]
     (tmp_path / "empty" / "nothing").mkdir(parents=True)
-    told = r"empty: .*config\.json.* NAME/servable\.py"
+    told = r"empty: .*config\.json.* \(NAME/servable\.py\)"
     for name in ("", "a="):
         with pytest.raises(InvalidArgumentError, match=told):
             settings_of(parse(["serve", f"{name}{tmp_path / 'empty'}"]))
