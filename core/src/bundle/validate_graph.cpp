@@ -213,18 +213,18 @@ ps_status find_attention_kinds(Graph* graph) {
 
 // What the one gather_rows over the step's output rows reads: float rows, one of each token, side by side.
 int32_t find_hidden(const Graph& graph) {
-  int32_t found = -1;
+  int32_t hidden = -1;
   for (const Node& node : graph.nodes) {
     if (node.op != OP_GATHER_ROWS || node.inputs[kGatherRowsRows].index != graph.inputs[INPUT_OUTPUT_ROWS])
       continue;
-    if (found >= 0) return -1;
-    found = node.inputs[0].index;
+    if (hidden >= 0) return -1;
+    hidden = node.inputs[0].index;
   }
-  if (found < 0) return -1;
-  const Value& v = graph.values[found];
-  const bool plain = v.dtype == PS_F32 && v.rank == 2 && v.root == found && v.producer >= 0 &&
+  if (hidden < 0) return -1;
+  const Value& v = graph.values[hidden];
+  const bool plain = v.dtype == PS_F32 && v.rank == 2 && v.root == hidden && v.producer >= 0 &&
                      equal(v.dims[0], Dim{ROLE_TOKENS, 1, 0});
-  return plain ? found : -1;
+  return plain ? hidden : -1;
 }
 
 }  // namespace

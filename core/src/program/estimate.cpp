@@ -18,8 +18,8 @@ int64_t count_keys(const int32_t* positions, int64_t count, int32_t window) {
   const int64_t most = window > 0 ? window : INT32_MAX;
   int64_t keys = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t seen = int64_t{positions[i]} + 1;
-    keys += seen < most ? seen : most;
+    const int64_t num_keys = int64_t{positions[i]} + 1;
+    keys += num_keys < most ? num_keys : most;
   }
   return keys;
 }

@@ -73,10 +73,10 @@ bool is_only_reader(const Graph& graph, int64_t gather) {
 void note_inputs(const Graph& graph, const Node& node, Readers reader, Vec<Readers>* readers) {
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     if (node.inputs[i].kind != OPERAND_VALUE) continue;
-    Readers& found = (*readers)[graph.values[node.inputs[i].index].root];
-    found.wanted_only |= reader.wanted_only;
-    found.other |= reader.other;
-    found.behind |= reader.behind;
+    Readers& root_readers = (*readers)[graph.values[node.inputs[i].index].root];
+    root_readers.wanted_only |= reader.wanted_only;
+    root_readers.other |= reader.other;
+    root_readers.behind |= reader.behind;
   }
 }
 
@@ -127,16 +127,16 @@ WantedSources find_sources(const Graph& graph) {
       const Value& v = graph.values[node.inputs[i].index];
       const int32_t producer = graph.values[v.root].producer;
       if (producer < 0 || graph.nodes[producer].wanted_only) continue;
-      const WantedSource found{v.root, v.root_offset, v.root_offset + v.row_elements};
+      const WantedSource source{v.root, v.root_offset, v.root_offset + v.row_elements};
       WantedSource* same = std::find_if(out.items, out.items + out.count,
-                                      [&](const WantedSource& source) { return source.root == found.root; });
+                                      [&](const WantedSource& item) { return item.root == source.root; });
       if (same < out.items + out.count) {
-        *same = WantedSource{found.root, std::min(same->begin, found.begin), std::max(same->end, found.end)};
+        *same = WantedSource{source.root, std::min(same->begin, source.begin), std::max(same->end, source.end)};
       } else if (out.count == kMaxOperands) {
         out.count = -1;
         return out;
       } else {
-        out.items[out.count++] = found;
+        out.items[out.count++] = source;
       }
     }
   }
@@ -153,9 +153,9 @@ ps_status mark_wanted_only(Graph* g) {
     Node& node = graph.nodes[n];
     bool is_read = false, wanted_only = n < gather && can_be_wanted_only(graph, node);
     for (int32_t i = 0; i < node.num_outputs; ++i) {
-      const Readers& found = readers[node.outputs[i]];
-      is_read |= found.wanted_only;
-      wanted_only &= !found.other && !found.behind;
+      const Readers& output_readers = readers[node.outputs[i]];
+      is_read |= output_readers.wanted_only;
+      wanted_only &= !output_readers.other && !output_readers.behind;
     }
     node.wanted_only = wanted_only && is_read;
     if (sends_hidden(graph, node)) continue;

@@ -1,4 +1,4 @@
-"""What a model takes when it is divided over ranks of this host: memory of each rank, and the time of a token.
+"""The cost of a model that is divided over ranks of this host: memory of each rank, and the time of a token.
 
 Weights are counted exactly, as a rank's bundle has them.  Keys and values, and the rest, are estimated as
 ``hub.memory_need`` does.  A token's time is that of its bytes at the measured bandwidth of memory, and of its exchanges
@@ -56,7 +56,7 @@ class RankMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Return the memory of the rank in total."""
         return self.weight_bytes + self.kv_bytes + self.rest_bytes
 
 

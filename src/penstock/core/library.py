@@ -361,8 +361,8 @@ def library() -> ctypes.CDLL:
         raise UnsupportedError(
             f"The native core {path} has the wrong ABI version: expected {_ABI_VERSION}, found {version}"
         )
-    for named in env.op_libraries():
-        _raise(lib, lib.ps_ops_load(os.fsencode(named)), "PENSTOCK_OPS: ")
+    for ops_path in env.op_libraries():
+        _raise(lib, lib.ps_ops_load(os.fsencode(ops_path)), "PENSTOCK_OPS: ")
     return lib
 
 
@@ -395,11 +395,11 @@ def _raise(lib: ctypes.CDLL, status: int, prefix: str = "") -> None:
         raise _ERRORS.get(status, InternalError)(prefix + message)
 
 
-def warn_of_newer(path: str | os.PathLike[str], found: int, known: int) -> None:
-    """Warn (UserWarning) about a bundle whose minor format version ``found`` is newer than ``known``."""
-    if found > known:  # one call site for all, so that Python's filter shows the warning once per file
+def warn_of_newer(path: str | os.PathLike[str], minor: int, known_minor: int) -> None:
+    """Warn (UserWarning) about a bundle whose minor format version ``minor`` is newer than ``known_minor``."""
+    if minor > known_minor:  # one call site for all, so that Python's filter shows the warning once per file
         warnings.warn(
-            f"{os.fspath(path)}: header.minor: the file has format 1.{found}, this version reads 1.{known}; "
+            f"{os.fspath(path)}: header.minor: the file has format 1.{minor}, this version reads 1.{known_minor}; "
             "newer fields of the file are ignored",
             stacklevel=1,
         )

@@ -163,7 +163,7 @@ class Model(Handle):
         if not self._is_private or segment is None:
             raise refusal("overwrite", "a segment in private memory", name)
         if offset < 0 or offset + data.nbytes > segment.nbytes or not data.flags.c_contiguous:
-            raise InvalidArgumentError(f"overwrite: expected bytes within the segment {name!r:.60}")
+            raise InvalidArgumentError(f"overwrite: expected bytes within the segment {name!r:.60}", param="overwrite")
         ctypes.memmove(np.frombuffer(segment, np.uint8).ctypes.data + offset, data.ctypes.data, data.nbytes)
 
 
@@ -201,7 +201,7 @@ def _options_struct(options: ProgramOptions) -> ProgramOptionsStruct:
     fields = {name: int(getattr(options, name)) for name in options.__dataclass_fields__}
     for name, value in fields.items():
         if not 0 <= value < 1 << 31:
-            raise InvalidArgumentError(f"{name}: expected an integer from 0 to 2^31 - 1, found {value}")
+            raise InvalidArgumentError(f"{name}: expected an integer from 0 to 2^31 - 1, found {value}", param=name)
     del fields["flags"]  # 0 in the struct: ps_program_create_flagged takes them as an argument
     struct: ProgramOptionsStruct = sized(ProgramOptionsStruct, **fields)
     return struct
@@ -376,7 +376,7 @@ def _tensor_struct(tensor: CoreTensor | None) -> TensorStruct:
     if tensor is None:
         return TensorStruct()
     if len(tensor.dims) > 4:
-        raise InvalidArgumentError(f"dims: expected up to 4, found {list(tensor.dims)}")
+        raise InvalidArgumentError(f"dims: expected up to 4, found {list(tensor.dims)}", param="dims")
     dims = (ctypes.c_int64 * 4)(*tensor.dims)
     return TensorStruct(tensor.address, tensor.dtype, len(tensor.dims), dims, tensor.row_stride, tensor.layout)
 
@@ -404,11 +404,14 @@ def sample_logits(context: Context, logits: npt.NDArray[np.float32], sampling: S
     """Sample rows of logits [R, vocab] that do not belong to a program."""
     if logits.ndim != 2 or logits.dtype != np.float32 or not logits.flags.c_contiguous:
         raise InvalidArgumentError(
-            f"logits: expected C-contiguous float32 [rows, vocab], found {logits.dtype.name} {list(logits.shape)}"
+            f"logits: expected C-contiguous float32 [rows, vocab], found {logits.dtype.name} {list(logits.shape)}",
+            param="logits",
         )
     struct, rows = sampling_struct(sampling, logits.shape[1])
     if rows != logits.shape[0]:
-        raise InvalidArgumentError(f"temperature: expected {logits.shape[0]} values, one per row, found {rows}")
+        raise InvalidArgumentError(
+            f"temperature: expected {logits.shape[0]} values, one per row, found {rows}", param="temperature"
+        )
     out, sampled = sampled_struct(sampling, rows)
     status = library().ps_sample(
         context.handle, logits.ctypes.data, logits.shape[1], ctypes.byref(struct), ctypes.byref(out)

@@ -137,7 +137,9 @@ class Engine:
             check_num_top(max(0, prompt_rows.num_logprobs), self.program.info.vocab_size)
         if pooling is not None and not self.program.info.hidden_size:
             raise UnsupportedError(
-                "embed: this network has no hidden rows, because its head does not select rows from those of all tokens"
+                "embed: this network has no hidden rows, because its head does not select rows from those of all "
+                "tokens",
+                param="embed",
             )
         num_new = 0 if pooling is not None else sampling.max_tokens
         ids = self.fit_prompt(prompt_ids, num_new, options)
@@ -398,15 +400,15 @@ class Engine:
         if all(chunk.request.pooling is None for chunk in chunks):
             return []
         hidden, start = self.program.hidden(), 0
-        ended: list[tuple[Request, InternalError | None]] = []
+        finished: list[tuple[Request, InternalError | None]] = []
         for chunk in chunks:
             stop, pooling = start + chunk.num_tokens, chunk.request.pooling
             if pooling is not None:
                 pooling.take(hidden[start:stop], chunk.start)
                 if chunk.start + chunk.num_tokens == chunk.request.num_tokens:
-                    ended.append((chunk.request, pooling.error()))
+                    finished.append((chunk.request, pooling.error()))
             start = stop
-        return ended
+        return finished
 
     def _accept(self, chunk: Chunk, rows: Sampled, own: range) -> None:
         """Hand a request the rows of its prompt and the row of its next token."""
@@ -527,7 +529,7 @@ class Engine:
 
     def _check_open(self) -> None:
         if self.is_closed:
-            raise InvalidArgumentError("the engine is closed")
+            raise InvalidArgumentError("The engine is closed.")
 
     def _settle(self) -> None:
         """Carry out aborts now, unless a step is running: its thread does so when it ends."""

@@ -89,6 +89,10 @@ class PagePool:
         page = self._page_of.get(key)
         return page if page is None or page % self.num_ranks == rank else None
 
+    def find_at(self, index: int, rotation: int, key: bytes) -> int | None:
+        """Return the page with this name that may be at an index of a table, or None."""
+        return self.find(key, self.rank_of(index, rotation))
+
     def name(self, page: int, key: bytes) -> None:
         """Give a held page a name, so that others can find it.  Does nothing if another page has the name."""
         if self._references[page] < 1:
@@ -235,7 +239,7 @@ class PageLedger:
             pages.num_freed[group] = index + 1
             pages.version += 1
 
-    def known(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
+    def count_shareable(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
         """Return how many leading pages the request has or could share.
 
         The result is the largest n for which a token at position 32 n needs only those pages.
@@ -245,13 +249,13 @@ class PageLedger:
         longest = len(keys)
         for window, pool in zip(self.windows, self.pools, strict=True):
             if window <= 0:
-                found = num_own
-                while found < longest and pool.find(keys[found], pool.rank_of(found, pages.rotation)) is not None:
-                    found += 1
-                longest = found
-        return longest if not self._windowed else self._known_in_windows(pages, num_own, keys[:longest])
+                num_found = num_own
+                while num_found < longest and pool.find_at(num_found, pages.rotation, keys[num_found]) is not None:
+                    num_found += 1
+                longest = num_found
+        return longest if not self._windowed else self._shareable_in_windows(pages, num_own, keys[:longest])
 
-    def _known_in_windows(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
+    def _shareable_in_windows(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
         sound = [True] * (len(keys) + 1)
         for group, window in self._windowed:
             run_start = pages.num_freed[group]  # pages run_start to index - 1 are known
@@ -259,12 +263,12 @@ class PageLedger:
                 if run_start > _first_seen(index * PAGE_TOKENS, window):
                     sound[index] = False
                 pool = self.pools[group]
-                if index < len(keys) and pool.find(keys[index], pool.rank_of(index, pages.rotation)) is None:
+                if index < len(keys) and pool.find_at(index, pages.rotation, keys[index]) is None:
                     run_start = index + 1
         return max((n for n in range(num_own, len(keys) + 1) if sound[n]), default=num_own)
 
     def adopt(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> None:
-        """Share the pages ``num_own`` to ``len(keys)`` that ``known`` found.  A partly written page is replaced."""
+        """Share the pages ``num_own`` to ``len(keys)`` from ``count_shareable``.  A partly written page is replaced."""
         for group, (window, pool) in enumerate(zip(self.windows, self.pools, strict=True)):
             table = pages.tables[group]
             first = _first_seen(len(keys) * PAGE_TOKENS, window) if window > 0 else 0
@@ -276,7 +280,7 @@ class PageLedger:
                 if index < first:
                     table.append(FREED)
                     continue
-                page = pool.find(keys[index], pool.rank_of(index, pages.rotation))
+                page = pool.find_at(index, pages.rotation, keys[index])
                 if page is None:
                     raise InternalError("page tables: a page to share has no name")
                 table.append(page)

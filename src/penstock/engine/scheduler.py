@@ -295,11 +295,11 @@ class Scheduler:
         self._extend_keys(request, (request.num_tokens - 1) // PAGE_TOKENS)
         max_pages = min(request.first_wanted, request.num_tokens - 1) // PAGE_TOKENS  # what follows is needed itself
         own = request.num_computed // PAGE_TOKENS
-        known = self.ledger.known(pages, own, request.page_keys[:max_pages])
-        if known > own:
-            self.ledger.adopt(pages, own, request.page_keys[:known])
-            gained = known * PAGE_TOKENS - request.num_computed
-            request.num_computed = known * PAGE_TOKENS
+        num_known = self.ledger.count_shareable(pages, own, request.page_keys[:max_pages])
+        if num_known > own:
+            self.ledger.adopt(pages, own, request.page_keys[:num_known])
+            gained = num_known * PAGE_TOKENS - request.num_computed
+            request.num_computed = num_known * PAGE_TOKENS
             if request.num_preemptions == 0:
                 request.num_cached += gained
                 self.num_cached_tokens += gained

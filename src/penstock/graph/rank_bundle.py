@@ -96,21 +96,22 @@ def take_rank(whole: Graph, folder: ShardedFolder, rank: int) -> Graph:
                 if name != source or (own is not None and own.rows_of(rank) != rows):
                     raise UnsupportedError(
                         f"{STRATEGY}: parameters: {show(stored)}: rank {rank} computes with the rows "
-                        f"{[list(pair) for pair in rows]}; expected them, as `penstock plan` writes them"
+                        f"{[list(pair) for pair in rows]}; expected them, as `penstock plan` writes them",
+                        param="parameters",
                     )
     return graph
 
 
 def rows_by_tensor(weight: Weight, ranges: RowRanges) -> dict[str, RowRanges]:
     """Return the rows of each checkpoint tensor within rows of a weight; of a vector the elements."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    rows_of: dict[str, list[tuple[int, int]]] = {}
     for part in weight.parts:
         size = weight.cols if weight.rows == 1 and len(weight.parts) == 1 else part.num_rows
         for start, stop in ranges:
             first, last = max(start, part.row_start), min(stop, part.row_start + size)
             if first < last:
-                found.setdefault(part.name, []).append((first - part.row_start, last - part.row_start))
-    return {name: tuple(rows) for name, rows in found.items()}
+                rows_of.setdefault(part.name, []).append((first - part.row_start, last - part.row_start))
+    return {name: tuple(rows) for name, rows in rows_of.items()}
 
 
 def widest_exchange(graphs: Iterable[Graph]) -> int:

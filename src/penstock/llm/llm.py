@@ -207,9 +207,9 @@ class LLM:
             result, is_one = self._generate_into(prompts, params, options, streamer, progress)
             return result if is_one else [result]
         several, is_one = split_prompts(prompts)
-        each = split_params(params, len(several))
+        params_each = split_params(params, len(several))
         options, progress = check_options(options), check_flag("progress", progress)
-        prepared = check_each(zip(several, each, strict=True), is_one, lambda pair: self.prepare(*pair, options))
+        prepared = check_each(zip(several, params_each, strict=True), is_one, lambda pair: self.prepare(*pair, options))
         requests: list[list[Request]] = []
         try:
             for submits in prepared:
@@ -222,7 +222,9 @@ class LLM:
                 for request in group:
                     self.engine.abort(request)
             raise
-        results = all_or_error([outcome(group, one) for group, one in zip(requests, each, strict=True)], is_one)
+        results = all_or_error(
+            [outcome(group, prompt_params) for group, prompt_params in zip(requests, params_each, strict=True)], is_one
+        )
         return results[0] if is_one else results
 
     def _generate_into(
@@ -244,13 +246,13 @@ class LLM:
                     "progress must be False with a streamer, which shows the progress itself", param="progress"
                 )
             several, is_one = split_prompts(prompts)
-            each = split_params(params, len(several))
-            if len(several) != 1 or (each[0].best_of or each[0].n) > 1:
-                answers = sum(item.best_of or item.n for item in each)
+            params_each = split_params(params, len(several))
+            if len(several) != 1 or (params_each[0].best_of or params_each[0].n) > 1:
+                answers = sum(item.best_of or item.n for item in params_each)
                 raise InvalidArgumentError(
-                    f"A streamer takes one answer, with n and best_of 1. This call has {answers}."
+                    f"A streamer takes one answer, with n and best_of 1. This call has {answers}.", param="n"
                 )
-            stream = self.stream(several[0], each[0], options)
+            stream = self.stream(several[0], params_each[0], options)
             streamer.put(np.array([stream.prompt_token_ids], np.int64))
             for delta in stream:
                 for token in delta.token_ids:
@@ -346,11 +348,13 @@ class LLM:
             raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
         if not is_one:
             raise InvalidArgumentError("stream takes one prompt; use generate for several", param="stream")
-        one = split_params(params, 1)[0]
-        if (one.best_of or one.n) > 1:
-            raise InvalidArgumentError("n and best_of must be 1 for a stream, which returns one answer")
-        request = self._submit(self.prompt_ids(several[0]), one, self._resolve(one), several[0], options)
-        return Stream(self.engine, request, one)
+        stream_params = split_params(params, 1)[0]
+        if (stream_params.best_of or stream_params.n) > 1:
+            raise InvalidArgumentError("n and best_of must be 1 for a stream, which returns one answer", param="n")
+        request = self._submit(
+            self.prompt_ids(several[0]), stream_params, self._resolve(stream_params), several[0], options
+        )
+        return Stream(self.engine, request, stream_params)
 
     def score(
         self, prompts: Prompt | Iterable[Prompt], num_top: int = 0, *, options: RequestOptions | None = None

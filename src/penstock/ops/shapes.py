@@ -30,12 +30,12 @@ def infer_shapes(op: str, shapes: Mapping[str, Sequence[int] | None], attrs: Att
 
     Raises InvalidArgumentError ("[op] argument: expected ..., found ...").
     """
-    given = {name: None if shape is None else tuple(shape) for name, shape in shapes.items()}
-    return _RULES[op](given, attrs) if op in _RULES else _elementwise(op, given)
+    tensor_shapes = {name: None if shape is None else tuple(shape) for name, shape in shapes.items()}
+    return _RULES[op](tensor_shapes, attrs) if op in _RULES else _elementwise(op, tensor_shapes)
 
 
 def _fail(op: str, argument: str, expected: str, found: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"[{op}] {argument}: expected {expected}, found {found}")
+    return InvalidArgumentError(f"[{op}] {argument}: expected {expected}, found {found}", param=argument)
 
 
 def _tensor(op: str, shapes: Shapes, name: str, *ranks: int) -> Shape:

@@ -85,8 +85,8 @@ def find_op(name: str) -> Op:
         return op
     loaded = loaded_version(name)
     if loaded is None:
-        known = ", ".join(sorted({**_BY_NAME, **_CUSTOM}))
-        raise KeyError(f"[{name}] expected an op of the op table, which has {known}")
+        names = ", ".join(sorted({**_BY_NAME, **_CUSTOM}))
+        raise KeyError(f"[{name}] expected an op of the op table, which has {names}")
     return Op(name, *loaded, 0.0)
 
 
@@ -108,7 +108,7 @@ def loaded_version(name: str) -> tuple[int, str] | None:
 
     for text in op_schemas()[len(OPS) :]:
         versioned, _, schema = text.partition(" ")
-        known, _, version = versioned.rpartition(".")
-        if known == name:
+        op_name, _, version = versioned.rpartition(".")
+        if op_name == name:
             return int(version), schema
     return None

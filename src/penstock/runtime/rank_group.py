@@ -188,9 +188,9 @@ class RankGroup:
         descriptors = [os.pidfd_open(child.pid) for child in self._children]
         try:
             if self._start_error is None:
-                ended, _, _ = select.select([self._wake, *descriptors], [], [])
-                dead = [rank for rank, descriptor in enumerate(descriptors, 1) if descriptor in ended]
-                if dead and self._wake not in ended:
+                readable, _, _ = select.select([self._wake, *descriptors], [], [])
+                dead = [rank for rank, descriptor in enumerate(descriptors, 1) if descriptor in readable]
+                if dead and self._wake not in readable:
                     self._report_death(f"rank {dead[0]} {_how_it_ended(self._children[dead[0] - 1].wait())}")
             self._end_children()
         finally:

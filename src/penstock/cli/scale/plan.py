@@ -92,8 +92,8 @@ def _print_tables(
     print(f"{'rank':>4}  {'weights':>9}  {'keys, values':>12}  {'the rest':>9}  {'total':>9}")
     for rank in memory:
         sizes = (rank.weight_bytes, rank.kv_bytes, rank.rest_bytes, rank.total_bytes)
-        weights, kv, rest, total = map(format_bytes, sizes)
-        print(f"{rank.rank:>4}  {weights:>9}  {kv:>12}  {rest:>9}  {total:>9}")
+        weights, kv, other, total = map(format_bytes, sizes)
+        print(f"{rank.rank:>4}  {weights:>9}  {kv:>12}  {other:>9}  {total:>9}")
     if predictions:
         print(f"\n{'tp':>4}  {'pp':>4}  {'threads':>7}  {'ms/token':>9}  {'memory':>8}  {'exchanges':>9}")
     for row in predictions:

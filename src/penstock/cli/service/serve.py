@@ -281,8 +281,8 @@ def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[s
         name, script = named_model(spec)
         split_spec(script)
         if not folders or (name and name not in folders):
-            found = ", ".join(sorted(folders)) or "none"
-            raise InvalidArgumentError(f"--network {spec}: expected the name of a folder's model, which are: {found}")
+            names = ", ".join(sorted(folders)) or "none"
+            raise InvalidArgumentError(f"--network {spec}: expected the name of a folder's model, which are: {names}")
         if name in networks:
             raise InvalidArgumentError(f"--network: expected one script for {name or 'all folders'}, found two")
         networks[name] = script

@@ -85,8 +85,8 @@ def unwritten_bytes(pid: int, plan: pb.Plan) -> int:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    child_pids: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended, or the kernel has no such file
-            found += map(int, file.read_text().split())
-    return found
+            child_pids += map(int, file.read_text().split())
+    return child_pids
