@@ -12,6 +12,7 @@ from penstock.engine.options import RequestOptions
 from penstock.engine.pages import PageKeys, PageLedger
 from penstock.engine.request import Request, Status
 from penstock.engine.scheduler import Scheduler
+from penstock.runtime.program import PARTITION_PAGES, whole_partitions
 
 PAGE = 32
 History = tuple[int, int]  # position, hash of all tokens up to it
@@ -26,10 +27,11 @@ class EngineMoves(RuleBasedStateMachine):
         max_tokens=st.sampled_from([16, 40, 200]),
         max_requests=st.integers(1, 6),
         cached=st.sampled_from([True, True, True, False]),
+        num_ranks=st.sampled_from([1, 1, 2, 3]),
     )
-    def begin(self, num_pages, windows, max_tokens, max_requests, cached):
-        self.ledger = PageLedger(num_pages, windows)
-        self.scheduler = Scheduler(self.ledger, max_tokens, max_requests, 0, PageKeys() if cached else None)
+    def begin(self, num_pages, windows, max_tokens, max_requests, cached, num_ranks):
+        self.ledger = PageLedger(whole_partitions(num_pages, num_ranks), windows, num_ranks)
+        self.scheduler = Scheduler(self.ledger, max_tokens, max_requests, 0, PageKeys(b"secret") if cached else None)
         self.cached = cached
         self.content: list[dict[int, dict[int, History]]] = [{} for _ in windows]
         self.live: list[Request] = []
@@ -37,7 +39,7 @@ class EngineMoves(RuleBasedStateMachine):
 
     @rule(
         family=st.integers(0, 1),
-        prompt_len=st.sampled_from([1, 31, 32, 33, 64, 90, 128, 129, 200]),
+        prompt_len=st.sampled_from([1, 31, 32, 33, 64, 90, 128, 129, 200, 290, 530]),
         own_tail=st.sampled_from([0, 0, 1, 5, 40]),
         max_tokens=st.integers(1, 50),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
@@ -102,6 +104,11 @@ class EngineMoves(RuleBasedStateMachine):
     def everything_is_accounted_for(self):
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
+            for request in self.scheduler.running:
+                for table in request.pages.tables:
+                    for index, page in enumerate(table):
+                        rank = (request.pages.rotation + index // PARTITION_PAGES) % self.ledger.num_ranks
+                        assert page < 0 or page % self.ledger.num_ranks == rank, "a page is on another rank"
 
     def teardown(self):
         if not hasattr(self, "scheduler"):

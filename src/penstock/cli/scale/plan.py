@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from penstock.sharding.source import open_whole
 
     if args.cp != 1:
-        raise UnsupportedError(f"--cp: expected 1, found {args.cp}: context parallelism does not exist yet", param="cp")
+        raise UnsupportedError(f"--cp: expected 1, found {args.cp}: contexts over ranks have no plan yet", param="cp")
     _ = RankLayout(args.tp, args.pp)
     if args.pp > 1 and args.out is not None:
         raise UnsupportedError(
