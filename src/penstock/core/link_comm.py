@@ -45,7 +45,7 @@ class LinkComm:
         *,
         timeout_s: float = 60.0,
     ) -> None:
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.part_bytes = rank, world, part_bytes
         self._transmit, self._on_abort, self._timeout_s = transmit, on_abort, timeout_s
         self._buffer = ctypes.create_string_buffer(part_bytes + _ALIGNMENT)
         self._part = -(-ctypes.addressof(self._buffer) // _ALIGNMENT) * _ALIGNMENT
@@ -53,7 +53,7 @@ class LinkComm:
         self._arrived = threading.Condition()
         self._reason: str | None = None
         self._parts: list[bytes] = []  # of the last exchange; the core reads them until the next one
-        functions = {
+        functions: dict[str, Callable[..., Any]] = {
             "part": lambda _: self._part,
             "all_gather": self._guarded(self._all_gather),
             "broadcast": self._guarded(self._broadcast),
@@ -61,9 +61,9 @@ class LinkComm:
             "recv": self._guarded(self._recv),
             "barrier": self._guarded(lambda tag: self._exchange(tag, [0] * world)),
             "abort": lambda _, reason: self.abort((reason or b"").decode("utf-8", "replace")),
-            "await": self._guarded(lambda source: self._wait(ROWS, source, forever=True)),
+            "await": self._guarded(self._await),
         }
-        types = dict(CommStruct._fields_)
+        types: dict[str, Any] = {field[0]: field[1] for field in CommStruct._fields_}
         self._functions = {name: types[name](function) for name, function in functions.items()}  # ctypes frees others
         self._struct = sized(CommStruct, rank=rank, world=world, part_bytes=part_bytes, **self._functions)
 
@@ -146,6 +146,9 @@ class LinkComm:
             self.abort(f"rank {self.rank} expected {num_bytes} bytes from rank {source}, found {len(message)}")
             self._check()
         ctypes.memmove(data, message, num_bytes)
+
+    def _await(self, source: int) -> None:
+        self._wait(ROWS, source, forever=True)
 
     def _all_gather(self, tag: int, sizes: Any, parts: Any) -> None:
         self._exchange(tag, sizes[: self.world])

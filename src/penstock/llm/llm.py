@@ -63,7 +63,8 @@ class LLM:
     "always" or "never".  Damage raises InvalidFileError with the name of the segment.
     ``tensor_parallel_size``: number of processes on this host that the network is divided over (1); ``threads`` is then
     per process.  ``pipeline_parallel_size``: number of stages that its layers are divided into (1), each of
-    ``tensor_parallel_size`` processes.  Tokens and logits do not depend on either.
+    ``tensor_parallel_size`` processes.  Tokens and logits do not depend on either.  ``stage_server``: where the stages
+    of other machines join, a ``penstock.runtime.remote_group.StageServer``; None starts them here.
     ``prefix_cache``, ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``, ``priority_s``: see EngineOptions.
 
     Any number of threads may use one LLM.  Their requests share each step and get the tokens that they would get alone.
@@ -94,7 +95,12 @@ class LLM:
             limits=limits,
             network=network,
             options=OpenOptions(
-                use_cache, progress, options.verify, options.tensor_parallel_size, options.pipeline_parallel_size
+                use_cache,
+                progress,
+                options.verify,
+                options.tensor_parallel_size,
+                options.pipeline_parallel_size,
+                options.stage_server,
             ),
         )
         try:

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.options import EngineFields, EngineOptions
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.runtime.program import ProgramLimits
 from penstock.validation import nearest
+
+if TYPE_CHECKING:
+    from penstock.runtime.remote_group import StageServer
 
 __all__ = ["LLMFields", "LLMOptions", "local_path", "network_name", "read_llm_options"]
 
@@ -22,6 +25,7 @@ class LLMFields(EngineFields, total=False):
     verify: str
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    stage_server: StageServer | None
     context_len: int
     max_requests: int
     kv_cache: str
@@ -38,6 +42,7 @@ class LLMOptions:
     verify: str
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    stage_server: StageServer | None
 
 
 _NAMED: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache", "progress")
@@ -80,7 +85,8 @@ def read_llm_options(given: Mapping[str, Any], limits: ProgramLimits | None, sch
     """
     engine: dict[str, Any] = {}
     sizes: dict[str, Any] = {}
-    own: dict[str, Any] = {"verify": "once", "tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    ranks: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "stage_server": None}
+    own: dict[str, Any] = {"verify": "once", **ranks}
     for keyword, value in given.items():
         name = _SYNONYMS.get(keyword, keyword)
         if name != keyword and name in given:

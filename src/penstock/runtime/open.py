@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.rank_layout import RankLayout
@@ -19,6 +19,9 @@ from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
 from penstock.validation import refusal, wrong_type
+
+if TYPE_CHECKING:
+    from penstock.runtime.remote_group import StageServer
 
 __all__ = [
     "MODES",
@@ -64,6 +67,7 @@ class OpenOptions:
     program.  ``progress``: called with a ``build.Progress``.  ``verify``: when to verify the checksums of a bundle:
     "once" per file, "always" or "never".  ``tensor_parallel_size``: the number of processes on this host that each
     layer is divided over.  ``pipeline_parallel_size``: the number of stages that the layers are divided into.
+    ``stage_server``: where these join as processes of other machines (``penstock stage``); None starts them here.
     """
 
     use_cache: bool = True
@@ -71,6 +75,7 @@ class OpenOptions:
     verify: str = "once"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    stage_server: StageServer | None = None
 
     def __post_init__(self) -> None:
         """Refuse a value of the wrong type, by name."""
@@ -202,12 +207,17 @@ def _open_bundle(
     from penstock.runtime.ranks import default_threads, open_ranks
 
     start = time.perf_counter()
-    if options.layout.world == 1:
+    if options.layout.world == 1 and options.stage_server is None:
         path = parts[0] if parts else path
         program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=options.verify)
     else:
         program, model = open_ranks(
-            parts or path, options.layout, threads=threads, limits=limits, verify=options.verify
+            parts or path,
+            options.layout,
+            threads=threads,
+            limits=limits,
+            verify=options.verify,
+            server=options.stage_server,
         )
     try:
         if scheme is not None and scheme != program.info.scheme:
