@@ -17,7 +17,7 @@ from penstock.env import child_environment
 from penstock.errors import PenstockError, UnavailableError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.runtime.remote_group import StageServer
-from tests.ranks.test_rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
+from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
 from tests.support.services import certificate
 
 __all__ = ["certificate"]

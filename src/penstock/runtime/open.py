@@ -204,7 +204,7 @@ def _open_bundle(
     from penstock.checkpoint.side_files import SIDE_FILES
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.runtime.native import NativeProgram
-    from penstock.runtime.ranks import default_threads, open_ranks
+    from penstock.runtime.ranks import open_ranks
 
     start = time.perf_counter()
     if options.layout.world == 1 and options.stage_server is None:
@@ -237,6 +237,15 @@ def _open_bundle(
     except BaseException:
         program.close()
         raise
+    notes = _notes(program, limits, model.info.context_len)
+    load_s = time.perf_counter() - start - program.populate_s - program.verify_s
+    return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)
+
+
+def _notes(program: Program, limits: ProgramLimits, longest: int) -> list[str]:
+    """Return lines for the user.  ``longest``: the context length of the model."""
+    from penstock.runtime.ranks import default_threads
+
     notes = []
     num_threads = program.info.num_ranks * program.info.num_threads
     if program.info.num_ranks > 1 and num_threads > (num_cores := default_threads()):
@@ -244,7 +253,6 @@ def _open_bundle(
             f"The {program.info.num_ranks} ranks have {num_threads} threads, but only {num_cores} cores. "
             "Set --tp, --pp or --threads to change it."
         )
-    longest = model.info.context_len
     if limits.context_len == 0 and program.limits.context_len < longest:
         notes.append(
             f"The context length is {program.limits.context_len} instead of the model's {longest}, because more does "
@@ -254,8 +262,7 @@ def _open_bundle(
         notes.append(
             "The free memory is unknown because /proc is not mounted. If the model does not fit, set --context-len."
         )
-    load_s = time.perf_counter() - start - program.populate_s - program.verify_s
-    return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)
+    return notes
 
 
 def _open_cut(
