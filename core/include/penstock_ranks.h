@@ -62,6 +62,9 @@ PS_API ps_status ps_shared_bytes(int32_t world, int64_t part_bytes, int64_t* byt
 /* Opens the transport of one rank; waits for no other.  Close it after the contexts that were made with it. */
 PS_API ps_status ps_shared_open(const ps_shared_options* options, ps_comm** out);
 PS_API void ps_shared_close(ps_comm* comm);
+/* Of a transport that is no part of this library: stores the thread's error message and returns `status`, as a function of a
+ * ps_comm does that fails. */
+PS_API ps_status ps_fail(ps_status status, const char* message);
 /* Compares what all ranks must have in common: `text` (the checksum of a file, say), the ABI version and the instruction level of
  * the context, whose comm it uses.  Every rank calls this once, before its first step.  PS_INVALID_ARGUMENT names what differs. */
 PS_API ps_status ps_context_agree(ps_context* context, const char* text);

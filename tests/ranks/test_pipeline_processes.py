@@ -16,7 +16,7 @@ from penstock.errors import InvalidArgumentError, OutOfMemoryError, UnavailableE
 from penstock.llm.llm import LLM
 from penstock.runtime.program import ProgramLimits
 from penstock.runtime.ranks import plan_ranks
-from tests.ranks.test_rank_processes import DEMO, LIMITS, PROMPTS, rank_pids, tokens_of
+from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, rank_pids, tokens_of
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
 SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.9, seed=3, n=2, repetition_penalty=1.2, logprobs=3)

@@ -21,33 +21,13 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.runtime import rank_group
-from penstock.runtime.program import ProgramLimits
 from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
-
-ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "demo" / "demo.psm"
-SHARED_MEMORY = "/dev/shm"  # noqa: S108
-LIMITS = ProgramLimits(max_tokens=64, max_requests=4, context_len=256)
-PROMPTS = ["def add(a, b):", "class Stack:\n    def __init__(self", "import os"]
+from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, ROOT, SHARED_MEMORY, rank_pids, tokens_of
 
 
 def open_llm(world: int, **options: object) -> LLM:
     return LLM(DEMO, threads=1, limits=LIMITS, tensor_parallel_size=world, **options)
-
-
-def rank_pids() -> list[int]:
-    """The processes of ranks that this process has started."""
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-            command = Path(f"/proc/{name}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if parent == os.getpid() and b"penstock.runtime.rank_process" in command:
-            found.append(int(name))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +51,6 @@ def test_answers_equal_those_of_one_process(world: int, one: LLM) -> None:
         assert llm.score(PROMPTS, 2) == one.score(PROMPTS, 2)
         assert list(llm.embed(PROMPTS[1]).vector) == list(one.embed(PROMPTS[1]).vector)
     assert rank_pids() == []
-
-
-def tokens_of(llm: LLM, prompts: list, params: SamplingParams) -> list:
-    return [
-        (answer.token_ids, answer.logprobs) for result in llm.generate(prompts, params) for answer in result.choices
-    ]
 
 
 def test_a_rank_that_is_killed_ends_the_request_at_once() -> None:

@@ -49,6 +49,8 @@ void ps_shared_close(ps_comm* comm) {
   if (kBuildsRanks && comm) destroy_object(static_cast<SharedComm*>(comm->self));
 }
 
+ps_status ps_fail(ps_status status, const char* message) { return fail(status, "%s", message ? message : ""); }
+
 ps_status ps_context_agree(ps_context* context, const char* text) {
   if (!kBuildsRanks) return no_ranks();
   PS_TRY(check_open(context));

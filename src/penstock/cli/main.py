@@ -55,6 +55,7 @@ GROUPS: Final = {
     "scale": {
         "launch": "run a command as several ranks",
         "plan": "show what each rank of a model gets, and write the strategy",
+        "stage": "compute some layers of a model that another machine runs",
         "shard": "cut a checkpoint folder for ranks, cut it again, or merge it",
     },
     "setup": {

@@ -253,6 +253,7 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
     The parser has MODEL_OPTIONS, LIMIT_OPTIONS and ``--no-prefix-cache``.
     """
     from penstock.cli.model_source import model_path
+    from penstock.cli.stage_server import stage_server
     from penstock.llm.llm import LLM
 
     path = model_path(args, args.model)
@@ -271,4 +272,5 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
             tensor_parallel_size=getattr(args, "tp", 1),
             pipeline_parallel_size=getattr(args, "pp", 1),
             context_parallel_size=getattr(args, "cp", 1),
+            stage_server=stage_server(args),
         )

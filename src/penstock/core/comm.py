@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.core.library import CommStruct, SharedOptions, check, library, sized
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["MAX_RANKS", "SharedComm", "shared_bytes"]
+__all__ = ["MAX_RANKS", "RankComm", "SharedComm", "shared_bytes"]
 
 MAX_RANKS: Final = 64
 """PS_MAX_RANKS of penstock_ranks.h."""
+
+
+class RankComm(Protocol):
+    """A rank's connection with the others of its group: a ``ps_comm``, whatever carries its messages."""
+
+    rank: int
+    world: int
+
+    @property
+    def address(self) -> int:
+        """The address of the struct, for the C API."""
+
+    def abort(self, reason: str) -> None:
+        """End every wait of every rank, now and later."""
+
+    def close(self) -> None:
+        """Free the connection, after the contexts that use it are closed."""
 
 
 def shared_bytes(world: int, part_bytes: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import env
-from penstock.core.comm import SharedComm
+from penstock.core.comm import RankComm
 from penstock.core.library import ContextOptions, check, library, sized
 from penstock.core.weights import DTYPE_BYTES, Data, QuantizedRows, data_address, groups_shape, layout_bytes
 from penstock.errors import InvalidArgumentError
@@ -80,8 +80,8 @@ class Context(Handle):
         self,
         num_threads: int = 0,
         cpu_level: str | None = None,
-        comm: SharedComm | None = None,
-        links: SharedComm | None = None,
+        comm: RankComm | None = None,
+        links: RankComm | None = None,
         stage_ranks: int = 1,
     ) -> None:
         level = cpu_level if cpu_level is not None else env.cpu_level()

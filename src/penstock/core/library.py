@@ -268,6 +268,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_context_agree": (c_int32, (c_void_p, c_char_p)),
     "ps_shared_bytes": (c_int32, (c_int32, c_int64, _P64)),
     "ps_shared_open": (c_int32, (POINTER(SharedOptions), POINTER(POINTER(CommStruct)))),
+    "ps_fail": (c_int32, (c_int32, c_char_p)),
     "ps_shared_close": (None, (POINTER(CommStruct),)),
     "ps_context_num_threads": (c_int32, (c_void_p,)),
     "ps_context_cpu_level": (c_char_p, (c_void_p,)),

@@ -65,6 +65,8 @@ class LLM:
     per process.  ``pipeline_parallel_size``: number of stages that its layers are divided into (1), each of
     ``tensor_parallel_size`` processes.  ``context_parallel_size``: number of processes that each context and the
     network are divided over (1), for long prompts.  Tokens and logits do not depend on any of them.
+    ``stage_server``: where the stages of other machines join, a ``penstock.runtime.remote_group.StageServer``; None
+    starts them here.
     ``prefix_cache``, ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``, ``priority_s``: see EngineOptions.
 
     Any number of threads may use one LLM.  Their requests share each step and get the tokens that they would get alone.
@@ -101,6 +103,7 @@ class LLM:
                 tensor_parallel_size=options.tensor_parallel_size,
                 pipeline_parallel_size=options.pipeline_parallel_size,
                 context_parallel_size=options.context_parallel_size,
+                stage_server=options.stage_server,
             ),
         )
         try:

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.options import EngineFields, EngineOptions
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.runtime.program import ProgramLimits
 from penstock.validation import nearest
+
+if TYPE_CHECKING:
+    from penstock.runtime.remote_group import StageServer
 
 __all__ = ["LLMFields", "LLMOptions", "local_path", "network_name", "read_llm_options"]
 
@@ -23,6 +26,7 @@ class LLMFields(EngineFields, total=False):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     context_parallel_size: int
+    stage_server: StageServer | None
     context_len: int
     max_requests: int
     kv_cache: str
@@ -40,6 +44,7 @@ class LLMOptions:
     tensor_parallel_size: int
     pipeline_parallel_size: int
     context_parallel_size: int
+    stage_server: StageServer | None
 
 
 _NAMED: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache", "progress")
@@ -82,12 +87,13 @@ def read_llm_options(keywords: Mapping[str, Any], limits: ProgramLimits | None, 
     """
     engine: dict[str, Any] = {}
     sizes: dict[str, Any] = {}
-    own: dict[str, Any] = {
-        "verify": "once",
+    ranks: dict[str, Any] = {
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "context_parallel_size": 1,
+        "stage_server": None,
     }
+    own: dict[str, Any] = {"verify": "once", **ranks}
     for keyword, value in keywords.items():
         name = _SYNONYMS.get(keyword, keyword)
         if name != keyword and name in keywords:

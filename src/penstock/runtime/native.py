@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.runtime.rank_group import RankGroup
+    from penstock.runtime.remote_group import RemoteGroup
 
 __all__ = ["NativeProgram", "fit_limits", "plan_limits"]
 
@@ -140,7 +141,7 @@ class NativeProgram:
         context: native.Context,
         limits: ProgramLimits,
         plan: native.Plan,
-        group: RankGroup | None = None,
+        group: RankGroup | RemoteGroup | None = None,
         rank_plans: Sequence[native.Plan] = (),
     ) -> None:
         self.model = model

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.rank_layout import RankLayout
@@ -19,6 +19,9 @@ from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
 from penstock.validation import refusal, wrong_type
+
+if TYPE_CHECKING:
+    from penstock.runtime.remote_group import StageServer
 
 __all__ = [
     "MODES",
@@ -64,6 +67,7 @@ class OpenOptions:
     program.  ``progress``: called with a ``build.Progress``.  ``verify``: when to verify the checksums of a bundle:
     "once" per file, "always" or "never".  ``tensor_parallel_size``: the number of processes on this host that each
     layer is divided over.  ``pipeline_parallel_size``: the number of stages that the layers are divided into.
+    ``stage_server``: where stages join as processes of other machines (``penstock stage``); None starts them here.
     ``context_parallel_size``: the number of processes that each context and each layer are divided over.
     """
 
@@ -73,6 +77,7 @@ class OpenOptions:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     context_parallel_size: int = 1
+    stage_server: StageServer | None = None
 
     def __post_init__(self) -> None:
         """Refuse a value of the wrong type, by name."""
@@ -201,15 +206,20 @@ def _open_bundle(
     from penstock.checkpoint.side_files import SIDE_FILES
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.runtime.native import NativeProgram
-    from penstock.runtime.ranks import default_threads, open_ranks
+    from penstock.runtime.ranks import open_ranks
 
     start = time.perf_counter()
-    if options.layout.world == 1:
+    if options.layout.world == 1 and options.stage_server is None:
         path = parts[0] if parts else path
         program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=options.verify)
     else:
         program, model = open_ranks(
-            parts or path, options.layout, threads=threads, limits=limits, verify=options.verify
+            parts or path,
+            options.layout,
+            threads=threads,
+            limits=limits,
+            verify=options.verify,
+            server=options.stage_server,
         )
     try:
         if scheme is not None and scheme != program.info.scheme:
@@ -229,6 +239,15 @@ def _open_bundle(
     except BaseException:
         program.close()
         raise
+    notes = _notes(program, limits, model.info.context_len)
+    load_s = time.perf_counter() - start - program.populate_s - program.verify_s
+    return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)
+
+
+def _notes(program: Program, limits: ProgramLimits, longest: int) -> list[str]:
+    """Return lines for the user.  ``longest``: the context length of the model."""
+    from penstock.runtime.ranks import default_threads
+
     notes = []
     num_threads = program.info.num_ranks * program.info.num_threads
     if program.info.num_ranks > 1 and num_threads > (num_cores := default_threads()):
@@ -236,7 +255,6 @@ def _open_bundle(
             f"The {program.info.num_ranks} ranks have {num_threads} threads, but only {num_cores} cores. "
             "Set --tp, --pp, --cp or --threads to change it."
         )
-    longest = model.info.context_len
     if limits.context_len == 0 and program.limits.context_len < longest:
         notes.append(
             f"The context length is {program.limits.context_len} instead of the model's {longest}, because more does "
@@ -246,8 +264,7 @@ def _open_bundle(
         notes.append(
             "The free memory is unknown because /proc is not mounted. If the model does not fit, set --context-len."
         )
-    load_s = time.perf_counter() - start - program.populate_s - program.verify_s
-    return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)
+    return notes
 
 
 def _open_cut(

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from penstock import errors
-from penstock.core.comm import SharedComm, shared_bytes
+from penstock.core.comm import RankComm, SharedComm, shared_bytes
 from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment
 from penstock.errors import FileAccessError, PenstockError, UnavailableError, UnsupportedError
 
-__all__ = ["CLOSED", "RankComms", "RankGroup"]
+__all__ = ["CLOSED", "RankComms", "RankGroup", "error_of"]
 
 CLOSED: Final = "closed"
 """The reason with which a group ends that is not needed any more."""
@@ -41,8 +41,8 @@ _END_S: Final = 0.5
 class RankComms:
     """A rank's connections: ``all_ranks``, and of a pipeline whose stages have several ranks, ``stage``."""
 
-    all_ranks: SharedComm
-    stage: SharedComm | None = None
+    all_ranks: RankComm
+    stage: RankComm | None = None
 
     @classmethod
     def open(cls, settings: Mapping[str, Any], rank: int, layout: RankLayout) -> RankComms:
@@ -131,7 +131,7 @@ class RankGroup:
         for rank, child in enumerate(self._children, 1):
             message = _read_message(child.stdout, deadline)
             if "error" in message:
-                raise _error_of(rank, message)
+                raise error_of(rank, message)
             if "ready" not in message:
                 raise UnavailableError(f"Rank {rank} ended before it was ready.")
 
@@ -140,7 +140,7 @@ class RankGroup:
         for rank, child in enumerate(self._children, 1):
             message = _read_message(child.stdout, time.monotonic() + _END_S)
             if "error" in message:
-                return _error_of(rank, message)
+                return error_of(rank, message)
         return None
 
     def watch(self, on_death: Callable[[str], None]) -> None:
@@ -253,7 +253,8 @@ def _read_message(stream: IO[str] | None, deadline: float) -> dict[str, Any]:
     return {}
 
 
-def _error_of(rank: int, message: Mapping[str, Any]) -> PenstockError:
+def error_of(rank: int, message: Mapping[str, Any]) -> PenstockError:
+    """Return the error that a rank reported."""
     kind = getattr(errors, str(message.get("error")), None)
     text = f"Rank {rank}: {message.get('message')}"
     if isinstance(kind, type) and issubclass(kind, PenstockError) and kind is not errors.ServiceError:

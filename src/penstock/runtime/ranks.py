@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from penstock.core import native
 from penstock.core.metadata import read_metadata
@@ -24,7 +25,14 @@ from penstock.runtime.program import ProgramLimits, pages_for
 from penstock.runtime.rank_group import RankComms, RankGroup
 from penstock.runtime.verify import open_verified
 
+if TYPE_CHECKING:
+    from penstock.runtime.remote_group import RemoteGroup, StageServer
+
 __all__ = ["RankPlan", "default_threads", "open_rank", "open_ranks", "plan_ranks"]
+
+
+MIN_PART_BYTES: Final = 4096
+"""The size of the first message of a batch (core/src/program/ranks.cpp)."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +93,25 @@ def open_ranks(
     threads: int = 0,
     limits: ProgramLimits | None = None,
     verify: str = "never",
+    server: StageServer | None = None,
 ) -> tuple[NativeProgram, native.Model]:
     """Open all ranks; return the program of rank 0 and its bundle.
 
     ``source``: a whole bundle, which each rank cuts, or the bundles of the ranks of one stage.  ``threads``: of each
-    rank; 0 divides the cores.  ``limits``: as for one rank; the memory is divided.  Raises InvalidArgumentError if the
-    network has too few heads or layers, OutOfMemoryError, UnavailableError if a rank ends, and what a rank raises.
+    rank; 0 divides the cores.  ``limits``: as for one rank; the memory is divided.  ``server``: where the stages of
+    other machines join, instead of processes of this one; each has its own memory and threads.  Raises
+    InvalidArgumentError if the network has too few heads or layers, OutOfMemoryError, UnavailableError if a rank ends
+    or a stage does not come, and what a rank raises.
     """
-    plan = plan_ranks(source, layout, threads=threads, limits=limits, verify=verify)
+    group: RankGroup | RemoteGroup
+    if server is None:
+        plan = plan_ranks(source, layout, threads=threads, limits=limits, verify=verify)
+        part_bytes = _part_bytes(plan.graphs, plan.limits)
+        oversubscribed = default_threads() < layout.num_computing * plan.threads
+        group = RankGroup(layout, part_bytes, oversubscribed=oversubscribed)
+    else:
+        group, plan = _gather_stages(server, source, layout, limits, verify)
     limits, threads = plan.limits, plan.threads
-    oversubscribed = default_threads() < layout.num_computing * threads
-    group = RankGroup(layout, _part_bytes(plan.graphs, limits), oversubscribed=oversubscribed)
     parts = [str(source)] if isinstance(source, Path) else [str(path) for path in source]
     try:
         # Each rank cuts its part while this process cuts its own.
@@ -127,6 +143,26 @@ def open_ranks(
             bidirectional=any(info.bidirectional for info in plan.models),
         )
     return program, model
+
+
+def _gather_stages(
+    server: StageServer, source: Path | Sequence[Path], layout: RankLayout, limits: ProgramLimits | None, verify: str
+) -> tuple[RemoteGroup, RankPlan]:
+    """Wait for the stages of other machines, and plan for the one with the least memory."""
+    from penstock.runtime.remote_group import RemoteGroup
+
+    group = RemoteGroup(server, layout)
+    try:
+        joined = group.await_stages()
+        least = min(int(machine["available"]) for machine in joined)
+        threads = min(int(machine["threads"]) for machine in joined)
+        available = least * layout.num_computing or None
+        plan = plan_ranks(source, layout, threads=threads, limits=limits, available=available, verify=verify)
+        group.connect(_part_bytes(plan.graphs, plan.limits))
+    except BaseException:
+        group.close()
+        raise
+    return group, plan
 
 
 def open_rank(
@@ -164,7 +200,7 @@ def _make_program(
     limits: ProgramLimits,
     plans: Sequence[native.Plan],
     checksum: str,
-    group: RankGroup | None,
+    group: RankGroup | RemoteGroup | None,
 ) -> NativeProgram:
     """Make the program of a rank, while the others make theirs, if all have the same bundle and limits.
 
@@ -242,7 +278,8 @@ def _part_bytes(graphs: Sequence[Graph], limits: ProgramLimits) -> int:
     num_rows = max(limits.max_tokens, limits.max_rows, limits.max_requests)
     tables = len(graph.page_groups) * limits.max_requests * pages_for(limits.context_len or graph.context_len)
     batch = 64 + 4 * (2 * limits.max_tokens + limits.max_requests + 1 + num_rows + tables)
-    return max(4 * widest_exchange(graphs) * num_rows, batch, widest_partials(graph, limits.max_tokens))
+    partials = widest_partials(graph, limits.max_tokens)
+    return max(4 * widest_exchange(graphs) * num_rows, batch, partials, MIN_PART_BYTES)
 
 
 def default_threads() -> int:

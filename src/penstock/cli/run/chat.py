@@ -19,6 +19,7 @@ from penstock.cli.options import (
     sampling_values,
 )
 from penstock.cli.run.message_input import MessageInput
+from penstock.cli.stage_server import add_stage_options
 from penstock.errors import PenstockError
 
 __all__ = ["add_parser", "run"]
@@ -62,6 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_options(
         parser.add_argument_group("memory"), *LIMIT_OPTIONS, "--no-prefix-cache", "--weights", "--tp", "--pp", "--cp"
     )
+    add_stage_options(parser)
     parser.set_defaults(run=run)
 
 

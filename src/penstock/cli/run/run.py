@@ -22,6 +22,7 @@ from penstock.cli.options import (
     utf8_text,
 )
 from penstock.cli.progress import format_bytes, format_seconds
+from penstock.cli.stage_server import add_stage_options
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.terminal import write_text
 
@@ -70,6 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_options(
         parser.add_argument_group("memory"), *LIMIT_OPTIONS, "--no-prefix-cache", "--weights", "--tp", "--pp", "--cp"
     )
+    add_stage_options(parser)
     parser.set_defaults(run=run)
 
 

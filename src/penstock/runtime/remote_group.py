@@ -1,0 +1,366 @@
+"""The stages of a pipeline on other machines, which join over TCP with TLS and a token; they are watched and ended.
+
+Every stage has one connection, to rank 0, which passes on what stages send each other.  A beat every half second shows
+that a machine is there; without one for BEAT_LIMIT_S, or when a connection ends, the group ends.  A group takes only
+the connections that joined it, so a machine that returns after it was lost has to join another group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.core.link_comm import PART, ROWS, LinkComm
+from penstock.core.rank_layout import RankLayout
+from penstock.errors import FileAccessError, InternalError, PenstockError, UnavailableError, UnsupportedError
+from penstock.processes.frames import FIRST_BYTES, FrameStream
+from penstock.processes.tls import TlsSession, keep_alive, server_context
+from penstock.runtime.rank_group import CLOSED, RankComms, error_of
+from penstock.version import __version__
+
+__all__ = ["ALPN", "BEAT_LIMIT_S", "BEAT_S", "MAX_FRAME_BYTES", "Frame", "Kind", "RemoteGroup", "StageServer"]
+
+ALPN: Final = "penstock-stage"
+BEAT_S: Final = 0.5
+BEAT_LIMIT_S: Final = 2.0
+MAX_FRAME_BYTES: Final = 1 << 30
+_JOIN_S: Final = 10.0
+_LOAD_S: Final = 600.0
+_FLUSH_S: Final = 1.0
+_BACKLOG: Final = 64
+_HEAD: Final = struct.Struct("<BBB")  # kind, source, target
+
+
+class Kind:
+    """The kinds of a frame beside those of ``core.link_comm``."""
+
+    JOIN: Final = 10
+    WELCOME: Final = 11
+    READY: Final = 12
+    FAILED: Final = 13
+    BEAT: Final = 14
+    ENDED: Final = 15
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A message between the machines of a pipeline; ``data`` is JSON unless it comes from a LinkComm."""
+
+    kind: int
+    source: int = 0
+    target: int = 0
+    data: bytes = b""
+
+    @classmethod
+    def parse(cls, data: bytes) -> Frame:
+        """Read a frame; struct.error if it is too short."""
+        kind, source, target = _HEAD.unpack_from(data)
+        return cls(kind, source, target, data[_HEAD.size :])
+
+    @classmethod
+    def of(cls, kind: int, **message: Any) -> Frame:
+        """Return a frame with a message in JSON."""
+        return cls(kind, data=json.dumps(message).encode())
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as a FrameStream calls it
+        """Return the bytes of the frame."""
+        return _HEAD.pack(self.kind, self.source, self.target) + self.data
+
+    def message(self) -> dict[str, Any]:
+        """Return the message in JSON; ValueError."""
+        message = json.loads(self.data)
+        if not isinstance(message, dict):
+            raise ValueError("expected an object")
+        return message
+
+
+@dataclass(frozen=True)
+class StageServer:
+    """Where the stages of other machines join.
+
+    ``certificate`` and ``key`` are files in PEM.  Each stage proves itself with ``token``.  Port 0 takes a free one,
+    which ``on_listen`` is told.  ``join_s``: how long to wait for all stages.
+    """
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+    token: str
+    join_s: float = 600.0
+    on_listen: Callable[[int], None] | None = None
+
+
+@dataclass
+class _Member:
+    stream: FrameStream[Frame]
+    address: str
+    join: dict[str, Any]
+    rank: int = 0
+    heard: float = field(default_factory=time.monotonic)
+    is_ready: bool = False
+    error: dict[str, Any] | None = None
+
+
+class RemoteGroup:
+    """Rank 0's end of a pipeline whose stages are on other machines; it has the methods of a RankGroup.
+
+    Opening listens.  Then come ``await_stages``, ``connect``, ``start`` and ``await_ready``.
+    """
+
+    def __init__(self, server: StageServer, layout: RankLayout) -> None:
+        if layout.tp > 1 or layout.pp == 1:
+            raise UnsupportedError(
+                "stage_server: expected pipeline_parallel_size above 1 and tensor_parallel_size 1, found "
+                f"{layout.pp} and {layout.tp}",
+                param="stage_server",
+            )
+        self.layout, self._server = layout, server
+        self.pids: list[int] = []
+        self._tls = server_context(server.certificate, server.key, [ALPN])
+        self._epoch = secrets.randbits(63)
+        self._members: list[_Member] = []
+        self._changed = threading.Condition()
+        self._is_full = self._is_closed = False
+        self._death = ""
+        self._on_death: Callable[[str], None] | None = None
+        self._comm: LinkComm | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = self._listen()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="penstock-stages", daemon=True)
+        self._thread.start()
+        if server.on_listen is not None:
+            server.on_listen(int(self._listener.getsockname()[1]))
+
+    def _listen(self) -> socket.socket:
+        host, port = self._server.host, self._server.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise FileAccessError(f"{host}:{port}: failed to listen for stages: {error.strerror or error}") from error
+        listener.setblocking(False)
+        return listener
+
+    # In the thread of the event loop
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._add_task(self._accept())
+        self._loop.run_forever()
+
+    def _add_task(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                connection, (host, port, *_) = await self._loop.sock_accept(self._listener)
+            except OSError:  # no file descriptor is left; the connection stays in the queue
+                await asyncio.sleep(BEAT_S)
+                continue
+            self._add_task(self._handle(connection, f"{host}:{port}"))
+
+    async def _handle(self, connection: socket.socket, address: str) -> None:
+        """Handle one connection until it ends.  A peer that does not follow the protocol is disconnected."""
+        stream: FrameStream[Frame] | None = None
+        try:
+            async with asyncio.timeout(_JOIN_S):
+                keep_alive(connection)
+                tls = TlsSession(self._tls)
+                await tls.handshake(connection)
+                stream = FrameStream(connection, Frame.parse, FIRST_BYTES, tls)
+                frame = await stream.read()
+            if frame is None or frame.kind != Kind.JOIN:
+                return
+            member = _Member(stream, address, frame.message())
+            if reason := self._misfit(member):
+                stream.send(Frame.of(Kind.FAILED, error="InvalidArgumentError", message=reason))
+                await asyncio.sleep(_FLUSH_S)
+                return
+            stream.max_bytes = MAX_FRAME_BYTES
+            await stream.ended.wait()
+            self._drop(member)
+        except (PenstockError, OSError, ValueError, struct.error):  # TimeoutError and ssl.SSLError are OSErrors
+            pass
+        finally:
+            if stream is not None:
+                stream.close()
+            connection.close()
+
+    def _misfit(self, member: _Member) -> str:
+        """Add a stage that fits; return why it does not fit otherwise."""
+        token, version = str(member.join.get("token")), member.join.get("version")
+        if not hmac.compare_digest(_digest(self._server.token), _digest(token)):
+            return "the token is not known here"
+        if version != __version__:
+            return f"rank 0 has Penstock {__version__}, this machine has {str(version)[:40]}"
+        with self._changed:
+            if self._is_full:
+                return "the group has all its stages"
+            self._members.append(member)
+            self._is_full = len(self._members) == self.layout.pp
+            member.stream.listen(lambda frame: self._take(member, frame))
+            self._changed.notify_all()
+        return ""
+
+    def _drop(self, member: _Member) -> None:
+        with self._changed:
+            if self._comm is None:  # it left before the group began
+                self._members.remove(member)
+                self._is_full = False
+                return
+        self._report_death(f"rank {member.rank} at {member.address} closed the connection")
+
+    def _take(self, member: _Member, frame: Frame) -> None:
+        member.heard = time.monotonic()
+        if frame.kind in (ROWS, PART):
+            if self._comm is None or frame.source != member.rank or frame.target >= self.layout.world:
+                raise InternalError(f"rank {member.rank} sent a message that is not its own")
+            if frame.target == 0:
+                self._comm.deliver(frame.kind, frame.source, frame.data)
+            else:
+                self._members[frame.target - 1].stream.send(frame)
+        elif frame.kind in (Kind.READY, Kind.FAILED):
+            with self._changed:
+                member.is_ready = frame.kind == Kind.READY
+                if frame.kind == Kind.FAILED:
+                    member.error = frame.message()
+                self._changed.notify_all()
+            if frame.kind == Kind.FAILED:
+                self._report_death(f"rank {member.rank}: {frame.message().get('message')}")
+        elif frame.kind == Kind.ENDED:
+            self._report_death(str(frame.message().get("reason")))
+
+    async def _beat(self) -> None:
+        for member in self._members:
+            member.heard = time.monotonic()
+        while True:
+            for member in self._members:
+                member.stream.send(Frame(Kind.BEAT))
+                if time.monotonic() - member.heard > BEAT_LIMIT_S:
+                    self._report_death(
+                        f"rank {member.rank} at {member.address} is lost: no message for {BEAT_LIMIT_S:g} s"
+                    )
+            await asyncio.sleep(BEAT_S)
+
+    # In the thread of the engine
+
+    def await_stages(self) -> list[dict[str, Any]]:
+        """Wait until all stages have joined; return what each said of its machine.
+
+        Raises UnavailableError if they do not come in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_full, self._server.join_s):
+                raise UnavailableError(
+                    f"stage_server: {len(self._members)} of {self.layout.pp} stages joined within "
+                    f"{self._server.join_s:g} s"
+                )
+            return [member.join for member in self._members]
+
+    def connect(self, part_bytes: int) -> None:
+        """Number the stages.  ``part_bytes``: the most bytes that a rank sends in one exchange."""
+        with self._changed:
+            for rank, member in enumerate(self._members, 1):
+                member.rank = rank
+            self._comm = LinkComm(0, self.layout.world, part_bytes, self._transmit, self._tell_end)
+        self.comms = RankComms(self._comm)
+
+    def _transmit(self, kind: int, target: int, data: bytes) -> bool:
+        return self._members[target - 1].stream.send(Frame(kind, 0, target, data))
+
+    def start(self, settings: Mapping[str, Any]) -> None:
+        """Tell each stage to open its part of the bundle, as ``settings`` say."""
+        comm = self._comm
+        if comm is None:
+            raise InternalError("stages: started before they were connected")
+        group = {"layout": asdict(self.layout), "epoch": self._epoch, "part_bytes": comm.part_bytes}
+        for member in self._members:
+            member.stream.send(Frame.of(Kind.WELCOME, rank=member.rank, **group, **settings))
+
+    def await_ready(self) -> None:
+        """Wait until every stage has opened its part.  Raises the error of one that failed."""
+        with self._changed:
+            is_done = self._changed.wait_for(
+                lambda: self._death or all(member.is_ready for member in self._members), _LOAD_S
+            )
+        if not is_done or self._death:
+            raise self.first_error() or UnavailableError(self._death or f"no stage was ready within {_LOAD_S:g} s")
+        self._loop.call_soon_threadsafe(self._add_task, self._beat())
+
+    def first_error(self) -> PenstockError | None:
+        """Return the error that a stage reported, if one did."""
+        errors = [error_of(member.rank, member.error) for member in self._members if member.error is not None]
+        return errors[0] if errors else None
+
+    def watch(self, on_death: Callable[[str], None]) -> None:
+        """Call ``on_death`` with the reason when a stage is lost, from another thread; at once if one is lost."""
+        with self._changed:
+            self._on_death = on_death
+            if self._death:
+                on_death(self._death)
+
+    def _report_death(self, reason: str) -> None:
+        with self._changed:
+            if self._death or self._is_closed:
+                return
+            self._death = reason
+            if self._on_death is not None:
+                self._on_death(reason)
+            self._changed.notify_all()
+        self.abort(reason)
+
+    def _tell_end(self, reason: str) -> None:
+        for member in self._members:
+            member.stream.send(Frame.of(Kind.ENDED, reason=reason))
+
+    def abort(self, reason: str) -> None:
+        """End every wait of every rank."""
+        if self._comm is not None:
+            self._comm.abort(reason)
+
+    def close(self) -> None:
+        """End the group; the stages may join another one.  The contexts that use ``comms`` must be closed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.abort(CLOSED)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._listener.close()
+        if self._comm is not None:
+            self._comm.close()
+
+    async def _close(self) -> None:
+        deadline = self._loop.time() + _FLUSH_S
+        for member in self._members:
+            while not member.stream.has_room and self._loop.time() < deadline:
+                await asyncio.sleep(0.01)
+            member.stream.close()
+        others = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*others, return_exceptions=True)
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode("utf-8", "surrogatepass")).digest()

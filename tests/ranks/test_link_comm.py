@@ -1,0 +1,93 @@
+"""Ranks whose messages Python carries: equal bits in a pipeline, and what ends a group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.core.link_comm import ROWS, LinkComm
+from penstock.core.rank_layout import RankLayout
+from penstock.errors import UnavailableError
+from tests.support.rank_threads import PART_BYTES, RankThreads, logits_of, steps, whole_logits
+
+BundleOf = Callable[[str, str], Path]
+PartsOf = Callable[[Path, RankLayout], list[Path]]
+
+
+class Network:
+    """Carries the messages of ranks in one process; ``change`` may return other bytes for a message, or None."""
+
+    def __init__(self, world: int, change: Callable[[int, int, int, bytes], bytes | None] | None = None) -> None:
+        self.comms = [self._comm(rank, world) for rank in range(world)]
+        self._change = change
+
+    def _comm(self, rank: int, world: int) -> LinkComm:
+        def transmit(kind: int, target: int, data: bytes) -> bool:
+            sent = data if self._change is None else self._change(kind, rank, target, data)
+            if sent is None:
+                return False
+            self.comms[target].deliver(kind, rank, sent)
+            return True
+
+        def end_all(reason: str) -> None:
+            for comm in self.comms:
+                comm.end(reason)
+
+        return LinkComm(rank, world, PART_BYTES, transmit, end_all, timeout_s=2.0)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_stages_compute_the_same_logits(num_stages: int, bundle_of: BundleOf, parts_of: PartsOf) -> None:
+    path = bundle_of("llama_head_dim", "w8a8")
+    layout = RankLayout(pp=num_stages)
+    network = Network(layout.world)
+    with RankThreads(parts_of(path, layout), comm_of=network.comms.__getitem__, stage_ranks=1) as ranks:
+        assert logits_of(ranks.program, steps(1)) == whole_logits(path, steps(1))
+    assert not ranks.errors
+
+
+def shorten(kind: int, source: int, target: int, data: bytes) -> bytes | None:
+    return data[:-4] if (kind, source, target) == (ROWS, 1, 2) and len(data) > 4096 else data
+
+
+def lose(kind: int, source: int, target: int, data: bytes) -> bytes | None:
+    return None if (kind, source, target) == (ROWS, 1, 2) else data
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(shorten, r"rank 2 expected \d+ bytes from rank 1"), (lose, "rank 1 lost its connection")]
+)
+def test_a_fault_ends_the_group(
+    change: Callable[[int, int, int, bytes], bytes | None], message: str, bundle_of: BundleOf, parts_of: PartsOf
+) -> None:
+    path = bundle_of("llama_head_dim", "w8a8")
+    layout = RankLayout(pp=2)
+    network = Network(layout.world, change)
+    start = time.monotonic()
+    with (
+        RankThreads(parts_of(path, layout), comm_of=network.comms.__getitem__, stage_ranks=1) as ranks,
+        pytest.raises(UnavailableError, match=message),
+    ):
+        logits_of(ranks.program, steps(1))
+    assert time.monotonic() - start < 5
+
+
+def test_a_rank_that_waits_too_long_ends_the_group(bundle_of: BundleOf, parts_of: PartsOf) -> None:
+    path = bundle_of("llama_head_dim", "w8a8")
+    layout = RankLayout(pp=2)
+    network = Network(layout.world)
+    network._change = lambda kind, source, target, data: data if target != 0 or kind != ROWS else delay(data)
+    lock = threading.Event()
+
+    def delay(data: bytes) -> bytes:
+        lock.wait(5)
+        return data
+
+    with RankThreads(parts_of(path, layout), comm_of=network.comms.__getitem__, stage_ranks=1) as ranks:
+        with pytest.raises(UnavailableError, match="rank 0 waited 2000 ms for rank 2"):
+            logits_of(ranks.program, steps(1))
+        lock.set()

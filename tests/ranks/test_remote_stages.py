@@ -1,0 +1,186 @@
+"""Stages that join over TLS: the same answers as one process, and what happens when one is lost or does not fit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.params import SamplingParams
+from penstock.env import child_environment
+from penstock.errors import PenstockError, UnavailableError, UnsupportedError
+from penstock.llm.llm import LLM
+from penstock.runtime.remote_group import StageServer
+from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
+from tests.support.services import certificate
+
+__all__ = ["certificate"]
+
+TOKEN = "ab" * 32
+GREEDY = SamplingParams(max_tokens=30, temperature=0.0)
+SAMPLED = SamplingParams(max_tokens=30, temperature=0.9, top_p=0.9, seed=3, n=2, logprobs=3)
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+class Stages:
+    """Processes of ``penstock stage``, and the port that they join."""
+
+    def __init__(self, folder: Path, certificate: tuple[Path, Path]) -> None:
+        self._certificate, self._key = certificate
+        self._folder = folder
+        self.port = 0
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, *more: object, model: Path = DEMO, token: str = TOKEN) -> subprocess.Popen[str]:
+        path = self._folder / f"token-{len(self.processes)}"
+        path.write_text(token + "\n")
+        path.chmod(0o600)
+        command = [sys.executable, "-m", "penstock", "stage", model, "--primary", f"localhost:{self.port}"]
+        command += ["--token-file", path, "--ca-file", self._certificate, "--threads", "1", *more]
+        process = subprocess.Popen(
+            [str(word) for word in command], stderr=subprocess.PIPE, text=True, env=child_environment()
+        )
+        self.processes.append(process)
+        return process
+
+    def server(self, on_listen: Callable[[], object] = lambda: None, join_s: float = 30.0) -> StageServer:
+        def listen(port: int) -> None:
+            self.port = port
+            on_listen()
+
+        return StageServer("localhost", self.port, self._certificate, self._key, TOKEN, join_s, listen)
+
+    def open_llm(self, num_stages: int = 2, on_listen: Callable[[], object] | None = None) -> LLM:
+        """The demo over stages, of which those that do not run yet are started."""
+
+        def start() -> None:
+            for _ in range(num_stages - sum(process.poll() is None for process in self.processes)):
+                self.start()
+
+        server = self.server(on_listen or start)
+        return LLM(DEMO, threads=1, limits=LIMITS, pipeline_parallel_size=num_stages, stage_server=server)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in self.processes:
+            process.communicate(timeout=10)
+
+
+@pytest.fixture
+def stages(tmp_path: Path, certificate: tuple[Path, Path]) -> Iterator[Stages]:
+    found = Stages(tmp_path, certificate)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[LLM]:
+    with LLM(DEMO, threads=1, limits=LIMITS) as llm:
+        yield llm
+
+
+def test_answers_equal_those_of_one_process(stages: Stages, one: LLM) -> None:
+    """Three stages, of which the second gets its rows from another machine too; then a second group of the same."""
+    for _ in range(2):
+        with stages.open_llm(3) as llm:
+            assert tokens_of(llm, PROMPTS, GREEDY) == tokens_of(one, PROMPTS, GREEDY)
+            assert tokens_of(llm, PROMPTS, SAMPLED) == tokens_of(one, PROMPTS, SAMPLED)
+            assert llm.logits(PROMPTS[0]).tobytes() == one.logits(PROMPTS[0]).tobytes()
+            assert list(llm.embed(PROMPTS[1]).vector) == list(one.embed(PROMPTS[1]).vector)
+    assert len(stages.processes) == 3
+    stages.processes[0].terminate()
+    assert stages.processes[0].wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "limit_s"),
+    [
+        (signal.SIGKILL, "closed the connection", 2.0),
+        (signal.SIGTERM, "was stopped", 2.0),
+        (signal.SIGSTOP, "is lost: no message for 2 s", 4.0),
+    ],
+)
+def test_a_stage_that_is_lost_ends_the_group(
+    number: int, reason: str, limit_s: float, stages: Stages, one: LLM
+) -> None:
+    with stages.open_llm() as llm:
+        stream = llm.stream(PROMPTS[0], LONG)
+        next(stream)
+        stages.processes[0].send_signal(number)
+        start = time.monotonic()
+        with pytest.raises(UnavailableError, match=f"rank [12].* {reason}"):
+            llm.generate([PROMPTS[0]] * 400, LONG)  # for longer than the limit
+        assert time.monotonic() - start < limit_s
+        with pytest.raises(UnavailableError):
+            llm.generate(PROMPTS[1], GREEDY)
+    if number == signal.SIGSTOP:
+        stages.processes[0].send_signal(signal.SIGCONT)  # it comes back, and joins the next group
+    else:
+        stages.processes[0].wait(10)
+    with stages.open_llm() as llm:
+        assert tokens_of(llm, PROMPTS, GREEDY) == tokens_of(one, PROMPTS, GREEDY)
+    assert len(stages.processes) == (2 if number == signal.SIGSTOP else 3)
+
+
+def test_a_stage_with_another_token_or_bundle_is_refused(stages: Stages, tmp_path: Path) -> None:
+    other = tmp_path / "other.psm"
+    other.write_bytes(DEMO.read_bytes()[:-100])
+
+    def start() -> None:
+        stages.start("--once", token="cd" * 32)
+        stages.start("--once", model=other)
+        stages.start("--once")
+
+    with pytest.raises(PenstockError, match=r"Rank [12]: .*other.psm"):
+        stages.open_llm(on_listen=start)
+    refused = stages.processes[0].communicate(timeout=10)[1]
+    assert "the token is not known here" in refused
+    assert stages.processes[0].returncode != 0
+
+
+def test_stages_that_do_not_come_are_named(stages: Stages) -> None:
+    server = stages.server(join_s=0.2)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UnavailableError, match=r"stage_server: 0 of 2 stages joined within 0.2 s"):
+        LLM(DEMO, pipeline_parallel_size=2, stage_server=server)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_stages_of_several_ranks_are_refused(stages: Stages) -> None:
+    with pytest.raises(UnsupportedError, match="stage_server: expected pipeline_parallel_size above 1"):
+        LLM(DEMO, pipeline_parallel_size=2, tensor_parallel_size=2, stage_server=stages.server())
+    with pytest.raises(UnsupportedError, match="stage_server: expected pipeline_parallel_size above 1"):
+        LLM(DEMO, stage_server=stages.server())
+
+
+def test_the_command_line_waits_for_stages(stages: Stages, tmp_path: Path, one: LLM) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN + "\n")
+    token.chmod(0o600)
+    command = [sys.executable, "-m", "penstock", "run", DEMO, PROMPTS[0], "--max-tokens", "20", "--temperature", "0"]
+    command += ["--pp", "2", "--stage-port", "0", "--stage-host", "localhost", "--stage-token-file", token]
+    command += ["--stage-certificate", stages._certificate, "--stage-key", stages._key]
+    with subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
+    ) as run:
+        assert run.stderr is not None
+        while "Waiting for 2 stages" not in (line := run.stderr.readline()):
+            assert line
+        stages.port = int(line.rpartition(":")[2])
+        once = [stages.start("--once") for _ in range(2)]
+        text, _ = run.communicate(timeout=30)
+    assert run.returncode == 0
+    assert one.generate(PROMPTS[0], SamplingParams(max_tokens=20, temperature=0.0)).text.strip() in text
+    assert [process.wait(10) for process in once] == [0, 0]

@@ -1,0 +1,36 @@
+"""Ranks as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.engine.params import SamplingParams
+from penstock.llm.llm import LLM
+from penstock.runtime.program import ProgramLimits
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "demo" / "demo.psm"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
+LIMITS = ProgramLimits(max_tokens=64, max_requests=4, context_len=256)
+PROMPTS = ["def add(a, b):", "class Stack:\n    def __init__(self", "import os"]
+
+
+def rank_pids() -> list[int]:
+    """The processes of ranks that this process has started."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            command = Path(f"/proc/{name}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == os.getpid() and b"penstock.runtime.rank_process" in command:
+            found.append(int(name))
+    return found
+
+
+def tokens_of(llm: LLM, prompts: list, params: SamplingParams) -> list:
+    return [
+        (answer.token_ids, answer.logprobs) for result in llm.generate(prompts, params) for answer in result.choices
+    ]
