@@ -40,6 +40,7 @@ struct Exchange {
   const ps_comm* comm;
   uint64_t tag;  // of the step's next exchange
   bool best_only;  // the step needs only the best token of each row of logits
+  bool on_all;     // every rank reads the logits, not only rank 0
   ps_status status;
   char message[512];
   const void* parts[PS_MAX_RANKS];

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Callable
 from typing import Final
 
-from penstock.core.library import CommStruct, SharedOptions, check, library, sized
+from penstock.core.library import CommStruct, JoinOptions, SharedOptions, check, library, sized
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["MAX_RANKS", "SharedComm", "shared_bytes"]
+__all__ = ["MAX_RANKS", "JoinedComm", "SharedComm", "shared_bytes"]
 
 MAX_RANKS: Final = 64
 """PS_MAX_RANKS of penstock_ranks.h."""
@@ -92,3 +94,51 @@ class SharedComm:
         if self._struct:
             struct, self._struct = self._struct, ctypes.POINTER(CommStruct)()
             library().ps_shared_close(struct)
+
+
+class JoinedComm(SharedComm):
+    """The same of processes that a launcher started together: they meet here, and the memory comes from rank 0.
+
+    A process that ends without ``close`` ends the group.  ``join_timeout_s``: how long the ranks wait for each other
+    here.  Raises UnavailableError if they do not come in time, or one does not fit.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        part_bytes: int,
+        *,
+        timeout_s: float = 0.0,
+        join_timeout_s: float = 0.0,
+        oversubscribed: bool = False,
+    ) -> None:
+        self.rank, self.world = rank, world
+        self._struct = ctypes.POINTER(CommStruct)()
+        options = sized(
+            JoinOptions,
+            rank=rank,
+            world=world,
+            yield_=int(oversubscribed),
+            part_bytes=part_bytes,
+            timeout_ms=int(timeout_s * 1000),
+            join_timeout_ms=int(join_timeout_s * 1000),
+        )
+        _interruptible(lambda: check(library().ps_shared_join(ctypes.byref(options), ctypes.byref(self._struct))))
+
+
+def _interruptible(work: Callable[[], None]) -> None:
+    """Do work in another thread, so that Ctrl-C ends the wait for it."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]

@@ -28,6 +28,8 @@ _BOUNDS: Final = {
     "seq_len": (1, 1 << 24),
     "context_len": (0, 1 << 24),
     "max_tokens": (1, 1 << 20),
+    "rank_timeout_s": (1, 86_400),
+    "join_timeout_s": (1, 86_400),
 }
 
 
@@ -44,6 +46,8 @@ class ModelConfig:
     ``logits``: "last" returns one row per sequence, "all" one row per token.
     ``weights``: "mmap" shares the file's pages with other processes, "huge" copies them into private huge pages.
     ``verify``: check the checksums of the file, which reads it completely.
+    ``rank_timeout_s``: of the bundle of a rank: the seconds that a rank waits for another within ``predict``.
+    ``join_timeout_s``: the same: the seconds that the ranks wait for each other in ``build_from_file``.
     """
 
     batch_size: int = 1
@@ -54,6 +58,8 @@ class ModelConfig:
     logits: str = "last"
     weights: str = "mmap"
     verify: bool = False
+    rank_timeout_s: int = 300
+    join_timeout_s: int = 300
 
     def __post_init__(self) -> None:
         """Refuse a value that is out of range, by name."""
