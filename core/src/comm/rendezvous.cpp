@@ -261,7 +261,7 @@ ps_status host_group(const Meeting& m, SharedComm* out) {
     int32_t pid = 0;
     const int64_t soon = now_ns() + 1000000000;
     if (fd < 0 || !is_own_user(fd, &pid) || !wait_readable(fd, soon < m.deadline ? soon : m.deadline) ||
-        recv(fd, &hello, sizeof(hello), 0) != static_cast<ssize_t>(sizeof(hello)) || memcmp(hello.magic, kMagic, sizeof(kMagic))) {
+        recv(fd, &hello, sizeof(hello), MSG_TRUNC) != static_cast<ssize_t>(sizeof(hello)) || memcmp(hello.magic, kMagic, sizeof(kMagic))) {
       if (fd >= 0) close(fd);
       continue;
     }
