@@ -91,6 +91,22 @@ typedef struct ps_join_options {
  * waits fail within 0.1 s.  PS_ABORTED if the ranks do not come in time or one does not fit. */
 PS_API ps_status ps_shared_join(const ps_join_options* options, ps_comm** out);
 
+/* Ranks on several hosts, over the messages of an MPI library with the standard ABI of MPI 5 (libmpi_abi.so), which is loaded
+ * here and not before.  The ranks are started by its mpiexec. */
+typedef struct ps_mpi_options {
+  uint32_t struct_size;
+  int32_t rank, world;     /* as mpiexec says, too */
+  int32_t trusted_network; /* 1: only these ranks use the network.  MPI neither encrypts nor authenticates: else refused */
+  int64_t part_bytes;      /* equal on all ranks */
+  int64_t timeout_ms;      /* how long one rank waits for another inside a step; 0: 60 s */
+  const char* library;     /* null: PENSTOCK_MPI_LIBRARY, or where the system finds libraries */
+} ps_mpi_options;
+/* Waits for the other ranks.  MPI goes over TCP unless the environment names another network (MPIR_CVAR_CH4_NETMOD or
+ * FI_PROVIDER), and ends with the process.  A TCP connection between each two ranks carries a heartbeat: a rank that ends
+ * or is not heard of for 2 s ends the group.  PS_UNSUPPORTED without a library. */
+PS_API ps_status ps_mpi_join(const ps_mpi_options* options, ps_comm** out);
+PS_API void ps_mpi_close(ps_comm* comm);
+
 /* Compares what all ranks must have in common: `text` (the checksum of a file, say), the ABI version and the instruction level of
  * the context, whose comm it uses.  Every rank calls this once, before its first step.  PS_INVALID_ARGUMENT names what differs. */
 PS_API ps_status ps_context_agree(ps_context* context, const char* text);

@@ -19,6 +19,7 @@ PS_STRUCT(ps_shared_options, reserved, 56);
 PS_STRUCT(ps_rank_place, local_world, 20);
 PS_STRUCT(ps_rank_info, part_bytes, 24);
 PS_STRUCT(ps_join_options, meeting, 48);
+PS_STRUCT(ps_mpi_options, library, 40);
 PS_STRUCT(ps_model_options, private_copy, 12);
 PS_STRUCT(ps_model_info, reserved, 112);
 PS_STRUCT(ps_tokenizer_info, unsupported, 48);

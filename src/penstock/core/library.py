@@ -95,6 +95,18 @@ class JoinOptions(ctypes.Structure):
     ]
 
 
+class MpiOptions(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("rank", c_int32),
+        ("world", c_int32),
+        ("trusted_network", c_int32),
+        ("part_bytes", c_int64),
+        ("timeout_ms", c_int64),
+        ("library", c_char_p),
+    ]
+
+
 class RankInfoStruct(ctypes.Structure):
     _fields_: ClassVar = [
         ("struct_size", c_uint32),
@@ -289,6 +301,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_shared_open": (c_int32, (POINTER(SharedOptions), POINTER(POINTER(CommStruct)))),
     "ps_shared_close": (None, (POINTER(CommStruct),)),
     "ps_shared_join": (c_int32, (POINTER(JoinOptions), POINTER(POINTER(CommStruct)))),
+    "ps_mpi_join": (c_int32, (POINTER(MpiOptions), POINTER(POINTER(CommStruct)))),
+    "ps_mpi_close": (None, (POINTER(CommStruct),)),
     "ps_model_rank": (c_int32, (c_void_p, POINTER(ProgramOptionsStruct), POINTER(RankInfoStruct))),
     "ps_context_num_threads": (c_int32, (c_void_p,)),
     "ps_context_cpu_level": (c_char_p, (c_void_p,)),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core import native as core
-from penstock.core.comm import JoinedComm
+from penstock.core.comm import SharedComm
 from penstock.core.metadata import check_same
 from penstock.errors import UnsupportedError
 from penstock.lite.affinity import BoundContext, chosen_cores
@@ -49,7 +49,7 @@ class OpenModel:
         check_target(self.context.target)
         self.config = read_config(config)
         self.path = Path(path)
-        self._comm: JoinedComm | None = None
+        self._comm: SharedComm | None = None
         self._bound: BoundContext | None = None
         self.is_private = False
         self.shared_bytes = 0

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from penstock.core import native as core
-from penstock.core.comm import JoinedComm
+from penstock.core.comm import JoinedComm, MpiComm, SharedComm
 from penstock.core.metadata import read_metadata
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.launch.environment import RankEnvironment, read_rank_environment
@@ -90,21 +90,21 @@ def share_of_cores(options: CpuOptions, info: core.RankInfo) -> list[int]:
     return cores[begin : begin + size]
 
 
-def join_group(info: core.RankInfo, config: ModelConfig, num_threads: int) -> JoinedComm | None:
+def join_group(info: core.RankInfo, config: ModelConfig, num_threads: int) -> SharedComm | None:
     """Wait for the other ranks of the bundle; return the connection, or None for a whole bundle."""
     if info.world == 1:
         return None
+    at, timeout_s = (info.rank, info.world, info.part_bytes), config.rank_timeout_s
+    if config.transport == "mpi":
+        return MpiComm(*at, timeout_s=timeout_s, trusted_network=config.trusted_network)
     local_world = _local_world(info, read_rank_environment())
     if local_world < info.world:
         raise UnsupportedError(
-            f"{info.world} ranks on several hosts: expected all on one, whose memory they share; found {local_world} "
-            "here"
+            f"transport: expected 'mpi', because {local_world} of {info.world} ranks are on this host, found 'shared'"
         )
     return JoinedComm(
-        info.rank,
-        info.world,
-        info.part_bytes,
-        timeout_s=config.rank_timeout_s,
+        *at,
+        timeout_s=timeout_s,
         join_timeout_s=config.join_timeout_s,
         oversubscribed=default_threads() < local_world * num_threads,
     )
