@@ -20,7 +20,7 @@ from penstock.lite.settings import read_config
 from tests.ranks.test_offline_ranks import EXAMPLE, PREDICT, expected_lines, pattern
 from tests.support.builds import run
 from tests.support.command import DEMO, environment
-from tests.support.rank_programs import mpiexec, run_ranks
+from tests.support.rank_programs import MPI_COMM, MPI_FAULT, mpiexec, run_ranks
 
 SHARED_FILES = "/dev/shm"  # noqa: S108
 MPI = "'transport': 'mpi', 'trusted_network': True"
@@ -78,23 +78,8 @@ def test_the_bits_over_mpi_are_those_of_one_process(
         assert (tmp_path / f"{rank}.npz").read_bytes() == whole_bytes
 
 
-COMM = """
-import ctypes, json, os, sys, time
-import numpy as np
-from penstock.core.comm import MpiComm
-from penstock.errors import PenstockError
-from penstock.launch.environment import read_rank_environment
-place = read_rank_environment()
-comm = MpiComm(place.rank, place.world, 1 << 20, timeout_s=20.0, trusted_network=True)
-struct, own, world = comm.struct, comm.rank, comm.world
-def say(**values):
-    os.write(1, (json.dumps(values) + "\\n").encode())
-def check(status):
-    from penstock.core.library import check
-    check(status)
-"""
 EXCHANGES = (
-    COMM
+    MPI_COMM
     + """
 for tag in range(200):
     sizes = [(tag * 7919 * (r + 1)) % 50_000 if tag % 3 else 0 for r in range(world)]
@@ -138,7 +123,7 @@ def run_faulty(fault: str, world: int = 2) -> tuple[str, float]:
 
     Without Hydra's own clean-up, so that it is ours that ends the ranks.
     """
-    script = FAULT.replace("FAULT", fault)
+    script = MPI_FAULT.replace("FAULT", fault)
     command = [mpiexec(), "-disable-auto-cleanup", "-n", str(world), sys.executable, "-c", script]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
     error: dict[str, Any] = {}
@@ -155,24 +140,6 @@ def run_faulty(fault: str, world: int = 2) -> tuple[str, float]:
             os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=30)
     return error["error"], error["seconds"]
-
-
-FAULT = (
-    COMM
-    + """
-check(struct.barrier(struct.self, 1))
-say(pid=os.getpid(), rank=own)
-FAULT
-start = time.monotonic()
-try:
-    while True:
-        check(struct.barrier(struct.self, 2))
-except PenstockError as error:
-    say(error=str(error), rank=own, seconds=time.monotonic() - start)
-    time.sleep(0.5)  # for the others to say the same
-    sys.exit(3)
-"""
-)
 
 
 @pytest.mark.parametrize(

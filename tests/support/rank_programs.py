@@ -63,3 +63,36 @@ def ends_within(processes: Sequence[subprocess.Popen[str]], seconds: float) -> l
             pytest.fail(f"a rank did not end within {seconds} s: {process.communicate()}")
         results.append((process.returncode, err))
     return results
+
+
+MPI_COMM = """
+import ctypes, json, os, sys, time
+import numpy as np
+from penstock.core.comm import MpiComm
+from penstock.errors import PenstockError
+from penstock.launch.environment import read_rank_environment
+place = read_rank_environment()
+comm = MpiComm(place.rank, place.world, 1 << 20, timeout_s=20.0, trusted_network=True)
+struct, own, world = comm.struct, comm.rank, comm.world
+def say(**values):
+    os.write(1, (json.dumps(values) + "\\n").encode())
+def check(status):
+    from penstock.core.library import check
+    check(status)
+"""
+MPI_FAULT = (
+    MPI_COMM
+    + """
+check(struct.barrier(struct.self, 1))
+say(pid=os.getpid(), rank=own)
+FAULT
+start = time.monotonic()
+try:
+    while True:
+        check(struct.barrier(struct.self, 2))
+except PenstockError as error:
+    say(error=str(error), rank=own, seconds=time.monotonic() - start)
+    time.sleep(0.5)  # for the others to say the same
+    sys.exit(3)
+"""
+)
