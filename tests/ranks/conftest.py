@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from penstock.graph.export import export_bundle
 from penstock.graph.rank_bundle import write_rank_bundle
+from tests.support.builds import run
+from tests.support.command import DEMO
 from tests.support.families import save
 
 
@@ -44,3 +47,11 @@ def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int], 
         return parts
 
     return get
+
+
+@pytest.fixture(scope="session")
+def demo_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo bundle for two ranks, as ``penstock export`` writes it."""
+    folder = tmp_path_factory.mktemp("demo") / "ranks"
+    run(sys.executable, "-m", "penstock", "export", DEMO, folder, "--tp", "2")
+    return folder

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.test_offline_ranks import PREDICT, pattern
 from tests.support.builds import run
 from tests.support.command import DEMO, environment
-from tests.support.rank_programs import MPI_FAULT, mpiexec
+from tests.support.rank_programs import MPI_FAULT, PREDICT, mpiexec, pattern
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 # In the place of ssh: [-x] HOST COMMAND.
@@ -81,13 +80,12 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         places.close()
 
 
-def test_the_bits_over_a_network_are_those_of_one_process(hosts: Hosts, tmp_path: Path) -> None:
-    ranks, out, options = tmp_path / "ranks", tmp_path / "{rank}.npz", "'batch_size': 2, 'context_len': 90"
-    run(sys.executable, "-m", "penstock", "export", DEMO, ranks, "--tp", "2")
+def test_the_bits_over_a_network_are_those_of_one_process(hosts: Hosts, demo_ranks: Path, tmp_path: Path) -> None:
+    out, options = tmp_path / "{rank}.npz", "'batch_size': 2, 'context_len': 90"
     run(sys.executable, "-c", PREDICT, DEMO, tmp_path / "whole.npz", f"{{{options}}}")
     before = hosts.sent_bytes()
     mpi = f"{{{options}, 'transport': 'mpi', 'trusted_network': True}}"
-    words = [sys.executable, "-c", PREDICT, pattern(ranks), out, mpi]
+    words = [sys.executable, "-c", PREDICT, pattern(demo_ranks), out, mpi]
     done = subprocess.run(hosts.command(*words), capture_output=True, text=True, env=environment(), timeout=120)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):

@@ -17,12 +17,20 @@ import pytest
 from penstock.core.comm import MpiComm
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.settings import read_config
-from tests.ranks.test_offline_ranks import EXAMPLE, PREDICT, expected_lines, pattern
 from tests.support.builds import run
-from tests.support.command import DEMO, environment
-from tests.support.rank_programs import MPI_COMM, MPI_FAULT, mpiexec, run_ranks
+from tests.support.command import environment
+from tests.support.rank_programs import (
+    EXAMPLE,
+    MPI_COMM,
+    MPI_FAULT,
+    PREDICT,
+    SHARED_FILES,
+    expected_lines,
+    mpiexec,
+    pattern,
+    run_ranks,
+)
 
-SHARED_FILES = "/dev/shm"  # noqa: S108
 MPI = "'transport': 'mpi', 'trusted_network': True"
 
 pytestmark = pytest.mark.usefixtures("mpich")
@@ -31,13 +39,6 @@ pytestmark = pytest.mark.usefixtures("mpich")
 @pytest.fixture(scope="module")
 def mpich() -> str:
     return mpiexec()
-
-
-@pytest.fixture(scope="module")
-def demo_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("demo") / "ranks"
-    run(sys.executable, "-m", "penstock", "export", DEMO, folder, "--tp", "2")
-    return folder
 
 
 @pytest.fixture

@@ -8,11 +8,57 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.support.command import environment
+from penstock import lite
+from tests.support.command import DEMO, environment
 
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK", "PMI_SIZE")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed"
+SHARED_FILES = "/dev/shm"  # noqa: S108
+
+PREDICT = """
+import sys
+import numpy as np
+from penstock import lite
+pattern, out, options = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+rng = np.random.default_rng(3)
+def ask(model, rows, reset):
+    width = max(map(len, rows))
+    ids = np.zeros((len(rows), width), np.int32)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+    lens = np.array([len(row) for row in rows], np.int32)
+    inputs = [lite.Tensor(a, name=n) for n, a in (("token_ids", ids), ("num_tokens", lens), ("reset", reset))]
+    model.resize(model.get_inputs(), [ids.shape, lens.shape, lens.shape])
+    return [output.get_data_to_numpy() for output in model.predict(inputs)]
+context = lite.Context()
+with lite.Model() as model:
+    path = pattern.replace("{rank}", str(context.cpu.rank_id))
+    model.build_from_file(path, lite.ModelType.PENSTOCK, context, options)
+    results = []
+    for lens, first in (((37, 5), True), ((1, 1), False), ((20, 1), False), ((0, 9), True), ((70, 70), True)):
+        rows = [rng.integers(0, model.get_model_info("vocab_size"), n).tolist() for n in lens]
+        results += ask(model, rows, np.full(len(rows), int(first), np.int32))
+np.savez(out.replace("{rank}", str(context.cpu.rank_id)), *results)
+"""
+
+
+def pattern(folder: Path) -> str:
+    return str(folder / "rank_{rank}.psm")
+
+
+def expected_lines() -> list[str]:
+    """What the example prints, from one process with the whole bundle."""
+    with lite.Model() as model:
+        model.build_from_file(DEMO, lite.ModelType.PENSTOCK)
+        inputs = model.get_inputs()
+        for tensor in inputs:
+            tensor.set_data_from_numpy(np.ones(tensor.shape, np.int32))
+        (output,) = model.predict(inputs)
+        values = output.get_data_to_numpy().flatten()[:10]
+    name = f"tensor's name is:logits data size is:{output.data_size} tensor elements num is:{output.element_num}"
+    return [name, "output data is: " + " ".join(map(str, values))]
 
 
 def mpiexec() -> str:
