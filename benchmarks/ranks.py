@@ -1,10 +1,10 @@
-"""Measures ranks on this host: exchanges between processes, and tokens per second of two ranks against one process.
+"""Measures ranks on this host: exchanges between processes, and tokens/s of ranks and stages against one process.
 
     python benchmarks/ranks.py [--model demo/demo.psm] [--world 2] [--rounds 5]
 
-Each rank of the exchanges is a process on a core of its own, if there are as many.  Decoding: ``world`` ranks of one
-thread against one process with as many threads, in turns; the best of the rounds counts, because other work on the
-machine only makes them slower.
+Each rank of the exchanges is a process on a core of its own, if there are as many.  Speeds: ``world`` ranks and
+``world`` stages of one thread against one process with as many threads, in turns; the best of the rounds counts,
+because other work on the machine only makes them slower.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from penstock import LLM, SamplingParams
@@ -67,24 +68,42 @@ def exchanges(world: int, rounds: int) -> None:
         print(f"  {size >> 10:3} KB  {least:7.2f}  {median:7.2f}  {p99:8.2f}")
 
 
-def decode(model: Path, world: int, rounds: int) -> None:
+def speeds(model: Path, world: int, rounds: int) -> None:
     params = SamplingParams(max_tokens=128, temperature=0.0, ignore_eos=True)
     limits = ProgramLimits(max_tokens=512, max_requests=8, context_len=1024)
     prompts = [[11 + i, 12, 13, 14] for i in range(8)]
+    long_prompt = [5 + i % 200 for i in range(512)]
 
-    def speed(llm: LLM, batch: int) -> float:
+    def decode(llm: LLM, batch: int) -> float:
         results = llm.generate(prompts[:batch], params)
         return sum(result.timings["decode_tokens_per_s"] for result in results)
 
+    def prefill(llm: LLM) -> float:
+        start = time.perf_counter()
+        llm.generate(long_prompt, SamplingParams(max_tokens=1))
+        return len(long_prompt) / (time.perf_counter() - start)
+
+    def open_llm(threads: int = 1, **ranks: int) -> LLM:
+        return LLM(model, threads=threads, limits=limits, prefix_cache=False, **ranks)
+
     with (
-        LLM(model, threads=world, limits=limits, prefix_cache=False) as one,
-        LLM(model, threads=1, limits=limits, prefix_cache=False, tensor_parallel_size=world) as ranks,
+        open_llm(world) as one,
+        open_llm(tensor_parallel_size=world) as ranks,
+        open_llm(pipeline_parallel_size=world) as stages,
     ):
-        print(f"decode, tokens/s: {world} threads of one process, {world} ranks of one thread, their ratio")
-        for batch in (1, 8):
-            found = [(speed(one, batch), speed(ranks, batch)) for _ in range(rounds)]
-            threads, parallel = (max(column) for column in zip(*found, strict=True))
-            print(f"  batch {batch}  {threads:9.1f}  {parallel:9.1f}  {parallel / threads:5.2f}")
+        print(f"tokens/s: {world} threads of one process; {world} ranks of one thread, {world} stages of one thread")
+        for name, speed in (
+            ("decode, batch 1", lambda llm: decode(llm, 1)),
+            ("decode, batch 8", lambda llm: decode(llm, 8)),
+            ("prefill of 512", prefill),
+        ):
+            found = [(speed(one), speed(ranks), speed(stages)) for _ in range(rounds)]
+            threads, tensor, pipeline = (max(column) for column in zip(*found, strict=True))
+            print(
+                f"  {name:<16}  {threads:9.1f}  {tensor:9.1f} ({tensor / threads:4.2f})  {pipeline:9.1f} "
+                f"({pipeline / threads:4.2f})",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -99,7 +118,7 @@ def main() -> None:
         print(json.dumps(measure_exchanges(args.rank, args.world, args.fd)))
         return
     exchanges(args.world, args.rounds)
-    decode(args.model, args.world, args.rounds)
+    speeds(args.model, args.world, args.rounds)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,9 @@ typedef struct ps_context_options {
   int32_t num_threads;   /* the caller's counts; 0: as many as the affinity mask and the cgroup allow */
   const char* cpu_level; /* null: PENSTOCK_CPU, else the best; "generic" | "avx2" | "avx512" | "amx" | "neon" | "neon_dot" */
   const struct ps_comm* comm; /* null: one rank; else it outlives the context: penstock_ranks.h */
+  const struct ps_comm* links; /* null: no pipeline; else the comm of all its ranks: penstock_ranks.h */
+  int32_t stage_ranks;         /* of a pipeline: ranks of each stage; 0: 1 */
+  int32_t reserved;            /* 0 */
 } ps_context_options;
 /* Starts the threads, which sleep between steps.  PS_UNSUPPORTED: the machine lacks the level's instructions. */
 PS_API ps_status ps_context_create(const ps_context_options* options, ps_context** out);
@@ -130,7 +133,7 @@ typedef struct ps_model_info {
   int32_t format_minor;           /* the file's; what one of a newer minor version has besides is not read */
   int32_t known_format_minor;     /* this library's */
   int32_t bidirectional;          /* 1: attention is not causal, so each request of a step begins at position 0, whole */
-  int32_t reserved;               /* 0 */
+  int32_t context_ranks;          /* ranks that the pages of a request are dealt out to (docs/explanation/ranks.md) */
 } ps_model_info;
 /* Fills `out`, whose struct_size the caller has set; costs nothing. */
 PS_API ps_status ps_model_describe(const ps_model* model, ps_model_info* out);

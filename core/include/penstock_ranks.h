@@ -3,6 +3,9 @@
  *   ps_shared_open -> ps_context_create with its comm -> ps_context_agree -> ps_model_open, ps_program_create of the rank's
  *   bundle -> on rank 0 ps_program_step ..., on the others ps_program_follow ... -> abort, close
  *
+ * The ranks of a pipeline have two comms.  `links` connects all of them: rank 0, which has no layers, and then the ranks of
+ * each stage in turn.  `comm` connects the ranks of one stage, if they are several.
+ *
  * docs/explanation/ranks.md says what is exchanged, and how bundles of ranks are made.  The rules of penstock.h hold here too.
  */
 #ifndef PENSTOCK_RANKS_H
@@ -38,6 +41,9 @@ typedef struct ps_comm {
   ps_status (*barrier)(void* self, uint64_t tag);
   /* Ends every wait of every rank, now and later, with `reason`; the first reason stays. */
   void (*abort)(void* self, const char* reason);
+  /* Waits without a timeout until a message of `from` arrives, which recv then takes.  Null: an idle stage of a pipeline
+   * waits in recv, with its timeout. */
+  ps_status (*await)(void* self, int32_t from);
 } ps_comm;
 
 /* Ranks on one host, over shared memory: processes that inherit a file descriptor, or threads of one process. */
@@ -114,6 +120,13 @@ PS_API ps_status ps_context_agree(ps_context* context, const char* text);
 /* On a rank other than 0: waits for the next step of rank 0's program, and computes this rank's part of it.  Rank 0 runs
  * steps with the functions above, samples, and has the logits.  Fails when the group was aborted. */
 PS_API ps_status ps_program_follow(ps_program* program);
+
+/* On rank 0 of a pipeline: a step in two parts, so that each stage can work on another one.  `launch` sends the batch to the
+ * first stage, `collect` waits for the oldest step in flight, and samples its rows if `sampling` is not null.  There can be as
+ * many steps in flight as stages.  A step that is launched has no slots as token ids, and `sampling` and `out` are those of its
+ * collect. */
+PS_API ps_status ps_program_launch(ps_program* program, const ps_batch* batch, const ps_sampling* sampling, const ps_sampled* out);
+PS_API ps_status ps_program_collect(ps_program* program, const ps_sampling* sampling, const ps_sampled* out);
 
 #ifdef __cplusplus
 }

@@ -154,7 +154,7 @@ _INSTEAD = {
     "TextIteratorStreamer": "LLM.stream",
     "serve": "the command `penstock serve`",
 }
-"""What users of other libraries look for, and what does it here."""
+"""Names of other libraries, and the names that replace them here."""
 
 
 def __getattr__(name: str) -> Any:

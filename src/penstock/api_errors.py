@@ -94,7 +94,7 @@ CODES: Final[dict[int, Code]] = {
     ),
     504: Code("timeout_error", "DEADLINE_EXCEEDED", "The response was not complete within the request's timeout."),
 }
-"""All error statuses that routes return; the documentation's reference shows the same table."""
+"""The error statuses that routes return; the documentation's reference shows the same table."""
 
 
 def grpc_code(status: int) -> str:
@@ -142,13 +142,13 @@ _QUOTED_PATH: Final = re.compile(r"""(['"])/[^'"]*?([^'"/]*)/?\1""")
 _PATH: Final = re.compile(r"""(?<![\w./:'"])/(?:[^\s/:;,'"()]+/)+""")
 
 
-def without_folders(text: str, *known: str) -> str:
+def without_folders(text: str, *folders: str) -> str:
     """Return an error message for clients, with each absolute path cut to its last component.
 
-    ``known``: paths that the message may contain and that the patterns would not recognize as a whole, because of
+    ``folders``: paths that the message may contain and that the patterns would not recognize as a whole, because of
     spaces or punctuation.
     """
-    for path in known:
+    for path in folders:
         if path.startswith("/") and (name := path.rstrip("/").rpartition("/")[2]):
             text = text.replace(path, name)
     return _PATH.sub("", _QUOTED_PATH.sub(r"\1\2\1", text))

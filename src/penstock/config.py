@@ -204,7 +204,7 @@ class ConfigReader:
 
     def error(self, key: builtins.str, expected: builtins.str, found: object) -> InvalidFileError:
         """Return the error to raise when the value of ``key`` is not as ``expected``."""
-        return InvalidFileError(f"{self.file}: {key}: expected {expected}, found {show(found)}")
+        return InvalidFileError(f"{self.file}: {key}: expected {expected}, found {show(found)}", param=key)
 
     def has(self, key: builtins.str) -> builtins.bool:
         """Return True if ``key`` exists and is not null."""
@@ -217,7 +217,7 @@ class ConfigReader:
         if isinstance(default, _Required):
             if key in self.values:
                 raise self.error(key, expected, None)
-            raise InvalidFileError(f"{self.file}: {key}: expected {expected}, but the key is missing")
+            raise InvalidFileError(f"{self.file}: {key}: expected {expected}, but the key is missing", param=key)
         return None
 
     def _read(
@@ -295,7 +295,9 @@ class ConfigReader:
         choices = tuple(choices)
         value = self.str(key, default)
         if value not in choices:
-            raise UnsupportedError(f"{self.file}: {key}: expected one of {', '.join(choices)}, found {show(value)}")
+            raise UnsupportedError(
+                f"{self.file}: {key}: expected one of {', '.join(choices)}, found {show(value)}", param=key
+            )
         return value
 
     def text_list(self, key: builtins.str, *, max_items: builtins.int = 100_000) -> list[builtins.str] | None:
@@ -340,12 +342,12 @@ class ConfigReader:
         """
         key = "dtype" if self.has("dtype") else "torch_dtype"
         value = self.str(key, "auto").removeprefix("torch.")
-        known = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float": "f32", "half": "f16", "auto": ""}
-        if value not in known:
+        dtypes = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float": "f32", "half": "f16", "auto": ""}
+        if value not in dtypes:
             raise UnsupportedError(
-                f"{self.file}: {key}: expected one of float32, float16, bfloat16, found {show(value)}"
+                f"{self.file}: {key}: expected one of float32, float16, bfloat16, found {show(value)}", param=key
             )
-        return known[value]
+        return dtypes[value]
 
     def quantization(self) -> ConfigReader | None:
         """Return the ``quantization_config`` of a folder that ``penstock quantize`` made; None for a plain checkpoint.
@@ -360,7 +362,8 @@ class ConfigReader:
             return section
         raise UnsupportedError(
             f"{self.file}: quantization_config: quant_method {show(method)} is not supported. Use the original "
-            "float32, float16 or bfloat16 checkpoint, and quantize it with --scheme w8a8 or w4a8."
+            "float32, float16 or bfloat16 checkpoint, and quantize it with --scheme w8a8 or w4a8.",
+            param="quantization_config",
         )
 
     def rope(self, head_dim: builtins.int) -> RopeConfig:

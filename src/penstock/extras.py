@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 __all__ = ["install_command"]
 
 _CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
-"""It has builds of PyTorch for the CPU; those of PyPI bring gigabytes of CUDA libraries."""
+"""The package index with builds of PyTorch for the CPU; those of PyPI bring gigabytes of CUDA libraries."""
 
 
 def install_command(extra: str) -> str:

@@ -22,7 +22,7 @@ DEFAULT_MAX_TOKENS: Final = 256
 MAX_LOGPROBS: Final = 20
 MAX_ANSWERS: Final = 128
 MAX_ALLOWED: Final = 1 << 18
-"""As many token ids as the largest vocabularies have."""
+"""The limit on a list of token ids: as many as the largest vocabularies have."""
 MAX_STOP_IDS: Final = 4096
 MIN_PROBABILITY: Final = 1e-6
 

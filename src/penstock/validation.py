@@ -23,28 +23,28 @@ MAX_TOKEN: Final = 2**31 - 1
 
 
 def refusal(name: str, expected: str, found: object) -> InvalidArgumentError:
-    """Return the error that tells what a field must be and what it is."""
+    """Return the error of a field with a wrong value: what is expected, and the value."""
     return InvalidArgumentError(f"{name}: expected {expected}, got {found!r:.200}", param=name)
 
 
 def wrong_type(name: str, expected: str, found: object) -> InvalidArgumentError:
-    """Return the error that tells what a field must be and what type it has."""
+    """Return the error of a field with a wrong type: what is expected, and the type."""
     return InvalidArgumentError(f"{name}: expected {expected}, got {type(found).__name__}", param=name)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Return the known name that is most similar to an unknown one; "" if none is."""
     from difflib import get_close_matches  # only an error needs it
 
-    return next(iter(get_close_matches(name, list(known), 1)), "")
+    return next(iter(get_close_matches(name, list(names), 1)), "")
 
 
-def missing_attribute(owner: str, name: str, known: Iterable[str], hints: Mapping[str, str]) -> AttributeError:
+def missing_attribute(owner: str, name: str, names: Iterable[str], hints: Mapping[str, str]) -> AttributeError:
     """Return the error for an attribute that does not exist.
 
-    It names what to use instead: from ``hints``, for names of other libraries, or the nearest of ``known``.
+    It names what to use instead: from ``hints``, for names of other libraries, or the nearest of ``names``.
     """
-    instead = hints.get(name) or ("" if name.startswith("_") else nearest(name, (k for k in known if k[0] != "_")))
+    instead = hints.get(name) or ("" if name.startswith("_") else nearest(name, (k for k in names if k[0] != "_")))
     return AttributeError(f"{owner} has no attribute {name!r:.60}{f'. Use {instead}.' if instead else ''}")
 
 

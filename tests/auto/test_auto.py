@@ -21,6 +21,7 @@ from penstock import (
     UnsupportedError,
 )
 from tests.support.command import DEMO, FOLDER
+from tests.support.errors import raises
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +66,15 @@ def test_a_config_remembers_its_weights():
     ("options", "message"),
     [
         ({"do_sample": "yes"}, "do_sample"),
-        ({"max_new_token": 3}, "did you mean max_new_tokens"),
-        ({"max_new_tokens": 3, "max_tokens": 4}, "max_tokens is given twice"),
-        ({"max_new_tokens": 3, "max_length": 4}, "exclude each other"),
-        ({"max_length": 1}, "max_length: expected more than the 1 tokens of the prompt"),
-        ({"attention_mask": [1, 1]}, "attention_mask: expected the shape"),
-        ({"generation_config": {"temprature": 1}}, "did you mean temperature"),
-        ({"generation_config": 3}, "generation_config: expected a GenerationConfig"),
-        ({"use_cache": False}, "use_cache must be True"),
-        ({"output_scores": True, "do_sample": True, "top_k": 3}, "output_scores: not supported with top_k"),
+        ({"max_new_token": 3}, "max_new_tokens"),
+        ({"max_new_tokens": 3, "max_tokens": 4}, "max_tokens .*twice"),
+        ({"max_new_tokens": 3, "max_length": 4}, "max_new_tokens and max_length|max_length and max_new_tokens"),
+        ({"max_length": 1}, "^max_length: .* 1 tokens"),
+        ({"attention_mask": [1, 1]}, "^attention_mask: .*shape"),
+        ({"generation_config": {"temprature": 1}}, "temprature.* temperature"),
+        ({"generation_config": 3}, "^generation_config: .*GenerationConfig"),
+        ({"use_cache": False}, "^use_cache .*True"),
+        ({"output_scores": True, "do_sample": True, "top_k": 3}, "^output_scores: .*top_k"),
         ({"do_sample": False, "temperature": 1.0}, "temperature"),
         ({"do_sample": True, "temperature": 0}, "temperature"),
         ({"num_beams": 4}, "num_beams"),
@@ -166,15 +167,15 @@ def test_a_yaml_file_of_mindformers_opens_a_checkpoint(tmp_path):
     with AutoModel.from_config(str(ours)) as model:
         assert model.llm.engine.max_len == 32
     for text, message in (
-        (YAML.format(path=DEMO, parallel="True"), "use_parallel must be false"),
-        (YAML.format(path="llama2_7b.ckpt", parallel="False"), "ckpt files cannot be read"),
-        (YAML.format(path="none", parallel="False"), "none: no such file or folder"),
-        ("model: {}\n", "load_checkpoint: expected the path"),
+        (YAML.format(path=DEMO, parallel="True"), "use_parallel"),
+        (YAML.format(path="llama2_7b.ckpt", parallel="False"), "ckpt files"),
+        (YAML.format(path="none", parallel="False"), "none: "),
+        ("model: {}\n", "load_checkpoint: "),
     ):
         file.write_text(text)
         with pytest.raises(PenstockError, match=message):
             AutoModel.from_config(file)
-    with pytest.raises(InvalidArgumentError, match="config: expected an AutoConfig"):
+    with raises(InvalidArgumentError, param="config", match="AutoConfig"):
         AutoModel.from_config(3)
 
 
@@ -194,8 +195,8 @@ def test_a_tokenizer_has_what_tutorials_use(tmp_path):
     for call, message in (
         (lambda: tokenizer("x", return_tensors="pt"), "return_tensors"),
         (lambda: tokenizer(["a", "import os"], return_tensors="np"), "equal length"),
-        (lambda: AutoTokenizer.from_pretrained(3), "model: expected the path"),
-        (lambda: AutoConfig.from_pretrained(""), "model: expected the path"),
+        (lambda: AutoTokenizer.from_pretrained(3), "^model: "),
+        (lambda: AutoConfig.from_pretrained(""), "^model: "),
         (lambda: AutoTokenizer.from_pretrained(DEMO).apply_chat_template(messages), "no chat template"),
     ):
         with pytest.raises(PenstockError, match=message):
@@ -217,7 +218,7 @@ def test_missing_names_say_what_to_use(model):
         model.save_pretrained("x")
     with pytest.raises(AttributeError, match="Use tokenizer"):
         model.llm.get_tokenizer()
-    with pytest.raises(AttributeError, match="Use choices, text and token_ids"):
+    with pytest.raises(AttributeError, match="choices, text and token_ids"):
         _ = model.llm.generate("x", max_tokens=1).outputs
     assert copy.copy(model.llm.generate("x", max_tokens=1)).finish_reason == "length"
 
@@ -226,10 +227,10 @@ def test_tokenizers_accept_only_text_and_ids():
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     assert tokenizer.decode(5) == tokenizer.decode([5]) == tokenizer.decode(np.array([5]))
     for ids in ([-1], ["a"], [[5]], [True], 2**31):
-        with pytest.raises(InvalidArgumentError, match="token_ids"):
+        with raises(InvalidArgumentError, param="token_ids"):
             tokenizer.decode(ids)
     for text in (None, 5, ["a", None]):
-        with pytest.raises(InvalidArgumentError, match="text: expected a string"):
+        with raises(InvalidArgumentError, param="text"):
             tokenizer(text)
     with pytest.raises(InvalidArgumentError, match="pass the folder"):
         AutoTokenizer.from_pretrained(FOLDER / "tokenizer.json")

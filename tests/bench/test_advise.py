@@ -28,6 +28,7 @@ from penstock.runtime.machine import Memory
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import DEMO, FOLDER, ROOT
+from tests.support.errors import raises
 
 MACHINE = Machine("avx2", 2, 10e9, {"int8": 400e9, "bf16": 200e9, "f32": 100e9})
 
@@ -204,14 +205,14 @@ def test_the_fastest_of_the_best_schemes_is_recommended():
     ],
 )
 def test_errors_name_the_field(fields, param):
-    with pytest.raises(InvalidArgumentError, match="expected") as error:
+    with raises(InvalidArgumentError, param=param) as error:
         advise(Advise(DEMO, **fields))
     assert error.value.param == param
 
 
 def test_a_graph_that_ends_in_token_ids_is_refused(tmp_path):
     export_bundle(FOLDER, tmp_path / "argmax.psm", scheme="w8a8", tail="argmax", without_weights=True)
-    with pytest.raises(UnsupportedError, match="ends in logits"):
+    with raises(UnsupportedError, param="model", match="logits, "):
         advise(Advise(tmp_path / "argmax.psm"))
 
 

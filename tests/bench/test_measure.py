@@ -12,13 +12,14 @@ from penstock.graph.bundle import read_graph
 from penstock.graph.passes.append_tail import append_tail
 from penstock.runtime.export_ranks import export_ranks
 from tests.support.command import DEMO
+from tests.support.errors import raises
 
 SMALL = {"prompt_tokens": 20, "new_tokens": 4, "threads": 1}
 
 
 def test_a_figure_above_the_compute_peak_is_an_error(monkeypatch):
     monkeypatch.setattr(native, "probe_compute", lambda *_args: 1.0)
-    with pytest.raises(InternalError, match=r"prefill: measured .* of the int8 peak"):
+    with pytest.raises(InternalError, match=r"^prefill: .* int8"):
         bench(Bench(DEMO, batches=(1,), **SMALL))
 
 
@@ -55,9 +56,17 @@ def test_shares_are_counted_from_the_graph(monkeypatch):
     assert report.prefill_tokens_per_s == pytest.approx(20 / report.first_token_s)
 
 
-@pytest.mark.parametrize("fields", [{"batches": ()}, {"batches": (0,)}, {"new_tokens": 0}, {"prompt_tokens": True}])
-def test_sizes_are_checked(fields):
-    with pytest.raises(InvalidArgumentError, match="expected"):
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("batch", {"batches": ()}),
+        ("batch", {"batches": (0,)}),
+        ("new_tokens", {"new_tokens": 0}),
+        ("prompt_tokens", {"prompt_tokens": True}),
+    ],
+)
+def test_sizes_are_checked(param, fields):
+    with raises(InvalidArgumentError, param=param):
         Bench(DEMO, **fields)
 
 
@@ -78,10 +87,10 @@ def test_ranks_are_measured_as_one():
 
 def test_what_is_cut_for_ranks_is_refused(tmp_path):
     export_ranks(DEMO, tmp_path / "parts", 2)
-    with pytest.raises(UnsupportedError, match=r"bench: expected a whole bundle or checkpoint folder, found .*parts"):
+    with pytest.raises(UnsupportedError, match=r"^bench: .*parts"):
         bench(Bench(tmp_path / "parts", batches=(1,), tensor_parallel_size=2, **SMALL))
 
 
 def test_a_profile_of_ranks_is_refused():
-    with pytest.raises(UnsupportedError, match="tensor_parallel_size: expected 1 for a profile, found 2"):
+    with raises(UnsupportedError, param="tensor_parallel_size", match="found 2"):
         profile(Profile(DEMO, tensor_parallel_size=2))

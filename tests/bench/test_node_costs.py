@@ -16,6 +16,7 @@ from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import DEMO
+from tests.support.errors import raises
 from tests.support.tiny_graph import FFN, HIDDEN, VOCAB, tiny_graph, write_bundle
 
 STEP = StepSize(starts=(5, 40), lens=(3, 2), width=3, num_rows=2)
@@ -157,5 +158,5 @@ def test_a_step_that_one_thread_walks_has_the_limits_of_one(monkeypatch):
 
 
 def test_profiles_of_nothing_are_refused():
-    with pytest.raises(InvalidArgumentError, match="phases: expected some of prefill, decode"):
+    with raises(InvalidArgumentError, param="phases", match="prefill, decode"):
         Profile(DEMO, phases=())

@@ -101,15 +101,15 @@ def test_the_picture_is_sound_and_shows_every_rate(report):
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "fact"),
     [
-        ({"rates": (0.0,)}, "rate: expected a number from"),
-        ({"rates": (1.0,) * 33}, "rate must have at most 32"),
-        ({"trace": Trace(prompt_tokens=5000)}, "the context holds 1024"),
+        ({"rates": (0.0,)}, "^rate: .* 0.0"),
+        ({"rates": (1.0,) * 33}, "^rate .* 32"),
+        ({"trace": Trace(prompt_tokens=5000)}, "holds 1024"),
     ],
 )
-def test_unmeasurable_settings_are_refused(fields, message):
-    with pytest.raises(InvalidArgumentError, match=message):
+def test_unmeasurable_settings_are_refused(fields, fact):
+    with pytest.raises(InvalidArgumentError, match=fact):
         bench_online(OnlineBench(DEMO, **fields))
 
 

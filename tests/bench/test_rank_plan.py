@@ -9,6 +9,7 @@ import pytest
 from penstock.bench.rank_plan import LinkProbe, exchange_widths, predict, rank_memory
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.core.native import Context, Model, ProgramOptions, plan
+from penstock.core.rank_layout import RankLayout
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from penstock.graph.rank_bundle import write_rank_bundle
@@ -42,6 +43,23 @@ def test_weights_and_exchanges_are_those_of_a_ranks_bundle(family: str, scheme: 
         nodes = [node.op for node in read_graph(part)[0].nodes]
         count = nodes.count("all_gather") + nodes.count("sharded_embedding")
         assert world == 1 or len(exchange_widths(strategy)) == count
+
+
+@pytest.mark.parametrize("layout", [RankLayout(1, 2), RankLayout(1, 3), RankLayout(2, 2)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_those_of_a_stages_bundle(family: str, layout: RankLayout, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.psm"
+    folder = save(family, tmp_path / "model")
+    export_bundle(folder, whole, scheme="w8a8")
+    quantize_checkpoint(folder, tmp_path / "quantized", "w8a8")
+    model = open_whole(tmp_path / "quantized")
+    strategy = make_strategy(model, layout.tp)
+    for memory in rank_memory(model, strategy, "w8a8", pp=layout.pp, context_len=256, kv_cache="f32"):
+        part = tmp_path / f"{memory.rank}.psm"
+        write_rank_bundle(whole, part, memory.rank, layout)
+        with Model.open(part) as opened, Context(1) as context:
+            exact = plan(opened, context, OPTIONS)
+        assert (memory.weight_bytes, memory.kv_bytes) == (exact.weight_bytes, exact.kv_bytes), memory.rank
 
 
 def test_predictions_come_for_each_possible_world(tmp_path: Path) -> None:

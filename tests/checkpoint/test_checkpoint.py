@@ -49,30 +49,30 @@ def test_the_type_with_most_bytes_is_the_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "at least 8 bytes"),
-        (b"\x02\0\0", "at least 8 bytes"),
-        (struct.pack("<Q", 2**63) + b"{}", "header: expected at most 2 bytes"),
-        (struct.pack("<Q", 3) + b"{}", "header: expected at most 2 bytes"),
-        (safetensors(b" {}"), "header: expected an object"),
-        (safetensors(b'{"a":1'), "header: not valid JSON"),
+        (b"", "8 bytes"),
+        (b"\x02\0\0", "8 bytes"),
+        (struct.pack("<Q", 2**63) + b"{}", "header: .* 2 bytes"),
+        (struct.pack("<Q", 3) + b"{}", "header: .* 2 bytes"),
+        (safetensors(b" {}"), "header: .*object"),
+        (safetensors(b'{"a":1'), "header: .*JSON"),
         (safetensors(b'{"a":{"dtype":"F32"},"a":1}'), "appears twice"),
-        (safetensors({"__metadata__": {"x": 1}}), "__metadata__: expected strings"),
-        (safetensors({"a": 3}), "tensor 'a': expected dtype, shape and data_offsets"),
-        (safetensors({"a": ENTRY | {"more": 1}}, bytes(16)), "expected dtype, shape and data_offsets"),
-        (safetensors({"a": ENTRY | {"dtype": "F4"}}, bytes(16)), "dtype: expected one of F32"),
-        (safetensors({"a": ENTRY | {"dtype": ["F32"]}}, bytes(16)), "dtype: expected one of F32"),
-        (safetensors({"a": ENTRY | {"shape": [2, -2]}}, bytes(16)), "shape: expected at most 8 sizes"),
-        (safetensors({"a": ENTRY | {"shape": [2, True]}}, bytes(16)), "shape: expected at most 8 sizes"),
-        (safetensors({"a": ENTRY | {"shape": [1] * 9}}, bytes(16)), "shape: expected at most 8 sizes"),
-        (safetensors({"a": ENTRY | {"shape": [2**40, 2**40]}}, bytes(16)), "shape: expected at most"),
-        (safetensors({"a": ENTRY | {"shape": [2, 3]}}, bytes(16)), "data_offsets: expected 24 bytes, found 16"),
+        (safetensors({"__metadata__": {"x": 1}}), "__metadata__: .*strings"),
+        (safetensors({"a": 3}), "'a': .*dtype, shape and data_offsets"),
+        (safetensors({"a": ENTRY | {"more": 1}}, bytes(16)), "dtype, shape and data_offsets"),
+        (safetensors({"a": ENTRY | {"dtype": "F4"}}, bytes(16)), "dtype: .*F32"),
+        (safetensors({"a": ENTRY | {"dtype": ["F32"]}}, bytes(16)), "dtype: .*F32"),
+        (safetensors({"a": ENTRY | {"shape": [2, -2]}}, bytes(16)), "shape: .* 8 sizes"),
+        (safetensors({"a": ENTRY | {"shape": [2, True]}}, bytes(16)), "shape: .* 8 sizes"),
+        (safetensors({"a": ENTRY | {"shape": [1] * 9}}, bytes(16)), "shape: .* 8 sizes"),
+        (safetensors({"a": ENTRY | {"shape": [2**40, 2**40]}}, bytes(16)), "shape: "),
+        (safetensors({"a": ENTRY | {"shape": [2, 3]}}, bytes(16)), "data_offsets: .* 24 bytes, found 16"),
         (
             safetensors({"a": ENTRY | {"data_offsets": [16, 0]}}, bytes(16)),
-            "data_offsets: expected 16 bytes, found -16",
+            "data_offsets: .* 16 bytes, found -16",
         ),
-        (safetensors({"a": ENTRY | {"data_offsets": [0.0, 16]}}, bytes(16)), "expected two offsets"),
-        (safetensors({"a": ENTRY}, bytes(15)), "expected 96 bytes as its header says, found 95: truncated"),
-        (safetensors({"a": ENTRY}, bytes(17)), "bytes after the last tensor"),
+        (safetensors({"a": ENTRY | {"data_offsets": [0.0, 16]}}, bytes(16)), "two offsets"),
+        (safetensors({"a": ENTRY}, bytes(15)), "96 bytes .* found 95: truncated"),
+        (safetensors({"a": ENTRY}, bytes(17)), "after the last tensor"),
         (safetensors({"a": ENTRY | {"data_offsets": [4, 20]}}, bytes(20)), "leaves a hole"),
         (safetensors({"a": ENTRY, "b": ENTRY | {"data_offsets": [8, 24]}}, bytes(24)), "overlaps"),
     ],
@@ -86,7 +86,7 @@ def test_damaged_safetensors_name_the_field(tmp_path: Path, data: bytes, message
 def test_unreadable_element_types_are_refused_when_read(tmp_path: Path) -> None:
     entry = {"dtype": "I64", "shape": [2], "data_offsets": [0, 16]}
     checkpoint = Checkpoint.open(write_folder(tmp_path, safetensors({"ids": entry}, bytes(16))))
-    with pytest.raises(UnsupportedError, match="tensor 'ids': dtype I64 is not supported"):
+    with pytest.raises(UnsupportedError, match="'ids': dtype I64"):
         checkpoint.read("ids")
 
 
@@ -118,14 +118,14 @@ def test_shards_read_as_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
-        ({}, "expected tensor names and files"),
-        ({"a": "../model-1.safetensors"}, "expected the name of a .safetensors file in the folder"),
-        ({"a": "/etc/passwd"}, "expected the name of a .safetensors file in the folder"),
-        ({"a": "sub/x.safetensors"}, "expected the name of a .safetensors file in the folder"),
-        ({"a": ".hidden.safetensors"}, "expected the name of a .safetensors file in the folder"),
-        ({"a": 7}, "expected the name of a .safetensors file in the folder"),
-        ({"a": "model-9.safetensors"}, "expected the file 'model-9.safetensors' in the folder"),
-        ({"a": "model-1.safetensors", "z": "model-1.safetensors"}, "expected tensor 'z' in model-1"),
+        ({}, "tensor names and files"),
+        ({"a": "../model-1.safetensors"}, r"the name of a \.safetensors file"),
+        ({"a": "/etc/passwd"}, r"the name of a \.safetensors file"),
+        ({"a": "sub/x.safetensors"}, r"the name of a \.safetensors file"),
+        ({"a": ".hidden.safetensors"}, r"the name of a \.safetensors file"),
+        ({"a": 7}, r"the name of a \.safetensors file"),
+        ({"a": "model-9.safetensors"}, "'model-9.safetensors'"),
+        ({"a": "model-1.safetensors", "z": "model-1.safetensors"}, "tensor 'z' in model-1"),
         ({"z": "model-1.safetensors"}, "found tensor 'a'"),
         ({"a": "model-2.safetensors", "b": "model-1.safetensors"}, "found tensor"),
     ],
@@ -141,7 +141,7 @@ def test_an_index_names_plain_files_that_hold_what_it_says(
 def test_other_formats_are_refused_with_a_way_out(tmp_path: Path, name: str) -> None:
     write_folder(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / name)
-    with pytest.raises(UnsupportedError, match=f"{name}: .* not supported; use the safetensors version"):
+    with pytest.raises(UnsupportedError, match=f"{name}: .*safetensors"):
         Checkpoint.open(tmp_path)
 
 
@@ -153,7 +153,7 @@ def test_folders_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(InvalidFileError, match=r"expected model\.safetensors or"):
         Checkpoint.open(tmp_path)
-    with pytest.raises(InvalidArgumentError, match="expected a checkpoint folder, found a file"):
+    with pytest.raises(InvalidArgumentError, match="found a file"):
         Checkpoint.open(tmp_path / "config.json")
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(UnsupportedError, match="GGUF"):
@@ -164,7 +164,7 @@ def test_a_pipe_in_place_of_a_file_never_blocks(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match="expected a regular file"):
+    with pytest.raises(InvalidFileError, match="regular file"):
         Checkpoint.open(tmp_path)
 
 
@@ -186,7 +186,7 @@ def test_a_sentencepiece_tokenizer_without_the_extra_is_refused(
     write_folder(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match=r"found tokenizer\.model.*pip install \S+\[sentencepiece\]"):
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.model.* \S+\[sentencepiece\]"):
         Checkpoint.open(tmp_path).side_files()
     (tmp_path / "tokenizer.json").write_text("{}")
     assert Checkpoint.open(tmp_path).side_files()["tokenizer.json"] == b"{}"
@@ -196,5 +196,5 @@ def test_side_files_are_read_with_a_limit(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_bytes(b" " * 200)
     assert list(Checkpoint.open(tmp_path).side_files()) == ["config.json", "tokenizer_config.json"]
-    with pytest.raises(InvalidFileError, match=r"tokenizer_config\.json: expected at most 100 bytes"):
+    with pytest.raises(InvalidFileError, match=r"tokenizer_config\.json: .* 100 bytes"):
         read_small_file(tmp_path / "tokenizer_config.json", 100)

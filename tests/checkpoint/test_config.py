@@ -9,6 +9,7 @@ import pytest
 
 from penstock.config import ConfigReader, parse_json, parse_object
 from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
+from tests.support.errors import raises
 
 
 @pytest.mark.parametrize(
@@ -40,13 +41,13 @@ def test_json_nesting_is_limited(shell: tuple[bytes, bytes]) -> None:
 
 
 def test_json_larger_than_its_limit_is_refused() -> None:
-    with pytest.raises(InvalidFileError, match="at most 10 bytes"):
+    with pytest.raises(InvalidFileError, match="10 bytes"):
         parse_json(b'"0123456789"', "x.json", max_bytes=10)
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", [1], {}, 0, -1, 2**31, 10**400, None])
 def test_int_accepts_only_positive_integers(value: object) -> None:
-    with pytest.raises(InvalidFileError, match=r"^config\.json: n: expected an integer from 1 to 2147483647, found "):
+    with raises(InvalidFileError, param="n", match=r"^config\.json: n: .* 1 to 2147483647, found "):
         ConfigReader({"n": value}).int("n")
 
 
@@ -62,9 +63,9 @@ def test_missing_and_null_take_the_default_or_are_refused() -> None:
     assert reader.int("gone", 7) == 7
     assert reader.optional_int("null") is None
     assert reader.float("gone", 2) == 2.0
-    with pytest.raises(InvalidFileError, match=r"gone: expected an integer .*, but the key is missing"):
+    with raises(InvalidFileError, param="gone", match="missing"):
         reader.int("gone")
-    with pytest.raises(InvalidFileError, match=r"null: expected an integer .*, found null"):
+    with raises(InvalidFileError, param="null", match="found null"):
         reader.int("null")
 
 
@@ -74,7 +75,7 @@ def test_other_types_are_refused() -> None:
                  lambda: reader.text_list("list"), lambda: reader.int_or_list("list")):  # fmt: skip
         with pytest.raises(InvalidFileError, match="expected"):
             read()
-    with pytest.raises(UnsupportedError, match="text: expected one of silu, gelu, found 'x'"):
+    with raises(UnsupportedError, param="text", match="silu, gelu, found 'x'"):
         reader.one_of("text", ("silu", "gelu"))
 
 
@@ -82,12 +83,12 @@ def test_dtype_in_both_spellings() -> None:
     assert ConfigReader({"dtype": "float32", "torch_dtype": "float16"}).dtype() == "f32"
     assert ConfigReader({"torch_dtype": "torch.bfloat16"}).dtype() == "bf16"
     assert ConfigReader({}).dtype() == ""
-    with pytest.raises(UnsupportedError, match="dtype: expected one of float32"):
+    with raises(UnsupportedError, param="dtype", match="float32"):
         ConfigReader({"dtype": "float8_e4m3fn"}).dtype()
 
 
 def test_foreign_quantization_is_refused_with_a_way_out() -> None:
-    with pytest.raises(UnsupportedError, match=r"quant_method 'gptq' is not supported\. Use the original"):
+    with raises(UnsupportedError, param="quantization_config", match="'gptq'"):
         ConfigReader({"quantization_config": {"quant_method": "gptq", "bits": 4}}).quantization()
     assert ConfigReader({"quantization_config": None}).quantization() is None
 
@@ -121,19 +122,19 @@ def test_rope_per_layer_type_only_when_equal() -> None:
         == 1e4
     )
     other = {"full_attention": same, "sliding_attention": same | {"rope_theta": 1e6}}
-    with pytest.raises(UnsupportedError, match="differ between layer types"):
+    with pytest.raises(UnsupportedError, match="layer types"):
         ConfigReader({"rope_parameters": other}).rope(64)
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"type": "dynamic", "factor": 2.0}, "type: expected one of default, linear, llama3, yarn, found 'dynamic'"),
+        ({"type": "dynamic", "factor": 2.0}, "type: .*default, linear, llama3, yarn, found 'dynamic'"),
         ({"rope_type": "longrope"}, "found 'longrope'"),
-        ({"rope_type": "linear"}, "factor: expected a number"),
-        ({"rope_type": "linear", "factor": 0.5}, "factor: expected a number from 1"),
-        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor: expected more than low_freq_factor"),
-        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, "'mrope_section' is not supported"),
+        ({"rope_type": "linear"}, "factor: .*missing"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor: .* from 1 .*0.5"),
+        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor: .*low_freq_factor"),
+        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, "'mrope_section'"),
         ({"rope_type": "default", "partial_rotary_factor": 0.01}, "even number of rotary dimensions"),
     ],
 )

@@ -14,6 +14,7 @@ from penstock.checkpoint.generation import (
 )
 from penstock.engine.params import ResolvedSampling
 from penstock.errors import InvalidFileError
+from tests.support.errors import raises
 
 
 def files(**contents: object) -> dict[str, bytes]:
@@ -87,7 +88,7 @@ def test_named_chat_templates() -> None:
     )
     assert find_chat_template(named) == "a"
     assert find_chat_template(named, "rag") == "b"
-    with pytest.raises(InvalidFileError, match="expected one named 'x', found 'default', 'rag'"):
+    with raises(InvalidFileError, param="chat_template", match="'x', found 'default', 'rag'"):
         find_chat_template(named, "x")
 
 

@@ -17,6 +17,7 @@ from penstock.checkpoint.tensor_file import MAX_TENSORS, parse_header
 from penstock.config import ConfigReader, parse_json, parse_object
 from penstock.errors import InvalidFileError
 from tests.support.checkpoint_folders import CONFIG, sound_tensors, write_folder
+from tests.support.errors import raises
 from tests.support.file_damage import count_refusals
 
 
@@ -93,7 +94,7 @@ def test_a_file_that_shrinks_while_it_is_opened_is_refused(tmp_path, monkeypatch
         return parse(*arguments)
 
     monkeypatch.setattr(tensor_file, "parse_header", shrink)
-    with pytest.raises(InvalidFileError, match=r"model\.safetensors: the file shrank"):
+    with pytest.raises(InvalidFileError, match=r"model\.safetensors: .*shrank"):
         Checkpoint.open(folder)
 
 
@@ -105,11 +106,11 @@ def _many(count: int) -> bytes:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (_many(1_000_000), "header: expected at most 2097152 values, found about 7000000"),
-        (_many(MAX_TENSORS + 2), f"header: expected at most {MAX_TENSORS} tensors, found {MAX_TENSORS + 2}"),
-        (b'{"a":[' + b"[]," * 20_000_000 + b"[]]}", "header: expected at most 2097152 values"),
-        (b'{"a":' + b"[" * 500_000 + b"]" * 500_000 + b"}", "header: expected at most 64 levels of nesting"),
-        (b'{"a":' + b"9" * 50_000_000 + b"}", "header: not valid JSON"),
+        (_many(1_000_000), "header: .* 2097152 values, .* 7000000"),
+        (_many(MAX_TENSORS + 2), f"header: .* {MAX_TENSORS} tensors, found {MAX_TENSORS + 2}"),
+        (b'{"a":[' + b"[]," * 20_000_000 + b"[]]}", "header: .* 2097152 values"),
+        (b'{"a":' + b"[" * 500_000 + b"]" * 500_000 + b"}", "header: .* 64 levels"),
+        (b'{"a":' + b"9" * 50_000_000 + b"}", "header: .*JSON"),
     ],
     ids=["empty-tensors", "tensors", "lists", "nesting", "digits"],
 )
@@ -130,7 +131,7 @@ def test_an_index_of_too_many_tensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     names = {f"t{i}": "a.safetensors" for i in range(MAX_TENSORS + 1)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    with pytest.raises(InvalidFileError, match=f"weight_map: expected at most {MAX_TENSORS} tensors"):
+    with raises(InvalidFileError, param="weight_map", match=f"{MAX_TENSORS} tensors"):
         Checkpoint.open(tmp_path)
 
 
@@ -145,6 +146,6 @@ def test_a_config_of_16_mb_takes_no_time(tmp_path: Path, item: bytes) -> None:
 
 
 def test_json_of_too_many_values_is_refused() -> None:
-    with pytest.raises(InvalidFileError, match=r"config.json: expected at most 3 values, found about 4"):
+    with pytest.raises(InvalidFileError, match=r"config.json: .* 3 values, .* 4"):
         parse_json(b"[1,[],2]", "config.json", max_values=3)
     assert parse_json(b"[1,[],2]", "config.json", max_values=4) == [1, [], 2]

@@ -28,7 +28,7 @@ def test_text_that_grows_too_long_ends_the_process_only(monkeypatch: pytest.Monk
     monkeypatch.setattr(tokenizer_process, "CALL_SECONDS", 60)
     tokenizer = TokenizerProcess(words(normalizer=grows(4000, 1)))
     assert tokenizer.encode("a") == [1]
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json: the tokenizer needed too much memory for this text"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: .* memory .* text"):
         tokenizer.encode(LONG)
     assert tokenizer.encode("a") == [1]  # another process
 
@@ -36,7 +36,7 @@ def test_text_that_grows_too_long_ends_the_process_only(monkeypatch: pytest.Monk
 def test_decoding_that_grows_ends_the_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_process, "STEP_SECONDS", 60)
     tokenizer = Tokenizer({"tokenizer.json": words(decoder=grows(4000, 1, "decoders"))})
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json: .*(too much memory|more than \d+ bytes)"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: .*(memory|\d+ bytes)"):
         tokenizer.decode([0] * 60_000)
     assert tokenizer.decode([0]) == "a" * 4000
 
@@ -44,7 +44,7 @@ def test_decoding_that_grows_ends_the_process_only(monkeypatch: pytest.MonkeyPat
 def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_process, "CALL_SECONDS", 0.2)
     tokenizer = TokenizerProcess(words(pre_tokenizer=backtracks()))
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json: the tokenizer took too long for this text"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: .* too long .* text"):
         tokenizer.encode(("a" * 26 + "b ") * 3000)
     assert tokenizer.encode("a") == [0]
 
@@ -57,7 +57,7 @@ def test_a_process_that_sleeps_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     psutil.Process(tokenizer._child.process.pid).suspend()
     monkeypatch.setattr(tokenizer_process, "_WALL_FACTOR", 0.0)
     monkeypatch.setattr(tokenizer_process, "_WALL_SECONDS", 0.3)
-    with pytest.raises(TokenizerError, match="took too long"):
+    with pytest.raises(TokenizerError, match="too long"):
         tokenizer.encode("a")
     monkeypatch.undo()
     assert tokenizer.encode("a") == [0]
@@ -87,7 +87,7 @@ def test_a_process_that_ends_again_and_again_is_left_off(monkeypatch: pytest.Mon
         with pytest.raises(TokenizerError):
             tokenizer.encode("a")
     before = children()
-    with pytest.raises(TokenizerError, match="3 times in a row"):
+    with pytest.raises(TokenizerError, match="3 times"):
         tokenizer.encode("a")
     assert not children() - before
     time.sleep(0.6)
@@ -162,5 +162,5 @@ def test_ids_beyond_32_bits_are_refused_here() -> None:
 
 def test_opening_is_limited_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_process, "OPEN_SECONDS", 0.001)
-    with pytest.raises(InvalidFileError, match=r"tokenizer\.json: the tokenizer took too long to open the file"):
+    with pytest.raises(InvalidFileError, match=r"tokenizer\.json: .* too long .* open"):
         Tokenizer({"tokenizer.json": words()})

@@ -41,7 +41,9 @@ def test_a_plan_as_json(penstock_command, tmp_path: Path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["plan", FOLDER, "--pp", "2"], "--pp: expected 1, found 2: pipeline parallelism does not exist yet"),
+        (["plan", FOLDER, "--pp", "0"], "pipeline_parallel_size: expected an integer from 1"),
+        (["plan", FOLDER, "--pp", "40"], "pipeline_parallel_size: expected at most"),
+        (["plan", FOLDER, "--pp", "2", "--out", "x.json"], "--out: expected --pp 1, found 2"),
         (["plan", FOLDER, "--cp", "2"], "--cp: expected 1, found 2: context parallelism does not exist yet"),
         (["plan", FOLDER, "--tp", "0"], "tensor_parallel_size: expected an integer from 1"),
         (["plan", FOLDER, "--tp", "5"], "tensor_parallel_size: expected at most 4 ranks"),

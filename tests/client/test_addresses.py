@@ -11,12 +11,13 @@ import pytest
 from penstock import AsyncClient, Client, ServiceError
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import GatewayLimits, GatewaySettings
+from tests.support.errors import raises
 from tests.support.http_service import KEY, SECONDS, address, until
 
 
 @pytest.mark.parametrize("url", ["grpc://localhost", "grpc://localhost:1/v1", "grpcs://:1", "grpc://localhost:1?x"])
 def test_invalid_grpc_urls_are_refused(url: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="url"):
+    with raises(InvalidArgumentError, param="url"):
         Client(url)
 
 
@@ -44,9 +45,9 @@ def test_api_keys_and_certificate_authorities(serve: Any, tmp_path: Any, certifi
                 assert await client.servables.is_ready("fake")
 
         asyncio.run(work(url))
-    with pytest.raises(InvalidArgumentError, match="tls_ca"):
+    with raises(InvalidArgumentError, param="tls_ca"):
         Client("http://localhost", tls_ca=file)
-    with pytest.raises(InvalidArgumentError, match="tls_ca"):
+    with raises(InvalidArgumentError, param="tls_ca"):
         Client("https://localhost", tls_ca=tmp_path / "none").infer("x", {})
 
 

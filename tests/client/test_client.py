@@ -18,6 +18,7 @@ from penstock import LLM, AsyncClient, Client, SamplingParams, ServiceError
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import GatewaySettings
 from tests.support.command import DEMO
+from tests.support.errors import raises
 from tests.support.http_service import ENDLESS, ROOMY, is_idle, num_connections, until
 
 PROMPT = "def add(a, b):"
@@ -381,7 +382,7 @@ def test_pauses_grow_and_heed_retry_after(monkeypatch):
     "url", ["", "localhost:8000", "ftp://x", "http://", "http://x:99999", "http://u:p@x", "http://x?y"]
 )
 def test_invalid_urls_are_refused(url):
-    with pytest.raises(InvalidArgumentError, match="url"):
+    with raises(InvalidArgumentError, param="url"):
         Client(url)
 
 
@@ -391,5 +392,5 @@ def test_refused_connection_has_status_0():
         with pytest.raises(ServiceError) as caught:
             Client(f"http://127.0.0.1:{taken.getsockname()[1]}", retries=1).models()
     assert caught.value.status == 0
-    with pytest.raises(InvalidArgumentError, match="api_key"):
+    with raises(InvalidArgumentError, param="api_key"):
         Client(api_key="two words")

@@ -14,6 +14,7 @@ from penstock.client.tensors import InferResult
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import GatewaySettings
 from tests.support.command import DEMO
+from tests.support.errors import raises
 from tests.support.http_service import SECONDS, Service, address, until
 from tests.support.stub_methods import StubMethods
 
@@ -109,20 +110,20 @@ def test_invalid_inputs_are_refused(inputs: Any, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "fact"),
     [
-        ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": 0}, "got 0"),
         ({"timeout_s": 5, "parameters": {"timeout": 5}}, "got both"),
         ({"parameters": {"a": [1]}}, "parameters: a: "),
-        ({"parameters": [1]}, "parameters: "),
-        ({"outputs": "sum"}, "outputs: "),
-        ({"version": 0}, "version: "),
-        ({"version": True}, "version: "),
-        ({"version": 1.0}, "version: "),
+        ({"parameters": [1]}, r"got \[1\]"),
+        ({"outputs": "sum"}, "one string"),
+        ({"version": 0}, "got 0"),
+        ({"version": True}, "got True"),
+        ({"version": 1.0}, r"got 1\.0"),
     ],
 )
-def test_invalid_options_are_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
+def test_invalid_options_are_refused(options: dict[str, Any], fact: str) -> None:
+    with raises(InvalidArgumentError, param=next(iter(options)), match=fact):
         Client().infer("sums", {"x": X}, **options)
 
 
@@ -141,22 +142,22 @@ INFERENCES = ("infer", "infer_async", "infer_many", "stream_infer")
 @pytest.mark.parametrize("name", INFERENCES)
 def test_unknown_options_are_refused_with_a_hint(name: str) -> None:
     for options, hint in (
-        ({"binary": False}, "binary .pass it to the client's constructor"),
-        ({"timeout": 2}, "timeout .pass timeout_s"),
-        ({"priority": 1}, "priority .pass parameters="),
+        ({"binary": False}, "binary .*constructor"),
+        ({"timeout": 2}, "timeout .*timeout_s"),
+        ({"priority": 1}, "priority .*parameters="),
         ({"wait": 1}, "wait. Options: method, version, outputs, parameters, timeout_s"),
     ):
-        with pytest.raises(InvalidArgumentError, match=f"^Client.{name}: unknown option {hint}"):
+        with raises(InvalidArgumentError, param=next(iter(options)), match=f"^Client.{name}: .* {hint}"):
             list(getattr(Client(), name)("sums", [{"x": X}] if name == "infer_many" else {"x": X}, **options))
-        with pytest.raises(InvalidArgumentError, match=f"^AsyncClient.{name}: unknown option {hint}"):
+        with raises(InvalidArgumentError, param=next(iter(options)), match=f"^AsyncClient.{name}: .* {hint}"):
             asyncio.run(of_async(AsyncClient(), name, {"x": X}, **options))
 
 
 @pytest.mark.parametrize("name", INFERENCES)
 def test_inputs_without_names_are_refused(name: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^inputs: "):
+    with raises(InvalidArgumentError, param="inputs"):
         list(getattr(Client(), name)("sums", [[1]] if name == "infer_many" else [1]))
-    with pytest.raises(InvalidArgumentError, match=r"^inputs: "):
+    with raises(InvalidArgumentError, param="inputs"):
         asyncio.run(of_async(AsyncClient(), name, [1]))
 
 
@@ -164,7 +165,7 @@ def test_json_refuses_bytes_that_are_not_utf8(service: Service) -> None:
     with Client(service.url, binary=False) as client:
         with pytest.raises(InvalidArgumentError, match="binary"):
             client.infer("echo", {"x": [b"\xff"]})
-        with pytest.raises(ServiceError, match="binary_data") as caught:
+        with raises(ServiceError, param="bytes", match="binary_data") as caught:
             client.infer("odd", {"x": X})
     assert (caught.value.status, caught.value.code) == (400, "not_json")
     with Client(service.url) as client:
@@ -361,7 +362,7 @@ def test_stream_infer_over_http_refuses_what_it_cannot_stream(service: Service) 
         ):
             with pytest.raises((UnsupportedError, InvalidArgumentError), match=told):
                 client.stream_infer("sums", inputs, **options)
-        with pytest.raises(ServiceError, match="Use infer with tensors"):
+        with raises(ServiceError, param="model", match="infer"):
             list(client.stream_infer("sums", {"text_input": ["a"]}))
 
 

@@ -38,7 +38,7 @@ def test_graph_survives_write_and_read(bundle_of: Callable[..., Path]) -> None:
 def test_pipes_and_folders_are_refused_as_bundles(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.psm")
     for path in (tmp_path / "pipe.psm", tmp_path):
-        with pytest.raises(FileAccessError, match="expected a regular file"):
+        with pytest.raises(FileAccessError, match="regular file"):
             Model.open(path)
 
 
@@ -210,7 +210,7 @@ def test_writer_leaves_nothing_on_error(tmp_path: Path) -> None:
     graph = tiny_graph()
     name = next(iter(graph.weights))
     with (
-        pytest.raises(InvalidArgumentError, match=r"expected 12928 bytes for rows_f32 \[101, 32\]"),
+        pytest.raises(InvalidArgumentError, match=r"12928 bytes .* rows_f32 \[101, 32\]"),
         BundleWriter(path, graph) as w,
     ):
         w.add_weight(name, b"short")

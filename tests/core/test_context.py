@@ -42,7 +42,7 @@ def test_level_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_unknown_level_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r'cpu_level: expected one of .*generic, found "avx9"'):
+    with pytest.raises(InvalidArgumentError, match=r'^cpu_level: .*generic, found "avx9"'):
         Context(1, "avx9")
 
 
@@ -152,21 +152,21 @@ def test_op_takes_strided_rows(context: Context) -> None:
 def test_wrong_op_calls_are_refused_by_name(context: Context) -> None:
     long = np.zeros((3, 3), np.float32)
     wrong: list[tuple[str, list[CoreTensor | None], dict[str, float | str], str]] = [
-        ("add", [tensor(X), tensor(Y)], {}, r"add: num_tensors: expected 3 .*found 2"),
-        ("add", [tensor(X), tensor(long), tensor(Y)], {}, r"add: second argument: expected f32 \[2, 3\]"),
-        ("add", [tensor(X), tensor(X), tensor(long)], {}, r"add: output 0: expected f32 \[2, 3\], found f32 \[3, 3\]"),
-        ("add", [tensor(X), None, tensor(Y)], {}, "add: b: expected data, found null"),
-        ("add", [tensor(X), tensor(X), tensor(Y)], {"eps": 1.0}, "add: eps: not an attribute of add"),
-        ("gelu", [tensor(X), tensor(Y)], {}, "gelu: approximate: the attribute is missing"),
-        ("gelu", [tensor(X), tensor(Y)], {"approximate": "erf"}, 'gelu: approximate: expected "none" or "tanh"'),
-        ("gather_rows", [tensor(X), tensor(HIGH), tensor(Y)], {}, "gather_rows: rows: expected indices below"),
-        ("gather_rows", [tensor(X), tensor(LOW), tensor(Y)], {}, "gather_rows: rows: expected indices below"),
-        ("topk", [tensor(X), tensor(Y), tensor(Y)], {"k": 4}, "topk: k: expected 1 to 3, found 4"),
+        ("add", [tensor(X), tensor(Y)], {}, r"add: num_tensors: .* 3 .*found 2"),
+        ("add", [tensor(X), tensor(long), tensor(Y)], {}, r"add: second argument: .*f32 \[2, 3\]"),
+        ("add", [tensor(X), tensor(X), tensor(long)], {}, r"add: output 0: .*f32 \[2, 3\], found f32 \[3, 3\]"),
+        ("add", [tensor(X), None, tensor(Y)], {}, "add: b: .*null"),
+        ("add", [tensor(X), tensor(X), tensor(Y)], {"eps": 1.0}, "add: eps: .*attribute"),
+        ("gelu", [tensor(X), tensor(Y)], {}, "gelu: approximate: .*missing"),
+        ("gelu", [tensor(X), tensor(Y)], {"approximate": "erf"}, 'gelu: approximate: .*"none" or "tanh"'),
+        ("gather_rows", [tensor(X), tensor(HIGH), tensor(Y)], {}, "gather_rows: rows: "),
+        ("gather_rows", [tensor(X), tensor(LOW), tensor(Y)], {}, "gather_rows: rows: "),
+        ("topk", [tensor(X), tensor(Y), tensor(Y)], {"k": 4}, "topk: k: .* 1 to 3, found 4"),
     ]
     for op, tensors, attrs, message in wrong:
         with pytest.raises(InvalidArgumentError, match=message):
             run_op(context, op, tensors, attrs)
-    with pytest.raises(UnsupportedError, match='op: "convolve" is not in the op table'):
+    with pytest.raises(UnsupportedError, match=r'^op: "convolve"'):
         run_op(context, "convolve", [], {})
 
 
@@ -187,9 +187,7 @@ def test_page_table_of_a_single_op_is_checked(context: Context) -> None:
     for page in (-1, 3):
         table = np.full((1, 1, 1), page, np.int32)
         tensors = [tensor(k), tensor(k), states, tensor(position), tensor(starts), tensor(table)]
-        with pytest.raises(
-            InvalidArgumentError, match=r"kv_append: page_tables\[0\]\[0\]\[0\]: expected a page from 0 to 2"
-        ):
+        with pytest.raises(InvalidArgumentError, match=r"kv_append: page_tables\[0\]\[0\]\[0\]: .* 0 to 2"):
             run_op(context, "kv_append", tensors, {"group": 0})
 
 
@@ -268,16 +266,16 @@ def test_values_that_cannot_be_packed_are_refused_by_row(context: Context) -> No
     packed = np.zeros(native.layout_bytes(I8, 2, 4), np.uint8)
     source = np.ones((2, 4), np.float32)
     source[1, 2] = np.nan
-    with pytest.raises(InvalidArgumentError, match="src: row 1 holds NaN or infinity"):
+    with pytest.raises(InvalidArgumentError, match=r"^src: row 1 .*NaN"):
         native.pack(context, I8, 2, 4, 0, 2, 1, source, packed)
     values = native.QuantizedRows(np.full((2, 4), -128, np.int8), np.ones(2, np.float32))
-    with pytest.raises(InvalidArgumentError, match=r"q, scales: expected values of -127 to 127 .* row 0"):
+    with pytest.raises(InvalidArgumentError, match=r"^q, scales: .* -127 to 127 .* row 0"):
         native.pack_quantized(context, I8, 2, 4, 0, 2, values, packed)
-    with pytest.raises(InvalidArgumentError, match="row_start, num_rows: expected a range within 2 rows"):
+    with pytest.raises(InvalidArgumentError, match=r"^row_start, num_rows: .* 2 rows"):
         native.pack(
             context, I8, 2, 4, 1, 2, 1, np.ones((2, 4), np.float32), np.zeros(native.layout_bytes(I8, 2, 4), np.uint8)
         )
-    with pytest.raises(InvalidArgumentError, match="dst: expected 128 bytes, found 4"):
+    with pytest.raises(InvalidArgumentError, match=r"^dst: .* 128 bytes, found 4"):
         native.pack(context, I8, 2, 4, 0, 2, 1, np.ones((2, 4), np.float32), np.zeros(4, np.uint8))
 
 
@@ -286,7 +284,7 @@ def test_bad_lines_are_refused_by_row(change: str, context: Context) -> None:
     values = quantized_rows(I4G32, 5, 70)
     assert values.groups is not None
     packed = np.zeros(native.layout_bytes(I4G32, 5, 70), np.uint8)
-    message = "expected nibbles, steps of 1 to 17, values step . q . offset of -128 to 127 and finite scales, .* row 3"
+    message = "nibbles, .* 1 to 17, .* -128 to 127 .* scales, .* row 3"
     if "step" in change:
         values.groups[3, 2, 0] = 0 if change == "low step" else 18
     elif "nibble" in change:
@@ -296,9 +294,9 @@ def test_bad_lines_are_refused_by_row(change: str, context: Context) -> None:
     elif change == "scale":
         values.scales[3] = np.inf
     elif change == "groups":
-        values, message = values._replace(groups=values.groups[:, :2].copy()), "groups: expected 30 bytes, found 20"
+        values, message = values._replace(groups=values.groups[:, :2].copy()), "groups: .* 30 bytes, found 20"
     else:
-        values, message = values._replace(groups=None), "groups: expected steps and offsets"
+        values, message = values._replace(groups=None), "groups: .*steps and offsets"
     with pytest.raises(InvalidArgumentError, match=message):
         native.pack_quantized(context, I4G32, 5, 70, 0, 5, values, packed)
     assert not packed.any()
@@ -308,5 +306,5 @@ def test_probes_measure_something(context: Context) -> None:
     assert native.probe_bandwidth(context, 1 << 22, 2) > 1e8
     for dtype in (1, 3, 4):
         assert native.probe_compute(context, dtype, 0.005) > 1e7
-    with pytest.raises(InvalidArgumentError, match="dtype: expected f32, bf16 or i8"):
+    with pytest.raises(InvalidArgumentError, match=r"^dtype: .*f32, bf16 or i8"):
         native.probe_compute(context, 5)

@@ -43,7 +43,7 @@ def test_failed_row_spares_the_next_batch(model: Model, context: Context) -> Non
         assert np.isnan(program.logits()[0]).all()
         sampled = program.step(batch([(3, [-1], (1,)), (2, [-2], (2,))]), sampling(2, per_row=True))
         assert sampled.status.tolist() == [NOT_FINITE, OK]  # still
-        with pytest.raises(InvalidArgumentError, match=r"logits\[0\]: expected numbers"):
+        with pytest.raises(InvalidArgumentError, match=r"^logits\[0\]:"):
             program.step(batch([(3, [-1], (1,))]), sampling(1))
 
 

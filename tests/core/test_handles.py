@@ -33,15 +33,15 @@ def describe(model: Handle | int | None) -> None:
 def test_closed_null_and_foreign_handles_are_refused(bundle_of: Callable[..., Path]) -> None:
     context, model = opened(bundle_of())
     describe(model)
-    with pytest.raises(InvalidArgumentError, match="model: expected a model, found null"):
+    with pytest.raises(InvalidArgumentError, match=r"^model: .*null"):
         describe(None)
-    with pytest.raises(InvalidArgumentError, match="model: expected an open model, found a closed one or another"):
+    with pytest.raises(InvalidArgumentError, match=r"^model: .*closed"):
         describe(context)
-    with pytest.raises(InvalidArgumentError, match="found a closed one"):
+    with pytest.raises(InvalidArgumentError, match="closed"):
         describe(4096)
     library().ps_model_close(model)
     library().ps_model_close(model)  # nothing happens
-    with pytest.raises(InvalidArgumentError, match="found a closed one"):
+    with pytest.raises(InvalidArgumentError, match="closed"):
         describe(model)
     library().ps_context_destroy(context)
     assert library().ps_context_num_threads(context) == 0
@@ -59,7 +59,7 @@ def test_a_closed_handle_never_comes_again(bundle_of: Callable[..., Path]) -> No
     context, model = opened(bundle_of())
     assert len({*closed, model.value}) == 201
     for old in closed:
-        with pytest.raises(InvalidArgumentError, match="found a closed one"):
+        with pytest.raises(InvalidArgumentError, match="closed"):
             describe(old)
     library().ps_model_close(closed[0])  # does not close the newer one
     describe(model)
@@ -99,9 +99,9 @@ def test_resized_program_keeps_its_pages(model: Model, bundle_of: Callable[..., 
         with CoreProgram(model, context, OPTIONS) as program:
             first = logits_of(program, PROMPT[:30], 0)
             resize(program, max_tokens=20, num_pages=OPTIONS.num_pages + 5)
-            with pytest.raises(InvalidArgumentError, match="expected a step before"):
+            with pytest.raises(InvalidArgumentError, match="step before"):
                 program.logits()
-            with pytest.raises(InvalidArgumentError, match="num_tokens: expected 1 to 20, found 30"):
+            with pytest.raises(InvalidArgumentError, match=r"^num_tokens: .* 1 to 20, found 30"):
                 program.run(batch([(0, PROMPT[:30], (1, 2))]))
             assert first + logits_of(program, PROMPT[30:], 30) == wanted
 
@@ -112,9 +112,9 @@ def test_resize_that_fails_leaves_the_program(model: Model) -> None:
     with Context(1) as context, CoreProgram(model, context, OPTIONS) as program:
         wanted = logits_of(program, PROMPT, 0)
         for changes, message in (
-            ({"max_tokens": 0}, "max_tokens: expected 1 to"),
-            ({"num_pages": 0}, "num_pages: expected 1 to"),
-            ({"kv_layout": 3}, "kv_layout: expected 0 or the program's own 1, found 3"),
+            ({"max_tokens": 0}, "^max_tokens: .* 1 to"),
+            ({"num_pages": 0}, "^num_pages: .* 1 to"),
+            ({"kv_layout": 3}, "^kv_layout: .* 1, found 3"),
         ):
             with pytest.raises(InvalidArgumentError, match=message):
                 resize(program, **changes)
@@ -141,5 +141,5 @@ def test_program_outlives_what_it_was_made_of(bundle_of: Callable[..., Path]) ->
         setattr(step, name, array)
     check(library().ps_program_run(out, ctypes.byref(step)))
     library().ps_program_destroy(out)
-    with pytest.raises(InvalidArgumentError, match="program: expected an open program"):
+    with pytest.raises(InvalidArgumentError, match=r"^program: .*open"):
         check(library().ps_program_run(out, ctypes.byref(step)))

@@ -24,6 +24,7 @@ from penstock.runtime.program import ProgramLimits
 from tests.support import tiny_graph as tiny
 from tests.support.command import DEMO, environment
 from tests.support.core_steps import OPTIONS, batch
+from tests.support.errors import raises
 from tests.support.tiny_graph import write_bundle
 
 REQUEST = [(0, list(range(40)), (3, 7))]
@@ -157,10 +158,10 @@ def test_weights_that_do_not_fit_are_refused_before_reading(monkeypatch: pytest.
 
     monkeypatch.setattr(native, "memory", lambda: Memory(70 << 20, 1 << 40, None))
     monkeypatch.setattr(Model, "load_huge", never)
-    with pytest.raises(OutOfMemoryError, match=r"but only 70 MiB are available: weights 5 MiB"):
+    with pytest.raises(OutOfMemoryError, match=r"70 MiB .*weights 5 MiB"):
         NativeProgram.open(DEMO, limits=ProgramLimits(weights="huge"))
 
 
 def test_only_the_weights_that_exist_are_options() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"weights: .* mmap, huge, got 'locked'"):
+    with raises(InvalidArgumentError, param="weights", match="mmap, huge, got 'locked'"):
         ProgramLimits(weights="locked")

@@ -154,5 +154,5 @@ def test_wrong_sampling_is_refused_by_field_and_row(name: str, context: Context)
 def test_logits_that_are_not_finite_are_refused_by_row(bad: float, context: Context) -> None:
     logits = np.zeros((3, 40), np.float32)
     logits[1:, 39] = bad
-    with pytest.raises(InvalidArgumentError, match=r"logits\[1\]: expected numbers, found NaN or infinity"):
+    with pytest.raises(InvalidArgumentError, match=r"^logits\[1\]: .*NaN"):
         sample_logits(context, logits, sampling(3))

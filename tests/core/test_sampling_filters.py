@@ -249,7 +249,7 @@ def test_only_rows_that_cannot_be_sampled_fail(context: Context) -> None:
     assert found.ids.tolist() == [0, -1, -1, 0]
     assert np.isnan(found.logprobs).tolist() == [False, True, True, False]
     assert found.top_ids[:, 0].tolist() == [0, -1, -1, -1]
-    with pytest.raises(InvalidArgumentError, match=r"logits\[1\]: expected numbers"):
+    with pytest.raises(InvalidArgumentError, match=r"^logits\[1\]:"):
         sample_logits(context, logits, dataclasses.replace(s, per_row=False))
 
 

@@ -303,7 +303,7 @@ def test_wrong_limits_are_refused_by_name(case: str, model: Model, context: Cont
 
 
 def test_flags_need_the_developer_api(model: Model, context: Context) -> None:
-    with pytest.raises(UnsupportedError, match="flags: 0x8 has bits"):
+    with pytest.raises(UnsupportedError, match=r"^flags: 0x8"):
         CoreProgram(model, context, dataclasses.replace(OPTIONS, flags=8))
     core, out = library(), ctypes.c_void_p()
     for flags in (EMPTY_KERNELS, POISON, ALL_THREADS, 8):
@@ -321,5 +321,5 @@ def test_flags_need_the_developer_api(model: Model, context: Context) -> None:
 
 
 def test_a_failed_allocation_raises_memory_error(model: Model, context: Context) -> None:
-    with pytest.raises(MemoryError, match="num_pages: the system refused"):
+    with pytest.raises(MemoryError, match=r"^num_pages: .*system"):
         CoreProgram(model, context, dataclasses.replace(OPTIONS, num_pages=1 << 30))

@@ -15,6 +15,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 from penstock.graph.ir import Graph
 from penstock.graph.passes.append_tail import append_tail
 from tests.support.core_steps import OPTIONS, PROMPT, batch, i32, sampling
+from tests.support.errors import raises
 from tests.support.tiny_graph import VOCAB, tiny_graph, value, write_bundle
 
 K = 7
@@ -120,7 +121,7 @@ def test_each_end_refuses_the_other_s_result(
         with pytest.raises(InvalidArgumentError, match="a step before"):
             program.tail()
         program.run(step())
-        with pytest.raises(UnsupportedError, match="logits: the graph ends in topk"):
+        with pytest.raises(UnsupportedError, match=r"^logits: .*topk"):
             program.logits()
 
 
@@ -137,11 +138,11 @@ def test_ids_of_something_else_are_refused(tail: str, patch: Callable[[Graph], N
     """Ids of 32 columns are no tokens, and the values beside topk's ids are no ids."""
     graph = tiny_graph()
     append_tail(graph, tail)
-    with pytest.raises(InvalidFileError, match=r"metadata.output: expected f32 \[R, 101\], or the ids"):
+    with pytest.raises(InvalidFileError, match=r"metadata.output: .*f32 \[R, 101\]"):
         Model.open(write_bundle(tmp_path / "odd.psm", graph, patch=patch))
 
 
 @pytest.mark.parametrize("tail", ["", "max", "topk", "topk:0", "topk:x", "argmax:2", "topk:102"])
 def test_malformed_tails_are_refused(tail: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="tail"):
+    with raises(InvalidArgumentError, param="tail"):
         append_tail(tiny_graph(), tail)

@@ -88,14 +88,14 @@ def test_uncompiled_tokenizers_are_named_and_ids_still_work(
     assert tokenizer.info.unsupported == reason
     assert (tokenizer.info.eos_ids, tokenizer.info.bos_id, tokenizer.info.num_tokens) == ((7, 9), 3, 0)
     for call in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode([1])):
-        with pytest.raises(UnsupportedError, match=rf"tokenizer.json: .*{named}.*: token ids in and out still work"):
+        with pytest.raises(UnsupportedError, match=rf"tokenizer.json: .*{named}.*: token ids"):
             call()
 
 
 def test_a_bundle_without_one_is_refused(bundle_of: Callable[..., Path]) -> None:
     with (
         Model.open(bundle_of()) as model,
-        pytest.raises(UnsupportedError, match="the bundle has none"),
+        pytest.raises(UnsupportedError, match="has none"),
     ):
         Tokenizer(model)
 
@@ -143,7 +143,7 @@ def test_tables_beyond_the_segment_are_refused_by_name(name: str, open_segment: 
     for at, value in ((0, 1 << 30), (0, 0), (4, 1 << 31)):
         damaged = bytearray(segment)
         struct.pack_into("<I", damaged, 48 + 8 * NAMES.index(name) + at, value)
-        with pytest.raises(InvalidFileError, match=f"segment tokenizer.bin: {name}: expected a place within"):
+        with pytest.raises(InvalidFileError, match=f"segment tokenizer.bin: {name}: "):
             open_segment(bytes(damaged))
 
 
@@ -163,7 +163,7 @@ def test_headers_of_others_are_refused(open_segment: Callable[[bytes], Tokenizer
         struct.pack_into("<I", damaged, at, value)
         with pytest.raises(kind, match=f"segment tokenizer.bin: {message}"):
             open_segment(bytes(damaged))
-    with pytest.raises(InvalidFileError, match="header: expected 168 bytes, found 20"):
+    with pytest.raises(InvalidFileError, match=r"header: .* 168 bytes, found 20"):
         open_segment(segment[:20])
 
 
@@ -177,15 +177,15 @@ def test_wrong_calls_are_errors(open_segment: Callable[[bytes], Tokenizer]) -> N
         check(core.ps_tokenizer_encode(handle, text, size, flags, where, abs(capacity), ctypes.byref(count)))
 
     for message, call in (
-        ("tokenizer: expected a tokenizer, found null", lambda: encode(b"a", 1, handle=None)),
+        ("^tokenizer: .*null", lambda: encode(b"a", 1, handle=None)),
         ("text, ids, count", lambda: encode(None, 1)),
         ("text, ids, count", lambda: encode(b"a", 1, capacity=-4)),
         ("bytes, capacity", lambda: encode(b"a", -1)),
         ("flags: found 0x8", lambda: encode(b"a", 1, 8)),
-        ("text: expected UTF-8, found none at byte 2", lambda: encode(b"ab\xff", 3)),
-        ("text: expected UTF-8, found none at byte 1", lambda: encode(b"a\xed\xa0\x80", 4)),
-        ("half a surrogate pair at character 1", lambda: tokenizer.encode("a\ud800")),
-        (r"ids\[1\]: expected 0 or more, found -1", lambda: tokenizer.decode([5, -1])),
+        ("^text: .*UTF-8.* byte 2", lambda: encode(b"ab\xff", 3)),
+        ("^text: .*UTF-8.* byte 1", lambda: encode(b"a\xed\xa0\x80", 4)),
+        ("^text: .* character 1", lambda: tokenizer.encode("a\ud800")),
+        (r"ids\[1\]: .*found -1", lambda: tokenizer.decode([5, -1])),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             call()
@@ -197,7 +197,7 @@ def test_wrong_calls_are_errors(open_segment: Callable[[bytes], Tokenizer]) -> N
     tokenizer.close()
     with pytest.raises(PenstockError):
         tokenizer.encode("a")
-    with pytest.raises(InvalidArgumentError, match="tokenizer: expected an open tokenizer"):
+    with pytest.raises(InvalidArgumentError, match=r"^tokenizer: .*open"):
         encode(b"a", 1)
 
 
@@ -240,7 +240,7 @@ def test_tables_that_make_much_of_little_are_refused(
 def test_the_text_of_ids_is_limited(open_segment: Callable[[bytes], Tokenizer]) -> None:
     tokenizer = open_segment(hostile(token_texts=[b"a" * 4096] * 256))
     assert len(tokenizer.decode([7] * 1000)) == 4_096_000
-    with pytest.raises(InvalidArgumentError, match="ids: expected a text of at most 268435456 bytes"):
+    with pytest.raises(InvalidArgumentError, match=r"^ids: .* 268435456 bytes"):
         tokenizer.decode([7] * 70_000)
 
 
@@ -252,7 +252,7 @@ def test_growth_stops_before_it_needs_memory(open_segment: Callable[[bytes], Tok
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + (600 << 20), before[1]))
     try:
-        with pytest.raises(UnsupportedError, match=r"steps\[1\]: the text grows more than 16 times"):
+        with pytest.raises(UnsupportedError, match=r"steps\[1\]: .* 16 times"):
             tokenizer.encode(text)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

@@ -149,7 +149,7 @@ def test_a_step_inside_a_step_of_the_same_thread_is_refused(make_llm):
     llm = make_llm()
     llm.engine.observer = lambda news: llm.engine.step()
     stream = llm.stream(prompt_of(4), PARAMS[0])
-    with pytest.raises(InternalError, match="in the middle of its own step"):
+    with pytest.raises(InternalError, match="own step"):
         llm.engine.step()
     llm.engine.observer = None
     stream.abort()
@@ -183,7 +183,7 @@ def test_a_row_that_is_not_finite_ends_only_its_request(make_llm):
     streams = [llm.stream(prompt, params) for prompt, params in zip(PROMPTS[:3], PARAMS[:3], strict=True)]
     llm.engine.step()
     llm.engine.program.spoil_row = 1
-    with pytest.raises(InternalError, match="logits are not finite"):
+    with pytest.raises(InternalError, match="not finite"):
         list(streams[1])
     llm.engine.check_integrity()
     for index in (0, 2):

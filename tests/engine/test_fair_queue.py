@@ -15,6 +15,7 @@ from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Status, Timings
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InvalidArgumentError, QueueFullError
+from tests.support.errors import raises
 
 
 class Queue:
@@ -170,7 +171,7 @@ def test_clients_that_left_are_forgotten() -> None:
 
 @pytest.mark.parametrize("client", [None, 7, b"key", "x" * 65])
 def test_a_client_is_a_short_string(client: object) -> None:
-    with pytest.raises(InvalidArgumentError, match="client: expected a string of at most 64 characters"):
+    with raises(InvalidArgumentError, param="client", match="most 64"):
         RequestOptions(client=client)
 
 

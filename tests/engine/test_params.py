@@ -12,11 +12,12 @@ import pytest
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import InvalidArgumentError
+from tests.support.errors import raises
 
 
 def test_min_tokens_above_default_max_tokens_is_refused():
     defaults = ResolvedSampling(max_tokens=9)
-    with pytest.raises(InvalidArgumentError, match=r"min_tokens: expected at most max_tokens .*default, 9\), got 10"):
+    with raises(InvalidArgumentError, param="min_tokens", match=r"9\), got 10"):
         ResolvedSampling.of(SamplingParams(min_tokens=10), defaults)
     assert ResolvedSampling.of(SamplingParams(min_tokens=10, max_tokens=10), defaults).max_tokens == 10
     assert ResolvedSampling.of(SamplingParams(min_tokens=9), defaults).max_tokens == 9
@@ -84,24 +85,24 @@ def test_min_tokens_above_default_max_tokens_is_refused():
     ],
 )
 def test_a_bad_field_is_refused_by_name(field, value):
-    with pytest.raises(InvalidArgumentError, match=rf"^{field}(\[.*\])?(:| must be)"):
+    with raises(InvalidArgumentError, param=field):
         SamplingParams(**{field: value})
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "param", "fact"),
     [
-        ({"min_tokens": 9, "max_tokens": 8}, r"min_tokens: expected at most max_tokens \(8\), got 9"),
-        ({"n": 3, "best_of": 2}, r"best_of: expected at least n \(3\), got 2"),
-        ({"logit_bias": {"x": 1}}, r"logit_bias: expected token ids"),
-        ({"logit_bias": {"1": 1, "01": 2}}, r"logit_bias: token id 1 appears twice"),
-        ({"allowed_token_ids": [1, -2]}, r"allowed_token_ids\[1\]: expected"),
-        ({"stop_token_ids": [1.5]}, r"stop_token_ids\[0\]: expected"),
-        ({"stop_token_ids": [1, None]}, r"stop_token_ids\[1\]: expected"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", r"max_tokens \(8\)"),
+        ({"n": 3, "best_of": 2}, "best_of", r"n \(3\)"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "'x'"),
+        ({"logit_bias": {"1": 1, "01": 2}}, "logit_bias", "1 appears twice"),
+        ({"allowed_token_ids": [1, -2]}, "allowed_token_ids[1]", "-2"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids[0]", "1.5"),
+        ({"stop_token_ids": [1, None]}, "stop_token_ids[1]", "None"),
     ],
 )
-def test_fields_that_do_not_fit_are_refused_by_name(fields, message):
-    with pytest.raises(InvalidArgumentError, match=message):
+def test_fields_that_do_not_fit_are_refused_by_name(fields, param, fact):
+    with raises(InvalidArgumentError, param=param, match=fact):
         SamplingParams(**fields)
 
 
@@ -137,7 +138,7 @@ def test_fields_that_do_not_fit_are_refused_by_name(fields, message):
     ],
 )
 def test_resolved_sampling_is_checked_by_name(field, value):
-    with pytest.raises(InvalidArgumentError, match=rf"^{field}(\[0\])?(:| must be)"):
+    with raises(InvalidArgumentError, param=field):
         ResolvedSampling(**{field: value})
 
 
@@ -170,7 +171,7 @@ def test_numbers_of_numpy_are_numbers_in_options_too():
     assert (type(options.priority), type(options.deadline_s)) == (int, float)
     assert EngineOptions(max_chunk=np.int32(8), max_waiting=np.uint8(3)) == EngineOptions(max_chunk=8, max_waiting=3)
     for fields in ({"priority": None}, {"priority": np.float32(1)}, {"deadline_s": 10**400}, {"deadline_s": math.nan}):
-        with pytest.raises(InvalidArgumentError, match=rf"^{next(iter(fields))}(\[.*\])?(:| must be)"):
+        with raises(InvalidArgumentError, param=next(iter(fields))):
             RequestOptions(**fields)
 
 
@@ -185,14 +186,14 @@ def test_numbers_of_numpy_are_numbers():
     params = SamplingParams(max_tokens=np.int64(8), temperature=np.float32(0.5), top_k=np.uint8(3), seed=np.int32(7))
     assert params == SamplingParams(max_tokens=8, temperature=0.5, top_k=3, seed=7)
     assert (type(params.top_k), type(params.temperature)) == (int, float)
-    with pytest.raises(InvalidArgumentError, match="temperature"):
+    with raises(InvalidArgumentError, param="temperature"):
         SamplingParams(temperature=np.float32("nan"))
 
 
 def test_an_unknown_field_is_refused_by_name():
-    with pytest.raises(InvalidArgumentError, match=r"no field 'temprature': did you mean temperature"):
+    with raises(InvalidArgumentError, param="temprature", match="temperature"):
         SamplingParams(temprature=1.0)
-    with pytest.raises(InvalidArgumentError, match=r"no field 'frob': it has max_tokens, .*echo"):
+    with raises(InvalidArgumentError, param="frob", match="max_tokens, .*echo"):
         SamplingParams(frob=1.0)
 
 
@@ -224,21 +225,16 @@ def test_unordered_collections_are_refused_as_prompts(make_llm, prompts):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("field", "value", "fact"),
     [
-        ("stop", ["x"] * 65, "stop must be at most 64 strings, not 65"),
-        ("bad_words", ["x"] * 65, "bad_words must be at most 64 strings, not 65"),
-        ("stop", "x" * 5000, "stop must be strings of 1 to 4096 characters, not of 5000"),
-        ("stop", ["x", ""], "stop must be strings of 1 to 4096 characters, not of 0"),
-        (
-            "logit_bias",
-            dict.fromkeys(range(4097), 1.0),
-            "logit_bias must be a mapping of at most 4096 token ids, not of 4097",
-        ),
-        ("logit_bias", [1, 2], "logit_bias: expected a mapping of token ids to numbers, got [1, 2]"),
+        ("stop", ["x"] * 65, "64 strings, not 65$"),
+        ("bad_words", ["x"] * 65, "64 strings, not 65$"),
+        ("stop", "x" * 5000, "1 to 4096 characters, not of 5000$"),
+        ("stop", ["x", ""], "1 to 4096 characters, not of 0$"),
+        ("logit_bias", dict.fromkeys(range(4097), 1.0), "4096 token ids, not of 4097$"),
+        ("logit_bias", [1, 2], r"mapping .*\[1, 2\]$"),
     ],
 )
-def test_too_many_or_too_long_values_are_refused(field, value, message):
-    with pytest.raises(InvalidArgumentError) as raised:
+def test_too_many_or_too_long_values_are_refused(field, value, fact):
+    with raises(InvalidArgumentError, param=field, match=fact):
         SamplingParams(**{field: value})
-    assert str(raised.value) == message

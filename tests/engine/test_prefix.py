@@ -187,7 +187,7 @@ def test_a_windowed_group_shares_what_a_token_sees_and_no_more():
     ledger.grow(pages, 256)
     ledger.name(pages, keys)
     ledger.slide(pages, 256)
-    assert ledger.known(ledger.open(), 0, keys) == 8
+    assert ledger.count_shareable(ledger.open(), 0, keys) == 8
     ledger.close(pages)
     other = ledger.open()
     ledger.adopt(other, 0, keys)
@@ -198,7 +198,7 @@ def test_a_windowed_group_shares_what_a_token_sees_and_no_more():
     while windowed.find(keys[7]) is not None:  # only the windowed group drops it, after all older ones
         windowed.take()
     assert ledger.pools[0].find(keys[7]) is not None
-    assert ledger.known(ledger.open(), 0, keys) == 0
+    assert ledger.count_shareable(ledger.open(), 0, keys) == 0
 
 
 def test_keys_follow_from_every_token_before_and_from_the_salt():

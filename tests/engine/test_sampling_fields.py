@@ -21,6 +21,7 @@ from penstock.sampling_fields import FIELD_NAMES, NATIVE_FIELDS, SAMPLING_FIELDS
 from penstock.serving.openai.bodies import CompletionRequest
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.request_fields import SAMPLING
+from tests.support.errors import raises
 
 READERS = (
     "penstock.engine.params",
@@ -94,7 +95,7 @@ def test_the_native_struct_reads_every_native_field():
             )
         else:
             changed = dataclasses.replace(sampling, **{row.row_name: wrong})
-        with pytest.raises(InvalidArgumentError, match=rf"^{row.row_name}: expected C-contiguous"):
+        with pytest.raises(InvalidArgumentError, match=rf"^{row.row_name}: .*float64"):
             sampling_struct(changed, 64)
     assert ctypes.sizeof(SamplingStruct) == struct.struct_size
 
@@ -110,9 +111,9 @@ def test_a_field_added_to_the_table_appears_everywhere(monkeypatch):
         params, row_state, _, _, openai, oip, *_ = (importlib.import_module(name) for name in READERS)
         assert params.SamplingParams().extra_p is None
         assert params.SamplingParams(extra_p=1).extra_p == 1.0
-        with pytest.raises(InvalidArgumentError, match="extra_p: expected a number from 0 to 5, got 6"):
+        with raises(InvalidArgumentError, param="extra_p", match="got 6"):
             params.SamplingParams(extra_p=6)
-        with pytest.raises(InvalidArgumentError, match="did you mean extra_p"):
+        with raises(InvalidArgumentError, param="extra_pp", match="extra_p"):
             params.SamplingParams(extra_pp=1)
         assert "extra_p" in row_state.ROW_DTYPE.names
         for struct in (openai.CompletionRequest, openai.ChatCompletionRequest, oip.InferParameters):

@@ -11,6 +11,7 @@ from penstock.engine.pages import FREED, PageLedger, PagePool
 from penstock.engine.request import Request, Status
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError, InvalidArgumentError
+from tests.support.errors import raises
 
 MOVES = st.lists(
     st.one_of(
@@ -221,11 +222,11 @@ def test_long_waiting_requests_are_not_preempted():
 
 def test_limits_that_would_starve_the_last_are_refused_by_name():
     ledger = PageLedger(4, (0,))
-    with pytest.raises(InvalidArgumentError, match=r"max_tokens must be at least max_requests \(5\), not 4"):
+    with raises(InvalidArgumentError, param="max_tokens", match=r"max_requests \(5\)"):
         Scheduler(ledger, 4, 5)
-    with pytest.raises(InvalidArgumentError, match=r"max_rows must be at least max_requests \(5\), not 3"):
+    with raises(InvalidArgumentError, param="max_rows", match=r"max_requests \(5\)"):
         Scheduler(ledger, 8, 5, max_rows=3)
-    with pytest.raises(InvalidArgumentError, match="max_requests must be at least 1, not 0"):
+    with raises(InvalidArgumentError, param="max_requests"):
         Scheduler(ledger, 8, 0)
 
 

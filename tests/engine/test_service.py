@@ -14,6 +14,7 @@ from penstock.engine.request import Request, Status
 from penstock.errors import DeadlineError, InternalError, InvalidArgumentError, PenstockError, QueueFullError
 from penstock.runtime.program import ProgramLimits
 from tests.support.engine_requests import finish_order, prompt_of, submit
+from tests.support.errors import raises
 from tests.support.fake_model import FILES
 
 
@@ -66,7 +67,7 @@ def test_a_full_queue_refuses_and_has_room_again_later(make_llm):
     engine = make_llm(max_requests=1, options=EngineOptions(max_waiting=3)).engine
     requests = [submit(engine, salt=i) for i in range(4)]  # one of them gets the place
     for _ in range(3):
-        with pytest.raises(QueueFullError, match=r"queue is full \(3 waiting\)"):
+        with pytest.raises(QueueFullError, match="3 waiting"):
             submit(engine)
         engine.step()
     while requests[0].status is not Status.FINISHED:
@@ -79,7 +80,7 @@ def test_a_full_queue_refuses_and_has_room_again_later(make_llm):
 def test_free_places_are_room(make_llm):
     engine = make_llm(max_requests=4, options=EngineOptions(max_waiting=1)).engine
     requests = [submit(engine, salt=i) for i in range(5)]
-    with pytest.raises(QueueFullError, match=r"queue is full \(1 waiting\)"):
+    with pytest.raises(QueueFullError, match="1 waiting"):
         submit(engine)
     engine.abort(requests[2])
     requests.append(submit(engine))
@@ -166,7 +167,7 @@ def test_a_request_aborted_before_queueing_stays_ended(make_llm):
 
 
 def test_fewer_rows_than_requests_are_refused_by_name():
-    with pytest.raises(InvalidArgumentError, match=r"max_rows: expected 0 or at least max_requests \(2\), found 1"):
+    with raises(InvalidArgumentError, param="max_rows", match=r"max_requests \(2\)"):
         ProgramLimits(max_rows=1, max_requests=2)
     assert ProgramLimits(max_rows=2, max_requests=2).max_rows == 2
 
@@ -195,11 +196,11 @@ def test_options_go_for_every_call(make_llm):
             assert call(salted) > 0
         with pytest.raises(DeadlineError):
             call(RequestOptions(deadline_s=1e-9))
-        with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got dict"):
+        with raises(InvalidArgumentError, param="options", match="RequestOptions"):
             call({"priority": 1})
-    with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got dict"):
+    with raises(InvalidArgumentError, param="options", match="RequestOptions"):
         llm.stream(prompt, params, {"priority": 1})
-    with pytest.raises(InvalidArgumentError, match="options: expected RequestOptions, got str"):
+    with raises(InvalidArgumentError, param="options", match="RequestOptions"):
         llm.engine.submit(prompt, options="x")
     llm.score(prompt, options=RequestOptions(cache_salt="scored"))
     assert llm.generate(prompt, params, options=RequestOptions(cache_salt="scored")).num_cached_tokens > 0
@@ -212,9 +213,7 @@ def test_truncate_prompt_in_each_call(make_llm):
     assert llm.generate([prompt], params, options=cut)[0].prompt_token_ids == prompt[-108:]
     assert next(llm.generate_each([(prompt, params)], options=cut))[1].prompt_token_ids == prompt[-108:]
     assert llm.embed(prompt, options=cut).token_ids == prompt[-128:]
-    with pytest.raises(
-        InvalidArgumentError, match="truncate_prompt must be False here, because a text is scored whole"
-    ):
+    with raises(InvalidArgumentError, param="truncate_prompt"):
         llm.score(prompt[:10], options=cut)
 
 
@@ -233,9 +232,9 @@ def test_a_conversation_takes_options(make_llm):
 def test_the_prompt_that_cannot_be_scored_or_embedded_is_named(make_llm):
     llm = make_llm()
     for call in (llm.score, llm.embed):
-        with pytest.raises(InvalidArgumentError, match=r"prompts\[1\]: prompt: token id 999 at 0"):
+        with raises(InvalidArgumentError, param="prompt", match=r"prompts\[1\]: .* 999 at 0"):
             call([[5], [999]])
-        with pytest.raises(InvalidArgumentError, match=r"^prompt: token id 999 at 0"):
+        with raises(InvalidArgumentError, param="prompt", match=r"^prompt: .* 999 at 0"):
             call([999])
         llm.engine.program.fail_next = InternalError("planted")
         with pytest.raises(InternalError, match=r"prompts\[0\]: planted"):
@@ -271,7 +270,7 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
     llm = make_llm(context_len=128)
     prompt = prompt_of(300)
     params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
-    with pytest.raises(InvalidArgumentError, match="300 tokens, but the context holds 128"):
+    with raises(InvalidArgumentError, param="prompt", match="holds 128"):
         llm.stream(prompt, params)
     cut = llm.stream(prompt, params, RequestOptions(truncate_prompt=True))
     list(cut)
@@ -282,27 +281,27 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
     for length in (50, 110, 127):  # 127 fit, whether there is room for the whole answer or for one token
         whole = llm.stream(prompt[:length], params, RequestOptions(truncate_prompt=True))
         assert whole._request.prompt_ids == prompt[:length]
-    with pytest.raises(InvalidArgumentError, match="empty"):
+    with raises(InvalidArgumentError, param="prompt", match="empty"):
         llm.stream([], params, RequestOptions(truncate_prompt=True))
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("field", "value"),
     [
-        ({"priority": 1.5}, "priority: expected an integer"),
-        ({"priority": 2**31}, "priority: expected"),
-        ({"priority": True}, "priority: expected"),
-        ({"deadline_s": 0}, "deadline_s: expected a number above 0"),
-        ({"deadline_s": float("nan")}, "deadline_s: expected"),
-        ({"deadline_s": "1"}, "deadline_s: expected"),
-        ({"cache_salt": b"x"}, "cache_salt: expected a string"),
-        ({"cache_salt": "x" * 1025}, "at most 1024"),
-        ({"truncate_prompt": 1}, "truncate_prompt: expected True or False"),
+        ("priority", 1.5),
+        ("priority", 2**31),
+        ("priority", True),
+        ("deadline_s", 0),
+        ("deadline_s", float("nan")),
+        ("deadline_s", "1"),
+        ("cache_salt", b"x"),
+        ("cache_salt", "x" * 1025),
+        ("truncate_prompt", 1),
     ],
 )
-def test_a_bad_request_option_is_refused_by_name(fields, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        RequestOptions(**fields)
+def test_a_bad_request_option_is_refused_by_name(field, value):
+    with raises(InvalidArgumentError, param=field):
+        RequestOptions(**{field: value})
 
 
 @pytest.mark.parametrize(
@@ -310,7 +309,7 @@ def test_a_bad_request_option_is_refused_by_name(fields, message):
     [{"max_chunk": -1}, {"max_mixed_tokens": -1}, {"prefix_cache": 1}, {"max_waiting": 0.5}, {"priority_s": 0}],
 )
 def test_a_bad_engine_option_is_refused_by_name(fields):
-    with pytest.raises(InvalidArgumentError, match=next(iter(fields))):
+    with raises(InvalidArgumentError, param=next(iter(fields))):
         EngineOptions(**fields)
 
 

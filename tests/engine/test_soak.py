@@ -69,6 +69,6 @@ def test_hundreds_of_requests_with_aborts_leave_nothing_behind():
         assert figures.num_held_pages == 0
         assert not llm.engine.has_work
         assert num_requests() - before <= len(llm.engine._deadlines) <= 64
-        tables = [pages for pages in llm.engine.layout._owners if pages is not None]
+        tables = [pages for pages in llm.engine.layouts[0]._owners if pages is not None]
         assert tables
         assert not any(table for pages in tables for table in pages.tables)

@@ -16,6 +16,7 @@ import pytest
 
 from penstock import LLM, InvalidArgumentError, SamplingParams, UnsupportedError
 from penstock.offline.lm_eval import Evaluator
+from tests.support.errors import raises
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "evaluation"
@@ -139,7 +140,7 @@ def test_sampling_is_asked_for_in_the_harness_s_words(llm):
         ({"max_gen_toks": "many"}, "max_tokens"),
         ({"do_sample": True, "temperature": -1}, "temperature"),
     ):
-        with pytest.raises(InvalidArgumentError, match=rf"\b{name}( must be|: expected)"):
+        with raises(InvalidArgumentError, param=name):
             evaluator.generate_until([("import", wrong)])
 
 

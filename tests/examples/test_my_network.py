@@ -26,6 +26,7 @@ from penstock.runtime.eager import EagerProgram
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import relative_error, run_whole
+from tests.support.errors import raises
 from tests.support.my_network import CONFIG, SCRIPT, SPEC, folder, plain_logits, tensors
 
 __all__ = ["folder", "tensors"]
@@ -54,9 +55,7 @@ def test_an_llm_takes_the_class_itself(folder: Path, tensors: dict[str, np.ndarr
 
 def test_register_network_makes_the_type_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", {})
-    with pytest.raises(
-        UnsupportedError, match=r"model_type: expected one of llama, mistral, qwen2, qwen3, found 'mine'"
-    ):
+    with raises(UnsupportedError, param="model_type", match="llama, mistral, qwen2, qwen3, found 'mine'"):
         EagerProgram(folder, limits=LIMITS)
     register_network("mine", load_network_script(SPEC).Network)
     assert supported_types() == ["llama", "mine", "mistral", "qwen2", "qwen3"]
@@ -75,7 +74,7 @@ def test_graph_mode_refuses_a_class_without_a_file(monkeypatch: pytest.MonkeyPat
         Config = load_network_script(SPEC).Config
 
     register_network("mine", Local)
-    with pytest.raises(UnsupportedError, match="expected a class at the top level of a"):
+    with pytest.raises(UnsupportedError, match="top level"):
         registered_script("mine")
 
 
@@ -96,18 +95,18 @@ def test_a_config_may_rename_its_context_length(
 
 
 def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"--network: expected path/to/file\.py:ClassName"):
+    with raises(InvalidArgumentError, param="network", match=r"path/to/file\.py:ClassName"):
         load_network_script("my_network")
-    with pytest.raises(FileAccessError, match="no such file"):
+    with raises(FileAccessError, param="network"):
         load_network_script(f"{tmp_path}/none.py:Net")
-    with pytest.raises(InvalidArgumentError, match="expected a torch"):
+    with raises(InvalidArgumentError, param="network", match=r"torch\.nn\.Module"):
         load_network_script(f"{SCRIPT}:Other")
-    with pytest.raises(InvalidArgumentError, match="expected a subclass of"):
+    with raises(InvalidArgumentError, param="network_class"):
         register_network("mine", dict)
-    with pytest.raises(InvalidArgumentError, match=r"class with read\(reader\)"):
+    with pytest.raises(InvalidArgumentError, match=r"read\(reader\)"):
         register_network("mine", torch.nn.Linear)
     (tmp_path / "bare.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
-    with pytest.raises(InvalidArgumentError, match="expected a class Config"):
+    with raises(InvalidArgumentError, param="network", match="class Config"):
         load_network_script(f"{tmp_path}/bare.py:Net")
 
 
@@ -115,13 +114,13 @@ def test_bad_scripts_and_classes_are_refused(tmp_path: Path) -> None:
 def test_missing_and_left_over_tensors_are_named(scheme: str, tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     save_file(tensors | {"other.weight": tensors["head.weight"]}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"has tensor 'other\.weight'"):
+    with pytest.raises(InvalidFileError, match=r": has .*'other\.weight'"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
     save_file({n: v for n, v in tensors.items() if n != "head.weight"}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"lacks tensor 'head\.weight'"):
+    with pytest.raises(InvalidFileError, match=r": lacks .*'head\.weight'"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
     save_file(tensors | {"head.weight": np.zeros((103, 47), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"'head\.weight': shape: expected \[103, 48\], found \[103, 47\]"):
+    with pytest.raises(InvalidFileError, match=r"'head\.weight': shape: .*\[103, 48\], found \[103, 47\]"):
         EagerProgram(tmp_path, scheme=scheme, limits=LIMITS, network=SPEC)
 
 

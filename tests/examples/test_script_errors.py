@@ -16,6 +16,7 @@ from penstock.runtime.build import build_in_child
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import run_whole
+from tests.support.errors import raises
 from tests.support.my_network import CONFIG, SCRIPT, SPEC, folder, tensors
 
 __all__ = ["folder", "tensors"]
@@ -66,7 +67,7 @@ def test_a_mistake_in_a_helper_names_its_file(folder: Path, tmp_path: Path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_helper.py").write_text("def scale(x):\n    return x * undefined\n")
     write(tmp_path / "net.py", "q, k, v = ", "from my_helper import scale; x = scale(x); q, k, v = ")
-    with pytest.raises(InvalidFileError, match=r"my_helper\.py:2: NameError: name 'undefined' is not defined"):
+    with pytest.raises(InvalidFileError, match=r"my_helper\.py:2: NameError: .*'undefined'"):
         run_eager(folder, tmp_path / "net.py")
 
 
@@ -93,7 +94,7 @@ def run_one_row(folder: Path, script: Path) -> None:
 @pytest.mark.parametrize("run", [run_one_row, run_graph])
 def test_forgotten_output_rows_are_named(run: object, folder: Path, tmp_path: Path) -> None:
     write(tmp_path / "net.py", "self.norm(x), batch.output_rows)", "self.norm(x))")
-    with pytest.raises(PenstockError, match=r"expected float32 logits \[.*, 103\].* rows with batch\.output_rows"):
+    with pytest.raises(PenstockError, match=r"float32 .*, 103\].* batch\.output_rows"):
         run(folder, tmp_path / "net.py")  # type: ignore[operator]
 
 
@@ -113,7 +114,7 @@ def test_the_export_process_sends_its_traceback(folder: Path, tmp_path: Path) ->
 def test_many_missing_tensors_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     save_file({"head.weight": np.zeros((103, 48), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(InvalidFileError, match=r"lacks tensors 'blocks\.0\.\S+', .* and \d+ more, which the network"):
+    with pytest.raises(InvalidFileError, match=r"lacks .*'blocks\.0\.\S+', .* \d+ more"):
         EagerProgram(tmp_path, limits=LIMITS, network=SPEC)
 
 
@@ -121,5 +122,5 @@ def test_a_forgotten_network_is_hinted_at(folder: Path, tmp_path: Path) -> None:
     config = {key: value for key, value in CONFIG.items() if key != "model_type"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    with pytest.raises(InvalidFileError, match=r"model_type: expected one of llama, .* add --network FILE\.py:CLASS"):
+    with raises(InvalidFileError, param="model_type", match=r"llama, .* --network FILE\.py:CLASS"):
         EagerProgram(tmp_path, limits=LIMITS)

@@ -14,6 +14,7 @@ from penstock.graph.ir import Dim
 from penstock.graph.passes import run_passes
 from penstock.nn import Attention, Batch, Embedding, Linear, LMHead, Module, silu_mul
 from tests.graph.interpreter import Interpreter
+from tests.support.errors import raises
 from tests.support.families import FAMILIES
 from tests.support.networks import batch_of, capture_of, eager_network, network_of, tensors_of
 
@@ -121,12 +122,12 @@ def test_operations_that_are_not_ops_are_refused(name: str) -> None:
 
 
 def test_wrong_shapes_are_refused_at_capture() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"\[silu_mul\] up: expected the shape of gate"):
+    with raises(InvalidArgumentError, param="up", match=r"^\[silu_mul\] .*gate"):
         capture_tiny(lambda self, x, batch: silu_mul(x, self.up(x)))
 
 
 def test_wrong_output_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"output: expected float32 logits \[R, 51\]"):
+    with pytest.raises(InvalidArgumentError, match=r"output: .*float32 .*\[R, 51\]"):
         capture_tiny(Tiny.something, vocab_size=51)
 
 
@@ -166,12 +167,12 @@ def test_a_meta_constant_is_refused() -> None:
 
     with torch.device("meta"):
         network = Positions()
-    with pytest.raises(UnsupportedError, match="buffer scale: expected real values"):
+    with pytest.raises(UnsupportedError, match="buffer scale:"):
         capture(network, network_name="tiny", context_len=64, vocab_size=50)
 
 
 def test_a_filled_adapter_slot_is_refused() -> None:
     network = network_of("llama", "meta")
     network.model.layers[0].mlp.up_proj.adapter = lambda x: x
-    with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.mlp\.up_proj\.adapter: expected None"):
+    with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.mlp\.up_proj\.adapter:"):
         capture(network, network_name="llama", context_len=64, vocab_size=1003)

@@ -16,6 +16,7 @@ from penstock.core.tokenizer import Tokenizer
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
+from tests.support.errors import raises
 from tests.support.families import save
 from tests.support.invariant_checkpoints import write_checkpoint
 
@@ -68,16 +69,16 @@ def test_a_quantized_folder_exports_to_the_same_weights(tmp_path: Path, scheme: 
 
 def test_a_quantized_folder_has_one_scheme(tmp_path: Path) -> None:
     quantize_checkpoint(write_checkpoint(tmp_path / "model"), tmp_path / "quantized", "w8a8")
-    with pytest.raises(UnsupportedError, match=r"expected scheme w8a8, .*found w4a8"):
+    with pytest.raises(UnsupportedError, match=r"w8a8, .*found w4a8"):
         export_bundle(tmp_path / "quantized", tmp_path / "out.psm", scheme="w4a8")
 
 
 def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
     folder = edit(write_checkpoint(tmp_path / "missing"), model__norm__weight=None)
-    with pytest.raises(InvalidFileError, match=r"lacks tensor 'model\.norm\.weight', which network llama reads"):
+    with pytest.raises(InvalidFileError, match=r"lacks .*'model\.norm\.weight', .* llama"):
         export_bundle(folder, tmp_path / "out.psm")
     folder = edit(write_checkpoint(tmp_path / "extra"), model__extra__weight=np.ones((2, 2), np.float32))
-    with pytest.raises(InvalidFileError, match=r"has tensor 'model\.extra\.weight', which network llama does not read"):
+    with pytest.raises(InvalidFileError, match=r": has .*'model\.extra\.weight', .* llama"):
         export_bundle(folder, tmp_path / "out.psm")
     assert not (tmp_path / "out.psm").exists()
 
@@ -98,9 +99,9 @@ def test_rotary_buffers_and_an_equal_tied_head_are_ignored(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("model__norm__weight", np.ones(95, np.float32), "shape: expected [96], found [95]"),
-        ("lm_head__weight", np.ones((259, 95), np.float32), "shape: expected [259, 96], found [259, 95]"),
-        ("lm_head__weight", np.ones((259, 96), np.int64), "dtype: expected F32, F16 or BF16, found I64"),
+        ("model__norm__weight", np.ones(95, np.float32), "[96], found [95]"),
+        ("lm_head__weight", np.ones((259, 95), np.float32), "[259, 96], found [259, 95]"),
+        ("lm_head__weight", np.ones((259, 96), np.int64), "F32, F16 or BF16, found I64"),
         ("lm_head__weight", np.full((259, 96), np.nan, np.float32), "tensor 'lm_head.weight': "),
     ],
 )
@@ -128,8 +129,8 @@ def test_values_that_are_not_finite_are_named(
     bad[place] = value
     folder = edit(write_checkpoint(tmp_path / "model"), **{name: bad})
     what = {"nan": "NaN", "inf": "infinity", "-inf": "-infinity"}[str(value)]
-    words = f"tensor '{name}': expected finite values, found {what} at {list(place)}"
-    with pytest.raises(InvalidFileError, match=re.escape(words)):
+    fact = rf"'{name}': .*found {what} at {re.escape(str(list(place)))}"
+    with pytest.raises(InvalidFileError, match=fact):
         export_bundle(folder, tmp_path / "out.psm", scheme=scheme)
 
 
@@ -141,7 +142,7 @@ def test_configs_that_no_network_reads_are_refused_by_key(tmp_path: Path, key: s
     folder = write_checkpoint(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text()) | {key: value}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PenstockError, match=key):
+    with raises(PenstockError, param=key):
         export_bundle(folder, tmp_path / "out.psm")
 
 
@@ -150,7 +151,7 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
     export_bundle(folder, tmp_path / "out.psm")
     with pytest.raises(InvalidArgumentError, match="found a bundle"):
         export_bundle(tmp_path / "out.psm", tmp_path / "again.psm")
-    with pytest.raises(InvalidArgumentError, match="scheme: expected one of"):
+    with raises(InvalidArgumentError, param="scheme"):
         export_bundle(folder, tmp_path / "again.psm", scheme="w5")
     with pytest.raises(FileAccessError):
         export_bundle(folder, tmp_path / "gone" / "again.psm")

@@ -25,6 +25,7 @@ from penstock.nn import Batch, Embedding, Linear, LMHead, Module, RMSNorm, RowPa
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme
 from tests.graph.interpreter import Interpreter
+from tests.support.errors import raises
 from tests.support.families import FAMILIES
 from tests.support.networks import batch_of, capture_of, tensors_of
 
@@ -221,7 +222,7 @@ def test_a_tied_table_lies_as_its_head_reads_it() -> None:
 
 def test_unknown_schemes_are_refused() -> None:
     graph = odd_graph()
-    with pytest.raises(InvalidArgumentError, match="w3"):
+    with raises(InvalidArgumentError, param="scheme", match="w3"):
         assign_scheme(graph, "w3")
-    with pytest.raises(InvalidArgumentError, match="table_dtype"):
+    with raises(InvalidArgumentError, param="table_dtype"):
         assign_scheme(graph, "f32", "f8")

@@ -63,7 +63,7 @@ def test_a_graph_of_unlike_layers_is_not_cut() -> None:
     graph.page_groups = [0, 64]
     assert num_layers(cut_layers(graph, 2)) == 2
     list(graph.states.values())[1].group = 0
-    with pytest.raises(UnsupportedError, match="some page groups belong to later layers only"):
+    with pytest.raises(UnsupportedError, match="page groups"):
         cut_layers(graph, 2)
     with pytest.raises(UnsupportedError, match="at least two"):
         cut_layers(graph, 1)

@@ -50,9 +50,9 @@ def test_local_ranks_may_be_missing():
 
 
 def test_sources_that_disagree_are_both_named():
-    with pytest.raises(InvalidArgumentError, match=r"torchrun says rank 3 of 4, but MPICH says rank 0 of 4"):
+    with pytest.raises(InvalidArgumentError, match=r"torchrun .* 3 of 4, .*MPICH .* 0 of 4"):
         read_rank_environment(TORCHRUN | MPICH | {"PMI_RANK": "0"})
-    with pytest.raises(InvalidArgumentError, match=r"PENSTOCK_RANK says rank 0 of 2, but torchrun"):
+    with pytest.raises(InvalidArgumentError, match=r"PENSTOCK_RANK .* 0 of 2, .*torchrun"):
         read_rank_environment(TORCHRUN | {"PENSTOCK_RANK": "0", "PENSTOCK_WORLD_SIZE": "2"})
 
 
@@ -83,6 +83,6 @@ def test_bad_values_name_the_variable(changed, param):
 
 
 def test_half_a_pair_names_what_is_missing():
-    with pytest.raises(InvalidArgumentError, match="RANK is set, but WORLD_SIZE is not") as caught:
+    with pytest.raises(InvalidArgumentError, match=r"^RANK .*WORLD_SIZE") as caught:
         read_rank_environment({"RANK": "0"})
     assert caught.value.param == "WORLD_SIZE"

@@ -13,6 +13,7 @@ from penstock import lite
 from penstock.core.metadata import read_metadata, stamp_of, stored_segments
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.replace_tail import replace_tail
+from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, IDS, ask, build
 
 
@@ -76,7 +77,7 @@ def test_different_weights_are_not_shared(tmp_path: Path) -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     group = lite.ModelGroup()
-    with pytest.raises(InvalidArgumentError, match="add_model: expected a Model, got str"):
+    with raises(InvalidArgumentError, param="add_model"):
         group.add_model(["demo.psm"])  # type: ignore[list-item]
     with build() as model, build(weights="huge") as huge:
         group.add_model(model)

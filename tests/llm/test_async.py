@@ -15,6 +15,7 @@ from penstock.errors import DeadlineError, FileAccessError, InternalError, Inval
 from penstock.llm.async_llm import AsyncLLM, AsyncStream
 from penstock.llm.llm import LLM
 from tests.support.engine_requests import PARAMS, PROMPTS, prompt_of, run_alone
+from tests.support.errors import raises
 from tests.support.fake_model import FILES
 from tests.support.worker_processes import until
 
@@ -210,10 +211,10 @@ def test_a_deadline_ends_a_request_wherever_it_stands(make_llm, later):
             await anext(running)
             waiting = await front.stream(prompt_of(5), ENDLESS, RequestOptions(deadline_s=800))
             later.ahead = 901.0
-            with pytest.raises(DeadlineError, match=r"deadline_s 800 has passed: the request was still waiting"):
+            with raises(DeadlineError, param="deadline_s", match="800 .* waiting"):
                 async for _ in waiting:
                     pass
-            with pytest.raises(DeadlineError, match=r"had \d+ tokens"):
+            with raises(DeadlineError, param="deadline_s", match=r"had \d+ tokens"):
                 async for _ in running:
                     pass
             assert all_free(llm)
@@ -294,7 +295,7 @@ def test_a_second_event_loop_is_refused_and_may_close_it(make_llm):
     async def go_on(front, without_news) -> None:
         calls = (front.stream([5]), front.generate([5]), front.score("the"), front.embed("the"), anext(without_news))
         for call in calls:
-            with pytest.raises(InvalidArgumentError, match="from another event loop"):
+            with pytest.raises(InvalidArgumentError, match="another event loop"):
                 await call
         await front.close()
 
@@ -315,7 +316,7 @@ def test_threads_beside_the_event_loop_are_served_too(make_llm):
             assert logits.tobytes() == expected
             result = await asyncio.wait_for(asyncio.to_thread(llm.generate, prompt, PARAMS[0]), 600)
             assert len(result.token_ids) == 40
-            with pytest.raises(InvalidArgumentError, match="in use by an AsyncLLM"):
+            with raises(InvalidArgumentError, param="llm", match="AsyncLLM"):
                 AsyncLLM(llm)
             stream.abort()
 
@@ -359,21 +360,21 @@ def test_an_async_llm_takes_an_open_llm_in_a_loop(make_llm) -> None:
     async def of_a_path() -> AsyncLLM:
         return AsyncLLM("model.psm")
 
-    with pytest.raises(FileAccessError, match=r"model\.psm: no such file or folder in"):
+    with raises(FileAccessError, param="model", match=r"model\.psm"):
         asyncio.run(of_a_path())
-    with pytest.raises(InvalidArgumentError, match="AsyncLLM must be created in a running event loop"):
+    with pytest.raises(InvalidArgumentError, match="running event loop"):
         AsyncLLM(make_llm())
 
 
 @pytest.mark.parametrize("network", [AsyncLLM, 7, b"net.py:Net"])
 def test_a_network_is_given_by_its_file(network: object) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"network: expected a .*'file\.py:Class'"):
+    with raises(InvalidArgumentError, param="network", match=r"'file\.py:Class'"):
         LLM("model.psm", network=network)
 
 
 def test_a_network_without_a_model_is_refused_by_name() -> None:
     for make in (LLM, lambda **given: asyncio.run(AsyncLLM.open(**given))):
-        with pytest.raises(InvalidArgumentError, match=r"^network: expected a .*'file\.py:Class', found .*Async"):
+        with raises(InvalidArgumentError, param="network", match=r"'file\.py:Class', found .*Async"):
             make(network=AsyncLLM)
-        with pytest.raises(InvalidArgumentError, match=r"^model: expected the path of a checkpoint folder or a \.psm"):
+        with raises(InvalidArgumentError, param="model", match="''"):
             make()

@@ -16,6 +16,7 @@ from penstock.errors import InternalError, InvalidArgumentError, QueueFullError
 from penstock.llm import engine_thread as feed_module
 from penstock.llm.engine_thread import IDLE_TURN_S, EngineThread, StepEvent
 from tests.support.engine_requests import PARAMS, PROMPTS, run_alone
+from tests.support.errors import raises
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)
 ROOMY = {"context_len": 100_000, "num_pages": 3200}
@@ -186,7 +187,7 @@ def test_scores_and_embeddings(make_engine_thread, make_llm):
 
 def test_impossible_requests_are_refused_at_once(make_engine_thread):
     engine_thread, inbox = make_engine_thread(options=EngineOptions(max_waiting=1), max_requests=1, **ROOMY)
-    with pytest.raises(InvalidArgumentError, match="10000"):
+    with raises(InvalidArgumentError, param="prompt", match="10000"):
         engine_thread.submit(0, [5, 10_000], ENDLESS)
     engine_thread.submit(1, [5], ENDLESS)
     engine_thread.submit(2, [6], ENDLESS)

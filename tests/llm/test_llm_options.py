@@ -20,6 +20,7 @@ from penstock import (
 )
 from penstock.llm.llm_options import network_name, read_llm_options
 from tests.support.command import DEMO
+from tests.support.errors import raises
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_names_of_other_engines_work():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "hint"),
     [
         ({"pipeline_parallel_size": 2}, "tensor_parallel_size=N"),
         ({"pipeline_parallel_size": True}, "tensor_parallel_size=N"),
@@ -57,21 +58,21 @@ def test_names_of_other_engines_work():
         ({"quantization": "awq"}, "scheme='w8a8'"),
         ({"gpu_memory_utilization": 0.9}, "context_len=N"),
         ({"enforce_eager": True}, "mode='eager'"),
-        ({"device": "cuda"}, "runs on the CPU"),
+        ({"device": "cuda"}, "CPU"),
         ({"seed": 3}, "SamplingParams"),
-        ({"dtype": "int4"}, "dtype: expected auto"),
-        ({"max_model_len": 4, "context_len": 4}, "the same option"),
-        ({"contxt_len": 4}, "did you mean context_len"),
+        ({"dtype": "int4"}, "auto"),
+        ({"max_model_len": 4, "context_len": 4}, "max_model_len and context_len"),
+        ({"contxt_len": 4}, "context_len"),
         ({"num_pages": 4}, "ProgramLimits"),
-        ({"kv_cache": "fp8"}, "kv_cache: expected one of auto"),
-        ({"max_requests": "many"}, "max_requests: expected an integer"),
-        ({"frob": 1}, "it has scheme, mode"),
-        ({"limits": ProgramLimits(), "context_len": 4}, "set it in limits"),
-        ({"network": 3}, "network: expected a string"),
+        ({"kv_cache": "fp8"}, "auto"),
+        ({"max_requests": "many"}, "'many'"),
+        ({"frob": 1}, "scheme, mode"),
+        ({"context_len": 4, "limits": ProgramLimits()}, "limits"),
+        ({"network": 3}, "found 3"),
     ],
 )
-def test_an_option_that_does_not_work_names_ours(options, message):
-    with pytest.raises((InvalidArgumentError, UnsupportedError), match=message):
+def test_an_option_that_does_not_work_names_ours(options, hint):
+    with raises((InvalidArgumentError, UnsupportedError), param=next(iter(options)), match=hint):
         LLM(DEMO, **options)
 
 
@@ -80,9 +81,9 @@ def test_a_network_may_be_a_class():
         pass
 
     for wrong in (Inner, type("Made", (torch.nn.Module,), {})):
-        with pytest.raises(InvalidArgumentError, match="is not at the top of a file"):
+        with raises(InvalidArgumentError, param="network", match=r"^network: \S*(Inner|Made) "):
             network_name(wrong)
-    with pytest.raises(InvalidArgumentError, match=r"expected a subclass of torch\.nn\.Module"):
+    with raises(InvalidArgumentError, param="network", match=r"torch\.nn\.Module"):
         network_name(int)
     assert network_name(torch.nn.Linear).endswith("linear.py:Linear")
     assert network_name("file.py:Net") == "file.py:Net"
@@ -100,16 +101,16 @@ def test_sampling_may_be_keywords(llm):
     assert "".join(delta.text for delta in pieces) == expected.text
     with pipeline("text-generation", llm) as generate:
         assert generate("import os\n", max_new_tokens=4, do_sample=False).text == expected.text
-        with pytest.raises(InvalidArgumentError, match="text_generation has no option 'max_new_token'"):
+        with raises(InvalidArgumentError, param="max_new_token", match="^text_generation "):
             generate("x", max_new_token=4)
-    for keywords, message in (
-        ({"max_token": 4}, "generate has no option 'max_token': did you mean max_tokens"),
-        ({"params": params, "max_tokens": 4}, "max_tokens: set it in params"),
-        ({"params": params, "sampling_params": params}, "the same option"),
-        ({"max_tokens": 0}, "max_tokens: expected an integer"),
-        ({"frob": 0}, "it takes max_tokens"),
+    for keywords, hint in (
+        ({"max_token": 4}, "^generate .* max_tokens"),
+        ({"max_tokens": 4, "params": params}, "params"),
+        ({"params": params, "sampling_params": params}, "params and sampling_params"),
+        ({"max_tokens": 0}, "got 0"),
+        ({"frob": 0}, "max_tokens, "),
     ):
-        with pytest.raises(PenstockError, match=message):
+        with raises(PenstockError, param=next(iter(keywords)), match=hint):
             llm.generate("x", **keywords)
 
 
@@ -125,7 +126,7 @@ def test_async_llm_opens_a_path_and_iterates_without_await(llm):
                 pass
             assert stream.result().text == expected
             assert (await opened.generate("import os\n", **keywords)).text == expected
-            with pytest.raises(InvalidArgumentError, match="already open"):
+            with raises(InvalidArgumentError, param="context_len"):
                 AsyncLLM(opened.llm, context_len=4)
         async with AsyncLLM.open(DEMO) as opened:
             assert (await opened.generate("import os\n", **keywords)).text == expected

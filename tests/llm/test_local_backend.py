@@ -11,6 +11,7 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, NotFoundError, QueueFullError, UnavailableError
 from penstock.llm.local_backend import LocalBackend, LocalModels
+from tests.support.errors import raises
 from tests.support.worker_processes import until
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)
@@ -104,9 +105,9 @@ def test_scores_embeddings_and_refusals(make_llm):
         assert (await backend.score(ids, 1)).logprobs == score.logprobs
         found = await backend.embed([ids[3:]])
         np.testing.assert_array_equal(found[0].vector, vectors[1])
-        with pytest.raises(InvalidArgumentError, match="10000"):
+        with raises(InvalidArgumentError, param="prompt", match="10000"):
             await backend.submit([10_000], ENDLESS)
-        with pytest.raises(InvalidArgumentError, match="pooling"):
+        with raises(InvalidArgumentError, param="pooling"):
             await backend.embed([ids], "max")
         assert backend.has_room
         first, second = await backend.submit([5], ENDLESS), await backend.submit([6], ENDLESS)

@@ -11,6 +11,7 @@ import pytest
 from penstock import LLM, SamplingParams, TextStreamer
 from penstock.errors import InvalidArgumentError
 from tests.support.command import DEMO, FOLDER
+from tests.support.errors import raises
 
 PROMPT = "def add(a, b):\n    # naïve ½ Fläche\n"
 PARAMS = SamplingParams(max_tokens=40, temperature=0.9, seed=4, ignore_eos=True)
@@ -92,27 +93,27 @@ def test_exceptions_of_a_streamer_end_the_request(llm, fail_at):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "params", "more", "message"),
+    ("prompts", "params", "more", "param", "fact"),
     [
-        ([PROMPT, PROMPT], PARAMS, {}, "one answer, with n and best_of 1. This call has 2"),
-        (PROMPT, SamplingParams(n=3), {}, "This call has 3"),
-        ([], PARAMS, {}, "This call has 0"),
-        ("", PARAMS, {}, "prompt is empty"),
-        (PROMPT, PARAMS, {"progress": True}, "progress must be False"),
+        ([PROMPT, PROMPT], PARAMS, {}, "n", "has 2"),
+        (PROMPT, SamplingParams(n=3), {}, "n", "has 3"),
+        ([], PARAMS, {}, "n", "has 0"),
+        ("", PARAMS, {}, "prompt", "empty"),
+        (PROMPT, PARAMS, {"progress": True}, "progress", "False"),
     ],
 )
-def test_an_unstreamable_call_is_refused_and_ends_the_streamer(llm, prompts, params, more, message):
+def test_an_unstreamable_call_is_refused_and_ends_the_streamer(llm, prompts, params, more, param, fact):
     recorder = Recorder()
-    with pytest.raises(InvalidArgumentError, match=message):
+    with raises(InvalidArgumentError, param=param, match=fact):
         llm.generate(prompts, params, streamer=recorder, **more)
     assert (recorder.ids, recorder.num_ends) == ([], 1)
 
 
 def test_objects_without_put_and_end_are_refused(llm):
     for streamer in (print, object(), 1):
-        with pytest.raises(InvalidArgumentError, match=r"streamer must have put\(token_ids\) and end\(\)"):
+        with raises(InvalidArgumentError, param="streamer", match=r"put\(token_ids\)"):
             llm.generate(PROMPT, PARAMS, streamer=streamer)
-    with pytest.raises(InvalidArgumentError, match="tokenizer: expected that of a model"):
+    with raises(InvalidArgumentError, param="tokenizer"):
         TextStreamer("gpt2")
 
 
@@ -126,7 +127,7 @@ def test_our_streamer_takes_what_transformers_puts(llm):
     streamer.end()
     assert printed.getvalue() == "½ é日" * 3 + "\n"
     for value in (torch.tensor([ids, ids]), [[1], [2]], "x", None, [1.5]):
-        with pytest.raises(InvalidArgumentError, match="put expects the token ids of one text"):
+        with raises(InvalidArgumentError, param="value"):
             streamer.put(value)
 
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from penstock import LLM, InvalidArgumentError, ProgramLimits
 from penstock.graph.export import export_bundle
 from penstock.offline.lm_eval import Evaluator
+from tests.support.errors import raises
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "demo" / "model"
@@ -74,7 +75,7 @@ def test_long_contexts_are_cut_and_long_continuations_refused(evaluator: Evaluat
     kept = head[-(CONTEXT_LEN - len(rest)) :]
     [(total, _)] = evaluator.loglikelihood([(TEXT, "y = 3")])
     assert total == pytest.approx(oracle.score(kept, rest)[0], abs=1e-3)
-    with pytest.raises(InvalidArgumentError, match=r"a continuation has .* tokens, but the context holds 96"):
+    with pytest.raises(InvalidArgumentError, match="holds 96"):
         evaluator.loglikelihood([("x", TEXT)])
 
 
@@ -106,7 +107,7 @@ def test_answers_end_before_a_stop_or_at_their_length(evaluator: Evaluator) -> N
     assert stopped == greedy[: min(greedy.find(end) for end in ("\n", "return") if end in greedy)]
     kept = llm.tokenizer.encode(TEXT, add_special_tokens=False)[-(CONTEXT_LEN - 10) :]
     assert long == llm.generate(kept, _greedy(10)).text
-    with pytest.raises(InvalidArgumentError, match="unknown num_beams"):
+    with raises(InvalidArgumentError, param="generate_until", match="num_beams"):
         evaluator.generate_until([("x", {"num_beams": 2})])
     assert evaluator.generate_until([]) == []
 

@@ -19,6 +19,7 @@ from penstock.graph.replace_tail import map_weights, replace_tail
 from penstock.llm.llm import LLM
 from penstock.llm.result import Result
 from tests.offline.conftest import SCHEMES
+from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, FOLDER, build
 
 PROMPTS = ["def add(a, b):", "class Stack:\n    def push(self, item):", "I love Beijing,because"]
@@ -56,7 +57,7 @@ def test_a_graph_that_chooses_gives_the_same_tokens(scheme: str, backend: str, b
         expected = answers(generate(PROMPTS, **WAYS[0]))
         assert answers(generate(PROMPTS, is_sample_acceleration=True, max_tokens=20)) == expected
         assert answers(generate(PROMPTS, is_sample_acceleration=False, **WAYS[0])) == expected
-        with pytest.raises(UnsupportedError, match="temperature: the bundle ends in argmax"):
+        with raises(UnsupportedError, param="temperature", match="argmax"):
             generate(PROMPTS[0], is_sample_acceleration=True, temperature=0.5)
 
 
@@ -90,14 +91,14 @@ def test_weights_of_a_replaced_file_are_not_mapped(tmp_path: Path) -> None:
     with native.Model.open(hollow) as model:
         map_weights(model, source, stamp)
         os.replace(other, source)
-        with pytest.raises(InvalidFileError, match=f"{source}: file: replaced or changed"):
+        with pytest.raises(InvalidFileError, match=f"{source}: file: "):
             map_weights(model, source, stamp)
 
 
 def test_eager_has_no_graph() -> None:
     with (
         pipeline("text_generation", FOLDER, backend="eager") as generate,
-        pytest.raises(UnsupportedError, match=r"is_sample_acceleration: .*eager"),
+        raises(UnsupportedError, param="is_sample_acceleration", match="eager"),
     ):
         generate("a", is_sample_acceleration=True)
 
@@ -142,13 +143,13 @@ def test_models_that_are_open_already() -> None:
             expected = answers([one(PROMPTS[0], **WAYS[1])])
             assert answers([other(PROMPTS[0], **WAYS[1])]) == expected
             assert (one.backend, other.backend) == ("graph", "lite")
-            with pytest.raises(UnsupportedError, match=r"is_sample_acceleration: .*already open"):
+            with raises(UnsupportedError, param="is_sample_acceleration", match="open"):
                 one(PROMPTS[0], is_sample_acceleration=True)
         assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=1)).token_ids  # closing the pipeline left it open
         assert model.get_model_info("scheme") == "w8a8"
-        with pytest.raises(InvalidArgumentError, match="backend: expected 'graph', that of the LLM"):
+        with raises(InvalidArgumentError, param="backend", match="'graph'"):
             pipeline(model=llm, backend="lite")
-        with pytest.raises(InvalidArgumentError, match=r"backend: expected 'lite' for a lite\.Model, got 'graph'"):
+        with raises(InvalidArgumentError, param="backend", match="'lite' .*'graph'"):
             pipeline(model=model, backend="ms")
         with pytest.raises(InvalidArgumentError, match=r"device_id: .*already open"):
             pipeline(model=llm, device_id=0)
@@ -163,15 +164,13 @@ def test_lengths_and_ends() -> None:
         with pipeline(model=BUNDLE, backend=backend, infer_seq_length=16) as generate:
             result = generate(list(range(5, 15)), temperature=0, ignore_eos=True)
             assert (len(result.token_ids), result.finish_reason) == (6, "length")
-            with pytest.raises(
-                InvalidArgumentError, match=r"prompts\[1\]: prompt has 16 tokens, but the context holds 16"
-            ):
+            with raises(InvalidArgumentError, param="prompt", match=r"^prompts\[1\]: .*holds 16"):
                 generate([[1], [1] * 16])
-            with pytest.raises(InvalidArgumentError, match="stream takes one prompt, not 2"):
+            with raises(InvalidArgumentError, param="stream"):
                 generate(["a", "b"], stream=True)
-            with pytest.raises(InvalidArgumentError, match="no option 'max_length': did you mean max_tokens"):
+            with raises(InvalidArgumentError, param="max_length", match="max_tokens"):
                 generate("a", max_length=3)
-            with pytest.raises(InvalidArgumentError, match="add_special_tokens: expected True or False, got 1"):
+            with raises(InvalidArgumentError, param="add_special_tokens"):
                 generate("a", add_special_tokens=1)
             assert generate([]) == []
         with pytest.raises(InvalidArgumentError, match="clos"):
@@ -207,7 +206,7 @@ def test_tokenizers(backend: str, tmp_path: Path) -> None:
     for path in (FOLDER, FOLDER / "tokenizer.json", BUNDLE):
         with pipeline(model=BUNDLE, backend=backend, tokenizer=path) as generate:
             assert generate(PROMPTS[0], **WAYS[0]).prompt_token_ids == LLM(BUNDLE).tokenizer.encode(PROMPTS[0])
-    with pytest.raises(InvalidArgumentError, match="tokenizer: expected a path, or an object with encode and decode"):
+    with raises(InvalidArgumentError, param="tokenizer"):
         pipeline(model=BUNDLE, tokenizer=object())
 
 
@@ -223,16 +222,14 @@ def test_tasks() -> None:
     assert InferTask.support_list() == ["text_generation"]
     assert InferTask.check_task_valid("text_generation")
     assert not InferTask.check_task_valid("image_to_text")
-    with pytest.raises(InvalidArgumentError, match="task: expected one of text_generation, got 'image_to_text'"):
+    with raises(InvalidArgumentError, param="task", match="'image_to_text'"):
         pipeline("image_to_text", BUNDLE)
     for name in ("image_processor", "audio_processor"):
-        with pytest.raises(UnsupportedError, match=f"^{name}: not used by the task text_generation"):
+        with raises(UnsupportedError, param=name):
             pipeline("text_generation", BUNDLE, **{name: object()})
     with pytest.raises(InvalidArgumentError, match="unexpected keyword argument 'batch'"):
         pipeline("text_generation", BUNDLE, batch=3)
-    with pytest.raises(
-        InvalidArgumentError, match=r"one of graph, lite, eager \(or ms for graph, mslite for lite\), got 'ascend'"
-    ):
+    with raises(InvalidArgumentError, param="backend", match="graph, lite, eager .*'ascend'"):
         pipeline("text_generation", BUNDLE, backend="ascend")
     for name, backend in (("ms", "graph"), ("mslite", "lite")):
         with pipeline("text_generation", BUNDLE, backend=name) as generate:
@@ -251,8 +248,8 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     eye = object()
     assert pipeline("shout", BUNDLE, image_processor=eye)("a") == "A"
     assert made == [(BUNDLE, "graph", None, eye)]
-    with pytest.raises(UnsupportedError, match="audio_processor: not used by the task shout"):
+    with raises(UnsupportedError, param="audio_processor"):
         pipeline("shout", BUNDLE, audio_processor=eye)
-    with pytest.raises(InvalidArgumentError, match="'shout' is registered already"):
+    with raises(InvalidArgumentError, param="task_type", match="'shout'"):
         InferTask.register("shout", shout)
     assert InferTask.support_list() == ["shout", "text_generation"]

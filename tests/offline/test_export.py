@@ -15,6 +15,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 from penstock.graph.export import export_bundle
 from penstock.graph.replace_tail import replace_tail
 from tests.support.command import Run
+from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, CHANGED, FOLDER, folder, values
 
 
@@ -64,13 +65,11 @@ def test_a_configuration_file(here: list[dict[str, Any]], tmp_path: Path) -> Non
     assert (tmp_path / "out" / "b.psm").read_bytes() == (tmp_path / "tail.psm").read_bytes()
     with penstock.pipeline("text_generation", file) as generate:
         assert len(generate("a", max_tokens=4).token_ids) == 4
-        with pytest.raises(
-            UnsupportedError, match="is_sample_acceleration must be True or None: the bundle ends in argmax"
-        ):
+        with raises(UnsupportedError, param="is_sample_acceleration", match="argmax"):
             generate("a", is_sample_acceleration=False)
-    with pytest.raises(InvalidArgumentError, match=r"^tail must not be set: .* argmax"):
+    with raises(InvalidArgumentError, param="tail", match="argmax"):
         penstock.export(file, tail="topk:3")
-    with pytest.raises(InvalidArgumentError, match=r"^out must be None"):
+    with raises(InvalidArgumentError, param="out"):
         penstock.export(file, tmp_path / "c.psm")
 
 
@@ -92,11 +91,9 @@ def test_a_network_in_memory(here: list[dict[str, Any]], tmp_path: Path) -> None
     export_bundle(folder(tmp_path / "new", rounded), tmp_path / "b.psm", scheme="w8a8")
     with penstock.pipeline(model=out) as one, penstock.pipeline(model=tmp_path / "b.psm") as other:
         assert one("a", seed=1, max_tokens=8).token_ids == other("a", seed=1, max_tokens=8).token_ids
-    with pytest.raises(
-        InvalidArgumentError, match=r"model: expected a path or a network from penstock\.load_network, got int"
-    ):
+    with raises(InvalidArgumentError, param="model", match="got int"):
         penstock.export(3, out)
-    with pytest.raises(InvalidArgumentError, match=r"expected a network from penstock\.load_network"):
+    with raises(InvalidArgumentError, param="network", match=r"penstock\.load_network"):
         penstock.export(torch.nn.Linear(2, 2), out)
 
 
@@ -117,19 +114,19 @@ def test_a_script_of_ones_own(here: list[dict[str, Any]], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("run_mode: finetune\n", "run_mode must be export, not 'finetune'"),
-        ("src_strategy_path_or_dir: /a\n", "src_strategy_path_or_dir: merge the weights"),
-        ("model:\n  model_config:\n    use_past: False\n", "use_past must be true"),
-        ("model:\n  model_config:\n    use_past: 1\n", "use_past must be true or false, not 1"),
-        ("model:\n  model_config:\n    batch_size: 1\n", "model_config: unknown field 'batch_size'"),
-        ("model:\n  arch: llama\n", "model: unknown field 'arch'"),
-        ("processor: {}\n", "unknown field 'processor'"),
-        ("load_checkpoint: [a]\n", "load_checkpoint must be a string"),
-        ("infer:\n  prefill_model_path: a.mindir\n", r"prefill_model_path must end in \.psm, not 'a\.mindir'"),
-        ("infer:\n  model_type: mindir\n", "model_type must be 'penstock'"),
-        ("infer:\n  increment_model_path: a.psm\n", "increment_model_path requires prefill_model_path"),
+        ("run_mode: finetune\n", "run_mode .*export, not 'finetune'"),
+        ("src_strategy_path_or_dir: /a\n", "src_strategy_path_or_dir: "),
+        ("model:\n  model_config:\n    use_past: False\n", "use_past .*true"),
+        ("model:\n  model_config:\n    use_past: 1\n", "use_past .*, not 1"),
+        ("model:\n  model_config:\n    batch_size: 1\n", "model_config: .*'batch_size'"),
+        ("model:\n  arch: llama\n", "model: .*'arch'"),
+        ("processor: {}\n", "'processor'"),
+        ("load_checkpoint: [a]\n", "load_checkpoint .*string"),
+        ("infer:\n  prefill_model_path: a.mindir\n", r"prefill_model_path .*\.psm, not 'a\.mindir'"),
+        ("infer:\n  model_type: mindir\n", "model_type .*'penstock'"),
+        ("infer:\n  increment_model_path: a.psm\n", "increment_model_path .*prefill_model_path"),
         ("load_checkpoint: none\n", "none"),
-        ("network: net.py:Net\n", "network: not allowed in a file"),
+        ("network: net.py:Net\n", ": network: "),
     ],
 )
 def test_files_that_are_refused(text: str, words: str, here: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from penstock import InferConfig, InferTask, pipeline
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.replace_tail import replace_tail
+from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, FOLDER
 
 PROMPT = "I love Beijing,because"
@@ -54,13 +55,11 @@ def test_by_name(expected: list[int], tmp_path: Path, monkeypatch: pytest.Monkey
     model_folder(first / "folder")
     assert ids(pipeline("text_generation", "folder")) == expected
     assert ids(InferTask.get_infer_task("text_generation", InferConfig(model_name="small"))) == expected
-    elsewhere = pytest.raises(
-        FileAccessError, match=r"model 'small': no small, small\.psm, small\.yaml.* found in .*/a"
-    )
+    elsewhere = pytest.raises(FileAccessError, match=r"'small': .*small\.psm, small\.yaml.*/a")
     with elsewhere:
         pipeline("text_generation", "small", search_path=first)
     shutil.copy(BUNDLE, second / "small")
-    with pytest.raises(InvalidArgumentError, match=r"model 'small': .*/b has small, small\.psm; pass the path of one"):
+    with pytest.raises(InvalidArgumentError, match=r"'small': .*/b .*small\.psm"):
         pipeline("text_generation", "small")
     monkeypatch.delenv("PENSTOCK_MODELS")
     with pytest.raises(FileAccessError, match="set PENSTOCK_MODELS"):
@@ -74,16 +73,16 @@ def test_a_search_path_says_that_a_name_is_meant(
     (tmp_path / "demo" / "demo.psm").symlink_to(BUNDLE)
     monkeypatch.chdir(tmp_path)
     assert ids(pipeline("text_generation", "demo", search_path="demo")) == expected
-    with pytest.raises(InvalidFileError, match=r"^demo: expected exactly one YAML file"):
+    with pytest.raises(InvalidFileError, match=r"^demo: .*YAML"):
         pipeline("text_generation", "demo")
 
 
 def test_by_path(expected: list[int], tmp_path: Path) -> None:
     for pair in ((BUNDLE, BUNDLE), (str(BUNDLE), str(shutil.copy(BUNDLE, tmp_path / "inc.psm")))):
         assert ids(pipeline("text_generation", pair, model_name="bloom", device_id=0, infer_seq_length=512)) == expected
-    with pytest.raises(FileAccessError, match=r"none\.psm: no such file"):
+    with pytest.raises(FileAccessError, match=r"none\.psm:"):
         pipeline("text_generation", "none.psm")
-    with pytest.raises(FileAccessError, match="no/such: no such file"):
+    with pytest.raises(FileAccessError, match="no/such:"):
         pipeline("text_generation", "no/such")
 
 
@@ -92,18 +91,18 @@ def test_a_pair_that_does_not_fit(bundles: dict[str, Path], tmp_path: Path) -> N
     replace_tail(BUNDLE, tail, "argmax")
     changed = tmp_path / "changed.psm"
     for other, words in (
-        (bundles["w4a8"], "scheme is w4a8 instead of w8a8"),
-        (tail, "the end of the graph is argmax"),
+        (bundles["w4a8"], "scheme .*w4a8 .*w8a8"),
+        (tail, "end of the graph .*argmax"),
     ):
-        with pytest.raises(InvalidArgumentError, match=f"increment_model_path: .* does not match .*: {words}"):
+        with raises(InvalidArgumentError, param="increment_model_path", match=words):
             pipeline("text_generation", (BUNDLE, other))
     from penstock.graph.export import export_bundle
     from tests.support.lite_demo import folder, values
 
     export_bundle(folder(tmp_path / "new", values(1.25)), changed, scheme="w8a8")
-    with pytest.raises(InvalidArgumentError, match="the checksum of weights is"):
+    with pytest.raises(InvalidArgumentError, match="checksum of weights"):
         pipeline("text_generation", (BUNDLE, changed), backend="lite")
-    with pytest.raises(InvalidArgumentError, match="expected a pair of bundles"):
+    with pytest.raises(InvalidArgumentError, match="pair of bundles"):
         pipeline("text_generation", (BUNDLE, BUNDLE, BUNDLE))
 
 
@@ -139,24 +138,24 @@ def spoil(folder: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("two yaml", r"expected exactly one YAML file, found other\.yml, test\.yaml"),
-        ("no yaml", "expected exactly one YAML file, found none"),
-        ("two prefill", r"expected one bundle named \*_prefill_graph\.psm, found b_prefill_graph\.psm, demo_"),
-        ("stray", r"expected only bundles named .*, found model\.psm"),
-        ("no prefill", r"expected a bundle named \*_prefill_graph\.psm, found none"),
+        ("two yaml", r"YAML .*found other\.yml, test\.yaml"),
+        ("no yaml", "YAML .*found none"),
+        ("two prefill", r"one .*\*_prefill_graph\.psm, found b_prefill_graph\.psm, demo_"),
+        ("stray", r"only .*found model\.psm"),
+        ("no prefill", r"\*_prefill_graph\.psm, found none"),
         (
             f"infer:\n  prefill_model_path: {BUNDLE.parent / 'other.psm'}\n",
-            "is not the bundle in the folder",
+            "infer: prefill_model_path: ",
         ),
-        ("infer:\n  seq_length: 5\n", "infer: unknown field 'seq_length'; did you mean infer_seq_length"),
-        ("infer:\n  model_type: mindir\n", "model_type must be 'penstock'"),
-        ("infer:\n  device_id: 0\n  device_id: 1\n", "line 3: duplicate key 'device_id'"),
-        ("infer: [1, 2]\n", "infer must be a mapping"),
-        ("train: {}\n", "unknown field 'train'"),
-        ("- 1\n", "expected a mapping of names to values, found list"),
-        ("a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        ("infer:\n  seq_length: 5\n", "infer: .*'seq_length'; .*infer_seq_length"),
+        ("infer:\n  model_type: mindir\n", "model_type .*'penstock'"),
+        ("infer:\n  device_id: 0\n  device_id: 1\n", "line 3: .*'device_id'"),
+        ("infer: [1, 2]\n", "infer .*mapping"),
+        ("train: {}\n", "'train'"),
+        ("- 1\n", "mapping .*found list"),
+        ("a: !!python/object/apply:os.getcwd []\n", "constructor"),
         ("a: [" * 3000, "test.yaml: "),
-        ("run_mode: train\n", "run_mode must be export, not 'train'"),
+        ("run_mode: train\n", "run_mode .*export, not 'train'"),
     ],
 )
 def test_model_folders_that_are_refused(what: str, words: str, tmp_path: Path) -> None:
@@ -186,34 +185,34 @@ def test_by_config(expected: list[int], backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "fact"),
     [
-        ({"model_type": "mindir"}, "model_type must be 'penstock'"),
-        ({"target": "Ascend"}, "target: expected 'cpu', got 'Ascend'"),
-        ({"target": "gpu"}, "target: expected 'cpu', found 'gpu'"),
-        ({"device_id": 1}, "device_id must be 0, not 1"),
-        ({"rank_id": 1}, "rank_id must be 0, not 1"),
-        ({"device_id": -1}, "device_id: expected an integer"),
-        ({"infer_seq_length": "512"}, "infer_seq_length: expected an integer"),
-        ({"model_name": ""}, "model_name: expected a non-empty string"),
-        ({"config_path": "a", "ge_config_path": "b"}, "config_path and ge_config_path are the same"),
-        ({"increment_model_path": "a"}, "increment_model_path requires prefill_model_path"),
-        ({"prefill_model_path": 3}, "prefill_model_path: expected a file name"),
+        ({"model_type": "mindir"}, "'penstock'"),
+        ({"target": "Ascend"}, "'Ascend'"),
+        ({"target": "gpu"}, "'gpu'"),
+        ({"device_id": 1}, "not 1"),
+        ({"rank_id": 1}, "not 1"),
+        ({"device_id": -1}, "got -1"),
+        ({"infer_seq_length": "512"}, "'512'"),
+        ({"model_name": ""}, "got ''"),
+        ({"config_path": "a", "ge_config_path": "b"}, "ge_config_path"),
+        ({"increment_model_path": "a"}, "prefill_model_path"),
+        ({"prefill_model_path": 3}, "got 3"),
     ],
 )
-def test_fields_that_are_refused(fields: dict[str, object], words: str) -> None:
-    with pytest.raises((InvalidArgumentError, UnsupportedError), match=words):
+def test_fields_that_are_refused(fields: dict[str, object], fact: str) -> None:
+    with raises((InvalidArgumentError, UnsupportedError), param=next(iter(fields)), match=fact):
         InferConfig(**fields)  # type: ignore[arg-type]
 
 
 def test_fields_that_are_set_later() -> None:
     """What does not exist cannot be, and what does is checked when a pipeline is made."""
     config = InferConfig(str(BUNDLE))
-    with pytest.raises(InvalidArgumentError, match="unknown field 'infer_seq_len'; did you mean infer_seq_length"):
+    with pytest.raises(InvalidArgumentError, match=r"'infer_seq_len'; .*infer_seq_length"):
         config.infer_seq_len = 4  # type: ignore[attr-defined]
     config.target = "Ascend"
     for make in (InferTask.get_infer_task, pipeline):
-        with pytest.raises(InvalidArgumentError, match="target: expected 'cpu', got 'Ascend'"):
+        with pytest.raises(InvalidArgumentError, match=r"target: .*'Ascend'"):
             make("text_generation", config)
     config.target, config.infer_seq_length = "cpu", 16
     with pipeline("text_generation", config) as generate:
@@ -228,39 +227,37 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
         assert ids(pipeline("text_generation", FOLDER, backend=backend, scheme="w8a8")) == expected
     file = tmp_path / "config.ini"
     file.write_text("[model]\nverify = true\n")
-    with pytest.raises(UnsupportedError, match=r"verify: expected a bundle"):
+    with raises(UnsupportedError, param="verify"):
         pipeline("text_generation", FOLDER, backend="eager", config_path=file)
-    with pytest.raises(InvalidFileError, match=r"expected a checkpoint folder .* or a model folder"):
+    with pytest.raises(InvalidFileError, match=r"docs: .*checkpoint folder .* model folder"):
         pipeline("text_generation", BUNDLE.parents[1] / "docs")
 
 
 def test_conflicting_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="prefill_model_path or model_name is required"):
+    with pytest.raises(InvalidArgumentError, match="prefill_model_path or model_name"):
         pipeline("text_generation")
-    with pytest.raises(InvalidArgumentError, match=r"^prefill_model_path: .*model"):
+    with raises(InvalidArgumentError, param="prefill_model_path", match=r"with model$"):
         pipeline("text_generation", BUNDLE, prefill_model_path=BUNDLE)
     with pytest.raises(InvalidArgumentError, match=r"^device_id: .*InferConfig"):
         pipeline("text_generation", InferConfig(str(BUNDLE)), device_id=0)
     file = tmp_path / "config.ini"
     file.write_text("[model]\ncontext_len = 64\nlogits = all\n")
-    with pytest.raises(InvalidArgumentError, match=r"logits applies to penstock\.lite\.Model only"):
+    with pytest.raises(InvalidArgumentError, match=r"logits .*penstock\.lite\.Model"):
         pipeline("text_generation", BUNDLE, config_path=file)
     file.write_text("[model]\ncontext_len = 64\n")
-    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length is 32, but .* has context_len 64"):
+    with pytest.raises(InvalidArgumentError, match=r"infer_seq_length .* 32, .* context_len 64"):
         pipeline("text_generation", BUNDLE, config_path=file, infer_seq_length=32)
     for backend in ("graph", "lite"):
-        with pytest.raises(
-            InvalidArgumentError, match=r"^infer_seq_length.* 2000 is more|^infer_seq_length.*found 2000"
-        ):
+        with raises(InvalidArgumentError, param="infer_seq_length", match="2000"):
             pipeline("text_generation", BUNDLE, backend=backend, infer_seq_length=2000)
-        with pytest.raises(InvalidArgumentError, match=r"scheme.*'w4a8'"):
+        with raises(InvalidArgumentError, param="scheme", match="'w4a8'"):
             pipeline("text_generation", BUNDLE, backend=backend, scheme="w4a8")
-        with pytest.raises(InvalidArgumentError, match=r"network.* bundle"):
+        with raises(InvalidArgumentError, param="network", match="bundle"):
             pipeline("text_generation", BUNDLE, backend=backend, network="a.py:Net")
-    with pytest.raises(InvalidArgumentError, match=r"^search_path: expected a folder"):
+    with raises(InvalidArgumentError, param="search_path"):
         pipeline("text_generation", "a", search_path=3)
     for model in (BUNDLE, str(BUNDLE), FOLDER, (BUNDLE, BUNDLE), InferConfig(str(BUNDLE))):
-        with pytest.raises(InvalidArgumentError, match=r"^search_path: expected none, because .* is a path"):
+        with raises(InvalidArgumentError, param="search_path"):
             pipeline("text_generation", model, search_path=tmp_path)
-    with pytest.raises(InvalidArgumentError, match=r"^search_path: expected none, because .*demo\.psm is a path"):
+    with raises(InvalidArgumentError, param="search_path", match=r"demo\.psm"):
         pipeline("text_generation", prefill_model_path=BUNDLE, search_path=tmp_path)

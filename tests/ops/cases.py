@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -239,6 +240,11 @@ def _topk() -> Iterator[Case]:
         yield Case(f"k-{k}", (logits,), {"k": k})
 
 
+def _context_attention() -> Iterator[Case]:
+    for case in _attention():
+        yield dataclasses.replace(case, attrs={**case.attrs, "world": 1, "rank": 0})
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "embedding": _embedding,
     "linear": _linear,
@@ -260,6 +266,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "send": lambda: _alone(target=0),
     "recv": _recv,
     "barrier": lambda: _alone(),
+    "context_attention": _context_attention,
     "argmax": _argmax,
     "topk": _topk,
 }

@@ -223,11 +223,12 @@ CORE_LAYERS = {  # each folder of core/src to those that it may include beside i
     "threads": ("base",),
     "comm": ("base", "threads"),
     "ops": ("base", "threads"),
+    "exchange": ("base", "threads", "ops"),
     "bundle": ("base", "threads", "ops"),
     "sampling": ("base", "threads", "ops"),
-    "program": ("base", "threads", "ops", "bundle", "sampling"),
+    "program": ("base", "threads", "ops", "exchange", "bundle", "sampling"),
     "tokenizer": ("base",),
-    "api": ("base", "threads", "comm", "ops", "bundle", "sampling", "program", "tokenizer"),
+    "api": ("base", "threads", "comm", "ops", "exchange", "bundle", "sampling", "program", "tokenizer"),
 }
 MAX_CORE_FOLDER_FILES = 20
 CORE_GENERATED = ("unicode_tables.h",)

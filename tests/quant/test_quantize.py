@@ -16,6 +16,7 @@ from penstock.core import native
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.quant.matrix import concatenate_rows, quantize_rows, stored_values
 from penstock.quant.scheme import SCHEMES, default_scheme, find_scheme, quantizing_scheme
+from tests.support.errors import raises
 
 QUANTIZING = ("w8a16", "w8a8", "w4a16", "w4a8")
 
@@ -87,14 +88,14 @@ def test_the_result_is_deterministic(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
-    with pytest.raises(InvalidArgumentError, match="expected one of w8a16, w8a8, w4a16, w4a8, found 'f16'"):
+    with pytest.raises(InvalidArgumentError, match="w8a16, w8a8, w4a16, w4a8, found 'f16'"):
         quantize_checkpoint(source, tmp_path / "out", "f16")
     with pytest.raises(InvalidArgumentError, match="already exists"):
         quantize_checkpoint(source, source, "w8a8")
     with pytest.raises(FileAccessError):
         quantize_checkpoint(source, tmp_path / "gone" / "out", "w8a8")
     quantize_checkpoint(source, tmp_path / "out", "w8a8")
-    with pytest.raises(UnsupportedError, match="expected float weights, found weights quantized"):
+    with pytest.raises(UnsupportedError, match="quantized"):
         quantize_checkpoint(tmp_path / "out", tmp_path / "again", "w8a8")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 
@@ -160,7 +161,7 @@ def test_a_folder_of_an_older_version_says_what_to_do(tmp_path: Path) -> None:
     quantize_checkpoint(write_checkpoint(tmp_path / "source"), tmp_path / "out", "w4a8")
     file = tmp_path / "out" / "config.json"
     file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
-    with pytest.raises(UnsupportedError, match=r"version: expected 2, found 1\. Quantize the original"):
+    with raises(UnsupportedError, param="quantization_config.version", match="found 1"):
         Checkpoint.open(tmp_path / "out")
 
 
@@ -187,7 +188,7 @@ def test_schemes_are_found_by_name() -> None:
     assert {scheme.head for scheme in SCHEMES.values() if scheme.weight_bits == 4} == {"w8a16", "w8a8"}
     assert default_scheme("bf16") == "bf16"
     for name in ("", "w3", "W8A8"):
-        with pytest.raises(InvalidArgumentError, match="scheme: expected one of f32"):
+        with raises(InvalidArgumentError, param="scheme", match="f32"):
             find_scheme(name)
     with pytest.raises(InvalidArgumentError):
         quantizing_scheme("bf16")

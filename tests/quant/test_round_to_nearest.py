@@ -16,6 +16,7 @@ from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.nn import Linear, LMHead, RMSNorm, VocabParallelEmbedding
 from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
+from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
 
 
@@ -75,17 +76,17 @@ def test_apply_keeps_floats_near_and_convert_keeps_their_values() -> None:
 
 
 def test_misuse_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="does not quantize"):
+    with pytest.raises(InvalidArgumentError, match="bf16"):
         RoundToNearestConfig("bf16")
     algorithm = RoundToNearest(RoundToNearestConfig("w8a8"))
-    with pytest.raises(InvalidArgumentError, match="expected linear layers"):
+    with pytest.raises(InvalidArgumentError, match="linear layers"):
         algorithm.apply(nn.Sequential())
-    with pytest.raises(InvalidArgumentError, match="apply"):
+    with raises(InvalidArgumentError, param="network", match="apply"):
         algorithm.convert(make_network(tied=False))
-    with pytest.raises(InvalidArgumentError, match="apply"):
+    with raises(InvalidArgumentError, param="save", match="apply"):
         algorithm.save(tmp_path / "out", {"config.json": b"{}"})
     algorithm.apply(make_network(tied=False))
-    with pytest.raises(InvalidArgumentError, match=r"config\.json"):
+    with raises(InvalidArgumentError, param="side_files", match=r"config\.json"):
         algorithm.save(tmp_path / "out", {})
 
 
@@ -104,7 +105,7 @@ def test_round_to_nearest_saves_what_penstock_quantize_does(tmp_path: Path, tied
             assert {k: v.tobytes() for k, v in load_file(found).items()} == {
                 k: v.tobytes() for k, v in load_file(expected).items()
             }
-    with pytest.raises(UnsupportedError, match="expected float weights, found a folder quantized as w4a8"):
+    with pytest.raises(UnsupportedError, match="w4a8"):
         load_network(tmp_path / "saved")
 
 
@@ -112,9 +113,9 @@ def test_loading_refuses_missing_unused_and_misshapen_tensors(tmp_path: Path) ->
     source = write_checkpoint(tmp_path / "model")
     tensors = load_file(source / "model.safetensors")
     damaged = {
-        "lacks tensor 'model.norm.weight'": {k: v for k, v in tensors.items() if k != "model.norm.weight"},
-        "has tensor 'stray'": tensors | {"stray": np.zeros(3, np.float32)},
-        r"shape: expected \[96\], found \[95\]": tensors | {"model.norm.weight": np.zeros(95, np.float32)},
+        "lacks .*'model.norm.weight'": {k: v for k, v in tensors.items() if k != "model.norm.weight"},
+        "has .*'stray'": tensors | {"stray": np.zeros(3, np.float32)},
+        r"shape: .*\[96\], found \[95\]": tensors | {"model.norm.weight": np.zeros(95, np.float32)},
     }
     for message, found in damaged.items():
         save_file(found, source / "model.safetensors")

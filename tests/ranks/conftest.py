@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.rank_layout import RankLayout
 from penstock.graph.export import export_bundle
 from penstock.graph.rank_bundle import write_rank_bundle
 from tests.support.builds import run
@@ -35,15 +37,34 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], 
 
 
 @pytest.fixture(scope="session")
-def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int], list[Path]]:
-    """(whole bundle, world) -> the bundle of each rank."""
+def long_context_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """(family, scheme) -> whole bundle, for contexts of 1,024 tokens."""
+    base = tmp_path_factory.mktemp("long")
+
+    @cache
+    def get(family: str, scheme: str) -> Path:
+        folder, path = base / f"{family}-{scheme}", base / f"{family}-{scheme}.psm"
+        config = save(family, folder) / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024}))
+        export_bundle(folder, path, scheme=scheme)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, RankLayout | int], list[Path]]:
+    """(whole bundle, layout or number of ranks of tensor parallelism) -> the bundle of each rank."""
     base = tmp_path_factory.mktemp("parts")
 
     @cache
-    def get(path: Path, world: int) -> list[Path]:
-        parts = [base / f"{path.stem}-{rank}-of-{world}.psm" for rank in range(world)]
+    def get(path: Path, layout: RankLayout | int) -> list[Path]:
+        layout = RankLayout(layout) if isinstance(layout, int) else layout
+        parts = [
+            base / f"{path.stem}-{rank}-of-{layout.tp}-{layout.pp}-{layout.cp}.psm" for rank in range(layout.world)
+        ]
         for rank, part in enumerate(parts):
-            write_rank_bundle(path, part, rank, world)
+            write_rank_bundle(path, part, rank, layout)
         return parts
 
     return get

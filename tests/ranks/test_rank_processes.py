@@ -22,6 +22,7 @@ from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedE
 from penstock.llm.llm import LLM
 from penstock.runtime import rank_group
 from penstock.runtime.program import ProgramLimits
+from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +160,7 @@ def test_a_bundle_of_one_rank_is_no_whole_network(parts_of: Callable[[Path, int]
 
 
 def test_eager_mode_has_one_rank(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="tensor_parallel_size: expected 1 in eager mode"):
+    with raises(UnsupportedError, param="tensor_parallel_size"):
         LLM(tmp_path, mode="eager", tensor_parallel_size=2)
 
 

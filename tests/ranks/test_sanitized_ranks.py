@@ -9,22 +9,29 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.rank_layout import RankLayout
 from tests.support.builds import build, configured
 
 BundleOf = Callable[[str, str], Path]
-PartsOf = Callable[[Path, int], list[Path]]
+PartsOf = Callable[[Path, RankLayout | int], list[Path]]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("sanitizer", ["thread", "ON"])
 def test_ranks_under_a_sanitizer(
-    sanitizer: str, tmp_path_factory: pytest.TempPathFactory, bundle_of: BundleOf, parts_of: PartsOf
+    sanitizer: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    bundle_of: BundleOf,
+    long_context_of: BundleOf,
+    parts_of: PartsOf,
 ) -> None:
     name = "sanitized" if sanitizer == "ON" else "thread-sanitized"
     folder = configured(tmp_path_factory, name, f"-DPENSTOCK_SANITIZE={sanitizer}", "-DPENSTOCK_TOOLS=ON")
     build(folder, "rank_check")
     whole = bundle_of("llama_head_dim", "w8a8")
-    for world in (2, 3):
-        command = [folder / "core" / "tools" / "rank_check", "12", whole, *parts_of(whole, world)]
+    longer = long_context_of("llama_head_dim", "w8a8")
+    cases = [(whole, 2), (whole, 3), (longer, RankLayout(cp=2)), (longer, RankLayout(cp=3))]
+    for path, layout in cases:
+        command = [folder / "core" / "tools" / "rank_check", "24", path, *parts_of(path, layout)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=1200)
         assert done.returncode == 0, done.stdout + done.stderr

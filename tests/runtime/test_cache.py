@@ -20,6 +20,7 @@ from penstock.runtime import cache as cache_module
 from penstock.runtime.build import Progress
 from penstock.runtime.cache import Cache, bundle_key
 from tests.support.checkpoint_folders import write_folder
+from tests.support.errors import raises
 from tests.support.tiny_graph import tiny_graph, write_bundle
 
 
@@ -223,11 +224,11 @@ def test_clear_removes_everything_and_says_what(tmp_path: Path, builder: Builder
 def test_errors_name_what_is_wrong(tmp_path: Path, builder: Builder) -> None:
     folder = write_folder(tmp_path / "model")
     cache = Cache(tmp_path / "cache")
-    with pytest.raises(InvalidArgumentError, match="scheme: expected one of"):
+    with raises(InvalidArgumentError, param="scheme"):
         cache.find_or_build(folder, "int3")
-    with pytest.raises(InvalidArgumentError, match=r"network: expected file\.py:Class"):
+    with raises(InvalidArgumentError, param="network", match=r"file\.py"):
         cache.find_or_build(folder, network="net.py")
-    with pytest.raises(FileAccessError, match=r"gone\.py"):
+    with raises(FileAccessError, param="network", match=r"gone\.py"):
         cache.find_or_build(folder, network=f"{tmp_path}/gone.py:Net")
     (tmp_path / "file").write_text("")
     with pytest.raises(FileAccessError, match="PENSTOCK_CACHE_DIR"):

@@ -19,6 +19,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 from penstock.graph.export import export_bundle
 from penstock.runtime.convert import convert
 from penstock.sharding.write import shard_folder
+from tests.support.errors import raises
 from tests.support.families import build, prompt, save
 from tests.support.sharded_folders import DEMO, strategy_of
 
@@ -86,7 +87,7 @@ def test_values_that_do_not_fit_name_their_tensor(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     save_file({"a.weight": torch.tensor([[1e30, 1.0]])}, tmp_path / "source" / TENSORS)
     (tmp_path / "source" / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(InvalidFileError, match=r"tensor 'a.weight': dtype: expected values within f16, found 1e\+30"):
+    with pytest.raises(InvalidFileError, match=r"'a.weight': dtype: .*f16, found 1e\+30"):
         convert(tmp_path / "source", tmp_path / "out", Conversion(dtype="f16"))
     assert not (tmp_path / "out").exists()
 
@@ -165,16 +166,16 @@ def test_split_linears_become_fused_ones_and_back(tmp_path: Path) -> None:
 
 def test_a_layout_that_no_model_has_is_refused(tmp_path: Path) -> None:
     refused = {
-        "qwen2": "layout: expected model_type llama or mistral for fused",
+        "qwen2": "layout",
         "llama_biases": "attention_bias",
-        "llama_head_dim": "head_dim: expected 40",
-        "llama_rope_llama3": "rope_type: expected default",
+        "llama_head_dim": "head_dim",
+        "llama_rope_llama3": "rope_type",
     }
-    for family, message in refused.items():
+    for family, param in refused.items():
         source = save(family, tmp_path / family)
-        with pytest.raises(UnsupportedError, match=message):
+        with raises(UnsupportedError, param=param):
             convert(source, tmp_path / "out", Conversion(layout="fused"))
-    with pytest.raises(UnsupportedError, match="layout: expected model_type phi3 for split, found llama"):
+    with raises(UnsupportedError, param="layout", match="phi3"):
         convert(DEMO, tmp_path / "out", Conversion(layout="split"))
 
 
@@ -267,28 +268,28 @@ def test_bad_adapters_name_the_field(config: dict[str, Any], message: str, tmp_p
 def test_adapters_of_another_model_name_the_tensor(tmp_path: Path) -> None:
     source = save("llama", tmp_path / "source")
     adapter(tmp_path / "wide", {Q: (160, 161)})
-    with pytest.raises(InvalidFileError, match=rf"'{Q}.weight': expected a float matrix of \[160, 161\]"):
+    with pytest.raises(InvalidFileError, match=rf"'{Q}.weight': .*\[160, 161\]"):
         convert(source, tmp_path / "out", Conversion(lora=tmp_path / "wide"))
     adapter(tmp_path / "other", {"model.other": (160, 160)})
-    with pytest.raises(InvalidFileError, match=r"'model.other.weight': the checkpoint has no such tensor"):
+    with pytest.raises(InvalidFileError, match=r"'model.other.weight': "):
         convert(source, tmp_path / "out", Conversion(lora=tmp_path / "other"))
     adapter(tmp_path / "table", {Q: (160, 160)})
     save_file(
         {"base_model.model.x.lora_embedding_A": torch.ones(2, 2)}, tmp_path / "table" / "adapter_model.safetensors"
     )
-    with pytest.raises(UnsupportedError, match="expected matrices lora_A and lora_B of linear layers"):
+    with pytest.raises(UnsupportedError, match=r"'base_model\.model\.x\.lora_embedding_A': .*lora_A and lora_B"):
         convert(source, tmp_path / "out", Conversion(lora=tmp_path / "table"))
     quantize_checkpoint(source, tmp_path / "quantized", "w8a8")
-    with pytest.raises(UnsupportedError, match="lora: expected float weights, found a folder quantized as w8a8"):
+    with raises(UnsupportedError, param="lora", match="w8a8"):
         convert(tmp_path / "quantized", tmp_path / "out", Conversion(lora=tmp_path / "wide"))
 
 
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     for name, value in (("dtype", "f64"), ("layout", "other"), ("max_file_mb", -1)):
-        with pytest.raises(InvalidArgumentError, match=f"{name}: expected") as raised:
+        with raises(InvalidArgumentError, param=name) as raised:
             Conversion(**{name: value})
         assert raised.value.param == name
-    with pytest.raises(PenstockError, match="nowhere: no such file or folder"):
+    with raises(PenstockError, param="source", match="nowhere"):
         convert(tmp_path / "nowhere", tmp_path / "out", AS_IS)
 
 

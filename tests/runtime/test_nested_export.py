@@ -20,6 +20,7 @@ from penstock.models.network_script import run_network_script
 from penstock.runtime.build import build_in_child
 from penstock.runtime.cache import Cache
 from tests.support.command import environment
+from tests.support.errors import raises
 
 NETWORK = (Path(__file__).parents[2] / "examples" / "my_network.py").read_text()
 CONFIG = {"model_type": "mine", "vocab_size": 32, "max_position_embeddings": 32, "width": 16}
@@ -157,7 +158,7 @@ def test_an_import_stops_at_a_nested_export(body: str, tmp_path: Path, monkeypat
     module = run_network_script(script, "Net")
     assert hasattr(module, "Net")
     assert not hasattr(module, "Later")
-    with pytest.raises(InvalidArgumentError, match=r"before it defines Later; put the code .* under `if __name__"):
+    with raises(InvalidArgumentError, param="network", match="defines Later; .*`if __name__"):
         run_network_script(script, "Later")
 
 

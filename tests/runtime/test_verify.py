@@ -23,6 +23,7 @@ from penstock.runtime.verify import VERIFY_MODES, open_verified
 from penstock.serving.workers.worker_config import WorkerConfig
 from penstock.serving.workers.worker_group import WorkerGroup
 from tests.support.command import DEMO, FOLDER, environment
+from tests.support.errors import raises
 
 DAMAGE = r"segments\[0\] \(weights\)"
 LIMITS = ProgramLimits(max_tokens=64, max_requests=1, context_len=64)
@@ -209,11 +210,11 @@ def test_records_are_bounded(copy: Path, cache_dir: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("value", ["sometimes", True, None, 1, []])
 def test_other_modes_are_refused(value: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="verify: expected one of once, always, never"):
+    with raises(InvalidArgumentError, param="verify"):
         LLM(DEMO, verify=value)
     assert VERIFY_MODES == ("once", "always", "never")
 
 
 def test_eager_mode_has_no_checksums() -> None:
-    with pytest.raises(UnsupportedError, match="verify: expected a bundle"):
+    with raises(UnsupportedError, param="verify"):
         LLM(FOLDER, mode="eager", verify="always")

@@ -106,7 +106,7 @@ def test_busy_process_dies_before_its_replacement_starts(tmp_path: Path, monkeyp
             task = begin(servables, 2)
             await until(lambda: gate.is_reached and (tmp_path / "in2").exists())
             os.kill(*pids(servables), signal.SIGKILL)
-            with pytest.raises(RefusalError, match="stage go ended its process") as told:
+            with pytest.raises(RefusalError, match=r"stage go .*process") as told:
                 await answer(task)
             assert told.value.code == "stage_died"
             gate.gate.set()

@@ -14,6 +14,7 @@ from penstock.servables.api.declare import collect_declarations
 from penstock.servables.api.plan import plan_from_json, plan_to_json
 from penstock.servables.api.plan_builder import build_plan
 from penstock.servables.api.specs import Spec, parse_spec
+from tests.support.errors import raises
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "servables.md"
 
@@ -37,7 +38,7 @@ def test_specs_are_read(written: str, found: Spec) -> None:
     ["", "FP32", "FP31[2]", "FP32[0]", "FP32[-2]", "FP32[1,]", "FP32[x]", 3, None, "FP32[" + "1," * 16 + "1]"],
 )
 def test_invalid_specs_are_refused_by_name(written: object) -> None:
-    with pytest.raises(InvalidArgumentError, match="image"):
+    with raises(InvalidArgumentError, param="image"):
         parse_spec(written, "image")
 
 
@@ -156,30 +157,33 @@ WRONG = {
         r"model a.onnx: x must be FP32\[3\]",
     ),
     "stage's input": (lambda: method(stage(inputs={"x": "INT8[2]"})), r"stage one: x must be INT8\[2\]"),
-    "too many": (lambda: through(lambda one, x: one(x, x)), "takes 1 arguments, got 2"),
-    "by a wrong name": (lambda: through(lambda one, x: one(z=x)), "takes x"),
-    "nothing given": (lambda: through(lambda one, x: one(x, z=x)), "takes x"),
+    "too many": (lambda: through(lambda one, x: one(x, x)), "1 arguments, got 2"),
+    "by a wrong name": (lambda: through(lambda one, x: one(z=x)), "x; .* z"),
+    "nothing given": (lambda: through(lambda one, x: one(x, z=x)), "x; .* z"),
     "arithmetic": (lambda: through(lambda one, x: one(x) + 1), "compute in a stage"),
     "a condition": (lambda: through(lambda one, x: one(x) if x else x), "compute in a stage"),
     "an attribute": (lambda: through(lambda one, x: one(x.T)), "compute in a stage"),
     "a constant": (lambda: through(lambda one, x: one(3.0, x)), "takes 1 arguments"),
-    "a constant by name": (lambda: two_values(), "b must be a value of the method, got 3"),
-    "no value": (lambda: method(lambda x: 3), "must return 1 values"),
+    "a constant by name": (lambda: two_values(), "b .*, got 3"),
+    "no value": (lambda: method(lambda x: 3), "1 values"),
     "unused": (lambda: through(lambda one, x: (one(x), one(x))[0]), "is not used"),
     "no step": (lambda: method(lambda x: x), "calls no stage"),
-    "twice": (lambda: (stage(), stage()), "stage one is declared twice"),
+    "twice": (lambda: (stage(), stage()), "stage one .*twice"),
     "no parameters": (lambda: servable.method(inputs={"z": "FP32[2]"}, outputs={"y": "FP32[2]"})(lambda x: x), "name"),
     "a path": (lambda: servable.model("/a.onnx", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}), "folder"),
     "out of the folder": (
         lambda: servable.model("../a.onnx", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}),
         "folder",
     ),
-    "an ending": (lambda: servable.model("a.pkl", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}), "ends in .onnx"),
+    "an ending": (
+        lambda: servable.model("a.pkl", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}),
+        r"\.onnx; 'a\.pkl'",
+    ),
     "an unused model": (
         lambda: (servable.model("a.onnx", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}), method(stage())),
         "a.onnx is not used",
     ),
-    "sizes": (lambda: stage(batch_size=0), "batch_size: expected an integer from 1 to 1048576, got 0"),
+    "sizes": (lambda: stage(batch_size=0), "batch_size: .* 1 to 1048576, got 0"),
     "a model's sizes": (
         lambda: servable.model("a.onnx", inputs={"x": "FP32[]"}, outputs={"y": "FP32[]"}, batch_size=2.0),
         r"batch_size: .* got 2\.0",
@@ -188,7 +192,7 @@ WRONG = {
     "no delay": (lambda: stage(batch_size=2, max_delay_ms=float("nan")), "max_delay_ms: .* got nan"),
     "a preferred size": (
         lambda: stage(batch_size=4, preferred_sizes=2),
-        r"preferred_sizes: expected a tuple like \(2, 4\), got 2",
+        r"preferred_sizes: .*\(2, 4\), got 2",
     ),
     "a padded size": (lambda: stage(batch_size=4, padded_sizes="24"), "padded_sizes: .* got '24'"),
     "a size too many": (lambda: stage(batch_size=4, preferred_sizes=(2, 5)), "preferred_sizes: .* got 5"),
@@ -201,10 +205,10 @@ WRONG = {
     "open prompts": (lambda: servable.language_model("a.psm", max_open=True), "max_open"),
     "a limit": (lambda: servable.settings(memory_limit_mib=1), "memory_limit_mib"),
     "a timeout": (lambda: servable.settings(timeout_s=0), "timeout_s"),
-    "a setting": (lambda: servable.settings(worker=1), "settings: expected only workers"),
-    "a label's version": (lambda: servable.settings(labels={"stable": 0}), "labels: stable: expected a version number"),
-    "a label's flag": (lambda: servable.settings(labels={"stable": True}), "labels: stable: expected a version number"),
-    "a label's name": (lambda: servable.settings(labels={"1st": 1}), "a label must start with a letter"),
+    "a setting": (lambda: servable.settings(worker=1), "settings: .*workers, .*, got worker$"),
+    "a label's version": (lambda: servable.settings(labels={"stable": 0}), "labels: stable: "),
+    "a label's flag": (lambda: servable.settings(labels={"stable": True}), "labels: stable: "),
+    "a label's name": (lambda: servable.settings(labels={"1st": 1}), "labels: .*'1st'"),
     "versions": (lambda: servable.settings(versions="newest"), "versions"),
     "settings twice": (lambda: (servable.settings(), servable.settings()), "twice"),
     "a default": (lambda: (method(stage()), servable.settings(default_method="x")), "default_method: .* got 'x'"),
@@ -218,8 +222,8 @@ WRONG = {
         "weights' is a language model.*servable.language_model",
     ),
     "a folder elsewhere": (lambda: servable.language_model("../weights"), "version's folder"),
-    "a scheme of a bundle": (lambda: servable.language_model("a.psm", scheme="w8a8"), "a bundle has its own"),
-    "a scheme of another's": (lambda: servable.language_model(served="a", scheme="w8a8"), "scheme requires"),
+    "a scheme of a bundle": (lambda: servable.language_model("a.psm", scheme="w8a8"), "^language_model: scheme "),
+    "a scheme of another's": (lambda: servable.language_model(served="a", scheme="w8a8"), "^language_model: scheme "),
     "no such scheme": (lambda: servable.language_model("a", scheme="w9"), "w9"),
     "sampling": (lambda: servable.language_model("a.psm", max_token=3), "max_token"),
     "several answers": (lambda: servable.language_model("a.psm", n=2), "one text"),

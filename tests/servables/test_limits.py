@@ -103,7 +103,7 @@ def test_open_requests_of_a_method_are_limited(tmp_path: Path) -> None:
         async with serving(tmp_path) as servables:
             open_ = [asyncio.ensure_future(ask(servables, "slow", {"path": [str(gate)]})) for _ in range(2)]
             await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match=r"slow\.at_once has 2 open requests"):
+            with pytest.raises(QueueFullError, match=r"slow\.at_once .* 2 open"):
                 await ask(servables, "slow", {"path": [str(gate)]})
             statistics = servables.find("slow").statistics
             assert (statistics.num_rejected, statistics.num_fail) == (1, 0)
@@ -172,7 +172,7 @@ def test_prompts_of_a_language_model_are_limited(tmp_path: Path) -> None:
             many = asyncio.ensure_future(ask(servables, "it", {"text": given}, request_id="many"))
             while model.num_open < 3:
                 await asyncio.sleep(0.001)
-            with pytest.raises(QueueFullError, match=r"17 prompts wait for it and 1 more would exceed max_waiting .8"):
+            with pytest.raises(QueueFullError, match=r"17 prompts .* 1 more .* max_waiting .8"):
                 await ask(servables, "it", {"text": ["late"]})
             model.gate.set()
             assert (await many)["text"].tolist() == [one.encode() for one in given]
@@ -205,7 +205,7 @@ def test_open_prompts_are_refused_when_a_version_stops(tmp_path: Path) -> None:
             while model.num_open < 3:
                 await asyncio.sleep(0.001)
             await servables.unload("it")
-            with pytest.raises(UnavailableError, match="it is being unloaded"):
+            with pytest.raises(UnavailableError, match="unloaded"):
                 await asyncio.wait_for(asked, 10)
             assert model.num_open == 0
 
@@ -218,7 +218,7 @@ def test_closed_language_model_refuses_prompts() -> None:
 
         queue = LanguageQueue("it", LanguagePlan("", "it", None, {}, 1, 2), lambda: None, end)  # type: ignore[arg-type, return-value]
         await queue.close()
-        with pytest.raises(UnavailableError, match="it is being unloaded"):
+        with pytest.raises(UnavailableError, match="unloaded"):
             queue.add(None)  # type: ignore[arg-type]
 
     asyncio.run(work())
@@ -235,7 +235,7 @@ def test_prompts_cancelled_before_start_free_their_slot() -> None:
         for _ in range(3):
             job: Any = Two()
             queue.add(job)
-            with pytest.raises(QueueFullError, match=r"2 prompts wait for it and 2 more would exceed max_waiting .2"):
+            with pytest.raises(QueueFullError, match=r"2 prompts .* 2 more .* max_waiting .2"):
                 queue.add(Two())  # type: ignore[arg-type]
             queue.cancel(job)
             await asyncio.sleep(0.01)

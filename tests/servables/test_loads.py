@@ -12,6 +12,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundErro
 from penstock.servables.lifecycle.loaded_version import LoadedVersion, wait_until_done
 from penstock.servables.lifecycle.open_version import OpenedVersion, Source
 from penstock.servables.lifecycle.repository import ServableRepository
+from tests.support.errors import raises
 from tests.support.servable_folders import PATIENCE, ask, children, pids, run, serving, write
 from tests.support.worker_processes import until
 
@@ -147,7 +148,7 @@ def test_pinned_versions_survive_a_broken_newer_one(tmp_path: Path) -> None:
             for change in ({"versions": "1"}, {}):
                 await servables.load("one", change)
                 assert (served(servables), pids(servables)) == ((["1"], {"stable": 1}), running)
-            with pytest.raises(InvalidArgumentError, match="no version 7"):
+            with raises(InvalidArgumentError, param="versions", match="version 7"):
                 await servables.load("one", {"versions": "1,7"})
 
     run(work)

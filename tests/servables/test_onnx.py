@@ -231,7 +231,7 @@ def test_invalid_model_file_is_refused(tmp_path: Path) -> None:
     (folder / "1" / "m.onnx").write_bytes(b"no model")
 
     async def work() -> None:
-        with pytest.raises(InvalidFileError, match=r"m\.onnx: ONNX Runtime failed to open it"):
+        with pytest.raises(InvalidFileError, match=r"m\.onnx: ONNX Runtime"):
             async with serving(tmp_path):
                 pass
         (folder / "1" / "m.onnx").unlink()

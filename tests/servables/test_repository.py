@@ -13,6 +13,7 @@ import pytest
 from penstock.api_errors import RefusalError, refusal_of
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
 from penstock.processes.supervision import SupervisionPolicy
+from tests.support.errors import raises
 from tests.support.servable_folders import PATIENCE, ask, children, pids, request, run, serving, write
 from tests.support.worker_processes import until
 
@@ -49,7 +50,7 @@ def test_versions_and_labels(tmp_path: Path) -> None:
             assert (await ask(servables, "one.which", ONE))["folder"][0] == str(folder / "2").encode()
             with pytest.raises(UnavailableError, match="version 1"):
                 servables.find("one", "1")
-            with pytest.raises(NotFoundError, match="version '9'"):
+            with raises(NotFoundError, param="model_version", match="'9'"):
                 servables.find("one", "9")
             with pytest.raises(NotFoundError, match=r"methods are one\.which"):
                 servables.find("one.what")
@@ -68,11 +69,11 @@ def test_versions_and_labels(tmp_path: Path) -> None:
                 with pytest.raises(InvalidArgumentError):
                     await servables.load("one", config)
             for config in ({"versions": "all", "labels": {"stable": 9}}, {"versions": "2,9"}):
-                with pytest.raises(InvalidArgumentError, match=r"one has no version 9; it has 1, 2, 3"):
+                with pytest.raises(InvalidArgumentError, match=r"version 9; .*1, 2, 3"):
                     await servables.load("one", config)
             assert servables.find("one").running.policy == {"latest": {"num_versions": 2}}
             for config in ({"versions": "7", "labels": {}}, {"versions": "7"}):
-                with pytest.raises(InvalidArgumentError, match=r"versions 7: one has no version 7; it has 1, 2, 3$"):
+                with raises(InvalidArgumentError, param="versions", match=r"version 7; .* 1, 2, 3$"):
                     await servables.load("one", config)
             assert await which(servables, "stable") == 2
             await servables.unload("one")
@@ -158,7 +159,7 @@ def test_removed_servable_cannot_be_loaded(tmp_path: Path) -> None:
     async def work() -> None:
         async with serving(tmp_path) as servables:
             (folder / "servable.py").unlink()
-            with pytest.raises(InvalidFileError, match=r"^one: .*servable\.py does not exist"):
+            with pytest.raises(InvalidFileError, match=r"^one: .*servable\.py"):
                 await servables.load("one")
             assert await which(servables) == 1
 
@@ -243,7 +244,7 @@ def test_hanging_import_times_out(tmp_path: Path) -> None:
     write(tmp_path, "one", f"open({str(tmp_path / 'in')!r}, 'w').close(); time.sleep(10000)")
 
     async def work() -> None:
-        with pytest.raises(UnavailableError, match="not loaded within 3 s"):
+        with pytest.raises(UnavailableError, match="within 3 s"):
             async with serving(tmp_path, SupervisionPolicy(load_s=3.0)):
                 pass
         loading = asyncio.ensure_future(serving(tmp_path, PATIENCE).__aenter__())

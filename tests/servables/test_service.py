@@ -184,9 +184,8 @@ def test_one_servable_without_models(tmp_path: Path) -> None:
     with serving(folder, "--admin-socket", tmp_path / "admin", cwd=tmp_path) as (process, url, said):
         for name in ("one", "one.more"):
             status, answer = call(tmp_path / "admin", "POST", "/admin/models/load", {"path": str(DEMO), "name": name})
-            assert (status, answer["error"]["message"]) == (
-                400, f"the name '{name}' is taken by the servable one. Choose another one"
-            )  # fmt: skip
+            assert (status, answer["error"]["param"]) == (400, "name")
+            assert f"'{name}' is taken by the servable one" in answer["error"]["message"]
         assert ask(url, "/health/ready") == {"status": "ok"}
         line = said.partition("try: ")[2]
         done = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
@@ -221,7 +220,7 @@ def test_folders_on_the_command_line(tmp_path: Path) -> None:
     assert settings.servables == (tmp_path / "root", folder)
     assert [name for name, _ in settings.models] == ["", "a"]
     (tmp_path / "empty" / "nothing").mkdir(parents=True)
-    told = r"empty: expected a checkpoint folder \(config.json\) or a folder of servables \(NAME/servable.py\)"
+    told = r"empty: .*config\.json.* \(NAME/servable\.py\)"
     for name in ("", "a="):
         with pytest.raises(InvalidArgumentError, match=told):
             settings_of(parse(["serve", f"{name}{tmp_path / 'empty'}"]))

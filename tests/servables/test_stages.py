@@ -9,6 +9,7 @@ import pytest
 
 from penstock.api_errors import MisfitError, RefusalError
 from penstock.errors import DeadlineError
+from tests.support.errors import raises
 from tests.support.servable_folders import Host, request, write
 
 NUMBERS = """
@@ -187,19 +188,19 @@ def test_invalid_inputs_are_refused_by_name(host: Host) -> None:
     wrong = {
         "y": ({"x": good["x"]}, "missing"),
         "z": (good | {"z": good["x"]}, "unknown input"),
-        "x": (good | {"x": good["x"].astype(np.int64)}, "expected the datatype FP32, got INT64"),
+        "x": (good | {"x": good["x"].astype(np.int64)}, "FP32, got INT64"),
     }
-    for path, (given, told) in wrong.items():
-        with pytest.raises(MisfitError, match=told) as caught:
+    for path, (given, fact) in wrong.items():
+        with raises(MisfitError, param=path, match=fact) as caught:
             host.ask("numbers.all_of_it", **given)
         assert caught.value.param == path
     for shape in ((2, 4), (2, 3, 1), (3,), (0, 3), (1, 3)):
         with pytest.raises(MisfitError):
             host.ask("numbers.all_of_it", **(good | {"y": np.zeros(shape, np.float32)}))
-    with pytest.raises(MisfitError, match="UTF-8"):
+    with raises(MisfitError, param="text", match="UTF-8"):
         host.ask("numbers.text", text=[b"\xff"])
     method = host.servables.find("numbers.any_size")
-    with pytest.raises(MisfitError, match="unknown output"):
+    with raises(MisfitError, param="z"):
         host.do(method.infer(request({"x": np.zeros((1, 2))}, outputs=["z"])))
     with pytest.raises(DeadlineError):
         host.do(method.infer(request({"x": np.zeros((1, 2))}, deadline_s=0.0)))
@@ -248,7 +249,7 @@ def test_bits_of_batches_of_one_request_fail_together(host: Host) -> None:
     """The 30th of 40 instances fails: the whole request is refused, and the error names the instance."""
     given = np.arange(20.0, 60.0)
     given[30] = 1
-    with pytest.raises(RefusalError, match="each, instance 30: one is not taken"):
+    with pytest.raises(RefusalError, match=r"^each, instance 30:"):
         host.ask("faults.one_by_one", x=given)
-    with pytest.raises(RefusalError, match="whole, instance 30: one is not taken"):
+    with pytest.raises(RefusalError, match=r"^whole, instance 30:"):
         host.ask("faults.together", x=given)

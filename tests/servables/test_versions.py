@@ -14,6 +14,7 @@ from penstock.servables.api.version_policy import VersionPolicy, WantedVersions
 from penstock.servables.lifecycle import folder_scan
 from penstock.servables.lifecycle.folder_scan import ServableFolder, resolve_inside, scan_folder, scan_servable
 from penstock.servables.lifecycle.version_plan import LoadPlan, plan_load, resolve_version
+from tests.support.errors import raises
 
 
 def put(root: Path, *names: str) -> Path:
@@ -142,7 +143,7 @@ def test_fingerprint_includes_python_files_beside_it(tmp_path: Path, monkeypatch
     put(root / "a", *(f"data/{number}" for number in range(20)))
     texts()
     put(root / "a", *(f"helpers/{number}.py" for number in range(20)))
-    with pytest.raises(InvalidFileError, match="helpers has more than 10 folders and Python files"):
+    with pytest.raises(InvalidFileError, match=r"helpers .* 10 folders"):
         texts()
 
 
@@ -168,7 +169,7 @@ def test_policies(text: str, chosen: set[int], written: str) -> None:
     "text", ["", "latest:", "latest:0", "latest:-1", "some", "1,", "0", "007", "1;2", "all,1", "1.0"]
 )
 def test_invalid_policies(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="versions: expected"):
+    with raises(InvalidArgumentError, param="versions"):
         VersionPolicy.parse(text)
 
 
@@ -210,10 +211,10 @@ def test_listed_versions() -> None:
 
 
 def test_no_wanted_version_exists() -> None:
-    with pytest.raises(InvalidFileError, match=r"expected versions 7, found 1, 2"):
+    with pytest.raises(InvalidFileError, match="versions 7, found 1, 2"):
         plan_load(WantedVersions(VersionPolicy.parse("7")), folder(1, 2), loaded(1))
     refused = ServableFolder("a", Path("a"), {}, {"007": "leading zeros"})
-    with pytest.raises(InvalidFileError, match="no version folder; 007: leading zeros"):
+    with pytest.raises(InvalidFileError, match="; 007:"):
         plan_load(latest(1), refused, loaded(1))
 
 
@@ -243,14 +244,14 @@ def test_label_for_a_missing_version_is_dropped() -> None:
 
 @pytest.mark.parametrize("labels", [{"1": 1}, {"": 1}, {"a": 0}, {"a": True}, {"a b": 1}, {"a": "1"}])
 def test_invalid_labels(labels: dict[str, int]) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^labels: "):
+    with raises(InvalidArgumentError, param="labels"):
         WantedVersions(labels=labels)
 
 
 def test_version_of_a_request() -> None:
     ready, labels = (2, 10), {"stable": 2, "canary": 11}
     assert [resolve_version("one", text, ready, labels) for text in ("", "2", "stable")] == [10, 2, 2]
-    with pytest.raises(VersionNotFoundError, match="one has no version '3'; it has 2, 10, canary, stable"):
+    with raises(VersionNotFoundError, param="model_version", match="'3'; .* 2, 10, canary, stable"):
         resolve_version("one", "3", ready, labels, known=(1, 2, 10))
     for text in ("1", "canary"):
         with pytest.raises(UnavailableError, match=f"one: version {text} is not ready"):

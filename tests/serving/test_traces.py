@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.serving.settings import GatewaySettings
 from penstock.serving.traces import Traces, check_endpoint
+from tests.support.errors import raises
 from tests.support.grpc_client import SERVICE, call, refused, request
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -174,5 +175,5 @@ def test_endpoints_that_cannot_be_are_refused() -> None:
 
 def test_without_the_extra_it_says_so(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(UnsupportedError, match=r"pip install '\S*\[otel\]'"):
+    with raises(UnsupportedError, param="otlp_traces_endpoint", match=r"'\S*\[otel\]'"):
         Traces("http://localhost:4318")

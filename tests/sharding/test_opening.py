@@ -19,6 +19,7 @@ from penstock.runtime.program import ProgramLimits
 from penstock.sharding.folder import STRATEGY, WEIGHTS
 from penstock.sharding.strategy import Strategy
 from penstock.sharding.write import shard_folder
+from tests.support.errors import raises
 from tests.support.families import save
 from tests.support.marks import mostly_long
 from tests.support.rank_threads import RankThreads, logits_of, steps, whole_logits
@@ -87,7 +88,7 @@ def test_another_number_of_ranks_is_refused(world: int, sharded: Path, tmp_path:
     for folder in (sharded, tmp_path / "bundles"):
         if folder != sharded:
             export_ranks(DEMO.parent / "demo.psm", folder, 2)
-        with pytest.raises(InvalidArgumentError, match=r"expected 2, the ranks that .* is cut for") as raised:
+        with raises(InvalidArgumentError, param="tensor_parallel_size", match="expected 2") as raised:
             answer(folder, world)
         assert raised.value.param == "tensor_parallel_size"
 
@@ -97,7 +98,7 @@ def test_bundles_of_two_cuts_are_no_group(tmp_path: Path) -> None:
     export_ranks(demo, tmp_path / "two", 2)
     export_ranks(demo, tmp_path / "three", 3)
     (tmp_path / "two" / "rank_1.psm").write_bytes((tmp_path / "three" / "rank_1.psm").read_bytes())
-    with pytest.raises(InvalidArgumentError, match="expected the bundle of rank 1 of 2, found that of rank 1 of 3"):
+    with raises(InvalidArgumentError, param="tensor_parallel_size", match="of 3"):
         answer(tmp_path / "two", 2)
     other = save("llama", tmp_path / "other")
     export_bundle(other, tmp_path / "other.psm", scheme="f32")
@@ -124,9 +125,9 @@ def test_rows_that_the_graph_does_not_want_are_named(tmp_path: Path) -> None:
 
 
 def test_what_needs_a_whole_folder_says_so(sharded: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="expected a checkpoint folder, found one that is cut for several ranks"):
+    with pytest.raises(UnsupportedError, match="several ranks"):
         quantize_checkpoint(sharded, tmp_path / "x", "w8a8")
-    with pytest.raises(UnsupportedError, match="cut for several ranks"):
+    with pytest.raises(UnsupportedError, match="several ranks"):
         open_program(sharded, mode="eager")
 
 

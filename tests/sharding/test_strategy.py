@@ -20,6 +20,7 @@ from penstock.graph.rank_bundle import rows_by_tensor
 from penstock.graph.strategy import make_strategy
 from penstock.models.meta import construct_on_meta
 from penstock.sharding.strategy import Strategy
+from tests.support.errors import raises
 from tests.support.families import FAMILIES, save
 from tests.support.sharded_folders import DEMO, strategy_of
 
@@ -43,7 +44,7 @@ def test_a_strategy_cuts_as_the_graph_is_cut(family: str, world: int, graph_of: 
     folder, graph = graph_of(family)
     if world > Checkpoint.open(folder).config.int("num_attention_heads"):
         for make in (lambda: strategy_of(folder, world), lambda: shard(graph, 0, world)):
-            with pytest.raises(InvalidArgumentError, match="tensor_parallel_size"):
+            with raises(InvalidArgumentError, param="tensor_parallel_size"):
                 make()
         return
     strategy = strategy_of(folder, world)
@@ -87,7 +88,7 @@ def test_interleaved_rows_are_cut_by_head_groups() -> None:
 
 
 def test_heads_that_do_not_fit_name_the_tensor() -> None:
-    with pytest.raises(InvalidFileError, match=r"tensor 'a.q_proj.weight': expected rows for 4 attention heads"):
+    with pytest.raises(InvalidFileError, match=r"'a.q_proj.weight': .* 4 attention heads"):
         make_strategy(Shapes(a__q_proj__weight=(63, 8)), 2)
 
 
@@ -148,7 +149,7 @@ def test_bad_fields_are_named(path: tuple[str, ...], value: Any, message: str) -
 def test_a_strategy_of_another_model_is_refused() -> None:
     strategy, checkpoint = strategy_of(DEMO, 2), Checkpoint.open(DEMO)
     other = ConfigReader(checkpoint.config.values | {"vocab_size": 1})
-    with pytest.raises(InvalidArgumentError, match=r"strategy: model\.config_sha256: .*another model"):
+    with raises(InvalidArgumentError, param="strategy", match=r"model\.config_sha256"):
         strategy.check_model(other, checkpoint.tensors, "m")
     fewer = {name: info for name, info in checkpoint.tensors.items() if name != Q}
     with pytest.raises(InvalidArgumentError, match=f"'{Q}' is named"):

@@ -22,6 +22,7 @@ from penstock.sharding.folder import MANIFEST, STRATEGY, WEIGHTS, ShardedFolder
 from penstock.sharding.source import INDEX
 from penstock.sharding.strategy import Strategy
 from penstock.sharding.write import merge_folder, shard_folder
+from tests.support.errors import raises
 from tests.support.families import save
 from tests.support.sharded_folders import DEMO, strategy_of
 
@@ -77,9 +78,9 @@ def test_another_cut_needs_no_whole_folder(sharded: Path, tmp_path: Path) -> Non
     shard_folder(sharded, tmp_path / "again", third, previous=own)
     shard_folder(DEMO, tmp_path / "direct", third)
     assert files_of(tmp_path / "again") == files_of(tmp_path / "direct")
-    with pytest.raises(InvalidArgumentError, match=r"from: .* was cut with another strategy"):
+    with raises(InvalidArgumentError, param="from"):
         shard_folder(sharded, tmp_path / "x", third, previous=third)
-    with pytest.raises(InvalidArgumentError, match="from: expected a sharded folder"):
+    with raises(InvalidArgumentError, param="from"):
         shard_folder(DEMO, tmp_path / "x", third, previous=third)
     assert not (tmp_path / "x").exists()
 
@@ -133,17 +134,17 @@ def test_every_damage_is_named(copy: Path, tmp_path: Path) -> None:
     weights = copy / "rank_1" / WEIGHTS
     first = ShardedFolder.open(copy).file(1).tensors["model.embed_tokens.weight"].offset
     damages = [
-        (lambda: flip(weights, first), "expected the checksum in manifest.json"),
+        (lambda: flip(weights, first), "the checksum in manifest.json"),
         (lambda: weights.write_bytes(weights.read_bytes()[:-9]), "truncated"),
-        (lambda: weights.unlink(), r"expected rank_1/model.safetensors, found no such file"),
+        (lambda: weights.unlink(), "rank_1/model.safetensors, found no such file"),
         (lambda: save_file({"x": np.ones(3)}, weights), "rank_1/model.safetensors (has|lacks) tensor"),
         (lambda: flip(copy / MANIFEST, 500), MANIFEST),
-        (lambda: (copy / MANIFEST).write_text("{}"), "expected the fields sha256 and manifest"),
-        (lambda: (copy / MANIFEST).unlink(), "`penstock shard` did not finish"),
-        (lambda: strategy_of(DEMO, 3).write(copy / STRATEGY), "expected the one that manifest.json was written with"),
+        (lambda: (copy / MANIFEST).write_text("{}"), "sha256 and manifest"),
+        (lambda: (copy / MANIFEST).unlink(), "`penstock shard`"),
+        (lambda: strategy_of(DEMO, 3).write(copy / STRATEGY), "^(?!rank_).*manifest.json"),
         (lambda: flip(copy / STRATEGY, 40), STRATEGY),
-        (lambda: flip(copy / "tokenizer.json", 40), "tokenizer.json: expected the checksum"),
-        (lambda: (copy / "tokenizer.json").unlink(), "expected tokenizer.json, found no such file"),
+        (lambda: flip(copy / "tokenizer.json", 40), "tokenizer.json: .*checksum"),
+        (lambda: (copy / "tokenizer.json").unlink(), "tokenizer.json, found no such file"),
     ]
     original = files_of(copy)
     for damage, message in damages:
@@ -161,19 +162,19 @@ def test_a_ranks_part_is_checked_when_it_is_opened(copy: Path) -> None:
     name = next(iter(ShardedFolder.open(copy).file(1).tensors))
     info = ShardedFolder.open(copy).file(1).tensors[name]
     flip(copy / "rank_1" / WEIGHTS, info.offset)
-    with pytest.raises(InvalidFileError, match=rf"rank_1/{WEIGHTS}: tensor '{name}': expected the checksum"):
+    with pytest.raises(InvalidFileError, match=rf"rank_1/{WEIGHTS}: tensor '{name}': .*checksum"):
         ShardedFolder.open(copy).rank(1)
-    with pytest.raises(InvalidArgumentError, match="rank: expected an integer from 0 to 1"):
+    with raises(InvalidArgumentError, param="rank"):
         ShardedFolder.open(copy).rank(2)
 
 
 def test_what_is_no_source_is_refused(sharded: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="expected a sharded folder"):
+    with pytest.raises(InvalidArgumentError, match="sharded folder"):
         merge_folder(DEMO, tmp_path / "x")
     with pytest.raises(InvalidArgumentError, match="already exists"):
         shard_folder(DEMO, sharded, strategy_of(DEMO, 2))
     other = save("llama", tmp_path / "other")
-    with pytest.raises(InvalidArgumentError, match="the strategy is for another model"):
+    with raises(InvalidArgumentError, param="strategy"):
         shard_folder(other, tmp_path / "x", strategy_of(DEMO, 2))
     with pytest.raises(PenstockError):
         shard_folder(tmp_path / "nowhere", tmp_path / "x", strategy_of(DEMO, 2))
@@ -207,7 +208,7 @@ def test_a_kill_leaves_nothing_that_passes_for_whole(tmp_path: Path) -> None:
         assert not out.exists()
         left = [path for path in tmp_path.iterdir() if path.name != "s.json"]
         assert [path.name.endswith(".partial") for path in left] == [True]
-        with pytest.raises(InvalidFileError, match="did not finish"):
+        with pytest.raises(InvalidFileError, match="`penstock shard`"):
             merge_folder(left[0], tmp_path / "merged")
         os.utime(left[0], (time.time() - 60,) * 2)
     shard_folder(DEMO, out, strategy_of(DEMO, 2))

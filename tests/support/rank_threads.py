@@ -17,7 +17,7 @@ from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Mode
 from penstock.errors import UnavailableError
 from tests.support.core_steps import batch
 
-PART_BYTES = 1 << 20
+PART_BYTES = 1 << 22
 OPTIONS = ProgramOptions(
     max_tokens=128, max_requests=4, max_rows=128, num_pages=16, num_slots=4, flags=ALL_THREADS | POISON
 )
@@ -38,7 +38,8 @@ class SharedMemory:
 class RankThreads:
     """The bundles of all ranks, open as one program; ``program`` is that of rank 0.
 
-    ``comm_of``: makes the comm of a rank.  ``errors``: what ranks raised, by rank.
+    ``comm_of``: makes the comm of a rank.  ``stage_ranks``: of a pipeline, ranks of each stage; 0: no pipeline.
+    ``errors``: what ranks raised, by rank.
     """
 
     def __init__(
@@ -47,11 +48,18 @@ class RankThreads:
         options: ProgramOptions = OPTIONS,
         num_threads: int = 1,
         comm_of: Callable[[int], SharedComm] | None = None,
+        stage_ranks: int = 0,
     ) -> None:
         self.world = len(parts)
         memory = SharedMemory(self.world)
         self._memory = memory
         self.comms = [comm_of(rank) if comm_of else memory.comm(rank, self.world) for rank in range(self.world)]
+        self._stage_ranks = stage_ranks
+        stages = range((self.world - 1) // stage_ranks if stage_ranks > 1 else 0)
+        self._stage_memory = [SharedMemory(stage_ranks) for _ in stages]
+        self._stage_comms = [
+            self._stage_memory[s].comm(t, stage_ranks) for s in stages for t in range(stage_ranks)
+        ]  # of ranks 1, 2 ...
         self.errors: dict[int, Exception] = {}
         self._parts, self._options, self._num_threads = parts, options, num_threads
         self._followers = [
@@ -66,7 +74,11 @@ class RankThreads:
             raise
 
     def _open(self, rank: int) -> tuple[CoreProgram, Callable[[], None]]:
-        context = Context(self._num_threads, comm=self.comms[rank])
+        if self._stage_ranks:
+            comm = self._stage_comms[rank - 1] if self._stage_comms and rank else None
+            context = Context(self._num_threads, None, comm, self.comms[rank], self._stage_ranks)
+        else:
+            context = Context(self._num_threads, comm=self.comms[rank])
         context.agree("one bundle")
         model = Model.open(self._parts[rank])
         program = CoreProgram(model, context, self._options)
@@ -90,7 +102,8 @@ class RankThreads:
                 self.errors[rank] = error
         except Exception as error:
             self.errors[rank] = error
-            self.comms[rank].abort(f"rank {rank}: {error}")
+            for comm in (self.comms[rank], *self._stage_comms):
+                comm.abort(f"rank {rank}: {error}")
 
     def __enter__(self) -> Self:
         return self
@@ -103,10 +116,11 @@ class RankThreads:
 
     def _end(self) -> None:
         """End the other ranks before the memory that they use goes away."""
-        self.comms[0].abort("closed")
+        for comm in (self.comms[0], *self._stage_comms):
+            comm.abort("closed")
         for thread in self._followers:
             thread.join()
-        for comm in self.comms:
+        for comm in (*self.comms, *self._stage_comms):
             comm.close()
 
 

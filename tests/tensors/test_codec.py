@@ -57,7 +57,7 @@ def test_bytes_that_do_not_fit(raw: bytes, count: int, message: str) -> None:
 
 
 def test_numbers_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="8 bytes by its shape and datatype, but 7"):
+    with pytest.raises(ValueError, match=r"8 bytes .* 7"):
         decode_array("FP32", (2,), 2, bytes(7))
 
 

@@ -10,6 +10,7 @@ import pytest
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.text.chat_template import render_chat
+from tests.support.errors import raises
 from tests.support.fake_model import FILES
 
 MESSAGES = [
@@ -50,7 +51,7 @@ def test_the_date_is_at_hand():
 
 def test_a_template_refuses_messages_in_its_own_words():
     template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(InvalidArgumentError, match="roles must alternate"):
+    with raises(InvalidArgumentError, param="messages", match="roles must alternate"):
         render_chat(template, MESSAGES, {})
 
 
@@ -145,16 +146,16 @@ def test_a_hostile_template_is_refused_in_time(template, monkeypatch):
     ("messages", "message"),
     [
         ([], "not empty"),
-        ("hi", "must be a list"),
+        ("hi", "list"),
         ([{"content": "x"}], r"messages\[0\]"),
         ([{"role": "user", "content": "x"}, {"role": 1}], r"messages\[1\]"),
         ([{"role": "user", "content": 7}], r"messages\[0\]: content"),
-        ([{"role": "user", "contnet": "x"}], r"messages\[0\] has no content: it has 'role', 'contnet'"),
+        ([{"role": "user", "contnet": "x"}], r"messages\[0\] .*'role', 'contnet'"),
         ([json], r"messages\[0\]"),
     ],
 )
 def test_messages_are_checked_by_name(messages, message):
-    with pytest.raises(InvalidArgumentError, match=message):
+    with raises(InvalidArgumentError, param="messages", match=message):
         render_chat("{{ messages }}", messages, {})
 
 
@@ -166,5 +167,5 @@ def test_chat_answers_the_rendered_conversation(make_llm):
     answer = llm.chat(MESSAGES, params)
     assert answer.prompt_token_ids == prompt
     assert answer.token_ids == llm.generate(prompt, params).token_ids
-    with pytest.raises(InvalidArgumentError, match="messages"):
+    with raises(InvalidArgumentError, param="messages"):
         llm.chat("hello")

@@ -14,6 +14,7 @@ from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.tokenizer_compiler import compile_tokenizer
 from penstock.text.tokenizer import Tokenizer
+from tests.support.errors import raises
 from tests.support.fake_model import stream_of
 from tests.support.tokenizer_kinds import KINDS, SAMPLES, text_of
 
@@ -74,5 +75,5 @@ def test_a_kind_that_was_not_compiled_is_the_librarys() -> None:
 
 
 def test_ids_beyond_32_bits_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"ids\[0\]: expected an integer from 0 to 2147483647"):
+    with raises(InvalidArgumentError, param="ids[0]", match="to 2147483647"):
         Tokenizer(read_side_files(DEMO)).decode([1 << 40])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.text.text_stream import StopMatcher, StopRules, TextStream
 from penstock.text.tokenizer import Tokenizer
+from tests.support.errors import raises
 from tests.support.fake_model import byte_fallback_json, byte_level_json, stream_of
 
 SAMPLES = ["the cat sat", "é日本🙂 x", " leading", "a\n\tb", "👩‍👩‍👧 family", "naïve – café", "plainplain", "日日日"]
@@ -161,5 +162,5 @@ def test_the_chat_template_is_found_in_either_file():
 
 
 def test_text_must_be_text(any_tokenizer):
-    with pytest.raises(InvalidArgumentError, match="bytes"):
+    with raises(InvalidArgumentError, param="text"):
         any_tokenizer.encode(b"x")

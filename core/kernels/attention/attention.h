@@ -61,16 +61,18 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
     p.start = page * kPageTokens;
     p.begin = first_page > page ? first_page - page : 0;
     p.end = last_page - page + 1 < kPartitionPages ? last_page - page + 1 : kPartitionPages;
+    if (pages[page + p.begin] < 0) continue;  // another rank's
     const bool more = part + 1 < part_end && page + kPartitionPages <= last_page;
     for (int i = p.begin; i < p.end; ++i) {
       const int32_t next = page + kPartitionPages + i;
       p.heads[i] = a.kv.data + pages[page + i] * a.kv.page_bytes + offset;
       p.ahead[i] = p.heads[i];
-      if (more && next <= last_page) p.ahead[i] = a.kv.data + pages[next] * a.kv.page_bytes + offset;
+      if (more && next <= last_page && pages[next] >= 0) p.ahead[i] = a.kv.data + pages[next] * a.kv.page_bytes + offset;
       if (!more && i - p.begin < after.count)
         p.ahead[i] = a.kv.data + after.pages[i - p.begin] * a.kv.page_bytes + after.kv_head * Kv::head_bytes(dim);
     }
-    for (int i = 0; a.partials && i < n; ++i) queries[i].o = queries[i].partials + part * partial_floats(dim) + 16;
+    const int32_t slot = a.num_ranks > 1 ? part / a.num_ranks : part;
+    for (int i = 0; a.partials && i < n; ++i) queries[i].o = queries[i].partials + slot * partial_floats(dim) + 16;
     partition_step<Kv>(a, queries, n, p);
     for (int i = 0; i < n; ++i) {
       Query& q = queries[i];
@@ -151,6 +153,11 @@ void attend_any(const AttentionArgs& a, Query* queries, int n, int64_t token, in
   if constexpr (builds_kv(PS_KV_F32)) return attend<KvF32>(a, queries, n, pages, kv_head, part, part_end, after);
 }
 
+// Where the partitions of a head leave their results.
+PS_INLINE int64_t partials_at(const AttentionArgs& a, int64_t token, int64_t head) {
+  return ((token - a.first_token) * a.num_heads + head) * a.num_parts * partial_floats(a.kv.head_dim);
+}
+
 void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
   const int64_t heads = a.kv.num_kv_heads, group = a.num_heads / heads, limit = block_tokens(group);
   const int64_t dim = a.kv.head_dim, floats = query_floats(dim);
@@ -164,7 +171,10 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch
       int n = 0;
       for (int64_t t = token; t < stop; ++t) {
         if (t * heads + h < begin || t * heads + h >= end) continue;
-        for (int64_t g = 0; g < group; ++g, ++n) start_query(a, queries[n], t, h * group + g, memory + n * floats);
+        for (int64_t g = 0; g < group; ++g, ++n) {
+          start_query(a, queries[n], t, h * group + g, memory + n * floats);
+          if (a.partials) queries[n].partials = a.partials + partials_at(a, t, h * group + g);
+        }
       }
       if (n == 0) continue;
       const int64_t next_token = h + 1 < heads ? token : stop;
@@ -174,15 +184,10 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch
         set_next(a, queries, n, next_token, (end + heads - 1) / heads, after.kv_head);
       }
       attend_any(a, queries, n, token, h, 0, INT32_MAX, after);
-      for (int i = 0; i < n; ++i) finish(queries[i], dim);
+      for (int i = 0; !a.partials && i < n; ++i) finish(queries[i], dim);
     }
     token = stop;
   }
-}
-
-// Where the partitions of a head leave their results.
-PS_INLINE float* partials_of(const AttentionArgs& a, int64_t token, int64_t head) {
-  return a.partials + (token * a.num_heads + head) * a.num_parts * partial_floats(a.kv.head_dim);
 }
 
 void attention_part(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
@@ -194,24 +199,38 @@ void attention_part(const AttentionArgs& a, int64_t begin, int64_t end, void* sc
     const int64_t stop = part + end - item < a.num_parts ? part + end - item : a.num_parts;
     for (int64_t g = 0; g < group; ++g) {
       start_query(a, queries[g], token, h * group + g, memory + g * floats);
-      queries[g].partials = partials_of(a, token, h * group + g);
+      queries[g].partials = a.partials + partials_at(a, token, h * group + g);
     }
     attend_any(a, queries, int(group), token, h, int32_t(part), int32_t(stop), Next{nullptr, 0, 0});
     item += stop - part;
   }
 }
 
+// The result of one partition of a query, which its rank has left.
+inline float* partial_of(const AttentionArgs& a, const Query& q, int64_t token, int64_t head, int32_t part) {
+  const int64_t at = partials_at(a, token, head), floats = partial_floats(a.kv.head_dim);
+  if (a.num_ranks <= 1) return a.partials + at + part * floats;
+  const int32_t first = q.first / kPageTokens, page = part * kPartitionPages;
+  const int32_t entry = pages_of(a, token)[page > first ? page : first];
+  return (float*)a.rank_partials[entry < 0 ? -2 - entry : a.rank] + at + part / a.num_ranks * floats;
+}
+
 void attention_merge(const AttentionArgs& a, int64_t begin, int64_t end) {
   const int64_t dim = a.kv.head_dim;
+  float total[kMaxHeadDim];
   for (int64_t token = begin; token < end; ++token)
     for (int64_t head = 0; head < a.num_heads; ++head) {
       Query q;
       place_query(a, q, token, head);
       for (int32_t part = q.first / kPartitionTokens; part <= q.last / kPartitionTokens; ++part) {
-        float* of = partials_of(a, token, head) + part * partial_floats(dim);
+        float* of = partial_of(a, q, token, head, part);
         q.max = of[0];
         q.sum = of[1];
         q.o = of + 16;
+        if (a.num_ranks > 1 && !q.total) {  // the sum is not added up in what other ranks read too
+          for (int64_t d = 0; d < dim; d += 16) f_store(total + d, f_load(q.o + d));
+          q.o = total;
+        }
         add_partition(q, dim);
       }
       finish(q, dim);

@@ -146,6 +146,7 @@ void kv_append(const KvAppendArgs& a, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
     int32_t position = a.batch.positions[t];
     int64_t entry = int64_t(a.batch.token_request[t]) * a.batch.page_table_width + position / kPageTokens;
+    if (a.batch.page_table[entry] < 0) continue;  // another rank's
     uint8_t* page = a.kv.data + a.batch.page_table[entry] * a.kv.page_bytes;
     for (int64_t h = 0; h < a.kv.num_kv_heads; ++h) {
       const float *k = a.k + t * a.k_stride + h * dim, *v = a.v + t * a.v_stride + h * dim;

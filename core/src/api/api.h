@@ -12,8 +12,8 @@
 
 namespace ps {
 
-inline ps_status require(bool given, const char* names) {
-  return given ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected pointers, found null", names);
+inline ps_status require(bool is_set, const char* names) {
+  return is_set ? PS_OK : fail(PS_INVALID_ARGUMENT, "%s: expected pointers, found null", names);
 }
 
 // Of a build without ranks: the compiler leaves out what follows a return of this.

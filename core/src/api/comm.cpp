@@ -90,8 +90,8 @@ void ps_shared_close(ps_comm* comm) {
 ps_status ps_context_agree(ps_context* context, const char* text) {
   if (!kBuildsRanks) return no_ranks();
   PS_TRY(check_open(context));
-  if (!context->comm) return fail(PS_INVALID_ARGUMENT, "context: expected one with a comm");
-  const ps_comm& comm = *context->comm;
+  if (!all_ranks(*context)) return fail(PS_INVALID_ARGUMENT, "context: expected one with a comm");
+  const ps_comm& comm = *all_ranks(*context);
   Agreement own{};
   own.abi = PS_ABI_VERSION;
   if (!text || strlen(text) >= sizeof(own.text))

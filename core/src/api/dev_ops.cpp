@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "api/api.h"
-#include "ops/exchange.h"
+#include "exchange/exchange.h"
 #include "ops/layout.h"
 #include "ops/loaded.h"
 #include "program/pages.h"
@@ -178,7 +178,7 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
       return fail(PS_INVALID_ARGUMENT, "rank: expected a context with the comm of rank %d of %d", member.rank, member.world);
     if (part_bytes(run->op, c) > context->comm->part_bytes)
       return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld", static_cast<long long>(part_bytes(run->op, c)));
-    run->exchange.comm = context->comm;
+    run->exchange.comm = run->exchange.links = context->comm;
     c.exchange = &run->exchange;
   }
   c.kernels = context->kernels;
@@ -247,7 +247,9 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
   if (status == PS_OK) status = prepare(&run, context, tensors, num_tensors);
   if (status == PS_OK && run.op == OP_KV_APPEND)  // of older pages it reads nothing
     status = check_ragged(&run, kKvAppendPositions, kKvAppendState, kKvAppendGroup, 1);
-  if (status == PS_OK && run.op == OP_ATTENTION) {
+  if (status == PS_OK && run.op == OP_CONTEXT_ATTENTION && run.call.attrs[world_at(OP_CONTEXT_ATTENTION)].i > 1)
+    status = fail(PS_UNSUPPORTED, "world: expected 1 outside a program, which deals pages out to ranks");
+  if (status == PS_OK && is_attention(run.op)) {
     const int32_t window = static_cast<int32_t>(run.call.attrs[kAttentionWindow].i);
     status = check_ragged(&run, kAttentionPositions, kAttentionState, kAttentionGroup, window);
   }

@@ -59,6 +59,7 @@ ps_status ps_model_describe(const ps_model* model, ps_model_info* out) {
   info.format_minor = model->format_minor;
   info.known_format_minor = kFormatMinor;
   info.bidirectional = graph.bidirectional;
+  info.context_ranks = graph.context_world;
   return write_struct(info, out, "out");
 }
 

@@ -94,7 +94,7 @@ ps_status check_sample(const SampleSource& source, const ps_sampling& sampling, 
 bool needs_best_only(const ps_program& program, const ps_batch& b, const ps_sampling& s, const ps_sampled& out) {
   if (!kBuildsRanks || !program.gathers_head || b.flags & (PS_BATCH_LOGITS | PS_BATCH_ALL_RANKS)) return false;
   if (s.mask || s.history_starts || s.bias_starts) return false;
-  if (program.model->graph.vocab_size < kBestFloats * program.context->comm->world) return false;
+  if (program.model->graph.vocab_size < kBestFloats * all_ranks(*program.context)->world) return false;
   for (int32_t r = 0; r < s.num_rows; ++r) {
     const bool reports = out.logprobs && (!s.num_logprobs || s.num_logprobs[r] >= 0);
     if (s.temperature[r] > 0 || (s.target && s.target[r] >= 0) || reports) return false;
@@ -104,7 +104,7 @@ bool needs_best_only(const ps_program& program, const ps_batch& b, const ps_samp
 
 // Samples among the best tokens of the ranks: of equals that of the lowest rank, which has the lowest id.
 ps_status sample_best(ps_program* program, const SampleSource& source, const ps_sampling& s, const ps_sampled& out) {
-  const int32_t world = program->context->comm->world;
+  const int32_t world = best_parts(*program->context);
   const BestTokens best = best_tokens(program->logits.data(), source.num_rows, world);
   SampleSource among = source;
   among.logits = best.values;
@@ -141,6 +141,7 @@ ps_status has_run(const ps_program* program) {
 }
 
 ps_status has_logits(const ps_program* program) {
+  if (program->model->graph.output < 0) return fail(PS_UNSUPPORTED, "logits: a stage of a pipeline before the last has none");
   PS_TRY(has_run(program));
   if (!kBuildsRanks || !program->best_only) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "logits: expected a step that was asked for them (PS_BATCH_LOGITS), as ranks bring them together only then");
@@ -227,8 +228,8 @@ ps_status ps_program_follow(ps_program* program) {
   const FloatEnvironment environment;
   const Use use(program);
   PS_TRY(use.status());
-  const ps_comm* comm = program->context->comm;
   if (!kBuildsRanks) return no_ranks();
+  const ps_comm* comm = all_ranks(*program->context);
   if (!comm || comm->rank == 0)
     return fail(PS_INVALID_ARGUMENT, "program: expected one of a rank other than 0, which follows rank 0");
   return follow_program(program);
@@ -263,6 +264,37 @@ ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_s
   const SampleSource source = source_of(*program, b.num_rows);
   PS_TRY(check_sample(source, s, o));  // before the step: a mistake costs nothing
   PS_TRY(run_program(program, b, needs_best_only(*program, b, s, o)));
+  return sample(program, source, s, o);
+}
+
+ps_status ps_program_launch(ps_program* program, const ps_batch* batch, const ps_sampling* sampling, const ps_sampled* out) {
+  const FloatEnvironment environment;
+  const Use use(program);
+  PS_TRY(use.status());
+  ps_batch b;
+  PS_TRY(read_struct(batch, &b, "batch"));
+  if (!sampling) return launch_program(program, b, false);
+  ps_sampling s;
+  ps_sampled o;
+  PS_TRY(read_struct(sampling, &s, "sampling"));
+  PS_TRY(read_struct(out, &o, "out"));
+  if (b.num_rows < 0) return fail(PS_INVALID_ARGUMENT, "num_rows: expected 0 or more, found %d", b.num_rows);
+  PS_TRY(check_sample(source_of(*program, b.num_rows), s, o));
+  return launch_program(program, b, needs_best_only(*program, b, s, o));
+}
+
+ps_status ps_program_collect(ps_program* program, const ps_sampling* sampling, const ps_sampled* out) {
+  const FloatEnvironment environment;
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(collect_program(program));
+  if (!sampling) return PS_OK;
+  ps_sampling s;
+  ps_sampled o;
+  PS_TRY(read_struct(sampling, &s, "sampling"));
+  PS_TRY(read_struct(out, &o, "out"));
+  const SampleSource source = source_of(*program, program->num_rows);
+  PS_TRY(check_sample(source, s, o));
   return sample(program, source, s, o);
 }
 

@@ -13,15 +13,15 @@ static_assert(sizeof(void*) == 8, "sizes below are those of 64-bit machines");
   static_assert(sizeof(type) == (size) && offsetof(type, struct_size) == 0, #type); \
   static_assert(offsetof(type, last) + sizeof(type::last) == sizeof(type), #type " ends in padding")
 
-PS_STRUCT(ps_context_options, comm, 24);
-PS_STRUCT(ps_comm, abort, 88);
+PS_STRUCT(ps_context_options, reserved, 40);
+PS_STRUCT(ps_comm, await, 96);
 PS_STRUCT(ps_shared_options, reserved, 56);
 PS_STRUCT(ps_rank_place, local_world, 20);
 PS_STRUCT(ps_rank_info, part_bytes, 24);
 PS_STRUCT(ps_join_options, meeting, 48);
 PS_STRUCT(ps_mpi_options, library, 40);
 PS_STRUCT(ps_model_options, private_copy, 12);
-PS_STRUCT(ps_model_info, reserved, 112);
+PS_STRUCT(ps_model_info, context_ranks, 112);
 PS_STRUCT(ps_tokenizer_info, unsupported, 48);
 PS_STRUCT(ps_program_options, flags, 32);
 PS_STRUCT(ps_plan, kv_page_bytes, 64);

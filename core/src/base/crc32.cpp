@@ -119,13 +119,13 @@ uint32_t update_fast(uint32_t crc, const uint8_t* p, int64_t bytes) { return upd
 #endif
 
 bool is_fast() {
-  static int known = -1;  // asked once: the question leaves a virtual machine for a while
-  int found = __atomic_load_n(&known, __ATOMIC_RELAXED);
-  if (found < 0) {
-    found = detect();
-    __atomic_store_n(&known, found, __ATOMIC_RELAXED);
+  static int cached = -1;  // asked once: the question leaves a virtual machine for a while
+  int support = __atomic_load_n(&cached, __ATOMIC_RELAXED);
+  if (support < 0) {
+    support = detect();
+    __atomic_store_n(&cached, support, __ATOMIC_RELAXED);
   }
-  return found > 0;
+  return support > 0;
 }
 
 }  // namespace

@@ -77,6 +77,7 @@ struct KvAppendArgs {
 };
 
 constexpr int32_t kPartitionPages = 8;  // pages of a partition, at fixed positions: docs/explanation/numerics.md
+constexpr int32_t kMaxHeadDim = 1024;
 
 struct AttentionArgs {
   const float* q;  // [t, num_heads * head_dim]
@@ -90,9 +91,15 @@ struct AttentionArgs {
   float softcap;           // 0: off
   const float* alibi;      // [num_heads] slopes or null
   int32_t causal, window;  // window 0: unlimited; else keys at positions > position - window
-  // Only for attention_part and attention_merge: [t, num_heads, num_parts, 16 + head_dim to 16]
+  // Where the results of partitions stay apart, for attention_merge: [t, num_heads, num_parts, 16 + head_dim to 16], with
+  // token first_token first.  Null: `attention` merges them itself.
   float* partials;
   int32_t num_parts;
+  int64_t first_token;
+  // Above 1: partitions are dealt out to ranks in turn, so a rank leaves num_parts results of every num_ranks-th.  A page
+  // of another rank r is -2 - r in the page table.  attention_merge reads the partials of all: rank_partials[rank].
+  int32_t rank, num_ranks;
+  const void* const* rank_partials;
 };
 
 struct NormArgs {

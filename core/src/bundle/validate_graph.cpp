@@ -161,6 +161,12 @@ int32_t find_tail(const Graph& graph) {
   return same_type(spec_of(graph, node.inputs[0]), logits_spec(graph)) ? producer : -1;
 }
 
+// A stage of a pipeline before the last ends in rows for the next one, and has no logits.
+bool ends_in_send(const Graph& graph) {
+  const Value& v = graph.values[graph.output];
+  return v.base < 0 && v.producer >= 0 && graph.nodes[v.producer].op == OP_SEND;
+}
+
 ps_status validate_output(Graph* g) {
   Graph& graph = *g;
   if (graph.output < 0 || graph.output >= graph.values.size()) {
@@ -169,6 +175,10 @@ ps_status validate_output(Graph* g) {
   }
   const Value& v = graph.values[graph.output];
   const Spec expected = logits_spec(graph);
+  if (ends_in_send(graph) && !same_type(spec_of_value(v), expected)) {
+    graph.output = -1;
+    return PS_OK;
+  }
   graph.tail = find_tail(graph);
   graph.tail_k = graph.tail < 0 ? 0 : static_cast<int32_t>(v.row_elements);
   if (graph.tail < 0 && !same_type(spec_of_value(v), expected)) {
@@ -180,31 +190,41 @@ ps_status validate_output(Graph* g) {
   return PS_OK;
 }
 
-// Whether tokens see later ones of their request, which must then be in the same step.
-ps_status find_bidirectional(const Graph& graph, bool* found) {
-  for (const Node& node : graph.nodes) {
-    if (node.op != OP_ATTENTION) continue;
+// Whether tokens see later ones of their request, which must then be in the same step, and how many ranks have a part of a
+// context.  Every attention reads pages that are dealt out alike.
+ps_status find_attention_kinds(Graph* graph) {
+  bool first = true;
+  for (int64_t n = 0; n < graph->nodes.size(); ++n) {
+    const Node& node = graph->nodes[n];
+    if (!is_attention(node.op)) continue;
     AttrValue attrs[kMaxAttrs] = {};
     PS_TRY(bind_node_attrs(node, attrs));
-    *found |= attrs[kAttentionCausal].i == 0;
+    graph->bidirectional |= attrs[kAttentionCausal].i == 0;
+    const int64_t world = node.op == OP_CONTEXT_ATTENTION ? attrs[world_at(OP_CONTEXT_ATTENTION)].i : 1;
+    if (!first && world != graph->context_world) {
+      return fail(PS_INVALID_FILE, "metadata.nodes[%lld]: expected attention over the pages of %d ranks, as before it, found %lld", ll(n),
+                  graph->context_world, ll(world));
+    }
+    graph->context_world = static_cast<int32_t>(world);
+    first = false;
   }
   return PS_OK;
 }
 
 // What the one gather_rows over the step's output rows reads: float rows, one of each token, side by side.
 int32_t find_hidden(const Graph& graph) {
-  int32_t found = -1;
+  int32_t hidden = -1;
   for (const Node& node : graph.nodes) {
     if (node.op != OP_GATHER_ROWS || node.inputs[kGatherRowsRows].index != graph.inputs[INPUT_OUTPUT_ROWS])
       continue;
-    if (found >= 0) return -1;
-    found = node.inputs[0].index;
+    if (hidden >= 0) return -1;
+    hidden = node.inputs[0].index;
   }
-  if (found < 0) return -1;
-  const Value& v = graph.values[found];
-  const bool plain = v.dtype == PS_F32 && v.rank == 2 && v.root == found && v.producer >= 0 &&
+  if (hidden < 0) return -1;
+  const Value& v = graph.values[hidden];
+  const bool plain = v.dtype == PS_F32 && v.rank == 2 && v.root == hidden && v.producer >= 0 &&
                      equal(v.dims[0], Dim{ROLE_TOKENS, 1, 0});
-  return plain ? found : -1;
+  return plain ? hidden : -1;
 }
 
 }  // namespace
@@ -249,7 +269,7 @@ ps_status validate_graph(Graph* graph) {
   PS_TRY(validate_inputs(graph));
   PS_TRY(validate_nodes(graph));
   graph->hidden = find_hidden(*graph);
-  PS_TRY(find_bidirectional(*graph, &graph->bidirectional));
+  PS_TRY(find_attention_kinds(graph));
   return validate_output(graph);
 }
 

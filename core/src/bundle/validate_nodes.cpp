@@ -51,16 +51,16 @@ ps_status check_batch_inputs(const Graph& graph, const Node& node, int32_t at) {
 
 // A window wider than its page group's would read pages that were freed.
 ps_status check_window(const Graph& graph, const AttrValue* attrs) {
-  const int32_t kept = graph.page_groups[attrs[kAttentionGroup].i];
+  const int32_t group_window = graph.page_groups[attrs[kAttentionGroup].i];
   const int64_t window = attrs[kAttentionWindow].i;
-  if (kept == 0 || (window > 0 && window <= kept)) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, what page group %lld keeps, found %lld", kept,
+  if (group_window == 0 || (window > 0 && window <= group_window)) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, what page group %lld keeps, found %lld", group_window,
               ll(attrs[kAttentionGroup].i), ll(window));
 }
 
 ps_status check_pages(const Graph& graph, const Node& node, const AttrValue* attrs) {
   if (node.op == OP_KV_APPEND) return check_batch_inputs(graph, node, kKvAppendPositions);
-  if (node.op != OP_ATTENTION) return PS_OK;
+  if (!is_attention(node.op)) return PS_OK;
   PS_TRY(check_batch_inputs(graph, node, kAttentionPositions));
   return check_window(graph, attrs);
 }

@@ -105,6 +105,7 @@ ps_status SharedComm::open(const ps_shared_options& o) {
   comm_.barrier = [](void* self, uint64_t tag) {
     return static_cast<SharedComm*>(self)->exchange(tag, nullptr, false, nullptr);
   };
+  comm_.await = [](void* self, int32_t from) { return static_cast<SharedComm*>(self)->await(from); };
   comm_.abort = [](void* self, const char* reason) { static_cast<SharedComm*>(self)->abort(reason); };
   return PS_OK;
 }
@@ -269,6 +270,7 @@ ps_status SharedComm::exchange(uint64_t tag, const int64_t* bytes, bool forever,
 ps_status SharedComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
   if (to < 0 || to >= comm_.world || to == comm_.rank)
     return fail(PS_INVALID_ARGUMENT, "to: expected another rank, found %d", to);
+  if (group_->aborted.load(std::memory_order_acquire)) return aborted_status();
   MailWords& words = mail(comm_.rank, to);
   for (int64_t at = 0; at < bytes; at += kMailBytes) {
     const uint32_t number = words.sent.load(std::memory_order_relaxed);
@@ -278,6 +280,13 @@ ps_status SharedComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
     wake(to);
   }
   return PS_OK;
+}
+
+ps_status SharedComm::await(int32_t from) {
+  if (from < 0 || from >= comm_.world || from == comm_.rank)
+    return fail(PS_INVALID_ARGUMENT, "from: expected another rank, found %d", from);
+  const MailWords& words = mail(from, comm_.rank);
+  return wait(from, true, [&] { return words.sent.load(std::memory_order_seq_cst) != words.received.load(std::memory_order_relaxed); });
 }
 
 ps_status SharedComm::receive(int32_t from, uint8_t* data, int64_t bytes) {

@@ -46,6 +46,7 @@ class SharedComm {
   ps_status exchange(uint64_t tag, const int64_t* bytes, bool forever, const void** parts);
   ps_status send(int32_t to, const uint8_t* data, int64_t bytes);
   ps_status receive(int32_t from, uint8_t* data, int64_t bytes);
+  ps_status await(int32_t from);
   void abort(const char* reason);
 
  private:

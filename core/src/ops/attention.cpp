@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/memory.h"
-#include "ops/ops.h"
+#include "ops/attention.h"
 
 namespace ps {
 namespace {
@@ -70,6 +70,34 @@ void run_kv_append(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->kv_append(args, begin, end);
 }
 
+AttentionArgs shared_args(const Call& c) {
+  AttentionArgs args = attention_args(c);
+  if (is_shared(c)) {
+    args.partials = reinterpret_cast<float*>(c.scratch);
+    args.num_parts = static_cast<int32_t>(sharing(c).parts);
+  }
+  return args;
+}
+
+void run_attention(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  const AttentionArgs args = shared_args(c);
+  auto* kernel = args.partials ? c.kernels->attention_part : c.kernels->attention;
+  kernel(args, begin, end, c.thread_scratch + thread * c.thread_scratch_bytes);
+}
+
+void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->attention_merge(shared_args(c), begin, end);
+}
+
+// Two tokens may meet in a page, never in a slot of it.
+constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
+constexpr Phase kAttention[] = {
+    {SPLIT_SHARES, attention_items, run_attention, 0, 1, true, false, true, true, false},
+    {SPLIT_ROWS, shared_tokens, run_merge, 0, 0, true, true, false, false, false},
+};
+
+}  // namespace
+
 AttentionArgs attention_args(const Call& c) {
   AttentionArgs args{};
   args.q = f32(c.in[0]);
@@ -84,31 +112,8 @@ AttentionArgs attention_args(const Call& c) {
   args.alibi = f32(c.in[5]);
   args.causal = static_cast<int32_t>(c.attrs[kAttentionCausal].i);
   args.window = static_cast<int32_t>(c.attrs[kAttentionWindow].i);
-  if (is_shared(c)) {
-    args.partials = reinterpret_cast<float*>(c.scratch);
-    args.num_parts = static_cast<int32_t>(sharing(c).parts);
-  }
   return args;
 }
-
-void run_attention(const Call& c, int64_t begin, int64_t end, int32_t thread) {
-  const AttentionArgs args = attention_args(c);
-  auto* kernel = args.partials ? c.kernels->attention_part : c.kernels->attention;
-  kernel(args, begin, end, c.thread_scratch + thread * c.thread_scratch_bytes);
-}
-
-void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
-  c.kernels->attention_merge(attention_args(c), begin, end);
-}
-
-// Two tokens may meet in a page, never in a slot of it.
-constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
-constexpr Phase kAttention[] = {
-    {SPLIT_SHARES, attention_items, run_attention, 0, 1, true, false, true, true, false},
-    {SPLIT_ROWS, shared_tokens, run_merge, 0, 0, true, true, false, false, false},
-};
-
-}  // namespace
 
 Phases kv_append_phases(const Call&) { return Phases{&kAppend, 1}; }
 Phases attention_phases(const Call&) { return Phases{kAttention, 2}; }

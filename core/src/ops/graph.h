@@ -9,7 +9,7 @@ namespace ps {
 
 constexpr int32_t kMaxRank = 4;
 constexpr int32_t kMaxOperands = 8, kMaxOutputs = 2, kMaxAttrs = 8;
-constexpr int32_t kMaxHeads = 4096, kMaxHeadDim = 1024;
+constexpr int32_t kMaxHeads = 4096;
 constexpr int32_t kMaxContextLen = 1 << 24;  // positions are exact in float32
 
 struct Dim {  // factor * symbols[symbol] + offset; symbol -1: only the offset
@@ -121,6 +121,7 @@ struct Graph {
   int32_t tail_k = 0;  // ids of a row; 0: the output is logits
   int32_t hidden = -1;  // what the output rows are picked from; -1: they are picked otherwise
   bool bidirectional = false;  // some attention is not causal: a request's tokens run in one step, all of them
+  int32_t context_world = 1;   // ranks that the pages of a context are dealt out to
   int32_t symbol_of[NUM_ROLES] = {-1, -1, -1, -1};
 };
 

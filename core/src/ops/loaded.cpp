@@ -150,32 +150,32 @@ ps_status read_op(const ps_op* given, const char* source, LoadedOp* out) {
 }
 
 // Whether the row is there already: from the same table, or, which is refused, from another.
-ps_status find_same(const LoadedOp& row, const LoadedOp* const* fresh, int32_t num_fresh, bool* found) {
-  *found = false;
+ps_status find_same(const LoadedOp& row, const LoadedOp* const* fresh, int32_t num_fresh, bool* is_same) {
+  *is_same = false;
   for (int32_t i = 0; i < num_fresh; ++i) {
     if (strcmp(fresh[i]->name, row.name) == 0) return fail(PS_INVALID_ARGUMENT, "%s: the op is there twice", row.name);
   }
   const int32_t same = find_loaded_op(Str{row.name, static_cast<uint32_t>(strlen(row.name))});
   if (same < 0) return PS_OK;
-  const LoadedOp& known = loaded_op(same);
-  *found = known.op.compute == row.op.compute && known.op.version == row.op.version && known.op.user == row.op.user;
-  if (*found) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "%s: version %d is loaded already, from %s", row.name, known.op.version, known.source);
+  const LoadedOp& existing = loaded_op(same);
+  *is_same = existing.op.compute == row.op.compute && existing.op.version == row.op.version && existing.op.user == row.op.user;
+  if (*is_same) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "%s: version %d is loaded already, from %s", row.name, existing.op.version, existing.source);
 }
 
 ps_status add_ops(const ps_op_library& library, const char* source, LoadedOp** fresh, int32_t* num_fresh) {
   for (int32_t i = 0; i < library.num_ops; ++i) {
     LoadedOp* row = static_cast<LoadedOp*>(calloc(1, sizeof(LoadedOp)));
     if (!row) return fail(PS_OUT_OF_MEMORY, "ops: out of memory");
-    bool found = false;
+    bool is_loaded = false;
     ps_status status = read_op(library.ops[i], source, row);
     if (status != PS_OK) status = prefix(status, "ops[%d]: ", i);
-    if (status == PS_OK) status = find_same(*row, fresh, *num_fresh, &found);
-    if (status == PS_OK && !found && *num_fresh + num_loaded_ops() == kMaxLoaded)
+    if (status == PS_OK) status = find_same(*row, fresh, *num_fresh, &is_loaded);
+    if (status == PS_OK && !is_loaded && *num_fresh + num_loaded_ops() == kMaxLoaded)
       status = fail(PS_UNSUPPORTED, "ops: expected at most %d in all", kMaxLoaded);
-    if (status != PS_OK || found) free(row);
+    if (status != PS_OK || is_loaded) free(row);
     PS_TRY(status);
-    if (!found) fresh[(*num_fresh)++] = row;
+    if (!is_loaded) fresh[(*num_fresh)++] = row;
   }
   return PS_OK;
 }

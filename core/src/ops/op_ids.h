@@ -70,6 +70,15 @@ constexpr int32_t kKvAppendState = argument_at(OP_KV_APPEND, "State(a!) state");
 constexpr int32_t kKvAppendPositions = argument_at(OP_KV_APPEND, "Tensor positions");
 constexpr int32_t kAttentionState = argument_at(OP_ATTENTION, "State state");
 constexpr int32_t kAttentionPositions = argument_at(OP_ATTENTION, "Tensor positions");
+// context_attention begins as attention does.
+static_assert(kAttentionState == argument_at(OP_CONTEXT_ATTENTION, "State state") &&
+              kAttentionPositions == argument_at(OP_CONTEXT_ATTENTION, "Tensor positions") &&
+              kAttentionScale == attr_at(OP_CONTEXT_ATTENTION, "float scale") &&
+              kAttentionGroup == attr_at(OP_CONTEXT_ATTENTION, "int group") &&
+              kAttentionCausal == attr_at(OP_CONTEXT_ATTENTION, "bool causal") &&
+              kAttentionWindow == attr_at(OP_CONTEXT_ATTENTION, "int window") &&
+              kAttentionSoftcap == attr_at(OP_CONTEXT_ATTENTION, "float softcap"), "");
+constexpr bool is_attention(int32_t op) { return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION; }
 constexpr int32_t kGatherRowsRows = argument_at(OP_GATHER_ROWS, "Tensor rows");
 
 }  // namespace ps

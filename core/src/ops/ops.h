@@ -55,7 +55,7 @@ struct Tensor {
   int64_t row_stride;  // elements
 };
 
-struct Exchange;   // of a program of several ranks: ops/exchange.h
+struct Exchange;   // of a program of several ranks: exchange/exchange.h
 struct LoadedOp;   // a custom op: ops/loaded.h
 struct OpFailure;
 
@@ -70,7 +70,8 @@ struct Call {
   int64_t thread_scratch_bytes;
   const int32_t* token_request;
   bool gated;  // of a linear: LinearArgs::gated
-  bool is_head;  // of all_gather: the result is the graph's output, which only rank 0 reads
+  bool is_head;  // of all_gather, send and recv: the rows are the logits, which only the first rank reads
+  bool is_hidden;  // of send and recv: the rows are the hidden rows, which few steps ask for
   Exchange* exchange;  // null: one rank
   const LoadedOp* loaded;  // of a custom op
   OpFailure* failure;      // where it says what failed
@@ -147,6 +148,7 @@ extern const char* const kRoleNames[NUM_ROLES];
 #include "ops/op_list.inc"
 ps_status linear_scratch(const Call&, Scratch*);
 ps_status attention_scratch(const Call&, Scratch*);
+ps_status context_attention_scratch(const Call&, Scratch*);
 ps_status topk_scratch(const Call&, Scratch*);
 
 // Elements of one row: the product of the dims after the first.

@@ -19,8 +19,8 @@ void run_topk(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   Candidate* const best = reinterpret_cast<Candidate*>(c.thread_scratch + thread * c.thread_scratch_bytes);
   for (int64_t r = begin; r < end; ++r) {
     const float* x = f32(c.in[0]) + r * c.in[0].row_stride;
-    const int64_t found = take_best(x, c.in[0].dims[1], c.attrs[kTopkK].i, best);
-    for (int64_t i = 0; i < found; ++i) {
+    const int64_t num_best = take_best(x, c.in[0].dims[1], c.attrs[kTopkK].i, best);
+    for (int64_t i = 0; i < num_best; ++i) {
       f32(c.out[0])[r * c.out[0].row_stride + i] = x[best[i].id];
       i32(c.out[1])[r * c.out[1].row_stride + i] = best[i].id;
     }

@@ -107,12 +107,20 @@ ps_status bind_loaded(ps_program* p, int32_t op, Call* call) {
   return PS_OK;
 }
 
+// The logits: the graph's output, or before the last stage of a pipeline sends it, what is sent.
+int32_t head_of(const Graph& graph, int32_t op) {
+  const int32_t producer = graph.output < 0 ? -1 : graph.values[graph.output].producer;
+  if (op != OP_ALL_GATHER || producer < 0 || graph.nodes[producer].op != OP_SEND) return graph.output;
+  return graph.values[graph.nodes[producer].inputs[0].index].root;
+}
+
 // An op of several ranks exchanges with the ranks of the context.
 ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
   if (!kBuildsRanks) return PS_OK;
   const Membership member = membership_of(node.op, call->attrs);
   if (member.world < 2) return PS_OK;
-  const ps_comm* comm = p->context->comm;
+  const bool is_link = node.op == OP_SEND || node.op == OP_RECV;
+  const ps_comm* comm = is_link ? all_ranks(*p->context) : p->context->comm;
   if (!comm || comm->world != member.world || comm->rank != member.rank) {
     return fail(PS_INVALID_ARGUMENT, "comm: expected that of rank %d of %d, as the bundle was cut, found rank %d of %d", member.rank,
                 member.world, comm ? comm->rank : 0, comm ? comm->world : 1);
@@ -123,7 +131,10 @@ ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
                 PS_STR(node.name), static_cast<long long>(comm->part_bytes));
   }
   call->exchange = reinterpret_cast<Exchange*>(p->exchange.data());
-  call->is_head = node.op == OP_ALL_GATHER && node.outputs[0] == p->model->graph.output;
+  const Graph& graph = p->model->graph;
+  const bool ends_pipeline = p->context->links && node.op == (p->context->links->rank ? OP_SEND : OP_RECV);
+  call->is_head = (node.op == OP_ALL_GATHER || ends_pipeline) && node.outputs[0] == head_of(graph, node.op);
+  call->is_hidden = ends_pipeline && (node.op == OP_SEND ? graph.values[node.inputs[0].index].root : node.outputs[0]) == graph.hidden;
   p->gathers_head |= call->is_head;
   return PS_OK;
 }
@@ -242,9 +253,11 @@ int64_t state_offset(const ps_program& program, int32_t state) {
 ps_status bind_program(ps_program* p) {
   const Graph& graph = p->model->graph;
   bind_scratch(p);
-  if (const ps_comm* comm = kBuildsRanks ? p->context->comm : nullptr) {
+  if (const ps_comm* links = kBuildsRanks ? all_ranks(*p->context) : nullptr) {
     if (!p->exchange.allocate(sizeof(Exchange))) return no_memory();
-    reinterpret_cast<Exchange*>(p->exchange.data())->comm = comm;
+    Exchange* exchange = reinterpret_cast<Exchange*>(p->exchange.data());
+    exchange->comm = p->context->comm;
+    exchange->links = links;
   }
   const int64_t count = graph.nodes.size();
   if (!p->calls.resize(count + 1)) return no_memory();  // once: steps point into it.  The last moves the wanted rows

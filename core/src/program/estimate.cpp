@@ -18,8 +18,8 @@ int64_t count_keys(const int32_t* positions, int64_t count, int32_t window) {
   const int64_t most = window > 0 ? window : INT32_MAX;
   int64_t keys = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t seen = int64_t{positions[i]} + 1;
-    keys += seen < most ? seen : most;
+    const int64_t num_keys = int64_t{positions[i]} + 1;
+    keys += num_keys < most ? num_keys : most;
   }
   return keys;
 }
@@ -29,11 +29,12 @@ int64_t count_keys(const int32_t* positions, int64_t count, int32_t window) {
 ps_status find_attention(const Graph& graph, Vec<AttentionWork>* out) {
   out->clear();
   for (const Node& node : graph.nodes) {
-    if (node.op != OP_ATTENTION) continue;
+    if (!is_attention(node.op)) continue;
     AttrValue attrs[kMaxAttrs] = {};
     PS_TRY(bind_node_attrs(node, attrs));
     const int32_t window = static_cast<int32_t>(attrs[kAttentionWindow].i);
-    const double products = 2.0 * static_cast<double>(graph.values[node.inputs[0].index].row_elements);
+    const double row = static_cast<double>(graph.values[node.inputs[0].index].row_elements);
+    const double products = 2.0 * row / (node.op == OP_CONTEXT_ATTENTION ? graph.context_world : 1);
     int64_t i = 0;
     while (i < out->size() && ((*out)[i].window != window || (*out)[i].wanted_only != node.wanted_only)) ++i;
     if (i == kMaxWindows) --i;  // counted with another window's: it is an estimate

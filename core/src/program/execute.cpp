@@ -90,8 +90,8 @@ void take_failed(ps_program* p, const ps_batch& b) {
 void clear_failed_rows(ps_program* p, int32_t num_rows) {
   const Graph& graph = p->model->graph;
   float* logits = reinterpret_cast<float*>(p->logits.data());
-  const int32_t columns = kBuildsRanks && p->best_only ? p->context->comm->world : graph.vocab_size;
-  for (int32_t r = 0; p->has_failed && graph.tail < 0 && r < num_rows; ++r, logits += columns) {
+  const int32_t columns = kBuildsRanks && p->best_only ? best_parts(*p->context) : graph.vocab_size;
+  for (int32_t r = 0; p->has_failed && graph.tail < 0 && graph.output >= 0 && r < num_rows; ++r, logits += columns) {
     for (int32_t i = 0; p->failed_rows[r] && i < columns; ++i) logits[i] = NAN;
   }
 }
@@ -111,8 +111,25 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
     }
     const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
     if (!has_pages) continue;
-    PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], p->options.num_pages,
-                            p->owners + g * p->options.num_pages, p->step_number));
+    const int32_t num_pages = p->options.num_pages * graph.context_world;
+    PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], num_pages, p->owners + g * num_pages,
+                            p->step_number));
+  }
+  return PS_OK;
+}
+
+// Of a context whose pages are dealt out to ranks, this rank's.
+ps_status take_own_pages(ps_program* p, const ps_batch& b) {
+  const Graph& graph = p->model->graph;
+  if (!kBuildsRanks || graph.context_world == 1) return PS_OK;
+  const int64_t most = p->plan.symbols[ROLE_PAGES];
+  const int32_t width = static_cast<int32_t>(b.page_table_width < most ? b.page_table_width : most);
+  const ps_comm& comm = *p->context->comm;
+  for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
+    if (!(p->plan.used_groups >> g & 1)) continue;
+    int32_t* table = p->page_tables + g * b.num_requests * width;
+    const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
+    PS_TRY(localize_pages(batch, static_cast<int32_t>(g), graph.page_groups[g], comm.rank, comm.world, table));
   }
   return PS_OK;
 }
@@ -293,15 +310,68 @@ static ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_n
   return PS_OK;
 }
 
+static ps_status check_in_flight(const ps_program& p, bool some) {
+  if ((p.num_in_flight > 0) == some) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "program: expected %s, found %d", some ? "a step in flight" : "no step in flight", p.num_in_flight);
+}
+
+static ps_status launch(ps_program* p, const ps_batch& batch, bool best_only) {
+  PS_TRY(check_exchange(p));
+  PS_TRY(check_first_rank(*p));
+  PS_TRY(take_batch(p, batch));
+  p->best_only = best_only;
+  PS_TRY(send_batch(p, batch));
+  p->in_flight[p->num_in_flight++] = InFlight{batch.num_tokens, batch.num_requests, batch.num_rows, batch.page_table_width,
+                                              p->num_wanted,    p->has_hidden,      best_only};
+  return PS_OK;
+}
+
+ps_status launch_program(ps_program* p, const ps_batch& batch, bool best_only) {
+  const ps_context& context = *p->context;
+  if (!kBuildsRanks || !context.links) return fail(PS_INVALID_ARGUMENT, "program: expected one of a pipeline");
+  const int32_t num_stages = (context.links->world - 1) / context.stage_ranks;
+  if (p->num_in_flight >= num_stages)
+    return fail(PS_INVALID_ARGUMENT, "program: expected at most %d steps in flight, one for each stage", num_stages);
+  for (int32_t t = 0; batch.token_ids && t < batch.num_tokens; ++t) {
+    if (batch.token_ids[t] < 0) return fail(PS_UNSUPPORTED, "token_ids[%d]: expected a token, found a slot", t);
+  }
+  return launch(p, batch, best_only);
+}
+
+ps_status collect_program(ps_program* p) {
+  const int64_t start_ns = p->profiling ? now_ns() : 0;
+  p->num_spans = 0;
+  PS_TRY(check_in_flight(*p, true));
+  const InFlight step = p->in_flight[0];
+  memmove(p->in_flight, p->in_flight + 1, sizeof(InFlight) * static_cast<size_t>(--p->num_in_flight));
+  ps_batch batch{};
+  batch.num_tokens = step.num_tokens;
+  batch.num_requests = step.num_requests;
+  batch.num_rows = step.num_rows;
+  batch.page_table_width = step.page_table_width;
+  p->num_wanted = step.num_wanted;
+  p->has_hidden = step.has_hidden;
+  p->best_only = step.best_only;
+  note_kinds(p);
+  return run_taken(p, batch, start_ns);
+}
+
 ps_status run_program(ps_program* p, const ps_batch& batch, bool best_only) {
   const int64_t start_ns = p->profiling ? now_ns() : 0;
   p->num_spans = 0;
+  if (kBuildsRanks && p->context->links) {
+    if (batch.flags & PS_BATCH_ALL_RANKS) return fail(PS_UNSUPPORTED, "flags: PS_BATCH_ALL_RANKS: expected ranks without stages");
+    PS_TRY(check_in_flight(*p, false));
+    PS_TRY(launch(p, batch, best_only));
+    return collect_program(p);
+  }
   PS_TRY(check_exchange(p));
   const bool on_all = batch.flags & PS_BATCH_ALL_RANKS;
   if (has_ranks(*p) && !on_all) PS_TRY(check_first_rank(*p));
   PS_TRY(take_batch(p, batch));
   p->best_only = has_ranks(*p) && best_only;
   if (has_ranks(*p)) PS_TRY(p->context->comm->rank == 0 ? send_batch(p, batch) : receive_same_batch(p, batch));
+  PS_TRY(take_own_pages(p, batch));
   return run_taken(p, batch, start_ns);
 }
 
@@ -311,9 +381,11 @@ ps_status follow_program(ps_program* p) {
   ps_batch batch{};
   PS_TRY(receive_batch(p, &batch));
   const int64_t start_ns = p->profiling ? now_ns() : 0;
-  const ps_status status = take_batch(p, batch);
+  ps_status status = take_batch(p, batch);
+  if (status == PS_OK) status = take_own_pages(p, batch);
   if (status == PS_OK) return run_taken(p, batch, start_ns);
-  p->context->comm->abort(p->context->comm->self, error_message());  // the ranks would wait for this one
+  const ps_comm* group = all_ranks(*p->context);
+  group->abort(group->self, error_message());  // the ranks would wait for this one
   return status;
 }
 

@@ -65,10 +65,10 @@ class Fuser {
     RunNode* linear = linear_of(x, 1);
     if (!linear || linear->gated || value(x).root_offset || residual.kind != OPERAND_VALUE) return;
     const Value& sum = graph_.values[norm->node.outputs[1]];
-    const bool whole = value(x).rank == 2 && value(x).row_stride == value(x).row_elements &&
+    const bool is_dense = value(x).rank == 2 && value(x).row_stride == value(x).row_elements &&
                        norm->node.outputs[1] != graph_.output && sum.row_stride == sum.row_elements;
-    const int32_t made = graph_.values[value(residual).root].producer;
-    if (!whole || made >= linear - nodes_.data()) return;
+    const int32_t residual_producer = graph_.values[value(residual).root].producer;
+    if (!is_dense || residual_producer >= linear - nodes_.data()) return;
     while (linear->node.num_inputs <= kResidual)
       linear->node.inputs[linear->node.num_inputs++] = Operand{OPERAND_NONE, 0};
     linear->node.inputs[kResidual] = residual;

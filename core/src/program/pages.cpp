@@ -1,6 +1,8 @@
 // The checks of positions, request starts and page tables.
 #include "program/pages.h"
 
+#include "base/kernels.h"
+
 namespace ps {
 namespace {
 
@@ -90,6 +92,27 @@ ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, i
                     "page_tables[%d][%d][%d]: page %d is read here and written by this step at [%d][%d]", group, r, e,
                     row[e], owner.request, owner.entry);
       }
+    }
+  }
+  return PS_OK;
+}
+
+ps_status localize_pages(const Ragged& batch, int32_t group, int32_t window, int32_t rank, int32_t world, int32_t* page_table) {
+  for (int32_t r = 0; r < batch.num_requests; ++r) {
+    const Entries entries = entries_of(batch, r, window);
+    int32_t* row = page_table + static_cast<int64_t>(r) * batch.width;
+    const int32_t first = entries.first / kPartitionPages, first_rank = row[entries.first] % world;
+    for (int32_t e = 0; e < batch.width; ++e) {
+      if (e < entries.first || e > entries.last) {
+        row[e] = -1;
+        continue;
+      }
+      const int32_t expected = (first_rank + e / kPartitionPages - first) % world;
+      if (row[e] % world != expected) {
+        return fail(PS_INVALID_ARGUMENT, "page_tables[%d][%d][%d]: expected a page of rank %d, found %d of rank %d", group, r, e, expected,
+                    row[e], row[e] % world);
+      }
+      row[e] = expected == rank ? row[e] / world : -2 - expected;
     }
   }
   return PS_OK;

@@ -30,6 +30,9 @@ ps_status check_whole_requests(const Ragged& batch);
 // the batch.  owners: [num_pages], kept between steps; step: differs from the last call's.
 ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, int32_t num_pages, PageOwner* owners,
                            uint32_t step);
+// Of pages that are dealt out to ranks (page % world is its rank, and partitions of a request go to ranks in turn): replaces
+// the entries of the table, after the checks, by this rank's own pages, page / world, and -2 - rank for those of others.
+ps_status localize_pages(const Ragged& batch, int32_t group, int32_t window, int32_t rank, int32_t world, int32_t* page_table);
 void fill_token_request(const Ragged& batch, int32_t* token_request);
 
 }  // namespace ps

@@ -33,7 +33,7 @@ ps_status check_options(const Graph& graph, const ps_program_options& o) {
   PS_TRY(check_limit("max_tokens", o.max_tokens, 1, std::min<int64_t>(most(ROLE_TOKENS), 1 << 24)));
   PS_TRY(check_limit("max_requests", o.max_requests, 1, std::min<int64_t>(most(ROLE_REQUESTS), 1 << 20)));
   PS_TRY(check_limit("max_rows", o.max_rows, 1, std::min<int64_t>(most(ROLE_ROWS), 1 << 24)));
-  PS_TRY(check_limit("num_pages", o.num_pages, graph.states.size() ? 1 : 0, 1 << 30));
+  PS_TRY(check_limit("num_pages", o.num_pages, graph.states.size() ? 1 : 0, (1 << 30) / graph.context_world));
   PS_TRY(check_limit("num_slots", o.num_slots, 0, 1 << 24));
   return PS_OK;
 }
@@ -195,7 +195,8 @@ ps_status plan_scratch(const ps_model& model, const ps_context& context, const p
   const int64_t counts[] = {t, t, t, int64_t{o.max_requests} + 1, tables, o.max_rows, o.max_rows, t, t, t};
   plan->batch_bytes = 0;
   for (int64_t count : counts) plan->batch_bytes += round_up(count * 4, 64);
-  plan->owner_bytes = round_up(graph.page_groups.size() * o.num_pages * static_cast<int64_t>(sizeof(PageOwner)), 64);
+  const int64_t num_pages = int64_t{o.num_pages} * graph.context_world;
+  plan->owner_bytes = round_up(graph.page_groups.size() * num_pages * static_cast<int64_t>(sizeof(PageOwner)), 64);
   plan->slot_bytes = round_up(int64_t{o.num_slots} * 4, 64);
   int64_t per_thread;
   if (!checked_mul(plan->thread_scratch + plan->sample_scratch, threads, &per_thread) ||
@@ -242,7 +243,8 @@ ps_status make_plan(const ps_model& model, const ps_context& context, const ps_p
   PS_TRY(plan_scratch(model, context, o, out));
   PS_TRY(plan_kv(graph, o, out));
   int64_t floats;
-  if (!checked_mul(o.max_rows, graph.tail < 0 ? graph.vocab_size : graph.tail_k, &floats) || !checked_mul(floats, 4, &out->logits_bytes))
+  const int64_t row = graph.output < 0 ? 0 : graph.tail < 0 ? graph.vocab_size : graph.tail_k;
+  if (!checked_mul(o.max_rows, row, &floats) || !checked_mul(floats, 4, &out->logits_bytes))
     return too_large("max_rows");
   return PS_OK;
 }

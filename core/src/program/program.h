@@ -5,7 +5,7 @@
 #include <atomic>
 
 #include "base/build.h"
-#include "ops/exchange.h"
+#include "exchange/exchange.h"
 #include "ops/ops.h"
 #include "program/fuse.h"
 #include "program/model.h"
@@ -65,6 +65,12 @@ struct AttentionWork {
   double products; // multiplications for a query and a key, over all these nodes
 };
 
+// A step of a pipeline that rank 0 has launched and not collected.
+struct InFlight {
+  int32_t num_tokens, num_requests, num_rows, page_table_width, num_wanted;
+  bool has_hidden, best_only;
+};
+
 // All that depends on a program's limits.
 struct ProgramMemory {
   ps_program_options options;
@@ -78,9 +84,11 @@ struct ProgramMemory {
   Region shares, spans;
   Region failure;  // OpFailure, of a graph with users' own ops; else empty
   Region exchange;  // Exchange, of a program of several ranks; else empty
+  InFlight in_flight[PS_MAX_RANKS] = {};  // the oldest first
+  int32_t num_in_flight = 0;
   uint64_t rank_step = 0;  // steps that all ranks have run
   bool gathers_head = false;  // logits are brought together from several ranks
-  bool best_only = false;  // the last step left best tokens instead of logits (ops/exchange.h)
+  bool best_only = false;  // the last step left best tokens instead of logits (exchange/exchange.h)
   uint64_t stamp = 0;  // of the next run's first step
   int64_t num_spans = 0;  // of the last run
   bool profiling = false;
@@ -122,6 +130,8 @@ namespace ps {
 
 // A build without penstock_dev.h has none of the flags, nor what they would do.
 // Whether the program is a rank's.
+// How many best tokens of a row a step of the best tokens only leaves.
+inline int32_t best_parts(const ps_context& context) { return context.links ? 1 : context.comm->world; }
 inline bool has_ranks(const ProgramMemory& program) { return kBuildsRanks && program.exchange.data(); }
 inline bool has_flag(const ProgramMemory& program, uint32_t flag) { return kBuildsDev && (program.flags & flag); }
 // `flags` are PS_PROGRAM_*, as ps_program_create_flagged takes them.
@@ -133,6 +143,9 @@ ps_status bind_program(ps_program* program);                     // after its me
 ps_status place_barriers(ps_program* program);
 // `best_only`: ranks need not bring logits together, only their best tokens.
 ps_status run_program(ps_program* program, const ps_batch& batch, bool best_only = false);
+// The two parts of a step of a pipeline.
+ps_status launch_program(ps_program* program, const ps_batch& batch, bool best_only);
+ps_status collect_program(ps_program* program);
 // Computes the step that rank 0 runs next.
 ps_status follow_program(ps_program* program);
 // Makes room for the spans of later runs; off: gives it back.

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "bundle/validate.h"
-#include "ops/exchange.h"
+#include "exchange/exchange.h"
 
 namespace ps {
 namespace {
@@ -46,14 +46,14 @@ uint64_t hash_of(const ps_program& p, const Message& m, const int32_t* integers)
 }
 
 ps_status check_fits(const ps_program& p, int64_t bytes) {
-  const ps_comm& comm = *p.context->comm;
+  const ps_comm& comm = *all_ranks(*p.context);
   if (bytes <= comm.part_bytes && kShortBytes <= comm.part_bytes) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld for the batch, found %lld",
               static_cast<long long>(bytes < kShortBytes ? kShortBytes : bytes), static_cast<long long>(comm.part_bytes));
 }
 
 ps_status end_group(const ps_program& p, const char* what, uint64_t expected, uint64_t found) {
-  const ps_comm& comm = *p.context->comm;
+  const ps_comm& comm = *all_ranks(*p.context);
   char reason[192];
   snprintf(reason, sizeof(reason), "rank %d expected %s %llx from rank 0, found %llx", comm.rank, what,
            static_cast<unsigned long long>(expected), static_cast<unsigned long long>(found));
@@ -63,8 +63,30 @@ ps_status end_group(const ps_program& p, const char* what, uint64_t expected, ui
 
 Exchange& exchange_of(ps_program* p) { return *reinterpret_cast<Exchange*>(p->exchange.data()); }
 
-// The data of rank 0.
+// The data of rank 0.  In a pipeline each rank gets it from the stage before, and passes it on before it computes.
+ps_status pass_on(ps_program* p, const uint8_t* data, int64_t bytes) {
+  const ps_comm& links = *p->context->links;
+  const int32_t stage_ranks = p->context->stage_ranks, first = links.rank ? links.rank + stage_ranks : 1;
+  const int32_t count = links.rank ? 1 : stage_ranks;
+  for (int32_t r = first; r < first + count && r < links.world; ++r)
+    PS_TRY(exchange_of(p).keep(links.send(links.self, r, data, bytes)));
+  return PS_OK;
+}
+
+ps_status take_passed(ps_program* p, uint8_t* data, int64_t bytes, bool forever) {
+  const ps_comm& links = *p->context->links;
+  const int32_t from = links.rank > p->context->stage_ranks ? links.rank - p->context->stage_ranks : 0;
+  if (forever && links.await) PS_TRY(exchange_of(p).keep(links.await(links.self, from)));
+  return exchange_of(p).keep(links.recv(links.self, from, data, bytes));
+}
+
 ps_status broadcast(ps_program* p, uint64_t tag, int64_t bytes, bool forever, const void** data) {
+  if (const ps_comm* links = p->context->links) {
+    uint8_t* part = static_cast<uint8_t*>(links->part(links->self));
+    if (links->rank) PS_TRY(take_passed(p, part, bytes, forever));
+    *data = part;
+    return pass_on(p, part, bytes);
+  }
   const ps_comm& comm = *p->context->comm;
   return exchange_of(p).keep(comm.broadcast(comm.self, tag, 0, bytes, forever, data));
 }
@@ -72,13 +94,18 @@ ps_status broadcast(ps_program* p, uint64_t tag, int64_t bytes, bool forever, co
 }  // namespace
 
 ps_status check_first_rank(const ps_program& p) {
-  if (p.context->comm->rank == 0) return PS_OK;
+  if (all_ranks(*p.context)->rank == 0) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "program: expected rank 0, which begins every step, found rank %d; it follows with ps_program_follow",
-              p.context->comm->rank);
+              all_ranks(*p.context)->rank);
+}
+
+void note_kinds(ps_program* p) {
+  exchange_of(p).best_only = p->best_only;
+  exchange_of(p).has_hidden = p->has_hidden;
 }
 
 ps_status send_batch(ps_program* p, const ps_batch& b) {
-  const ps_comm& comm = *p->context->comm;
+  const ps_comm& comm = *all_ranks(*p->context);
   const int64_t most = p->plan.symbols[ROLE_PAGES];
   Message m{p->rank_step, 0, b.num_tokens, b.num_requests, b.num_rows, 0, b.flags | (p->best_only ? kBestOnly : 0), 0};
   m.page_table_width = static_cast<int32_t>(b.page_table_width < most ? b.page_table_width : most);
@@ -106,7 +133,7 @@ ps_status send_batch(ps_program* p, const ps_batch& b) {
   }
   ++p->rank_step;
   exchange_of(p).tag = m.hash;
-  exchange_of(p).best_only = p->best_only;
+  note_kinds(p);
   exchange_of(p).on_all = b.flags & PS_BATCH_ALL_RANKS;
   return PS_OK;
 }
@@ -143,8 +170,7 @@ ps_status receive_batch(ps_program* p, ps_batch* b) {
   b->num_rows = m.num_rows;
   b->page_table_width = m.page_table_width;
   b->flags = m.flags & ~kBestOnly;
-  exchange_of(p).best_only = p->best_only = m.flags & kBestOnly;
-  exchange_of(p).on_all = b->flags & PS_BATCH_ALL_RANKS;
+  p->best_only = m.flags & kBestOnly;
   b->token_ids = take(m.num_tokens);
   b->positions = take(m.num_tokens);
   b->request_starts = take(int64_t{m.num_requests} + 1);
@@ -152,6 +178,9 @@ ps_status receive_batch(ps_program* p, ps_batch* b) {
   b->page_tables = take(p->model->graph.page_groups.size() * m.num_requests * m.page_table_width);
   ++p->rank_step;
   exchange_of(p).tag = hash;
+  exchange_of(p).best_only = p->best_only;
+  exchange_of(p).has_hidden = m.flags & PS_BATCH_HIDDEN;
+  exchange_of(p).on_all = m.flags & PS_BATCH_ALL_RANKS;
   return PS_OK;
 }
 

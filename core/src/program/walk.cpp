@@ -41,9 +41,9 @@ class WeightPrefetch {
 int64_t take(Share* share, uint64_t stamp, int64_t count) {
   uint64_t old = share->taken.load(std::memory_order_relaxed);
   for (;;) {
-    const uint64_t found = old >> 16;
-    const uint64_t next = found == stamp ? old & 0xffff : 0;
-    if (found > stamp || next >= static_cast<uint64_t>(count)) return -1;
+    const uint64_t old_stamp = old >> 16;
+    const uint64_t next = old_stamp == stamp ? old & 0xffff : 0;
+    if (old_stamp > stamp || next >= static_cast<uint64_t>(count)) return -1;
     if (share->taken.compare_exchange_weak(old, stamp << 16 | (next + 1), std::memory_order_relaxed))
       return static_cast<int64_t>(next);
   }

@@ -20,7 +20,7 @@ bool is_row_wise(const Node& node) {
 
 // Whether the node is causal attention: a query then needs nothing of its step but its own position.
 bool is_causal_attention(const Graph& graph, const Node& node) {
-  if (node.op != OP_ATTENTION) return false;
+  if (!is_attention(node.op)) return false;
   AttrValue attrs[kMaxAttrs] = {};
   const int32_t inputs[] = {INPUT_POSITIONS, INPUT_REQUEST_STARTS, INPUT_PAGE_TABLES};
   for (int32_t i = 0; i < 3; ++i) {
@@ -73,11 +73,16 @@ bool is_only_reader(const Graph& graph, int64_t gather) {
 void note_inputs(const Graph& graph, const Node& node, Readers reader, Vec<Readers>* readers) {
   for (int32_t i = 0; i < node.num_inputs; ++i) {
     if (node.inputs[i].kind != OPERAND_VALUE) continue;
-    Readers& found = (*readers)[graph.values[node.inputs[i].index].root];
-    found.wanted_only |= reader.wanted_only;
-    found.other |= reader.other;
-    found.behind |= reader.behind;
+    Readers& root_readers = (*readers)[graph.values[node.inputs[i].index].root];
+    root_readers.wanted_only |= reader.wanted_only;
+    root_readers.other |= reader.other;
+    root_readers.behind |= reader.behind;
   }
+}
+
+// Whether the node sends the hidden rows on, which it does only in steps that want them of all tokens.
+bool sends_hidden(const Graph& graph, const Node& node) {
+  return node.op == OP_SEND && graph.values[node.inputs[0].index].root == graph.hidden;
 }
 
 // Checks that a state that a wanted-only node reads is written before it in the program's order too.
@@ -88,7 +93,7 @@ ps_status check_order(const Graph& graph, bool* sound) {
   for (int64_t n = graph.nodes.size() - 1; n >= 0; --n) {
     const Node& node = graph.nodes[n];
     if (node.op == OP_KV_APPEND) written_later[node.inputs[kKvAppendState].index] = 1;
-    if (node.wanted_only && node.op == OP_ATTENTION && written_later[node.inputs[kAttentionState].index]) *sound = false;
+    if (node.wanted_only && is_attention(node.op) && written_later[node.inputs[kAttentionState].index]) *sound = false;
   }
   return PS_OK;
 }
@@ -122,16 +127,16 @@ WantedSources find_sources(const Graph& graph) {
       const Value& v = graph.values[node.inputs[i].index];
       const int32_t producer = graph.values[v.root].producer;
       if (producer < 0 || graph.nodes[producer].wanted_only) continue;
-      const WantedSource found{v.root, v.root_offset, v.root_offset + v.row_elements};
+      const WantedSource source{v.root, v.root_offset, v.root_offset + v.row_elements};
       WantedSource* same = std::find_if(out.items, out.items + out.count,
-                                      [&](const WantedSource& source) { return source.root == found.root; });
+                                      [&](const WantedSource& item) { return item.root == source.root; });
       if (same < out.items + out.count) {
-        *same = WantedSource{found.root, std::min(same->begin, found.begin), std::max(same->end, found.end)};
+        *same = WantedSource{source.root, std::min(same->begin, source.begin), std::max(same->end, source.end)};
       } else if (out.count == kMaxOperands) {
         out.count = -1;
         return out;
       } else {
-        out.items[out.count++] = found;
+        out.items[out.count++] = source;
       }
     }
   }
@@ -148,11 +153,12 @@ ps_status mark_wanted_only(Graph* g) {
     Node& node = graph.nodes[n];
     bool is_read = false, wanted_only = n < gather && can_be_wanted_only(graph, node);
     for (int32_t i = 0; i < node.num_outputs; ++i) {
-      const Readers& found = readers[node.outputs[i]];
-      is_read |= found.wanted_only;
-      wanted_only &= !found.other && !found.behind;
+      const Readers& output_readers = readers[node.outputs[i]];
+      is_read |= output_readers.wanted_only;
+      wanted_only &= !output_readers.other && !output_readers.behind;
     }
     node.wanted_only = wanted_only && is_read;
+    if (sends_hidden(graph, node)) continue;
     note_inputs(graph, node, Readers{node.wanted_only || n == gather, !node.wanted_only && n < gather, n > gather}, &readers);
   }
   const WantedSources sources = find_sources(graph);

@@ -26,7 +26,7 @@ ps_status check_numbers(const Bounds& b, int32_t num_rows) {
 }
 
 // starts [num_rows + 1]: from 0, never descending, with something to point into.
-ps_status check_starts(const char* name, const int32_t* starts, int32_t num_rows, bool given) {
+ps_status check_starts(const char* name, const int32_t* starts, int32_t num_rows, bool has_arrays) {
   if (starts[0] != 0) return fail(PS_INVALID_ARGUMENT, "%s[0]: expected 0, found %d", name, starts[0]);
   for (int32_t r = 0; r < num_rows; ++r) {
     if (starts[r + 1] >= starts[r]) continue;
@@ -34,7 +34,7 @@ ps_status check_starts(const char* name, const int32_t* starts, int32_t num_rows
   }
   if (starts[num_rows] >= 1 << 30)
     return fail(PS_INVALID_ARGUMENT, "%s[%d]: expected less than 2^30, found %d", name, num_rows, starts[num_rows]);
-  if (starts[num_rows] > 0 && !given)
+  if (starts[num_rows] > 0 && !has_arrays)
     return fail(PS_INVALID_ARGUMENT, "%s: expected the arrays that it points into, found null", name);
   return PS_OK;
 }
@@ -156,13 +156,13 @@ ps_status check_sampled(const ps_sampling& s, const ps_sampled& out, const Sampl
 }
 
 ps_status check_tail(const ps_sampling& s) {
-  const Greedy all[] = {{"temperature", s.temperature, 0},
-                        {"repetition_penalty", s.repetition_penalty, 1},
-                        {"presence_penalty", s.presence_penalty, 0},
-                        {"frequency_penalty", s.frequency_penalty, 0}};
-  for (const Greedy& one : all) {
-    for (int32_t r = 0; one.numbers && r < s.num_rows; ++r) {
-      if (one.numbers[r] != one.off) return refuse(one.name);
+  const Greedy values[] = {{"temperature", s.temperature, 0},
+                           {"repetition_penalty", s.repetition_penalty, 1},
+                           {"presence_penalty", s.presence_penalty, 0},
+                           {"frequency_penalty", s.frequency_penalty, 0}};
+  for (const Greedy& greedy : values) {
+    for (int32_t r = 0; greedy.numbers && r < s.num_rows; ++r) {
+      if (greedy.numbers[r] != greedy.off) return refuse(greedy.name);
     }
   }
   if (s.mask) return refuse("mask");

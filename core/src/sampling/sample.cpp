@@ -74,8 +74,8 @@ RowNumbers numbers_of(const ps_sampling& s, int32_t r) {
 void report(const Job& job, int32_t r, const float* x, int32_t id, const RowScratch& scratch) {
   const ps_sampled& out = *job.out;
   const int32_t vocab = job.source->vocab;
-  const int32_t wanted = job.sampling->num_logprobs ? job.sampling->num_logprobs[r] : 0;
-  if (!out.logprobs || wanted < 0) return;
+  const int32_t num_wanted = job.sampling->num_logprobs ? job.sampling->num_logprobs[r] : 0;
+  if (!out.logprobs || num_wanted < 0) return;
   const float top = job.kernels->max(x, vocab);
   const double log_sum = natural_log(job.kernels->exp_sum(x, vocab, top, 1.0f, nullptr));
   const auto log_probability = [&](float value) {
@@ -87,8 +87,8 @@ void report(const Job& job, int32_t r, const float* x, int32_t id, const RowScra
     for (int32_t i = 0; i < vocab; ++i) ahead += x[i] > x[id] || (x[i] == x[id] && i < id);
     out.ranks[r] = ahead + 1;
   }
-  const int64_t found = take_best(x, vocab, wanted, scratch.candidates);
-  for (int64_t i = 0; i < found; ++i) {
+  const int64_t num_best = take_best(x, vocab, num_wanted, scratch.candidates);
+  for (int64_t i = 0; i < num_best; ++i) {
     const int64_t to = static_cast<int64_t>(r) * out.num_top + i;
     out.top_ids[to] = scratch.candidates[i].id;
     out.top_logprobs[to] = log_probability(scratch.candidates[i].value);

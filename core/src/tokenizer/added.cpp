@@ -12,7 +12,7 @@ AddedSplit::AddedSplit(const Tokenizer& tokenizer, bool normalized, bool parse_s
 
 // Narrows the sorted tokens down byte by byte, to those that agree with the text so far.
 const Added* AddedSplit::longest_at(int64_t at, int64_t* end) const {
-  const Added* found = nullptr;
+  const Added* longest = nullptr;
   uint32_t low = 0, high = table_.count;
   const auto byte_of = [this](uint32_t index, uint32_t depth) {  // -1: the token ends here, and sorts first
     const Added& token = table_.data[index];
@@ -33,11 +33,11 @@ const Added* AddedSplit::longest_at(int64_t at, int64_t* end) const {
     low = bound(depth, byte);
     high = bound(depth, byte + 1);
     if (low < high && byte_of(low, depth + 1) < 0) {
-      found = &table_.data[low];
+      longest = &table_.data[low];
       *end = at + depth + 1;
     }
   }
-  return found;
+  return longest;
 }
 
 bool AddedSplit::accept(const Added& token, int64_t* begin, int64_t* end) {

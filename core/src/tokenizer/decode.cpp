@@ -43,13 +43,13 @@ class Decoder {
       return true;
     }
     if (!pending_.size()) {
-      const int64_t held = add_lossy(text, out_);
-      return push_bytes(&pending_, text.data + text.bytes - held, held);
+      const int64_t num_held = add_lossy(text, out_);
+      return push_bytes(&pending_, text.data + text.bytes - num_held, num_held);
     }
     if (!push_bytes(&pending_, text.data, text.bytes)) return false;
-    const int64_t held = add_lossy(Text{pending_.data(), pending_.size()}, out_);
-    memmove(pending_.data(), pending_.data() + pending_.size() - held, static_cast<size_t>(held));
-    while (pending_.size() > held) pending_.pop();
+    const int64_t num_held = add_lossy(Text{pending_.data(), pending_.size()}, out_);
+    memmove(pending_.data(), pending_.data() + pending_.size() - num_held, static_cast<size_t>(num_held));
+    while (pending_.size() > num_held) pending_.pop();
     return true;
   }
 
@@ -58,7 +58,7 @@ class Decoder {
   bool has_begun() const { return begun_; }
   void follow() { begun_ = true; }
 
-  // What is held back, as it is.
+  // Gives out the pending bytes as they are.
   void finish() {
     if (!pending_.size()) return;
     const Text text{pending_.data(), pending_.size()};

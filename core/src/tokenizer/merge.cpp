@@ -58,8 +58,8 @@ bool Merger::push_parts(Text word) {
     if (characters) {
       const uint32_t c = next_character(word, &at);
       const Character* end = t.characters.data + t.characters.count;
-      const Character* found = std::lower_bound(t.characters.data, end, c, [](const Character& a, uint32_t b) { return a.code_point < b; });
-      if (found != end && found->code_point == c) token = found->token;
+      const Character* character = std::lower_bound(t.characters.data, end, c, [](const Character& a, uint32_t b) { return a.code_point < b; });
+      if (character != end && character->code_point == c) token = character->token;
     } else {
       token = bytes ? bytes[word.data[at]] : kNoToken;
       ++at;

@@ -15,8 +15,8 @@
 
 namespace {
 
-constexpr int32_t kMaxTokens = 24, kNumPages = 4, kTableWidth = 2, kThreads = 2;
-constexpr int64_t kPartBytes = 1 << 20;
+constexpr int32_t kMaxTokens = 160, kTableWidth = 10, kNumPages = 2 * kTableWidth, kThreads = 2, kPartitionPages = 8;
+constexpr int64_t kPartBytes = 1 << 22;
 
 int32_t num_failures = 0;
 
@@ -32,10 +32,10 @@ struct Open {
   ps_program* program = nullptr;
   ps_model_info info{};
 
-  bool open(const char* path, const ps_comm* comm, int32_t kv_layout) {
+  bool open(const char* path, const ps_comm* comm, int32_t kv_layout, int32_t num_pages = kNumPages) {
     const ps_context_options context_options{sizeof(ps_context_options), kThreads, nullptr, comm};
     const ps_model_options model_options{sizeof(ps_model_options), 0, 0};
-    const ps_program_options options{sizeof(ps_program_options), kMaxTokens, 2, kMaxTokens, kNumPages, 2, kv_layout, 0};
+    const ps_program_options options{sizeof(ps_program_options), kMaxTokens, 2, kMaxTokens, num_pages, 2, kv_layout, 0};
     info.struct_size = sizeof(info);
     return ps_context_create(&context_options, &context) == PS_OK && (!comm || ps_context_agree(context, "") == PS_OK) &&
            ps_model_open(path, &model_options, &model) == PS_OK && ps_model_describe(model, &info) == PS_OK &&
@@ -53,13 +53,15 @@ struct Batch {
   std::vector<int32_t> ids, positions, starts, tables, rows;
   ps_batch batch{};
 
-  void make(int32_t* lens, const ps_model_info& info) {
+  // `context_ranks`: the ranks that pages are dealt out to.
+  void make(int32_t* lens, const ps_model_info& info, int32_t context_ranks) {
+    const int32_t most = kTableWidth * PS_PAGE_TOKENS < info.context_len ? kTableWidth * PS_PAGE_TOKENS : info.context_len;
     ids.clear(), positions.clear(), rows.clear();
     starts.assign(1, 0);
     tables.assign(static_cast<size_t>(info.num_page_groups) * 2 * kTableWidth, 0);
     for (int32_t request = 0; request < 2; ++request) {
       const int32_t count = rand() % 3 ? 1 : 1 + rand() % (kMaxTokens / 2);
-      if (lens[request] + count > kTableWidth * PS_PAGE_TOKENS) lens[request] = 0;
+      if (lens[request] + count > most) lens[request] = 0;
       for (int32_t i = 0; i < count; ++i) {
         ids.push_back(rand() % info.vocab_size);
         positions.push_back(lens[request]++);
@@ -67,8 +69,11 @@ struct Batch {
       }
       starts.push_back(static_cast<int32_t>(ids.size()));
       for (int32_t group = 0; group < info.num_page_groups; ++group) {
-        for (int32_t page = 0; page < kTableWidth; ++page)
-          tables[static_cast<size_t>((group * 2 + request) * kTableWidth + page)] = request * kTableWidth + page;
+        for (int32_t page = 0; page < kTableWidth; ++page) {
+          const int32_t rank = (request + page / kPartitionPages) % context_ranks;
+          tables[static_cast<size_t>((group * 2 + request) * kTableWidth + page)] =
+              (request * kTableWidth + page) * context_ranks + rank;
+        }
       }
     }
     batch = ps_batch{sizeof(ps_batch), starts[2], 2, static_cast<int32_t>(rows.size()), kTableWidth, ids.data(), positions.data(),
@@ -129,13 +134,14 @@ void run_group(int64_t num_steps, const char* whole_path, char** paths, int32_t 
   pthread_t ender_thread;
   if (microseconds) pthread_create(&ender_thread, nullptr, end_later, &ender);
   Open whole, first;
-  expect(whole.open(whole_path, nullptr, kv_layout), "whole");
   bool alive = first.open(paths[0], followers[0].comm, kv_layout);
   expect(alive || microseconds, "rank 0");
+  const int32_t context_ranks = alive ? first.info.context_ranks : 1;
+  expect(whole.open(whole_path, nullptr, kv_layout, kNumPages * context_ranks), "whole");
   int32_t lens[2] = {0, 0};
   Batch batch;
   for (int64_t step = 0; alive && (microseconds || step < num_steps); ++step) {
-    batch.make(lens, whole.info);
+    batch.make(lens, whole.info, context_ranks);
     const ps_status status = ps_program_run(first.program, &batch.batch);
     alive = status == PS_OK;
     if (!alive) {

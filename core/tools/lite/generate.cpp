@@ -91,8 +91,8 @@ void Generator::choose_sampling() {
   const void* json;
   int64_t bytes;
   if (ps_model_segment(model_, "generation_config.json", &json, &bytes) != PS_OK) bytes = -1;
-  const Defaults found = read_defaults(static_cast<const char*>(json), bytes);
-  if (!*info_.tail) sampling_ = found;  // a graph that ends in token ids is greedy
+  const Defaults defaults = read_defaults(static_cast<const char*>(json), bytes);
+  if (!*info_.tail) sampling_ = defaults;  // a graph that ends in token ids is greedy
   const bool filters = options_.top_k >= 0 || options_.top_p >= 0;
   if (filters && sampling_.temperature == 0) sampling_.temperature = 1;
   if (options_.temperature >= 0) sampling_.temperature = options_.temperature;
@@ -108,11 +108,11 @@ bool Generator::read_ids(const char* text, int64_t bytes) {
   const auto skip = [&] {
     while (p < end && (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r')) ++p;
   };
-  const auto skip_one = [&](char wanted) {
+  const auto skip_one = [&](char expected) {
     skip();
-    const bool found = p < end && *p == wanted;
-    p += found;
-    return found;
+    const bool is_next = p < end && *p == expected;
+    p += is_next;
+    return is_next;
   };
   const bool list = skip_one('[');
   for (bool comma = false;; comma = skip_one(',')) {

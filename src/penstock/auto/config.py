@@ -58,7 +58,7 @@ def existing_path(model: Path | str) -> Path:
 
 @dataclass
 class ModelFile:
-    """What a YAML file says: the folder or bundle, the options of LLM, and the defaults of ``generate``."""
+    """The content of a YAML file: the folder or bundle, the options of LLM, and the defaults of ``generate``."""
 
     path: Path
     options: dict[str, Any] = field(default_factory=dict)
@@ -82,7 +82,10 @@ def read_model_yaml(file: Path) -> ModelFile:
         raise UnsupportedError(f"{file}: use_parallel must be false: one process runs a model", param="use_parallel")
     checkpoint = values.get("load_checkpoint") or config.get("checkpoint_name_or_path")
     if not isinstance(checkpoint, str) or not checkpoint:
-        raise InvalidFileError(f"{file}: load_checkpoint: expected the path of a checkpoint folder or a .psm bundle")
+        raise InvalidFileError(
+            f"{file}: load_checkpoint: expected the path of a checkpoint folder or a .psm bundle",
+            param="load_checkpoint",
+        )
     path = file.parent / checkpoint
     if path.suffix in (".ckpt", ".mindir"):
         raise UnsupportedError(

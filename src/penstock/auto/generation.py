@@ -23,7 +23,7 @@ _LENGTHS: Final = ("max_length", "min_length")
 _FLAGS: Final = ("return_dict_in_generate", "output_scores", "output_logits")
 _OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, "pad_token_id", "use_cache")
 _WITHOUT_EFFECT: Final = ("transformers_version", "bos_token_id", "_from_model_config")
-"""What a GenerationConfig of transformers also has; generation never reads it here."""
+"""Fields that a GenerationConfig of transformers has and that generation ignores here."""
 
 
 class GenerationConfig:
@@ -47,7 +47,7 @@ class GenerationConfig:
 
 @dataclass(frozen=True)
 class GenerateOutput:
-    """What ``generate`` returns with ``return_dict_in_generate``; values are attributes and keys.
+    """The result of ``generate`` with ``return_dict_in_generate``; values are attributes and keys.
 
     ``sequences``: as without it.  ``logits``: for each sequence an array [num_generated, vocab_size] float32, the row
     that each token was chosen from.  ``scores``: the same rows divided by the temperature.
@@ -96,13 +96,13 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
     """
     _check_names(options, "generate")
     values: dict[str, Any] = {}
-    for each in (*map(_config_options, configs), options):
-        given = {name: value for name, value in each.items() if value is not None}
-        if {"max_length", "max_new_tokens"} <= given.keys():
+    for layer in (*map(_config_options, configs), options):
+        values_set = {name: value for name, value in layer.items() if value is not None}
+        if {"max_length", "max_new_tokens"} <= values_set.keys():
             raise InvalidArgumentError("max_length and max_new_tokens exclude each other", param="max_length")
-        if {"max_length", "max_new_tokens", "max_tokens"} & given.keys():  # a later length replaces an earlier one
+        if {"max_length", "max_new_tokens", "max_tokens"} & values_set.keys():  # a later length replaces an earlier one
             values = {k: v for k, v in values.items() if k not in ("max_length", "max_new_tokens", "max_tokens")}
-        values |= given
+        values |= values_set
     if values.pop("use_cache", True) is not True:
         raise UnsupportedError("use_cache must be True: every graph keeps keys and values", param="use_cache")
     flags = {name: check_flag(name, values.pop(name, False)) for name in _FLAGS}
@@ -139,8 +139,8 @@ def _config_options(config: object) -> Mapping[str, Any]:
     if isinstance(config, GenerationConfig):
         return config.options
     if callable(getattr(config, "to_diff_dict", None)):  # transformers: only what differs from its defaults
-        named: dict[str, Any] = config.to_diff_dict()  # type: ignore[attr-defined]
-        config = {name: value for name, value in named.items() if name not in _WITHOUT_EFFECT}
+        values: dict[str, Any] = config.to_diff_dict()  # type: ignore[attr-defined]
+        config = {name: value for name, value in values.items() if name not in _WITHOUT_EFFECT}
     if not isinstance(config, Mapping):
         raise wrong_type("generation_config", "a GenerationConfig or a dictionary", config)
     _check_names(config, "generation_config")

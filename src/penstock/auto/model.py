@@ -96,8 +96,8 @@ class AutoModel:
         lists to one length), ``output_scores``, ``output_logits`` and ``return_dict_in_generate`` (return a
         GenerateOutput).  ``num_beams`` must be 1.
         """
-        given = {"max_new_tokens": max_new_tokens, "do_sample": do_sample, **options}
-        read = read_options((self.generation_config, generation_config), given, self.llm.generation)
+        keywords = {"max_new_tokens": max_new_tokens, "do_sample": do_sample, **options}
+        read = read_options((self.generation_config, generation_config), keywords, self.llm.generation)
         prompts, _ = split_prompts(input_ids)
         if attention_mask is not None:
             prompts = _without_padding(prompts, attention_mask)
@@ -148,4 +148,6 @@ def _without_padding(prompts: list[Any], attention_mask: Any) -> list[list[int]]
     masks, _ = split_prompts(attention_mask)
     if [len(mask) for mask in masks] != [len(prompt) for prompt in prompts]:
         raise InvalidArgumentError("attention_mask: expected the shape of input_ids", param="attention_mask")
-    return [[token for token, kept in zip(*pair, strict=True) if kept] for pair in zip(prompts, masks, strict=True)]
+    return [
+        [token for token, is_real in zip(*pair, strict=True) if is_real] for pair in zip(prompts, masks, strict=True)
+    ]

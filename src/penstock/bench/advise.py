@@ -1,7 +1,8 @@
 """Answers which scheme and which way to run a model suit this machine and the user's wishes.
 
 Memory is planned by the core, for the graph in each scheme.  Times come from real steps at the model's shapes, without
-its weights (``step_probe``).  What a scheme costs in quality is what docs/guides/quantization.md has measured.
+its weights (``step_probe``).  The quality of a scheme is the one
+measured in docs/guides/quantization.md.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from penstock.validation import refusal
 __all__ = ["PYTHON_BYTES", "Advice", "Advise", "Row", "Wishes", "advise", "misses", "recommend"]
 
 PYTHON_BYTES: Final = 64 << 20
-"""What Python, the tokenizer and the text take beside the plan, as ``runtime.native.fit_limits`` reserves it."""
+"""Memory for Python, the tokenizer and the text beside the plan, as ``runtime.native.fit_limits`` reserves it."""
 EQUAL_QUALITY: Final = 0.002
 """Schemes whose perplexity differs by less than this share count as equally good."""
 _PROMPT_TOKENS, _NEW_TOKENS = 512, 128
@@ -45,7 +46,7 @@ _MAX_SECONDS_PER_SCHEME = 6.0
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user wishes, each None if it does not matter.
+    """The wishes of the user, each None if it does not matter.
 
     ``first_token_s``: the longest time to the first token of a prompt, when nothing else runs.  ``latency_s``: the
     longest time per further token, with all requests running.  ``tokens_per_s``: the least rate of generated tokens of
@@ -63,7 +64,7 @@ class Advise:
     """The question.  Sizes in tokens; None is 512 and 128, or as many as the model's context holds.
 
     ``model``: a bundle or a checkpoint folder.  ``network``: the user's script, for a folder.  ``threads``: 0 is all
-    allowed cores.  ``schemes``: those to compare.  ``seconds``: for all of it, about.
+    allowed cores.  ``schemes``: those to compare.  ``seconds``: the approximate time of the whole measurement.
     """
 
     model: Path | str
@@ -232,14 +233,14 @@ def _plan(model: Weightless, context: native.Context, work: Workload, kv_cache: 
     scheme = model.graph.scheme
     plan = model.plan(context, work.limits(work.concurrency, kv_cache))
     needed = plan.total_bytes + PYTHON_BYTES
-    here = memory()
+    machine_memory = memory()
     return Row(
         scheme,
         PERPLEXITY_COST[scheme],
         plan,
         needed,
         model.plan(context, work.limits(1, kv_cache)).total_bytes,
-        not here.total or needed <= here.available,
+        not machine_memory.total or needed <= machine_memory.available,
     )
 
 
@@ -259,8 +260,8 @@ def _measure(row: Row, model: Weightless, work: Workload, kv_cache: str, machine
 
 def _rate(work: Workload, first_s: float, token_s: float) -> float:
     """Return the generated tokens per second of all requests, when each follows another: prompts take turns."""
-    each = work.concurrency * first_s + (work.new_tokens - 1) * token_s
-    return work.concurrency * work.new_tokens / each
+    request_s = work.concurrency * first_s + (work.new_tokens - 1) * token_s
+    return work.concurrency * work.new_tokens / request_s
 
 
 def misses(row: Row, wishes: Wishes) -> list[str]:

@@ -106,9 +106,9 @@ def _draw_lines(
     canvas: Canvas, plot: Box, lines: Sequence[Line], at: Callable[[tuple[float, float]], tuple[float, float]]
 ) -> None:
     """Draw the lines, with labels in the margin at the height of their last points."""
-    drawn = [(line, [at(point) for point in line.points]) for line in lines if line.points]
-    heights = spread([points[-1][1] + 4 for _, points in drawn], _LABEL_SIZE * 1.3, plot.top + 6, plot.bottom)
-    for index, ((line, points), height) in enumerate(zip(drawn, heights, strict=True)):
+    polylines = [(line, [at(point) for point in line.points]) for line in lines if line.points]
+    heights = spread([points[-1][1] + 4 for _, points in polylines], _LABEL_SIZE * 1.3, plot.top + 6, plot.bottom)
+    for index, ((line, points), height) in enumerate(zip(polylines, heights, strict=True)):
         color = f"c{index % NUM_COLORS}"
         canvas.line(points, color, "stroke-width='2'")
         for (x, y), (rate, value) in zip(points, line.points, strict=True):

@@ -74,7 +74,7 @@ def peak_of(node: Node, kv_layout: str, cpu_level: str) -> str:
     Attention multiplies pairs of bf16.  It uses f32 for f32 pages and on the level ``amx``, whose tile registers add in
     an order that would change the bits of attention.
     """
-    if node.op == "attention":
+    if node.op in ("attention", "context_attention"):
         return "f32" if kv_layout == "f32" or cpu_level == "amx" else "bf16"
     scheme = str(node.attrs.get("scheme", ""))
     return "int8" if scheme.startswith("w") else "bf16" if scheme == "bf16" else "f32"
@@ -89,26 +89,26 @@ def _elements(value: Value, sizes: dict[str, int]) -> int:
 
 def _keys(step: StepSize, window: int, causal: bool) -> tuple[int, int]:
     """Return the number of (token, key) pairs, and the positions that must be read at least once."""
-    seen = read = 0
+    num_attended = read = 0
     for start, length in zip(step.starts, step.lens, strict=True):
         end = start + length
         for position in range(start, end):
             keys = position + 1 if causal else end
-            seen += min(keys, window) if window else keys
+            num_attended += min(keys, window) if window else keys
         read += min(end, window + length - 1) if window else end
-    return seen, read
+    return num_attended, read
 
 
-def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float, kept: Sequence[bool]) -> list[Cost]:
+def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float, wanted_only: Sequence[bool]) -> list[Cost]:
     """Return the cost of each node in a step.
 
-    ``kv_token_bytes``: bytes of the keys and values of one token in all states.  ``kept``: per node, True if it runs
-    only for rows of logits.
+    ``kv_token_bytes``: bytes of the keys and values of one token in all states.  ``wanted_only``: per node, True if it
+    runs only for rows of logits.
     """
     width = sum(state.num_kv_heads * state.head_dim for state in graph.states.values())
     per_element = kv_token_bytes / width if width else 0.0
     steps = {False: step, True: step.of_kept}
-    return [_node_cost(graph, node, steps[k], per_element) for node, k in zip(graph.nodes, kept, strict=True)]
+    return [_node_cost(graph, node, steps[k], per_element) for node, k in zip(graph.nodes, wanted_only, strict=True)]
 
 
 def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float) -> Cost:
@@ -117,10 +117,10 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
         return cost
     values = [graph.values[o.name] for o in node.inputs if o.kind == "value"]
     outputs = [graph.values[name] for name in node.outputs]
-    taken = (
+    inputs = (
         [*outputs, *values[1:]] if node.op == "gather_rows" else values
     )  # it reads as many rows of the first input as it writes
-    cost.num_bytes = float(sum(_elements(v, sizes) * _BYTES[v.dtype] for v in [*taken, *outputs]))
+    cost.num_bytes = float(sum(_elements(v, sizes) * _BYTES[v.dtype] for v in [*inputs, *outputs]))
     for operand in node.inputs:
         if operand.kind == "weight":
             weight = graph.weights[operand.name]
@@ -134,10 +134,11 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
         elif operand.kind == "state":
             state = graph.states[operand.name]
             token_bytes = kv_element_bytes * state.num_kv_heads * state.head_dim
-            if node.op == "attention":
-                seen, read = _keys(step, int(node.attrs["window"]), bool(node.attrs["causal"]))
-                cost.num_bytes += read * token_bytes
-                cost.num_ops += 4 * seen * _columns(outputs[0])
+            if node.op in ("attention", "context_attention"):
+                num_ranks = int(node.attrs.get("world", 1))
+                num_attended, read = _keys(step, int(node.attrs["window"]), bool(node.attrs["causal"]))
+                cost.num_bytes += read * token_bytes // num_ranks
+                cost.num_ops += 4 * num_attended * _columns(outputs[0]) // num_ranks
             else:
                 cost.num_bytes += step.num_tokens * token_bytes
     if outputs:

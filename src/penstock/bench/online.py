@@ -63,8 +63,8 @@ class Trace:
         random = np.random.default_rng(seed)
 
         def draw(median: int) -> list[int]:
-            drawn = median * np.exp(self.spread * random.standard_normal(self.num_requests))
-            return [int(length) for length in np.clip(np.rint(drawn), 1, 4 * median)]
+            samples = median * np.exp(self.spread * random.standard_normal(self.num_requests))
+            return [int(length) for length in np.clip(np.rint(samples), 1, 4 * median)]
 
         return [max(length, self.shared_tokens + 1) for length in draw(self.prompt_tokens)], draw(self.new_tokens)
 

@@ -27,7 +27,9 @@ class OpenModel:
 
     ``model``: a bundle or a checkpoint folder.  ``scheme`` (None is that of the checkpoint) and ``network`` (the user's
     script) are for a folder.  ``threads``: 0 is all allowed cores.  ``verify``: when to verify a bundle's checksums.
-    ``tensor_parallel_size``: processes that the network is divided over; ``threads`` is then per process.
+    ``tensor_parallel_size``: processes that each layer is divided over; ``pipeline_parallel_size``: stages that the
+    layers are divided into; ``context_parallel_size``: processes that each context is divided over; ``threads`` is
+    then per process.
     """
 
     model: Path | str
@@ -37,10 +39,18 @@ class OpenModel:
     network: str | None = None
     verify: str = "once"
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
 
     def open(self, limits: ProgramLimits, progress: Callable[[Any], None] | None = None) -> Opened:
         """Open the model with memory for ``limits``."""
-        options = OpenOptions(progress=progress, verify=self.verify, tensor_parallel_size=self.tensor_parallel_size)
+        options = OpenOptions(
+            progress=progress,
+            verify=self.verify,
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            context_parallel_size=self.context_parallel_size,
+        )
         return open_program(
             self.model, scheme=self.scheme, threads=self.threads, limits=limits, network=self.network, options=options
         )

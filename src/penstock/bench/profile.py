@@ -142,11 +142,11 @@ def profile(settings: Profile, progress: Callable[[Any], None] | None = None) ->
     Raises InvalidArgumentError if the sizes do not fit the model, UnsupportedError for several ranks, and the errors of
     ``open_program``.
     """
-    if settings.tensor_parallel_size != 1:
-        raise UnsupportedError(
-            f"tensor_parallel_size: expected 1 for a profile, found {settings.tensor_parallel_size!r:.20}",
-            param="tensor_parallel_size",
-        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+        if getattr(settings, name) != 1:
+            raise UnsupportedError(
+                f"{name}: expected 1 for a profile, found {getattr(settings, name)!r:.20}", param=name
+            )
     num_prompt, num_context = _sizes(settings, None)
     longest = _longest(settings, num_prompt, num_context)
     limits = ProgramLimits(
@@ -189,7 +189,7 @@ class _Profiler:
         self.random = np.random.default_rng(0)
         plan = program.info.plan
         self.kv_token_bytes = plan.kv_page_bytes / PAGE_TOKENS if plan is not None else 0.0
-        self.kept = [node.wanted_only for node in spans.node_infos(program.model)]
+        self.wanted_only = [node.wanted_only for node in spans.node_infos(program.model)]
         self.peaks = MachineLimits(program.context)
         self.fewer: dict[int, dict[str, float]] = {}  # the highest peaks of all phases, by number of threads
 
@@ -218,11 +218,11 @@ class _Profiler:
             ops_per_s = self.fewer.setdefault(threads, peaks.ops_per_s)
             for name, value in peaks.ops_per_s.items():
                 ops_per_s[name] = max(ops_per_s[name], value)
-        kept = sorted((run for run in passes if run.threads == threads), key=lambda run: run.wall)
-        quarter = len(kept) // 4
-        kept = kept[quarter : len(kept) - quarter]
-        nodes, between = self._rows(steps, kept)
-        first, middle = steps[-1].size, kept[len(kept) // 2]
+        middle_passes = sorted((run for run in passes if run.threads == threads), key=lambda run: run.wall)
+        quarter = len(middle_passes) // 4
+        middle_passes = middle_passes[quarter : len(middle_passes) - quarter]
+        nodes, between = self._rows(steps, middle_passes)
+        first, middle = steps[-1].size, middle_passes[len(middle_passes) // 2]
         return PhaseReport(
             phase=phase,
             num_tokens=sum(step.size.num_tokens for step in steps),
@@ -232,7 +232,7 @@ class _Profiler:
             step_threads=threads,
             passes=len(passes),
             alike=counts[threads],
-            wall_s=statistics.fmean(run.wall for run in kept) * 1e-9,
+            wall_s=statistics.fmean(run.wall for run in middle_passes) * 1e-9,
             plain_s=statistics.median(plain) * 1e-9,
             read_bytes_per_s=bandwidth,
             ops_per_s=ops_per_s,
@@ -291,17 +291,17 @@ class _Profiler:
             results.append((wall, spans.last_spans(self.program.core_program)))
         return results
 
-    def _rows(self, steps: list[Step], kept: list[Pass]) -> tuple[list[Row], dict[str, float]]:
+    def _rows(self, steps: list[Step], middle_passes: list[Pass]) -> tuple[list[Row], dict[str, float]]:
         """Return the rows of the nodes and the seconds between them, as means over the passes."""
 
         def mean(name: str) -> Any:
-            return sum(getattr(run, name) for run in kept) / len(kept) * 1e-9
+            return sum(getattr(run, name) for run in middle_passes) / len(middle_passes) * 1e-9
 
-        executed = {int(node) for run in kept[0].spans for node in np.unique(run["node"])}
+        executed = {int(node) for run in middle_passes[0].spans for node in np.unique(run["node"])}
         costs = [Cost() for _ in self.graph.nodes]
         for step in steps:
             for cost, more in zip(
-                costs, node_costs(self.graph, step.size, self.kv_token_bytes, self.kept), strict=True
+                costs, node_costs(self.graph, step.size, self.kv_token_bytes, self.wanted_only), strict=True
             ):
                 cost.add(more)
         rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""What a model takes when it is divided over ranks of this host: memory of each rank, and the time of a token.
+"""The cost of a model that is divided over ranks of this host: memory of each rank, and the time of a token.
 
 Weights are counted exactly, as a rank's bundle has them.  Keys and values, and the rest, are estimated as
 ``hub.memory_need`` does.  A token's time is that of its bytes at the measured bandwidth of memory, and of its exchanges
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import statistics
 import threading
 from collections import Counter
@@ -22,8 +23,9 @@ import numpy as np
 from penstock.core import layouts, native
 from penstock.core.comm import SharedComm, shared_bytes
 from penstock.core.native import Context
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.graph.passes.cut import cut_heads
+from penstock.graph.passes.cut import balance, cut_heads
 from penstock.graph.strategy import make_strategy
 from penstock.hub.memory_need import ModelShape, memory_need
 from penstock.quant.scheme import find_scheme
@@ -38,6 +40,7 @@ _ALIGNMENT: Final = 64
 _SIZES: Final = (4 << 10, 64 << 10)
 _COUNT: Final = 4000
 _TABLES: Final = {"f32": layouts.ROWS_F32, "f16": layouts.ROWS_F16, "bf16": layouts.ROWS_BF16}
+_LAYER: Final = re.compile(r"\.(\d+)\.(self_attn|input_layernorm)?")
 _FUSED: Final = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
 
 
@@ -53,15 +56,16 @@ class RankMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Return the memory of the rank in total."""
         return self.weight_bytes + self.kv_bytes + self.rest_bytes
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The milliseconds of a token over ``world`` ranks of ``threads`` threads each.
+    """The milliseconds of a token over ``world`` ranks of ``threads`` threads each, in ``pp`` stages.
 
-    ``read_bytes_per_s``: the bandwidth of memory that was measured for it.
+    ``read_bytes_per_s``: the bandwidth of memory that was measured for it.  ``pipelined_ms``: between two tokens when
+    there is a request for each stage.
     """
 
     world: int
@@ -70,6 +74,8 @@ class Prediction:
     exchange_ms: float
     num_exchanges: int
     read_bytes_per_s: float
+    pp: int = 1
+    pipelined_ms: float = 0.0
 
     @property
     def token_ms(self) -> float:
@@ -78,24 +84,94 @@ class Prediction:
 
 
 def rank_memory(
-    model: WholeTensors, strategy: Strategy, scheme: str, *, context_len: int = 0, kv_cache: str = "auto"
+    model: WholeTensors,
+    strategy: Strategy,
+    scheme: str,
+    *,
+    pp: int = 1,
+    context_len: int = 0,
+    kv_cache: str = "auto",
 ) -> list[RankMemory]:
-    """Return the memory of each rank: weights in ``scheme``, and keys and values of one context."""
+    """Return the memory of each rank: weights in ``scheme``, and keys and values of one context.
+
+    ``pp``: stages that the layers are divided into; ``strategy`` is that of each.  Raises InvalidArgumentError
+    (``pipeline_parallel_size``) for more stages than the layers allow.
+    """
     shape = ModelShape.of(model.config, sum(info.num_bytes for info in model.tensors.values()))
     num_heads = model.config.int("num_attention_heads")
     _, kv_heads = cut_heads(num_heads, shape.num_kv_heads, strategy.world)
     if kv_cache == "auto":
         kv_cache = "f32" if scheme == "f32" else "bf16"
     tokens = min(context_len or shape.context_len, shape.context_len)
-    result = []
-    for rank in range(strategy.world):
-        own = replace(shape, num_kv_heads=kv_heads.size(rank))
-        weights, table = _weight_bytes(strategy, rank, scheme, shape)
+    need = memory_need(shape, scheme, context_len=tokens, kv_cache=kv_cache)
+    rest = need - shape.weight_bytes(scheme) - shape.kv_bytes(tokens, kv_cache)
+    layout = RankLayout(strategy.world, pp)
+    stages = _stages(model, scheme, shape, pp)
+    result = [] if pp == 1 else [RankMemory(0, 0, 0, rest, 0)]
+    for rank in range(len(result), layout.world):
+        stage, place = layout.place(rank)
+        names, num_layers = stages[stage]
+        own = replace(shape, num_kv_heads=kv_heads.size(place), num_layers=num_layers)
+        part = replace(strategy, parameters={name: strategy.parameters[name] for name in names})
+        weights, table = _weight_bytes(part, place, scheme, shape)
         kv = own.kv_bytes(tokens, kv_cache)
-        need = memory_need(own, scheme, context_len=tokens, kv_cache=kv_cache)
-        rest = need - own.weight_bytes(scheme) - kv
-        result.append(RankMemory(rank, weights, kv, rest, weights - table + own.kv_bytes(CONTEXT_TOKENS, kv_cache)))
+        if shape.tied and stage == 0 < pp - 1:
+            table = weights - _weight_bytes(_without_table(part), place, scheme, shape)[0]
+        read = weights - table + own.kv_bytes(CONTEXT_TOKENS, kv_cache)
+        # A float32 for two dimensions of rotary positions; the last weight of a bundle.
+        weights += 2 * shape.head_dim if num_layers else 0
+        result.append(RankMemory(rank, weights, kv, rest, read))
     return result
+
+
+def _without_table(strategy: Strategy) -> Strategy:
+    parameters = {name: own for name, own in strategy.parameters.items() if "embed_tokens" not in name}
+    return replace(strategy, parameters=parameters)
+
+
+def _stages(model: WholeTensors, scheme: str, shape: ModelShape, pp: int) -> list[tuple[list[str], int]]:
+    """Return for each stage the parameters that it has, and how many layers' keys and values.
+
+    The cuts are those of ``passes.pipeline``: before and behind the attention of a layer, and before the output head.
+    """
+    whole = make_strategy(model, 1)
+    if pp == 1:
+        return [([*whole.parameters], shape.num_layers)]
+    units: dict[tuple[int, int], list[str]] = {}
+    for name in whole.parameters:
+        layer = _LAYER.search(name)
+        if layer is not None:
+            key = int(layer[1]), 0 if layer[2] else 1
+        elif "embed_tokens" in name:
+            key = -1, 0
+        else:
+            key = shape.num_layers, int("lm_head" in name)
+        units.setdefault(key, []).append(name)
+    table = units.get((-1, 0), [])
+    if shape.tied:  # the table is the head, too
+        units[shape.num_layers, 1] = [*units.get((shape.num_layers, 1), []), *table]
+    order = sorted(units)
+    cost, ends = 0, {}
+    for key in order:
+        part = replace(whole, parameters={name: whole.parameters[name] for name in units[key]})
+        cost += 0 if key == (-1, 0) else _weight_bytes(part, 0, scheme, shape)[0]
+        ends[cost] = key
+    cuts = [end for end in ends if 0 < end < cost]
+    if len(cuts) < pp - 1:
+        raise InvalidArgumentError(
+            f"pipeline_parallel_size: expected at most {len(cuts) + 1} stages for the layers of this network, found "
+            f"{pp}",
+            param="pipeline_parallel_size",
+        )
+    stages: list[tuple[list[str], int]] = []
+    first = 0
+    for end in [*balance(cuts, cost, pp), cost]:
+        last = order.index(ends[end]) + 1
+        keys = order[first:last]
+        names = dict.fromkeys(name for key in keys for name in units[key])
+        stages.append(([*names], sum(half == 0 and 0 <= layer < shape.num_layers for layer, half in keys)))
+        first = last
+    return stages
 
 
 def _weight_bytes(strategy: Strategy, rank: int, scheme: str, shape: ModelShape) -> tuple[int, int]:
@@ -122,8 +198,7 @@ def _weight_bytes(strategy: Strategy, rank: int, scheme: str, shape: ModelShape)
             matrices[parent, _FUSED.get(layer, layer), has_bias, _cols(strategy, name, own)] += part[0]
     sizes += [native.layout_bytes(layouts.ROWS_F32, 1, count) for count in vectors.values()]
     sizes += [native.layout_bytes(row.layout, rows, cols) for (*_, cols), rows in matrices.items()]
-    frequencies = 2 * shape.head_dim  # of rotary positions, a float32 for two dimensions; the last weight of a bundle
-    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in (*sizes, table_bytes)) + frequencies, table_bytes
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in (*sizes, table_bytes)), table_bytes
 
 
 def _cols(strategy: Strategy, name: str, own: Parameter) -> int:
@@ -206,28 +281,36 @@ def predict(
     model: WholeTensors,
     scheme: str,
     worlds: Sequence[int],
+    pp: int = 1,
     *,
     links: Mapping[int, LinkProbe] | None = None,
 ) -> list[Prediction]:
     """Return the predictions for each number of ranks that the network can be divided over, as measured now.
 
-    All ranks read their weights at once, so they share the bandwidth of this host by their threads.
+    ``pp``: stages, of which each has that many ranks.  All ranks read their weights at once, so they share the
+    bandwidth of this host by their threads.  The stages of a pipeline take turns at one request.
     """
     with Context() as context:
         cores = context.num_threads
         bandwidth = native.probe_bandwidth(context)
+    with Context(max(1, cores // pp)) as context:
+        stage_bandwidth = bandwidth if pp == 1 else min(bandwidth, native.probe_bandwidth(context))
     result = []
     for world in worlds:
         try:
             strategy = make_strategy(model, world)
         except InvalidArgumentError:
             continue  # more ranks than attention heads
-        memory = rank_memory(model, strategy, scheme)
-        memory_s = max(rank.token_bytes for rank in memory) * world / bandwidth
+        memory = rank_memory(model, strategy, scheme, pp=pp)[pp > 1 :]
+        stages = [max(rank.token_bytes for rank in memory[i : i + world]) for i in range(0, len(memory), world)]
+        memory_s = sum(stages) * world / stage_bandwidth
         widths = exchange_widths(strategy) if world > 1 else []
-        link = (links or {}).get(world) or (LinkProbe(world) if world > 1 else None)
-        exchange_s = sum(link.seconds(4 * -(-width // world)) for width in widths) if link is not None else 0.0
-        result.append(
-            Prediction(world, max(1, cores // world), 1e3 * memory_s, 1e3 * exchange_s, len(widths), bandwidth)
-        )
+        hops = [model.config.int("hidden_size")] * (pp - 1)
+        link = (links or {}).get(world) or (LinkProbe(max(2, world)) if world * pp > 1 else None)
+        sizes = [*(4 * -(-width // world) for width in widths), *(4 * width for width in hops)]
+        exchange_s = sum(map(link.seconds, sizes)) if link is not None else 0.0
+        pipelined_s = max(stages) * world * pp / bandwidth if pp > 1 else 0.0
+        num_threads = max(1, cores // (world * pp))
+        figures = 1e3 * memory_s, 1e3 * exchange_s, len(sizes), bandwidth, pp, 1e3 * pipelined_s
+        result.append(Prediction(world, num_threads, *figures))
     return result

@@ -177,20 +177,20 @@ def _draw_limits(canvas: Canvas, limits: _Roofline, soft: Sequence[Box]) -> list
 
 
 def _name_memory(
-    canvas: Canvas, line: Sequence[tuple[float, float]], text: str, taken: tuple[list[Box], Sequence[Box]]
+    canvas: Canvas, line: Sequence[tuple[float, float]], text: str, obstacles: tuple[list[Box], Sequence[Box]]
 ) -> list[Box]:
     """Write the name of the memory line along its upper side, and return the boxes that it covers.
 
-    ``taken``: boxes of lines, and of circles.
+    ``obstacles``: boxes of lines, and of circles.
     """
-    hard, soft = taken
+    hard, soft = obstacles
     (x1, y1), (x2, y2) = line
     length, half, lift = math.hypot(x2 - x1, y2 - y1), len(text) * _SIZE * CHAR_WIDTH / 2, 5
     if length < 4 * half:
         _label(canvas, (text, "ink"), line[0], 2, (hard, []), soft)
         return []
     angle = math.atan2(y2 - y1, x2 - x1)
-    tried = []
+    candidates = []
     for share in _NAME_AT:
         share = min(max(share, half / length), 1 - half / length)
         x = x1 + (x2 - x1) * share + 10 * math.sin(angle)
@@ -198,8 +198,8 @@ def _name_memory(
         cx, cy = x + lift * math.sin(angle), y - lift * math.cos(angle)
         along = half * math.cos(angle), half * math.sin(angle)
         boxes = list(line_boxes([(cx - along[0], cy - along[1]), (cx + along[0], cy + along[1])], 8))
-        tried.append((sum(box.overlap(circle) for box in boxes for circle in soft), x, y, boxes))
-    _, x, y, boxes = min(tried, key=lambda one: one[0])
+        candidates.append((sum(box.overlap(circle) for box in boxes for circle in soft), x, y, boxes))
+    _, x, y, boxes = min(candidates, key=lambda candidate: candidate[0])
     canvas.turned_text(x, y, text, math.degrees(angle))
     return boxes
 
@@ -211,7 +211,7 @@ def _draw_points(
     soft: Sequence[Box],
 ) -> None:
     """Draw the circles, then the labels, each at a free place near its circle."""
-    ordered = sorted(points, key=lambda both: -both[1].share)
+    ordered = sorted(points, key=lambda pair: -pair[1].share)
     for (x, y, radius), point in ordered:
         title = f"{point.label}: {number(point.rate / 1e9)} GOP/s, {number(point.intensity)} operations per byte"
         canvas.circle(x, y, radius, _COLORS[point.phase], title, 0.35)
@@ -225,14 +225,14 @@ def _label(
     text: tuple[str, str],
     at: tuple[float, float],
     radius: float,
-    taken: tuple[list[Box], list[Box]],
+    obstacles: tuple[list[Box], list[Box]],
     soft: Sequence[Box],
 ) -> None:
     """Write a label (text, color) near a point, and a line to it from afar.  Leave it out if no place is free.
 
-    ``taken``: boxes of lines, and boxes of labels; both grow.
+    ``obstacles``: boxes of lines, and boxes of labels; both grow.
     """
-    hard, texts = taken
+    hard, texts = obstacles
     size = len(text[0]) * _SIZE * CHAR_WIDTH + 2, _LINE_HEIGHT
     box = place_label(at, radius, size, (hard, texts, soft), _PLOT)
     if box is None:

@@ -33,26 +33,26 @@ def add_up_spans(steps: list[tuple[float, NDArray[np.void]]], num_nodes: int) ->
     """
     total = Pass(np.zeros(num_nodes), np.zeros(num_nodes), np.zeros(num_nodes), [spans for _, spans in steps])
     for wall, spans in steps:
-        step, rest = spans[0], spans[1:]
-        present, thread_of = np.unique(rest["thread"], return_inverse=True)  # thread numbers may have gaps
+        step, node_spans = spans[0], spans[1:]
+        present, thread_of = np.unique(node_spans["thread"], return_inverse=True)  # thread numbers may have gaps
         threads = len(present)
         length = float(step["end_ns"] - step["begin_ns"])
-        worked = (rest["end_ns"] - rest["begin_ns"]).astype(np.float64)
-        waited = (rest["begin_ns"] - rest["arrive_ns"]).astype(np.float64)
+        work_ns = (node_spans["end_ns"] - node_spans["begin_ns"]).astype(np.float64)
+        wait_ns = (node_spans["begin_ns"] - node_spans["arrive_ns"]).astype(np.float64)
         work = np.zeros((threads, num_nodes))
-        np.add.at(work, (thread_of, rest["node"]), worked)
+        np.add.at(work, (thread_of, node_spans["node"]), work_ns)
         starting = ending = 0.0
         for thread in range(threads):
-            own = rest[thread_of == thread]
+            own = node_spans[thread_of == thread]
             starting += float(own["arrive_ns"][0] - step["begin_ns"])
             ending += float(step["end_ns"] - own["end_ns"][-1])
         total.wall += wall
         total.work += work.sum(0) / threads
         total.busy += work.max(0)
-        total.wait += np.bincount(rest["node"], waited, num_nodes) / threads
+        total.wait += np.bincount(node_spans["node"], wait_ns, num_nodes) / threads
         total.ending += ending / threads
         total.starting += starting / threads
-        total.gaps += length - (float(worked.sum() + waited.sum()) + starting + ending) / threads
+        total.gaps += length - (float(work_ns.sum() + wait_ns.sum()) + starting + ending) / threads
         total.calling += wall - length
         total.threads = max(total.threads, threads)
     return total

@@ -39,9 +39,9 @@ _PREFILL_RUNS = 3
 _MIN_PROMPT = 32
 _MAX_PROBE_BYTES = 3 << 29
 _FILL_BYTES_PER_S = 1e9
-"""How fast the kernel makes the zeroed pages of a hole, about."""
+"""The approximate rate at which the kernel makes the zeroed pages of a hole."""
 _USUAL_SHARE = 0.67
-"""The share of the roofline that steps reach, about, to choose how much is measured."""
+"""The approximate share of the roofline that steps reach.  It decides how much is measured."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class _Prober:
 
     def probe(self, work: Workload, seconds: float) -> StepProbe:
         """Measure for about ``seconds``; decode steps have the context of ``work``."""
-        wanted = {1, work.concurrency}
+        batches = {1, work.concurrency}
         context_len = max(work.prompt_tokens + work.new_tokens, _SHORT_PROMPT + _MAX_STEPS + work.concurrency + 2)
         context_len = min(context_len, self.model.model.info.context_len)
         limits = ProgramLimits(
@@ -202,8 +202,8 @@ class _Prober:
             runs: list[float] = []
             while not runs or (len(runs) < _PREFILL_RUNS and time.monotonic() - begin < seconds * 0.5):
                 runs.append(engine.prefill(self.work.prompt_tokens))
-            each = max(0.0, seconds - (time.monotonic() - begin)) / len(wanted)
-            decode = {batch: self._decode(program, engine, batch, each) for batch in sorted(wanted)}
+            seconds_each = max(0.0, seconds - (time.monotonic() - begin)) / len(batches)
+            decode = {batch: self._decode(program, engine, batch, seconds_each) for batch in sorted(batches)}
         finally:
             program.close()
         steps = self.work.prefill()
@@ -229,7 +229,7 @@ class _Prober:
         requests = engine.start(batch, min(_SHORT_PROMPT, self.work.prompt_tokens))
         short = StepSize((requests[0].num_tokens,) * batch, (1,) * batch, size.width, batch)
         random = np.random.default_rng(0)
-        steps = [make_step(program.info, each, random).batch for each in (short, size)]
+        steps = [make_step(program.info, step_size, random).batch for step_size in (short, size)]
         kinds: list[Callable[[], float]] = [engine.step, *(partial(_timed, program, step) for step in steps)]
         run_len = _RUN_STEPS if engine.step() < _SHORT_STEP_S else 1
         room = program.info.context_len - max(request.num_tokens for request in requests) - 2

@@ -179,11 +179,11 @@ class Scale:
 def _log_ticks(low: float, high: float, most: int) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [f * 10.0**n for n in decades for f in factors if low * 0.999 <= f * 10.0**n <= high * 1.001]
-        if len(found) <= most:
-            return found
-    skip = math.ceil(len(found) / most)
-    return found[::skip]
+        ticks = [f * 10.0**n for n in decades for f in factors if low * 0.999 <= f * 10.0**n <= high * 1.001]
+        if len(ticks) <= most:
+            return ticks
+    skip = math.ceil(len(ticks) / most)
+    return ticks[::skip]
 
 
 def number(value: float) -> str:
@@ -210,16 +210,16 @@ def place_label(
     at: tuple[float, float],
     radius: float,
     size: tuple[float, float],
-    taken: tuple[Sequence[Box], Sequence[Box], Sequence[Box]],
+    obstacles: tuple[Sequence[Box], Sequence[Box], Sequence[Box]],
     room: Box,
 ) -> Box | None:
     """Return a free place for a label of a point, near it if possible, or None.
 
-    ``at`` and ``radius``: the point's circle.  ``size``: width and height of the label.  ``taken``: lines, texts, and
-    circles.  The place is within ``room`` and covers no line and no text.  If possible it covers no circle, and the
+    ``at`` and ``radius``: the point's circle.  ``size``: width and height of the label.  ``obstacles``: lines, texts
+    and circles.  The place is within ``room`` and covers no line and no text.  If possible it covers no circle, and the
     line from it to the point crosses no text.
     """
-    lines, texts, circles = (_corners(boxes) for boxes in taken)
+    lines, texts, circles = (_corners(boxes) for boxes in obstacles)
     near = sorted(_near(at, radius, size), key=lambda place: distance(place, at))
     far = sorted(_grid(size, room), key=lambda place: distance(place, at))
     firm = np.concatenate([lines, texts])
@@ -257,9 +257,9 @@ def _crosses(box: Box, at: tuple[float, float], radius: float, texts: NDArray[np
 
 def _near(at: tuple[float, float], radius: float, size: tuple[float, float]) -> Iterator[Box]:
     (x, y), (width, height) = at, size
-    for away in (4, 10, 18, 30, 44, 60, 84):
+    for gap in (4, 10, 18, 30, 44, 60, 84):
         for degrees in range(0, 360, 10):
-            reach = radius + away
+            reach = radius + gap
             cx, cy = x + reach * math.cos(math.radians(degrees)), y + reach * math.sin(math.radians(degrees))
             left = cx if degrees < 90 or degrees > 270 else cx - width
             top = cy - height / 2
@@ -285,18 +285,18 @@ def nearest(box: Box, at: tuple[float, float]) -> tuple[float, float]:
     return min(max(at[0], box.left), box.right), min(max(at[1], box.top), box.bottom)
 
 
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def spread(targets: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Return positions near the wanted ones, at least ``gap`` apart and between ``low`` and ``high`` if they fit."""
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    gap = min(gap, (high - low) / max(1, len(wanted) - 1))
-    placed = [min(max(wanted[index], low), high) for index in order]
+    order = sorted(range(len(targets)), key=lambda index: targets[index])
+    gap = min(gap, (high - low) / max(1, len(targets) - 1))
+    placed = [min(max(targets[index], low), high) for index in order]
     for number_of, _ in enumerate(placed[1:], 1):
         placed[number_of] = max(placed[number_of], placed[number_of - 1] + gap)
     limit = high
     for number_of in reversed(range(len(placed))):
         placed[number_of] = min(placed[number_of], limit)
         limit = placed[number_of] - gap
-    found = [0.0] * len(wanted)
+    positions = [0.0] * len(targets)
     for index, position in zip(order, placed, strict=True):
-        found[index] = position
-    return found
+        positions[index] = position
+    return positions

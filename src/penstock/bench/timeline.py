@@ -84,13 +84,13 @@ def _draw_phase(
         if node >= 0:
             y = top + tracks.index(thread) * _TRACK
             row = phase.nodes[node]
-            arrived, begun, ended = (scale((at - zero) / 1e6) for at in (max(arrive, zero), begin, end))
-            if begun - arrived >= _MIN_BAR:
-                canvas.bar(Box(arrived, y + 6, begun, y + _TRACK - 6), "grid", f"wait before {row.name}")
-            if ended - begun >= _MIN_BAR:
+            x_arrive, x_begin, x_end = (scale((at - zero) / 1e6) for at in (max(arrive, zero), begin, end))
+            if x_begin - x_arrive >= _MIN_BAR:
+                canvas.bar(Box(x_arrive, y + 6, x_begin, y + _TRACK - 6), "grid", f"wait before {row.name}")
+            if x_end - x_begin >= _MIN_BAR:
                 microseconds = number((end - begin) / 1e3)
-                canvas.bar(Box(begun, y + 3, ended, y + _TRACK - 3), colors.get(row.op, "faint"),
+                canvas.bar(Box(x_begin, y + 3, x_end, y + _TRACK - 3), colors.get(row.op, "faint"),
                            f"{row.name}: {microseconds} us")  # fmt: skip
-            if len(row.op) * _LABEL_SIZE * CHAR_WIDTH + 6 < ended - begun:
-                canvas.text(begun + 3, y + 19, row.op, "ground", size=_LABEL_SIZE)
+            if len(row.op) * _LABEL_SIZE * CHAR_WIDTH + 6 < x_end - x_begin:
+                canvas.text(x_begin + 3, y + 19, row.op, "ground", size=_LABEL_SIZE)
     return bottom + _AXIS

@@ -22,7 +22,7 @@ def chrome_trace(report: ProfileReport) -> dict[str, Any]:
     for process, phase in enumerate(report.phases, 1):
         events.append(_name(process, 0, "process_name", f"{phase.phase} ({report.network}, {report.scheme})"))
         events.append(_name(process, 0, "thread_name", "step"))
-        threads = sorted({int(thread) for noted in phase.spans for thread in np.unique(noted["thread"])})
+        threads = sorted({int(thread) for step_spans in phase.spans for thread in np.unique(step_spans["thread"])})
         events += [_name(process, thread + 1, "thread_name", f"thread {thread}") for thread in threads]
         events += _events(process, phase)
     return {"traceEvents": events, "displayTimeUnit": "ns"}
@@ -40,8 +40,8 @@ def _events(process: int, phase: PhaseReport) -> list[dict[str, Any]]:
         return {"ph": "X", "pid": process, "tid": track, "name": name, "cat": category, **times, "args": args}
 
     events = []
-    for number, noted in enumerate(phase.spans):
-        for node, part, thread, _, arrive, begin, end in noted.tolist():
+    for number, step_spans in enumerate(phase.spans):
+        for node, part, thread, _, arrive, begin, end in step_spans.tolist():
             if node < 0:
                 events.append(event(0, f"step {number}", "step", begin, end, {}))
                 continue

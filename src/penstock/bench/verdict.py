@@ -72,8 +72,8 @@ def _sentence(share: float, bound: str, scheme: str) -> str:
     """Return what limits a phase that reaches ``share`` of ``bound``, "memory" or the type of an arithmetic peak."""
     limit = "memory bandwidth" if bound == "memory" else f"{bound} arithmetic"
     if share < _NEAR:
-        rest = "`penstock profile` shows what takes the rest"
-        return f"the nearest limit is {limit}, of which it reaches only {share:.0%}; {rest}."
+        hint = "`penstock profile` shows what takes the rest"
+        return f"the nearest limit is {limit}, of which it reaches only {share:.0%}; {hint}."
     return f"limited by {limit}, of which it reaches {share:.0%}. {_advice(bound, scheme)}"
 
 

@@ -77,12 +77,12 @@ class Weightless:
 
     def bound(self, sizes: Sequence[StepSize], kv_page_bytes: int, kv_layout: str, machine: Machine) -> Bound:
         """Return the roofline of steps, added up.  ``kv_page_bytes``: of one KV page, summed over all states."""
-        kept = [node.wanted_only for node in spans.node_infos(self.model)]
+        wanted_only = [node.wanted_only for node in spans.node_infos(self.model)]
         layout = kv_layout_of(kv_layout, self.graph.scheme)
         peaks = [peak_of(node, layout, machine.cpu_level) for node in self.graph.nodes]
         costs = []
         for size in sizes:
-            of_nodes = node_costs(self.graph, size, kv_page_bytes / PAGE_TOKENS, kept)
+            of_nodes = node_costs(self.graph, size, kv_page_bytes / PAGE_TOKENS, wanted_only)
             costs += [(cost.num_bytes, cost.num_ops, peak) for cost, peak in zip(of_nodes, peaks, strict=True)]
         return add_up(costs, machine)
 

@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Conversion:
-    """What to change.
+    """The options of a conversion.
 
     ``dtype``: the type of all floats ("f32", "f16", "bf16"), or None.  ``layout``: "split" or "fused" linears, or None.
     ``lora``: a folder with an adapter in peft's layout, or None.  ``max_file_mb``: the size of a file of weights, in

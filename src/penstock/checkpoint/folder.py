@@ -75,17 +75,19 @@ def _read_index(folder: Path) -> dict[str, str]:
     reader = ConfigReader.parse(read_small_file(folder / _INDEX, 64 << 20), _INDEX)
     section = reader.object("weight_map")
     if section is None or not section.values:
-        raise InvalidFileError(f"{_INDEX}: weight_map: expected tensor names and files, found none")
+        raise InvalidFileError(f"{_INDEX}: weight_map: expected tensor names and files, found none", param="weight_map")
     if len(section.values) > MAX_TENSORS:
         raise InvalidFileError(
-            f"{_INDEX}: weight_map: expected at most {MAX_TENSORS} tensors, found {len(section.values)}"
+            f"{_INDEX}: weight_map: expected at most {MAX_TENSORS} tensors, found {len(section.values)}",
+            param="weight_map",
         )
     for name, shard in section.values.items():
         plain = isinstance(shard, str) and shard.endswith(".safetensors") and len(shard) <= 255
         if not plain or not shard.isprintable() or any(char in shard for char in "/\\:") or shard.startswith("."):
             raise InvalidFileError(
                 f"{_INDEX}: weight_map: {show(name)}: expected the name of a .safetensors file in the folder, "
-                f"found {show(shard)}"
+                f"found {show(shard)}",
+                param="weight_map",
             )
     return dict(section.values)
 
@@ -182,7 +184,8 @@ class Checkpoint:
         if version != QUANTIZED_VERSION:
             raise UnsupportedError(
                 f"{self.folder}: quantization_config.version: expected {QUANTIZED_VERSION}, found {version}. Quantize "
-                "the original checkpoint again."
+                "the original checkpoint again.",
+                param="quantization_config.version",
             )
 
     def _check_quantized(self) -> None:
@@ -191,13 +194,13 @@ class Checkpoint:
                 continue
             if len(info.shape) != 2:
                 raise InvalidFileError(f"{info.file}: tensor {show(name)}: expected a matrix, found {list(info.shape)}")
-            wanted: list[tuple[str, str, Sequence[tuple[int, ...]]]] = [
+            companions: list[tuple[str, str, Sequence[tuple[int, ...]]]] = [
                 (f"{name}{_SCALE}", "f32", ((info.shape[0],), (info.shape[0], 1)))
             ]
             if info.dtype == "u8":
                 num_groups = (info.shape[1] * 2 + GROUP_LEN - 1) // GROUP_LEN
-                wanted.append((f"{name}{_GROUPS}", "i8", ((info.shape[0], num_groups, 2),)))
-            for companion, dtype, shapes in wanted:
+                companions.append((f"{name}{_GROUPS}", "i8", ((info.shape[0], num_groups, 2),)))
+            for companion, dtype, shapes in companions:
                 self._check_companion(name, companion, dtype, shapes)
 
     def _check_companion(self, name: str, companion: str, dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:

@@ -65,11 +65,11 @@ def rearrange(layout: str, config: ConfigReader, tensors: Mapping[str, TensorInf
         elif layout == "fused" and (group := _group_of(layer)) is not None:
             names = [f"{parent}.{own}.{kind}" for own in _GROUPS[group]]
             infos = [tensors.get(own) for own in names]
-            found = [own for own in infos if own is not None]
-            if len(found) != len(names) or len({(own.dtype, own.shape[1:]) for own in found}) != 1:
+            sources = [own for own in infos if own is not None]
+            if len(sources) != len(names) or len({(own.dtype, own.shape[1:]) for own in sources}) != 1:
                 raise InvalidFileError(f"tensor {show(name)}: expected {', '.join(names)} of one type and width")
-            pieces = tuple(Piece(own, 0, each.shape[0]) for own, each in zip(names, found, strict=True))
-            rows = sum(each.shape[0] for each in found)
+            pieces = tuple(Piece(own, 0, source.shape[0]) for own, source in zip(names, sources, strict=True))
+            rows = sum(source.shape[0] for source in sources)
             targets[f"{parent}.{group}.{kind}"] = Target(info.dtype, (rows, *info.shape[1:]), pieces)
         else:
             targets[name] = _whole(name, info)
@@ -99,16 +99,18 @@ def fused_config(layout: str, config: ConfigReader) -> dict[str, Any]:
 
     The networks are equal.  Raises UnsupportedError for one that only one of the types can have.
     """
-    values, found = dict(config.values), config.str("model_type")
+    values, model_type = dict(config.values), config.str("model_type")
     sources = (_FUSED_TYPE,) if layout == "split" else tuple(_SPLIT_TYPES)
-    if found not in sources:
+    if model_type not in sources:
         expected = " or ".join(sources)
-        raise UnsupportedError(f"layout: expected model_type {expected} for {layout}, found {found}", param="layout")
+        raise UnsupportedError(
+            f"layout: expected model_type {expected} for {layout}, found {model_type}", param="layout"
+        )
     has_window = config.has("sliding_window")
     target = _FUSED_TYPE if layout == "fused" else "mistral" if has_window else "llama"
     _check_equal(config)
     for key, defaults in _DEFAULTS.items():
-        values.setdefault(key, defaults[found])
+        values.setdefault(key, defaults[model_type])
     values["model_type"] = target
     values["architectures"] = [_SPLIT_TYPES.get(target, _FUSED_ARCHITECTURE)]
     values.pop("auto_map", None)
@@ -122,15 +124,23 @@ def _check_equal(config: ConfigReader) -> None:
     """Raise UnsupportedError for a key with which the two types compute differently."""
     for key in ("attention_bias", "mlp_bias"):
         if config.bool(key, False):
-            raise UnsupportedError(f"config.json: {key}: expected false for another layout, found true")
+            raise UnsupportedError(f"config.json: {key}: expected false for another layout, found true", param=key)
     heads, hidden = config.int("num_attention_heads"), config.int("hidden_size")
     if config.int("head_dim", hidden // heads) * heads != hidden:
-        raise UnsupportedError(f"config.json: head_dim: expected {hidden // heads} for another layout")
+        raise UnsupportedError(
+            f"config.json: head_dim: expected {hidden // heads} for another layout", param="head_dim"
+        )
     for section in (config.object("rope_scaling"), config.object("rope_parameters")):
         kind = "default" if section is None else section.str("rope_type", section.str("type", "default"))
         if kind != "default":
-            raise UnsupportedError(f"config.json: rope_type: expected default for another layout, found {show(kind)}")
+            raise UnsupportedError(
+                f"config.json: rope_type: expected default for another layout, found {show(kind)}", param="rope_type"
+            )
         if section is not None and section.float("partial_rotary_factor", 1.0) != 1.0:
-            raise UnsupportedError("config.json: partial_rotary_factor: expected 1 for another layout")
+            raise UnsupportedError(
+                "config.json: partial_rotary_factor: expected 1 for another layout", param="partial_rotary_factor"
+            )
     if config.float("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedError("config.json: partial_rotary_factor: expected 1 for another layout")
+        raise UnsupportedError(
+            "config.json: partial_rotary_factor: expected 1 for another layout", param="partial_rotary_factor"
+        )

@@ -163,14 +163,14 @@ def _templates(reader: ConfigReader) -> dict[str, str]:
     if value is None:
         return {}
     entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for entry in entries[:65]:
         name = entry.get("name") if isinstance(entry, dict) else None
         template = entry.get("template") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not isinstance(template, str) or name in found or len(found) >= 64:
+        if not isinstance(name, str) or not isinstance(template, str) or name in templates or len(templates) >= 64:
             raise reader.error("chat_template", "a string, or at most 64 objects with a name and a template", entry)
-        found[name] = _limited(template, f"{reader.file}: chat_template")
-    return found
+        templates[name] = _limited(template, f"{reader.file}: chat_template")
+    return templates
 
 
 def _limited(template: str, where: str) -> str:
@@ -198,5 +198,8 @@ def find_chat_template(files: Mapping[str, bytes | memoryview], name: str = "def
         return None
     if name not in templates:
         listed = ", ".join(show(known) for known in sorted(templates))
-        raise InvalidFileError(f"tokenizer_config.json: chat_template: expected one named {show(name)}, found {listed}")
+        raise InvalidFileError(
+            f"tokenizer_config.json: chat_template: expected one named {show(name)}, found {listed}",
+            param="chat_template",
+        )
     return templates[name]

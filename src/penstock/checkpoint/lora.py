@@ -53,10 +53,12 @@ class Adapter:
         """
         reader = ConfigReader.parse(read_small_file(folder / _CONFIG), _CONFIG)
         if reader.str("peft_type", "LORA") != "LORA":
-            raise UnsupportedError(f"{_CONFIG}: peft_type: expected LORA, found {show(reader.values['peft_type'])}")
+            raise UnsupportedError(
+                f"{_CONFIG}: peft_type: expected LORA, found {show(reader.values['peft_type'])}", param="peft_type"
+            )
         for name in ("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"):
             if reader.bool(name, False):
-                raise UnsupportedError(f"{_CONFIG}: {name}: expected false, found true")
+                raise UnsupportedError(f"{_CONFIG}: {name}: expected false, found true", param=name)
         if not (folder / _WEIGHTS).exists():
             raise InvalidFileError(f"{folder}: expected {_WEIGHTS}, found no such file")
         file = TensorFile(folder / _WEIGHTS)
@@ -109,7 +111,9 @@ def _delta(reader: ConfigReader, module: str, pair: dict[str, NDArray[np.float32
         raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: lora_A has rank {a.shape[0]}, lora_B {b.shape[1]}")
     rank = _value_of(reader, "rank_pattern", module, reader.int("r"))
     if rank != a.shape[0]:
-        raise InvalidFileError(f"{_CONFIG}: r: expected {a.shape[0]}, the rank of {show(module)}, found {rank:g}")
+        raise InvalidFileError(
+            f"{_CONFIG}: r: expected {a.shape[0]}, the rank of {show(module)}, found {rank:g}", param="r"
+        )
     alpha = _value_of(reader, "alpha_pattern", module, reader.float("lora_alpha"))
     return _Delta(a, b, alpha / (math.sqrt(rank) if reader.bool("use_rslora", False) else rank))
 
@@ -120,7 +124,9 @@ def _value_of(reader: ConfigReader, key: str, module: str, default: float) -> fl
     for pattern, value in (section.values if section is not None else {}).items():
         plain = pattern.removeprefix("^").removesuffix("$")
         if not plain.replace(".", "").replace("_", "").isalnum() or not is_number(value, 0, 1e9):
-            raise UnsupportedError(f"{_CONFIG}: {key}: expected names of modules and numbers, found {show(pattern)}")
+            raise UnsupportedError(
+                f"{_CONFIG}: {key}: expected names of modules and numbers, found {show(pattern)}", param=key
+            )
         if module == plain or module.endswith(f".{plain}"):
             return float(_plain(value))
     return default

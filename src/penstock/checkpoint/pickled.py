@@ -56,7 +56,9 @@ def _names(folder: Path) -> list[str]:
     names = {value for value in section.values.values() if isinstance(value, str)} if section is not None else set()
     wrong = next((name for name in names if "/" in name or name.startswith(".") or not name.endswith(".bin")), None)
     if wrong is not None or not names:
-        raise InvalidFileError(f"{_INDEX}: weight_map: expected names of .bin files, found {show(wrong)}")
+        raise InvalidFileError(
+            f"{_INDEX}: weight_map: expected names of .bin files, found {show(wrong)}", param="weight_map"
+        )
     return sorted(names)
 
 

@@ -87,33 +87,33 @@ def quantize_checkpoint(
     ``progress(done, total)`` counts bytes of the source.  The folder appears complete or not at all.  Raises what
     ``Checkpoint.open`` raises, and InvalidArgumentError for a scheme that does not quantize or an existing ``out``.
     """
-    begun = time.monotonic()
-    chosen = quantizing_scheme(scheme)
+    start = time.monotonic()
+    scheme_row = quantizing_scheme(scheme)
     checkpoint = Checkpoint.open(source)
     if checkpoint.scheme is not None:
         raise UnsupportedError(
             f"{source}: expected float weights, found weights quantized as {checkpoint.scheme}. Use the original "
             "checkpoint."
         )
-    plan = plan_weights(checkpoint, chosen)
+    plan = plan_weights(checkpoint, scheme_row)
     names = [name for name in checkpoint.tensors if name not in checkpoint.redundant_names()]
     total = sum(checkpoint.tensors[name].num_bytes for name in names)
     side_files = checkpoint.side_files()
-    side_files["config.json"] = quantized_config(checkpoint.config.values, chosen.name, checkpoint.dtype)
+    side_files["config.json"] = quantized_config(checkpoint.config.values, scheme_row.name, checkpoint.dtype)
     with new_folder(Path(out)) as folder:
         for name, data in side_files.items():
             (folder / name).write_bytes(data)
         writer = TensorWriter(folder / "model.safetensors", _entries(checkpoint, plan, names))
-        done = 0
+        done_bytes = 0
         with Context() as context:
             for name in names:
                 _write_tensor(writer, context, checkpoint, name, plan.get(name))
                 checkpoint.release(name)
-                done += checkpoint.tensors[name].num_bytes
+                done_bytes += checkpoint.tensors[name].num_bytes
                 if progress is not None:
-                    progress(done, total)
+                    progress(done_bytes, total)
         num_bytes = writer.close()
-    return QuantizeReport(chosen.name, len(plan), total, num_bytes, time.monotonic() - begun)
+    return QuantizeReport(scheme_row.name, len(plan), total, num_bytes, time.monotonic() - start)
 
 
 def _write_tensor(

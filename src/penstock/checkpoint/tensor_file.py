@@ -26,7 +26,8 @@ __all__ = ["MAX_TENSORS", "TensorFile", "TensorInfo", "open_regular", "parse_hea
 MAX_HEADER_BYTES: Final = 100_000_000
 MAX_TENSORS: Final = 1 << 17
 MAX_HEADER_VALUES: Final = 1 << 21
-"""Room for the entries of MAX_TENSORS, which have a name, a type, two offsets and a few sizes each."""
+"""The limit on the values of a header: room for MAX_TENSORS entries, each with a name, a type, two offsets and
+a few sizes."""
 MAX_RANK: Final = 8
 MAX_TENSOR_BYTES: Final = 1 << 46
 
@@ -78,7 +79,7 @@ def _checked_entry(entry: object) -> tuple[str, tuple[int, ...], int, int]:
         raise InvalidFileError(f"expected dtype, shape and data_offsets, found {show(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
-        raise UnsupportedError(f"dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {show(dtype)}")
+        raise UnsupportedError(f"dtype: expected one of {', '.join(ELEMENT_BYTES)}, found {show(dtype)}", param="dtype")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_count(size) for size in shape):
         raise InvalidFileError(f"shape: expected at most {MAX_RANK} sizes, found {show(shape)}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_count(offset) for offset in offsets):
@@ -105,13 +106,17 @@ def parse_header(header: bytes, data_start: int, file_bytes: int, file: str) -> 
     requires.  Raises InvalidFileError, which names the tensor and the field.
     """
     if not header.startswith(b"{"):
-        raise InvalidFileError(f"{file}: header: expected an object")
+        raise InvalidFileError(f"{file}: header: expected an object", param="header")
     values = parse_object(header, f"{file}: header", max_bytes=MAX_HEADER_BYTES, max_values=MAX_HEADER_VALUES)
     if len(values) > MAX_TENSORS + 1:
-        raise InvalidFileError(f"{file}: header: expected at most {MAX_TENSORS} tensors, found {len(values)}")
+        raise InvalidFileError(
+            f"{file}: header: expected at most {MAX_TENSORS} tensors, found {len(values)}", param="header"
+        )
     metadata = values.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise InvalidFileError(f"{file}: header: __metadata__: expected strings, found {show(metadata)}")
+        raise InvalidFileError(
+            f"{file}: header: __metadata__: expected strings, found {show(metadata)}", param="header"
+        )
     entries = sorted(
         ((name, *_read_entry(name, entry, file)) for name, entry in values.items()),
         key=lambda item: (item[3], item[4], item[0]),
@@ -149,7 +154,8 @@ class TensorFile:
             if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
                 raise InvalidFileError(
                     f"{path.name}: header: expected at most {min(MAX_HEADER_BYTES, file_bytes - 8)} bytes, "
-                    f"found a length of {header_bytes}"
+                    f"found a length of {header_bytes}",
+                    param="header",
                 )
             self.header = os.pread(descriptor, header_bytes, 8)
             self.tensors = parse_header(self.header, 8 + header_bytes, file_bytes, path.name)

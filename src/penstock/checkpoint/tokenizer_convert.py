@@ -38,7 +38,7 @@ def convert_tokenizer(folder: Path) -> bytes:
             "transformers' save_pretrained."
         )
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-P", "-c", _SCRIPT, str(folder.resolve())],
             capture_output=True,
             check=False,
@@ -46,9 +46,9 @@ def convert_tokenizer(folder: Path) -> bytes:
         )
     except subprocess.TimeoutExpired:
         raise InvalidFileError(f"{folder}: tokenizer.model: the conversion took more than {MAX_SECONDS} s") from None
-    if done.returncode or not done.stdout.startswith(b"{"):
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+    if result.returncode or not result.stdout.startswith(b"{"):
+        lines = result.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise InvalidFileError(
             f"{folder}: tokenizer.model: transformers could not convert it: {ascii(lines[-1])[1:-1]}"
         )
-    return done.stdout
+    return result.stdout

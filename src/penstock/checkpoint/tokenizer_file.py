@@ -51,7 +51,7 @@ def _library_message(error: BaseException) -> str:
 def _refuse_subword_prefix(model: object) -> None:
     """Refuse such a prefix: the library cuts it off merges by bytes, and aborts when it cuts a character in two."""
     if isinstance(model, dict) and model.get("continuing_subword_prefix") and model.get("type") != "WordPiece":
-        raise UnsupportedError("tokenizer.json: model: continuing_subword_prefix is not supported")
+        raise UnsupportedError("tokenizer.json: model: continuing_subword_prefix is not supported", param="model")
 
 
 def open_tokenizer_file(data: bytes | memoryview) -> tokenizers.Tokenizer:

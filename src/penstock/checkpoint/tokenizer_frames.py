@@ -55,12 +55,12 @@ reply_head: Final = struct.Struct("<BQ")
 def receive(channel: socket.socket, size: int) -> bytes | None:
     """Receive exactly ``size`` bytes; return None when the other end closes the channel first."""
     data = bytearray(size)
-    view, done = memoryview(data), 0
-    while done < size:
-        count = channel.recv_into(view[done:])
+    view, num_received = memoryview(data), 0
+    while num_received < size:
+        count = channel.recv_into(view[num_received:])
         if count == 0:
             return None
-        done += count
+        num_received += count
     return bytes(data)
 
 

@@ -85,7 +85,7 @@ def check_tokenizer_file(data: bytes | memoryview) -> dict[str, Any]:
 
 def _check_count(field: str, value: object, limit: int) -> None:
     if isinstance(value, (list, dict)) and len(value) > limit:
-        raise InvalidFileError(f"{_FILE}: {field}: expected at most {limit} entries, found {len(value)}")
+        raise InvalidFileError(f"{_FILE}: {field}: expected at most {limit} entries, found {len(value)}", param=field)
 
 
 def _check_vocab(vocab: object) -> None:
@@ -103,11 +103,13 @@ def _check_vocab(vocab: object) -> None:
             continue
         if not 0 <= number <= MAX_ID:
             raise InvalidFileError(
-                f"{_FILE}: model.vocab: {show(token)}: expected an id from 0 to {MAX_ID}, found {show(number)}"
+                f"{_FILE}: model.vocab: {show(token)}: expected an id from 0 to {MAX_ID}, found {show(number)}",
+                param="model.vocab",
             )
         if number in tokens:
             raise InvalidFileError(
-                f"{_FILE}: model.vocab: {show(tokens[number])} and {show(token)} have the same id {number}"
+                f"{_FILE}: model.vocab: {show(tokens[number])} and {show(token)} have the same id {number}",
+                param="model.vocab",
             )
         tokens[number] = token
 
@@ -115,7 +117,8 @@ def _check_vocab(vocab: object) -> None:
 def _check_length(field: str, token: str) -> None:
     if len(token) > MAX_TOKEN_CHARS:
         raise InvalidFileError(
-            f"{_FILE}: {field}: expected tokens of at most {MAX_TOKEN_CHARS} characters, found one of {len(token)}"
+            f"{_FILE}: {field}: expected tokens of at most {MAX_TOKEN_CHARS} characters, found one of {len(token)}",
+            param=field,
         )
 
 
@@ -132,11 +135,14 @@ def _check_added(added: object, growth: float) -> None:
             _check_length("added_tokens", content)
             num_bytes += len(content.encode()) * (growth if entry.get("normalized", True) else 1)
         if isinstance(number, int) and number > MAX_ID:
-            raise InvalidFileError(f"{_FILE}: added_tokens: expected ids up to {MAX_ID}, found {show(number)}")
+            raise InvalidFileError(
+                f"{_FILE}: added_tokens: expected ids up to {MAX_ID}, found {show(number)}", param="added_tokens"
+            )
     if num_bytes > MAX_ADDED_BYTES:
         raise InvalidFileError(
             f"{_FILE}: added_tokens: expected at most {MAX_ADDED_BYTES} bytes after normalization, found up to "
-            f"{num_bytes:.3g}"
+            f"{num_bytes:.3g}",
+            param="added_tokens",
         )
 
 
@@ -146,7 +152,8 @@ def _chain_growth(field: str, value: object) -> float:
         growth *= _step_growth(field, step)
         if growth > MAX_GROWTH:
             raise InvalidFileError(
-                f"{_FILE}: {field}: expected steps that lengthen a text at most {MAX_GROWTH} times, found more"
+                f"{_FILE}: {field}: expected steps that lengthen a text at most {MAX_GROWTH} times, found more",
+                param=field,
             )
     return growth
 

@@ -49,7 +49,7 @@ _WALL_FACTOR, _WALL_SECONDS = 4.0, 10.0
 """Limit on the wall time of a call, which is longer because the child may have to wait for a core."""
 MAX_DEATHS: Final = 3
 PAUSE_SECONDS: Final = 10.0
-"""After ``MAX_DEATHS`` deaths in a row, calls are refused for this time, because each restart reads the file again."""
+"""Seconds for which calls are refused after ``MAX_DEATHS`` deaths in a row; each restart reads the file again."""
 _MAX_REPLY_BYTES: Final = 2 * MAX_TEXT_BYTES
 _MAX_KEPT_CHARS, _MAX_KEPT_TEXTS = 256, 1 << 18
 _INPUTS: Final = {
@@ -287,7 +287,7 @@ def _packed(lists: Sequence[Sequence[int]]) -> bytes:
     try:
         return pack_lists(lists)
     except (OverflowError, TypeError) as error:
-        raise InvalidArgumentError("ids: expected 32-bit integers") from error
+        raise InvalidArgumentError("ids: expected 32-bit integers", param="ids") from error
 
 
 def _read_reply(channel: socket.socket) -> tuple[int, bytes] | None:

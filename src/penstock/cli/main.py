@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.cli.parser import CommandParser, OverviewParser
 from penstock.cli.progress import printable
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 from penstock.version import __version__
 
 __all__ = ["main", "make_parser"]
@@ -112,11 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     # Import only the subcommand that is asked for.
-    named = next((a for a in arguments if not a.startswith("-")), "")
+    command = next((a for a in arguments if not a.startswith("-")), "")
     _open_missing_streams()
     if "_ARGCOMPLETE" in os.environ:
         _complete()
-    parser = make_parser([named] if named in COMMANDS else ())
+    parser = make_parser([command] if command in COMMANDS else ())
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
@@ -151,8 +151,8 @@ def _complete() -> None:
     """Print the completions that a shell asks for, and exit; `penstock completion` sets the shell up."""
     import argcomplete
 
-    named = set(os.environ.get("COMP_LINE", "").split()) & set(COMMANDS)
-    argcomplete.autocomplete(make_parser(named or COMMANDS))
+    commands = set(os.environ.get("COMP_LINE", "").split()) & set(COMMANDS)
+    argcomplete.autocomplete(make_parser(commands or COMMANDS))
 
 
 def _load_ops(paths: Sequence[str]) -> None:
@@ -169,13 +169,15 @@ def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: 
     """Return the option on the command line that set the field at fault, or ""."""
     from penstock.cli.options import SHORT_FORMS
 
-    param = error.param if isinstance(error, PenstockError) else None
+    if not isinstance(error, PenstockError) or type(error) is InvalidFileError:  # its ``param`` is a field of the file
+        return ""
+    param = error.param
     if param is None or param not in vars(args):
         return ""
     option = f"--{param.replace('_', '-')}"
-    given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    given |= {argument[:2] for argument in arguments if not argument.startswith("--")}
-    return option if given & {option, SHORT_FORMS.get(option)} else ""
+    options = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    options |= {argument[:2] for argument in arguments if not argument.startswith("--")}
+    return option if options & {option, SHORT_FORMS.get(option)} else ""
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""From MODEL on the command line to a path.  A model of a hub is downloaded when the user agrees."""
+"""Resolves MODEL on the command line to a path.  A model of a hub is downloaded when the user agrees."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def model_path(args: argparse.Namespace, text: str) -> str:
     name = parse_model(text)
     if name is None:
         return text
-    found = find_downloaded(name)
-    if found is not None:
-        return str(found)
+    folder = find_downloaded(name)
+    if folder is not None:
+        return str(folder)
     from penstock.hub.remote import endpoint, is_offline
 
     missing = f"{text}: no such file or folder, and no complete model of that name is on this machine."
@@ -68,13 +68,13 @@ def downloaded_path(text: str) -> str:
     name = parse_model(text)
     if name is None:
         return text
-    found = find_downloaded(name)
-    if found is None:
+    folder = find_downloaded(name)
+    if folder is None:
         raise FileAccessError(
             f"{text}: no such file or folder, and no complete model of that name is on this machine. `penstock pull "
             f"{text}` downloads it."
         )
-    return str(found)
+    return str(folder)
 
 
 def ask(question: str, *, default: bool) -> bool:
@@ -107,9 +107,9 @@ def download_model(plan: DownloadPlan) -> Path:
 
             path = download(plan, show)
     except BaseException:
-        kept = plan.total_bytes - plan.missing_bytes
-        if kept:
-            share = f"{format_bytes(kept)} of {format_bytes(plan.total_bytes)} are on this machine"
+        present_bytes = plan.total_bytes - plan.missing_bytes
+        if present_bytes:
+            share = f"{format_bytes(present_bytes)} of {format_bytes(plan.total_bytes)} are on this machine"
             print(f"The download stopped: {share}. The same command goes on from there.", file=sys.stderr)
         raise
     if missing:

@@ -106,6 +106,20 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
         "help": "divide the network over N processes of this host (tensor parallel); --threads is per process "
         "(default: 1)",
     },
+    "--pp": {
+        "type": int,
+        "default": 1,
+        "metavar": "N",
+        "help": "divide the layers into N stages of --tp processes each (pipeline parallel), which work on several "
+        "batches at once (default: 1)",
+    },
+    "--cp": {
+        "type": int,
+        "default": 1,
+        "metavar": "N",
+        "help": "divide each layer, and the keys and values of each context, over N processes (context parallel, for "
+        "long prompts), with the tokens of one (default: 1)",
+    },
     "--max-requests": {"type": int, "default": 32, "metavar": "N", "help": "requests per step (default: 32)"},
     "--max-tokens": {
         "type": int,
@@ -255,4 +269,6 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
             prefix_cache=not args.no_prefix_cache,
             verify=args.verify,
             tensor_parallel_size=getattr(args, "tp", 1),
+            pipeline_parallel_size=getattr(args, "pp", 1),
+            context_parallel_size=getattr(args, "cp", 1),
         )

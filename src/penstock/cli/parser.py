@@ -30,7 +30,7 @@ _OTHER_NAMES: Final = {
     "--ssl-certfile": "--tls-certificate",
     "--ssl-keyfile": "--tls-key",
 }
-"""What llama.cpp, ollama, transformers and vLLM call an option, and the option here."""
+"""Options of llama.cpp, ollama, transformers and vLLM, and the option here that replaces each."""
 
 
 def has_colour() -> bool:
@@ -53,34 +53,34 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; end with an error that suggests an option for the first argument that no option takes."""
-        given = self._with_operands(list(sys.argv[1:] if args is None else args))
-        parsed, extra = super().parse_known_args(given, namespace)
+        argv = self._with_operands(list(sys.argv[1:] if args is None else args))
+        parsed, extra = super().parse_known_args(argv, namespace)
         if extra:
             self._refuse(extra[0])
         return parsed, extra
 
-    def _with_operands(self, given: Sequence[str]) -> list[str]:
+    def _with_operands(self, argv: Sequence[str]) -> list[str]:
         """Return the arguments with the values of operand flags as operands."""
         before: list[str] = []
-        rest: list[str] = []
+        reordered: list[str] = []
         behind: list[str] = []
-        arguments = iter(given)
+        arguments = iter(argv)
         for argument in arguments:
             if argument == "--":
-                rest += ["--", *arguments]
+                reordered += ["--", *arguments]
                 break
             flag, value = self._operand_flag(argument)
             if flag is None:
-                rest.append(argument)
+                reordered.append(argument)
                 continue
             if value is None:
                 value = next(arguments, None)
                 if value is None or value == "--":
                     self.error(f"argument {flag}: expected one argument")
             (before if self._operand_flags[flag] else behind).append(value)
-        if behind and "--" not in rest:
-            rest.append("--")  # a value may begin with a hyphen
-        return [*before, *rest, *behind]
+        if behind and "--" not in reordered:
+            reordered.append("--")  # a value may begin with a hyphen
+        return [*before, *reordered, *behind]
 
     def _operand_flag(self, argument: str) -> tuple[str | None, str | None]:
         """Return the operand flag that an argument names, and the value that it contains."""

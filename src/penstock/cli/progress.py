@@ -28,7 +28,7 @@ _LABELS: Final = {
 }
 _UNITS: Final = ("kB", "MB", "GB", "TB")
 _LINE_SECONDS: Final = 30.0
-"""Between two lines about a long stage where there is no terminal."""
+"""Seconds between two lines about a long stage where there is no terminal."""
 _RATE_SECONDS: Final = 1.0
 """A stage shows no rate before it has run this long."""
 

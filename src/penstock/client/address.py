@@ -42,21 +42,32 @@ class Address:
             port = -1
         is_http, is_grpc = parts.scheme in ("http", "https"), parts.scheme in ("grpc", "grpcs")
         if not (is_http or is_grpc) or not parts.hostname or port == -1 or parts.query or parts.username:
-            raise InvalidArgumentError(f"url: expected http://HOST:PORT or grpc://HOST:PORT, got {self.url!r:.200}")
+            raise InvalidArgumentError(
+                f"url: expected http://HOST:PORT or grpc://HOST:PORT, got {self.url!r:.200}", param="url"
+            )
         if is_grpc and (port is None or parts.path.strip("/")):
-            raise InvalidArgumentError(f"url: expected grpc://HOST:PORT without a path, got {self.url!r:.200}")
+            raise InvalidArgumentError(
+                f"url: expected grpc://HOST:PORT without a path, got {self.url!r:.200}", param="url"
+            )
         key = self.api_key
         if key is not None and (not isinstance(key, str) or re.fullmatch(r"[!-~]+", key) is None):
-            raise InvalidArgumentError("api_key: expected a string of printable ASCII characters without spaces")
+            raise InvalidArgumentError(
+                "api_key: expected a string of printable ASCII characters without spaces", param="api_key"
+            )
         if not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
             raise InvalidArgumentError(
-                f"timeout_s: expected seconds above 0 and at most {_MAX_TIMEOUT_S:g}, got {self.timeout_s!r}"
+                f"timeout_s: expected seconds above 0 and at most {_MAX_TIMEOUT_S:g}, got {self.timeout_s!r}",
+                param="timeout_s",
             )
         if isinstance(self.retries, bool) or not 0 <= self.retries <= _MAX_RETRIES:
-            raise InvalidArgumentError(f"retries: expected an integer from 0 to {_MAX_RETRIES}, got {self.retries!r}")
+            raise InvalidArgumentError(
+                f"retries: expected an integer from 0 to {_MAX_RETRIES}, got {self.retries!r}", param="retries"
+            )
         is_tls = parts.scheme in ("https", "grpcs")
         if self.tls_ca is not None and not is_tls:
-            raise InvalidArgumentError(f"tls_ca: expected an https:// or grpcs:// url with it, got {self.url!r:.200}")
+            raise InvalidArgumentError(
+                f"tls_ca: expected an https:// or grpcs:// url with it, got {self.url!r:.200}", param="tls_ca"
+            )
         values = {
             "host": parts.hostname, "port": port or (443 if is_tls else 80), "is_tls": is_tls, "is_grpc": is_grpc,
             "prefix": parts.path.rstrip("/").removesuffix("/v1"),
@@ -82,4 +93,6 @@ class Address:
         try:
             return ssl.create_default_context(cafile=self.tls_ca)
         except (OSError, ssl.SSLError) as error:
-            raise InvalidArgumentError(f"tls_ca: cannot read {self.tls_ca}: {error.strerror or error}") from None
+            raise InvalidArgumentError(
+                f"tls_ca: cannot read {self.tls_ca}: {error.strerror or error}", param="tls_ca"
+            ) from None

@@ -127,13 +127,15 @@ def _get(path: str, read: Callable[[HttpResponse], _T]) -> Call[_T]:
 
 def _post(path: str, own: Mapping[str, Any], fields: Mapping[str, Any], read: Callable[[HttpResponse], _T]) -> Call[_T]:
     if "stream" in fields:
-        raise InvalidArgumentError("stream: not a field of this method. Use the method whose name begins with stream_.")
+        raise InvalidArgumentError(
+            "stream: not a field of this method. Use the method whose name begins with stream_.", param="stream"
+        )
     return HttpCall(HttpRequest("POST", path, read, json_body({**own, **fields})))
 
 
 def _stream(path: str, own: Mapping[str, Any], fields: Mapping[str, Any]) -> Call[Answer]:
     if "stream" in fields:
-        raise InvalidArgumentError("stream: not a field of this method, which always streams.")
+        raise InvalidArgumentError("stream: not a field of this method, which always streams.", param="stream")
     return HttpCall(HttpRequest("POST", path, _whole_event, json_body({**own, **fields, "stream": True})))
 
 

@@ -159,7 +159,7 @@ def _credentials(address: Address) -> Any:
     try:
         return grpc.ssl_channel_credentials(Path(file).read_bytes() if file is not None else None)
     except OSError as error:
-        raise InvalidArgumentError(f"tls_ca: cannot read {file}: {error.strerror or error}") from None
+        raise InvalidArgumentError(f"tls_ca: cannot read {file}: {error.strerror or error}", param="tls_ca") from None
 
 
 def _metadata(address: Address) -> tuple[tuple[str, str], ...]:

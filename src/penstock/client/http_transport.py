@@ -195,7 +195,7 @@ def _encode(address: Address, exchange: Exchange[Any], trace: Any) -> httpx.Requ
     try:
         return httpx.Request(request.method, url, headers=headers, content=request.body, extensions=extensions)
     except httpx.InvalidURL as error:
-        raise InvalidArgumentError(f"url: {url!r:.200} is invalid: {error}") from None
+        raise InvalidArgumentError(f"url: {url!r:.200} is invalid: {error}", param="url") from None
 
 
 class _ConnectionTrace:

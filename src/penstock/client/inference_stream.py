@@ -44,7 +44,8 @@ class InferenceStream(Call[InferResult]):
         for name in inference.outputs:
             if name not in _OUTPUTS:
                 raise InvalidArgumentError(
-                    f"outputs: expected outputs of a language model ({', '.join(_OUTPUTS)}), got {name!r:.100}"
+                    f"outputs: expected outputs of a language model ({', '.join(_OUTPUTS)}), got {name!r:.100}",
+                    param="outputs",
                 )
         if not any(tensor.name in _PROMPTS for tensor in inference.inputs):
             raise UnsupportedError(
@@ -54,19 +55,21 @@ class InferenceStream(Call[InferResult]):
         fields: dict[str, Any] = {**inference.parameters}
         for tensor in inference.inputs:
             if tensor.name in fields:
-                raise InvalidArgumentError(f"{tensor.name}: expected an input or a parameter, got both")
+                raise InvalidArgumentError(
+                    f"{tensor.name}: expected an input or a parameter, got both", param=tensor.name
+                )
             fields[tensor.name] = _field(tensor)
         path = f"{model_path(inference.model, inference.version)}/generate_stream"
         return HttpRequest("POST", path, self._read_event, json_body(fields))
 
     def _read_event(self, event: dict[str, Any]) -> InferResult:
         """Return the part of the result in an event.  Raises ConnectionError for a malformed event."""
-        wanted = self._inference.outputs
+        output_names = self._inference.outputs
         try:
             outputs = {
                 name: _array(datatype, event[name])
                 for name, datatype in _OUTPUTS.items()
-                if not wanted or name in wanted
+                if not output_names or name in output_names
             }  # fmt: skip
             return InferResult(outputs, event["model_name"], event["model_version"], {})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -78,10 +81,14 @@ def _field(tensor: Tensor) -> Any:
     values = [value.decode() if isinstance(value, bytes) else value for value in tensor.array.reshape(-1).tolist()]
     if tensor.name == "input_ids":
         if tensor.array.ndim > 1 and len(tensor.array) != 1:
-            raise InvalidArgumentError("input_ids: expected one prompt over http://; grpc:// takes several")
+            raise InvalidArgumentError(
+                "input_ids: expected one prompt over http://; grpc:// takes several", param="input_ids"
+            )
         return values
     if tensor.name == "text_input" and len(values) != 1:
-        raise InvalidArgumentError("text_input: expected one prompt over http://; grpc:// takes several")
+        raise InvalidArgumentError(
+            "text_input: expected one prompt over http://; grpc:// takes several", param="text_input"
+        )
     return values[0] if len(values) == 1 else values
 
 

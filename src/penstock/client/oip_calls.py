@@ -35,7 +35,9 @@ def version_of(version: str | int) -> str:
     if isinstance(version, str):
         return version
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise InvalidArgumentError(f"version: expected an integer from 1 or a label, got {version!r:.100}")
+        raise InvalidArgumentError(
+            f"version: expected an integer from 1 or a label, got {version!r:.100}", param="version"
+        )
     return str(version)
 
 
@@ -65,7 +67,9 @@ class Inference(Call[InferResult]):
         for name in options:
             if name not in _OPTIONS:
                 hint = f" ({_HINTS[name]})" if name in _HINTS else ""
-                raise InvalidArgumentError(f"{caller}: unknown option {name}{hint}. Options: {', '.join(_OPTIONS)}.")
+                raise InvalidArgumentError(
+                    f"{caller}: unknown option {name}{hint}. Options: {', '.join(_OPTIONS)}.", param=name
+                )
         return cls._from_options(servable, inputs, binary=binary, **options)
 
     @classmethod
@@ -75,27 +79,33 @@ class Inference(Call[InferResult]):
         timeout_s: float | None = None,
     ) -> Inference:  # fmt: skip
         if not isinstance(inputs, Mapping) or not all(isinstance(name, str) for name in inputs):
-            raise InvalidArgumentError(f'inputs: expected arrays by name, like {{"x": [[1.0]]}}, got {inputs!r:.100}')
+            raise InvalidArgumentError(
+                f'inputs: expected arrays by name, like {{"x": [[1.0]]}}, got {inputs!r:.100}', param="inputs"
+            )
         if parameters is not None and not isinstance(parameters, Mapping):
             raise InvalidArgumentError(
-                f'parameters: expected values by name, like {{"priority": 1}}, got {parameters!r:.100}'
+                f'parameters: expected values by name, like {{"priority": 1}}, got {parameters!r:.100}',
+                param="parameters",
             )
         sent = dict(parameters or {})
         for name, value in sent.items():
             if not isinstance(value, bool | int | float | str):
                 raise InvalidArgumentError(
-                    f"parameters: {name}: expected a string, a number or a bool, got {value!r:.100}"
+                    f"parameters: {name}: expected a string, a number or a bool, got {value!r:.100}", param="parameters"
                 )
         if timeout_s is not None:
             if not 0 < timeout_s <= _MAX_TIMEOUT_S:
                 raise InvalidArgumentError(
-                    f"timeout_s: expected seconds above 0 and at most {_MAX_TIMEOUT_S:g}, got {timeout_s!r}"
+                    f"timeout_s: expected seconds above 0 and at most {_MAX_TIMEOUT_S:g}, got {timeout_s!r}",
+                    param="timeout_s",
                 )
             if "timeout" in sent:
-                raise InvalidArgumentError("timeout_s: expected timeout_s or the parameter timeout, got both")
+                raise InvalidArgumentError(
+                    "timeout_s: expected timeout_s or the parameter timeout, got both", param="timeout_s"
+                )
             sent["timeout"] = max(int(timeout_s * 1e6), 1000)
         if isinstance(outputs, str):
-            raise InvalidArgumentError("outputs: expected a sequence of names, got one string")
+            raise InvalidArgumentError("outputs: expected a sequence of names, got one string", param="outputs")
         tensors = [tensor_of(name, value) for name, value in inputs.items()]
         model = model_name(servable, method)
         return cls(model, version_of(version), tensors, tuple(outputs), sent, binary, timeout_s)
@@ -146,7 +156,7 @@ class Inference(Call[InferResult]):
                 setattr(message.parameters[name], kinds[type(value)], value)
             except (KeyError, ValueError) as error:
                 raise InvalidArgumentError(
-                    f"parameters: {name}: gRPC cannot carry the value {value!r:.100}: {error}"
+                    f"parameters: {name}: gRPC cannot carry the value {value!r:.100}: {error}", param="parameters"
                 ) from None
         return message
 
@@ -211,7 +221,7 @@ class MetadataCall(Call[Answer]):
 
 @dataclass(frozen=True)
 class ReadyCall(Call[bool]):
-    """Whether a model accepts requests.  It is sent once, because 503 is an answer here."""
+    """Return the call that asks if a model accepts requests.  It is sent once, because 503 is an answer here."""
 
     model: str
     version: str

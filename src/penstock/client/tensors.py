@@ -57,7 +57,7 @@ def tensor_of(name: str, value: Any) -> Tensor:
             if array.dtype.kind in "SUO":  # numpy strips trailing zero bytes of its own string types
                 array = np.array(value, dtype=object)
         except ValueError:
-            raise InvalidArgumentError(f"input {name}: expected nested lists of equal length") from None
+            raise InvalidArgumentError(f"input {name}: expected nested lists of equal length", param=name) from None
         if array.dtype == np.float64:
             array = array.astype("<f4")
     if array.dtype.kind in "SUO":
@@ -71,7 +71,8 @@ def tensor_of(name: str, value: Any) -> Tensor:
     if datatype is None:
         supported = ", ".join(map(str, _NAMES))
         raise InvalidArgumentError(
-            f"input {name}: expected one of the dtypes {supported}, bfloat16, bytes and str, got {array.dtype}"
+            f"input {name}: expected one of the dtypes {supported}, bfloat16, bytes and str, got {array.dtype}",
+            param=name,
         )
     return Tensor(name, datatype, array)
 
@@ -81,7 +82,9 @@ def _bytes(name: str, value: Any) -> bytes:
         return value.encode()
     if isinstance(value, bytes):
         return value
-    raise InvalidArgumentError(f"input {name}: expected numbers, strings or bytes, got {type(value).__name__}")
+    raise InvalidArgumentError(
+        f"input {name}: expected numbers, strings or bytes, got {type(value).__name__}", param=name
+    )
 
 
 def raw_of(tensor: Tensor) -> bytes:
@@ -96,7 +99,7 @@ def listed(tensor: Tensor) -> list[Any]:
             return [element.decode() for element in tensor.array.ravel().tolist()]
         except UnicodeDecodeError:
             reason = "JSON cannot hold these bytes. Use a client with binary=True."
-            raise InvalidArgumentError(f"input {tensor.name}: {reason}") from None
+            raise InvalidArgumentError(f"input {tensor.name}: {reason}", param=tensor.name) from None
     array = bfloat16_to_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
     elements: list[Any] = array.ravel().tolist()
     return elements

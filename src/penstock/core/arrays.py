@@ -77,7 +77,7 @@ class Biases:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample R rows of logits.  Arrays are C-contiguous.
+    """The sampling parameters of R rows of logits.  Arrays are C-contiguous.
 
     ``temperature`` f32 [R]: 0 is greedy.
     ``top_k`` i32 [R]: 0 is off.
@@ -142,7 +142,7 @@ def _pointer(array: Any, dtype: Any, shape: tuple[int, ...], name: str) -> int:
         expected = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
         found = f"{array.dtype.name} {list(array.shape)}"
         contiguous = "" if array.flags.c_contiguous else ", not C-contiguous"
-        raise InvalidArgumentError(f"{name}: expected {expected}, found {found}{contiguous}")
+        raise InvalidArgumentError(f"{name}: expected {expected}, found {found}{contiguous}", param=name)
     return array.ctypes.data
 
 

@@ -70,20 +70,30 @@ class Context(Handle):
 
     ``num_threads``: 0 (the default) uses as many as the affinity mask and the cgroup allow.  ``cpu_level``: None (the
     default) uses ``PENSTOCK_CPU``, or else the best level that this machine runs.  ``comm``: connects its programs with
-    those of other ranks.
+    those of other ranks.  ``links``: connects all ranks of a pipeline, whose stages have ``stage_ranks`` ranks each;
+    ``comm`` then connects those of one stage.
     """
 
     _destroy = "ps_context_destroy"
 
-    def __init__(self, num_threads: int = 0, cpu_level: str | None = None, comm: SharedComm | None = None) -> None:
+    def __init__(
+        self,
+        num_threads: int = 0,
+        cpu_level: str | None = None,
+        comm: SharedComm | None = None,
+        links: SharedComm | None = None,
+        stage_ranks: int = 1,
+    ) -> None:
         level = cpu_level if cpu_level is not None else env.cpu_level()
         options = sized(
             ContextOptions,
             num_threads=num_threads,
             cpu_level=level.encode() if level else None,
             comm=None if comm is None else comm.address,
+            links=None if links is None else links.address,
+            stage_ranks=stage_ranks,
         )
-        self._comm = comm  # outlives the context
+        self._comms = comm, links  # outlive the context
         out = ctypes.c_void_p()
         check(library().ps_context_create(ctypes.byref(options), ctypes.byref(out)))
         super().__init__(address_of(out))
@@ -139,7 +149,7 @@ class Context(Handle):
         shape = groups_shape(layout, num_rows, cols)
         if (shape is None) != (values.groups is None):
             expected, found = ("none", "an array") if shape is None else ("steps and offsets", "none")
-            raise InvalidArgumentError(f"groups: expected {expected}, found {found}")
+            raise InvalidArgumentError(f"groups: expected {expected}, found {found}", param="groups")
         q = data_address(values.q, num_rows * cols, "q")
         scales = data_address(values.scales, 4 * num_rows, "scales")
         groups = None if values.groups is None else data_address(values.groups, math.prod(shape or ()), "groups")

@@ -6,8 +6,8 @@ from typing import Final
 
 __all__ = [
     "BF16", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS", "KV_NUMBERS", "PAGE_TOKENS",
-    "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8",
-    "TILE_ROWS", "U8", "kv_layout_of", "pages_for",
+    "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32",
+    "T16_I8", "TILE_ROWS", "U8", "kv_layout_of", "pages_for", "whole_partitions",
 ]  # fmt: skip
 
 F32: Final = 1
@@ -37,6 +37,8 @@ GROUP_LEN: Final = 32
 
 PAGE_TOKENS: Final = 32
 """The number of tokens in a KV page (``PS_PAGE_TOKENS``)."""
+PARTITION_PAGES: Final = 8
+"""The number of pages in a partition, whose results attention adds up in order (docs/explanation/numerics.md)."""
 
 KV_LAYOUTS: Final = ("auto", "f32", "bf16", "int8")
 """The formats of keys and values; "auto" lets the core choose: f32 under the scheme f32, else bf16."""
@@ -48,6 +50,12 @@ KV_NUMBERS: Final = {"f32": 1, "bf16": 2, "int8": 3}
 def pages_for(num_tokens: int) -> int:
     """Return the number of pages that ``num_tokens`` tokens of one request need."""
     return -(-num_tokens // PAGE_TOKENS)
+
+
+def whole_partitions(num_pages: int, num_ranks: int) -> int:
+    """Return ``num_pages``, rounded up so that each of several ranks has equally many whole partitions of them."""
+    unit = PARTITION_PAGES * num_ranks if num_ranks > 1 else 1
+    return -(-num_pages // unit) * unit
 
 
 def kv_layout_of(kv_layout: str, scheme: str) -> str:

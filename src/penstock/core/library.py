@@ -44,6 +44,9 @@ class ContextOptions(ctypes.Structure):
         ("num_threads", c_int32),
         ("cpu_level", c_char_p),
         ("comm", c_void_p),
+        ("links", c_void_p),
+        ("stage_ranks", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -64,6 +67,7 @@ class CommStruct(ctypes.Structure):
         ("recv", ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_int64)),
         ("barrier", ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64)),
         ("abort", ctypes.CFUNCTYPE(None, c_void_p, c_char_p)),
+        ("await", ctypes.CFUNCTYPE(c_int32, c_void_p, c_int32)),
     ]
 
 
@@ -142,7 +146,7 @@ class ModelInfoStruct(ctypes.Structure):
         ("format_minor", c_int32),
         ("known_format_minor", c_int32),
         ("bidirectional", c_int32),
-        ("reserved", c_int32),
+        ("context_ranks", c_int32),
     ]
 
 
@@ -331,6 +335,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_program_resize": (c_int32, (c_void_p, POINTER(ProgramOptionsStruct))),
     "ps_program_run": (c_int32, (c_void_p, POINTER(BatchStruct))),
     "ps_program_follow": (c_int32, (c_void_p,)),
+    "ps_program_launch": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), POINTER(SampledStruct))),
+    "ps_program_collect": (c_int32, (c_void_p, POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_sample": (c_int32, (c_void_p, POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_step": (c_int32, (c_void_p, POINTER(BatchStruct), POINTER(SamplingStruct), POINTER(SampledStruct))),
     "ps_program_logits": (c_int32, (c_void_p, POINTER(c_void_p), _P32, _P32)),
@@ -394,8 +400,8 @@ def library() -> ctypes.CDLL:
         raise UnsupportedError(
             f"The native core {path} has the wrong ABI version: expected {_ABI_VERSION}, found {version}"
         )
-    for named in env.op_libraries():
-        _raise(lib, lib.ps_ops_load(os.fsencode(named)), "PENSTOCK_OPS: ")
+    for ops_path in env.op_libraries():
+        _raise(lib, lib.ps_ops_load(os.fsencode(ops_path)), "PENSTOCK_OPS: ")
     return lib
 
 
@@ -428,11 +434,11 @@ def _raise(lib: ctypes.CDLL, status: int, prefix: str = "") -> None:
         raise _ERRORS.get(status, InternalError)(prefix + message)
 
 
-def warn_of_newer(path: str | os.PathLike[str], found: int, known: int) -> None:
-    """Warn (UserWarning) about a bundle whose minor format version ``found`` is newer than ``known``."""
-    if found > known:  # one call site for all, so that Python's filter shows the warning once per file
+def warn_of_newer(path: str | os.PathLike[str], minor: int, known_minor: int) -> None:
+    """Warn (UserWarning) about a bundle whose minor format version ``minor`` is newer than ``known_minor``."""
+    if minor > known_minor:  # one call site for all, so that Python's filter shows the warning once per file
         warnings.warn(
-            f"{os.fspath(path)}: header.minor: the file has format 1.{found}, this version reads 1.{known}; "
+            f"{os.fspath(path)}: header.minor: the file has format 1.{minor}, this version reads 1.{known_minor}; "
             "newer fields of the file are ignored",
             stacklevel=1,
         )

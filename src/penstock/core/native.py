@@ -69,7 +69,8 @@ class ModelInfo:
     ``page_windows`` has one entry per page group; 0 keeps the whole context.  ``hidden_size`` is the width of
     ``CoreProgram.hidden``, 0 without one.  ``tail`` is "argmax" or "topk" when the graph ends in ``tail_k`` ids per
     row, "" when it ends in logits.  ``format_minor`` is the file's version, ``known_format_minor`` the core's.
-    ``bidirectional``: attention is not causal, so a step takes only whole requests.
+    ``bidirectional``: attention is not causal, so a step takes only whole requests.  ``context_ranks``: the ranks that
+    the pages of a request are dealt out to.
     """
 
     network: str
@@ -90,6 +91,7 @@ class ModelInfo:
     format_minor: int = 0
     known_format_minor: int = 0
     bidirectional: bool = False
+    context_ranks: int = 1
 
 
 class Model(Handle):
@@ -137,9 +139,7 @@ class Model(Handle):
         """The description of the bundle."""
         out = sized(ModelInfoStruct)
         check(library().ps_model_describe(self.handle, ctypes.byref(out)))
-        fields = {
-            name: getattr(out, name) for name, *_ in ModelInfoStruct._fields_ if name not in ("struct_size", "reserved")
-        }
+        fields = {name: getattr(out, name) for name, *_ in ModelInfoStruct._fields_ if name != "struct_size"}
         fields["network"], fields["scheme"] = out.network.decode(), out.scheme.decode()
         fields["tail"], fields["bidirectional"] = out.tail.decode(), bool(out.bidirectional)
         fields["page_windows"] = tuple(out.page_windows[: out.num_page_groups])
@@ -164,7 +164,7 @@ class Model(Handle):
         if not self._is_private or segment is None:
             raise refusal("overwrite", "a segment in private memory", name)
         if offset < 0 or offset + data.nbytes > segment.nbytes or not data.flags.c_contiguous:
-            raise InvalidArgumentError(f"overwrite: expected bytes within the segment {name!r:.60}")
+            raise InvalidArgumentError(f"overwrite: expected bytes within the segment {name!r:.60}", param="overwrite")
         ctypes.memmove(np.frombuffer(segment, np.uint8).ctypes.data + offset, data.ctypes.data, data.nbytes)
 
 
@@ -202,7 +202,7 @@ def _options_struct(options: ProgramOptions) -> ProgramOptionsStruct:
     fields = {name: int(getattr(options, name)) for name in options.__dataclass_fields__}
     for name, value in fields.items():
         if not 0 <= value < 1 << 31:
-            raise InvalidArgumentError(f"{name}: expected an integer from 0 to 2^31 - 1, found {value}")
+            raise InvalidArgumentError(f"{name}: expected an integer from 0 to 2^31 - 1, found {value}", param=name)
     del fields["flags"]  # 0 in the struct: ps_program_create_flagged takes them as an argument
     struct: ProgramOptionsStruct = sized(ProgramOptionsStruct, **fields)
     return struct
@@ -272,7 +272,7 @@ class CoreProgram(Handle):
         """Run and sample in one native call."""
         return self.step_call(batch, sampling)()
 
-    def step_call(self, batch: StepBatch, sampling: Sampling) -> StepCall:
+    def step_call(self, batch: StepBatch, sampling: Sampling | None = None) -> StepCall:
         """Return a ``step`` that can be called more than once, without checking its arrays again."""
         self._check_parents()
         return StepCall(self, batch, sampling)
@@ -331,21 +331,46 @@ class StepCall:
     """A step whose arrays are checked once; each call computes it with their current contents.
 
     It serves the steps of a growing answer, which differ only in numbers: checking and wrapping a dozen arrays takes
-    longer than reading them.  ``batch`` and ``sampling`` are the objects that it was made from.
+    longer than reading them.  ``batch`` and ``sampling`` are the objects that it was made from; without ``sampling`` no
+    row is sampled, which only ``launch`` and ``collect`` allow.
     """
 
-    def __init__(self, program: CoreProgram, batch: StepBatch, sampling: Sampling) -> None:
+    def __init__(self, program: CoreProgram, batch: StepBatch, sampling: Sampling | None) -> None:
         self.batch, self.sampling = batch, sampling
         self._program = program
-        step = batch_struct(batch, program._num_page_groups)
-        struct, rows = sampling_struct(sampling, program._vocab_size)
-        out, self._sampled = sampled_struct(sampling, rows)
-        self._arguments = ctypes.byref(step), ctypes.byref(struct), ctypes.byref(out)
+        self._batch = ctypes.byref(batch_struct(batch, program._num_page_groups))
+        self._rows: tuple[object, object] = (None, None)
+        self._sampled: Sampled | None = None
+        if sampling is not None:
+            struct, rows = sampling_struct(sampling, program._vocab_size)
+            out, self._sampled = sampled_struct(sampling, rows)
+            self._rows = ctypes.byref(struct), ctypes.byref(out)
+
+    @property
+    def sampled(self) -> Sampled:
+        """The result of the last call, which the next one overwrites."""
+        if self._sampled is None:
+            raise InvalidArgumentError("step: expected a sampling, found none")
+        return self._sampled
 
     def __call__(self) -> Sampled:
-        """Compute the step and sample its rows.  The next call overwrites the result."""
+        """Compute the step and sample its rows."""
         self._program._check_parents()
-        check(library().ps_program_step(self._program.handle, *self._arguments))
+        check(library().ps_program_step(self._program.handle, self._batch, *self._rows))
+        return self.sampled
+
+    def launch(self) -> None:
+        """On rank 0 of a pipeline: start the step, which ``collect`` ends.  Steps end in the order of their launches.
+
+        There can be as many steps in flight as stages.
+        """
+        self._program._check_parents()
+        check(library().ps_program_launch(self._program.handle, self._batch, *self._rows))
+
+    def collect(self) -> Sampled | None:
+        """Wait for the step, and sample its rows if there is a sampling."""
+        self._program._check_parents()
+        check(library().ps_program_collect(self._program.handle, *self._rows))
         return self._sampled
 
 
@@ -368,7 +393,7 @@ def _tensor_struct(tensor: CoreTensor | None) -> TensorStruct:
     if tensor is None:
         return TensorStruct()
     if len(tensor.dims) > 4:
-        raise InvalidArgumentError(f"dims: expected up to 4, found {list(tensor.dims)}")
+        raise InvalidArgumentError(f"dims: expected up to 4, found {list(tensor.dims)}", param="dims")
     dims = (ctypes.c_int64 * 4)(*tensor.dims)
     return TensorStruct(tensor.address, tensor.dtype, len(tensor.dims), dims, tensor.row_stride, tensor.layout)
 
@@ -396,11 +421,14 @@ def sample_logits(context: Context, logits: npt.NDArray[np.float32], sampling: S
     """Sample rows of logits [R, vocab] that do not belong to a program."""
     if logits.ndim != 2 or logits.dtype != np.float32 or not logits.flags.c_contiguous:
         raise InvalidArgumentError(
-            f"logits: expected C-contiguous float32 [rows, vocab], found {logits.dtype.name} {list(logits.shape)}"
+            f"logits: expected C-contiguous float32 [rows, vocab], found {logits.dtype.name} {list(logits.shape)}",
+            param="logits",
         )
     struct, rows = sampling_struct(sampling, logits.shape[1])
     if rows != logits.shape[0]:
-        raise InvalidArgumentError(f"temperature: expected {logits.shape[0]} values, one per row, found {rows}")
+        raise InvalidArgumentError(
+            f"temperature: expected {logits.shape[0]} values, one per row, found {rows}", param="temperature"
+        )
     out, sampled = sampled_struct(sampling, rows)
     status = library().ps_sample(
         context.handle, logits.ctypes.data, logits.shape[1], ctypes.byref(struct), ctypes.byref(out)

@@ -97,7 +97,9 @@ class Tokenizer(Handle):
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"text: found half a surrogate pair at character {error.start}") from error
+            raise InvalidArgumentError(
+                f"text: found half a surrogate pair at character {error.start}", param="text"
+            ) from error
         flags = _ADD_SPECIAL * add_special_tokens | _PARSE_SPECIAL * parse_special_tokens
         count, capacity = ctypes.c_int64(), len(data) + 16
         while True:
@@ -114,7 +116,7 @@ class Tokenizer(Handle):
         try:
             array = np.array(ids, np.int32)
         except OverflowError as error:
-            raise InvalidArgumentError("ids: expected 32-bit integers") from error
+            raise InvalidArgumentError("ids: expected 32-bit integers", param="ids") from error
         return self._decode(array, _SKIP_SPECIAL * skip_special_tokens, 0)[0]
 
     def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:

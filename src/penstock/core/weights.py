@@ -49,9 +49,9 @@ def data_address(data: Data, num_bytes: int, name: str, *, written: bool = False
         return data
     if not data.flags.c_contiguous or (written and not data.flags.writeable):
         kind = "a C-contiguous, writable array" if written else "a C-contiguous array"
-        raise InvalidArgumentError(f"{name}: expected {kind}")
+        raise InvalidArgumentError(f"{name}: expected {kind}", param=name)
     if data.nbytes != num_bytes:
-        raise InvalidArgumentError(f"{name}: expected {num_bytes} bytes, found {data.nbytes}")
+        raise InvalidArgumentError(f"{name}: expected {num_bytes} bytes, found {data.nbytes}", param=name)
     return data.ctypes.data
 
 

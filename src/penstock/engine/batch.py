@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from penstock.core.native import StepBatch
 from penstock.engine.pages import FREED, PageTables
+from penstock.engine.request import Request, Status
 from penstock.engine.scheduler import Chunk
 from penstock.errors import InternalError
 
-__all__ = ["BatchLayout"]
+__all__ = ["BatchLayout", "Step"]
+
+
+@dataclass(slots=True)
+class Step:
+    """The chunks of a step, the pages that their requests had when it began, and the requests that it samples."""
+
+    chunks: list[Chunk]
+    pages: list[PageTables | None]
+    sampled: list[Request]
+
+    def is_current(self, place: int) -> bool:
+        """Return True unless the request of a chunk has ended or was preempted since the step began."""
+        request = self.chunks[place].request
+        return request.status is Status.RUNNING and request.pages is self.pages[place]
 
 
 class BatchLayout:

@@ -14,10 +14,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from penstock.core.forked import check_process, is_forked
-from penstock.engine.batch import BatchLayout
+from penstock.engine.batch import BatchLayout, Step
 from penstock.engine.capabilities import check_sampling
 from penstock.engine.deadlines import Deadlines
 from penstock.engine.fair_queue import heaviest
@@ -42,11 +42,15 @@ from penstock.errors import (
 from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
 
 if TYPE_CHECKING:
-    from penstock.core.native import Sampled
+    from penstock.core.native import Sampled, Sampling, StepBatch
     from penstock.engine.prompt_logits import PromptRows
+    from penstock.runtime.program import PipelinedProgram
     from penstock.text.text_stream import TextStream
 
 __all__ = ["Engine"]
+
+MIN_CHUNK = 128
+"""The chunks of a prompt that several stages compute at once have at least this many tokens."""
 
 
 class Engine:
@@ -65,8 +69,11 @@ class Engine:
         if info.bidirectional:  # its prompts run in one step
             self.max_len = min(self.max_len, limits.max_tokens, self.options.max_chunk or limits.max_tokens)
         self.scheduler = self._new_scheduler()
-        self._rows = SamplingRows(info.vocab_size)
-        self.layout = BatchLayout(len(info.page_windows), limits.max_requests, pages_for(self.max_len))
+        # Of each step in flight
+        stages, max_pages = range(info.num_stages), pages_for(self.max_len)
+        self._rows = [SamplingRows(info.vocab_size) for _ in stages]
+        self.layouts = [BatchLayout(len(info.page_windows), limits.max_requests, max_pages) for _ in stages]
+        self._in_flight: deque[Step] = deque()
         self.num_steps = self.num_output_tokens = 0
         self.observer: Callable[[Sequence[Request]], None] | None = None
         self._num_finished: Counter[str] = Counter()
@@ -84,18 +91,21 @@ class Engine:
         self.is_closed = False  # True: no more requests are accepted
 
     def _new_scheduler(self) -> Scheduler:
-        limits, options = self.program.limits, self.options
+        limits, options, num_stages = self.program.limits, self.options, self.program.info.num_stages
+        max_chunk = options.max_chunk
+        if num_stages > 1 and not max_chunk:
+            max_chunk = max(MIN_CHUNK, limits.max_tokens // (2 * num_stages))
         scheduler = Scheduler(
-            PageLedger(limits.num_pages, self.program.info.page_windows),
+            PageLedger(limits.num_pages, self.program.info.page_windows, self.program.info.context_ranks),
             limits.max_tokens,
             limits.max_requests,
-            options.max_chunk,
+            0 if self.program.info.bidirectional else max_chunk,
             PageKeys() if options.prefix_cache else None,
             max_rows=limits.max_rows,
             max_mixed_tokens=options.max_mixed_tokens,
             priority_s=options.priority_s,
         )
-        scheduler.whole_prompts = self.program.info.bidirectional
+        scheduler.whole_prompts, scheduler.num_stages = self.program.info.bidirectional, num_stages
         return scheduler
 
     def submit(
@@ -127,7 +137,9 @@ class Engine:
             check_num_top(max(0, prompt_rows.num_logprobs), self.program.info.vocab_size)
         if pooling is not None and not self.program.info.hidden_size:
             raise UnsupportedError(
-                "embed: this network has no hidden rows, because its head does not select rows from those of all tokens"
+                "embed: this network has no hidden rows, because its head does not select rows from those of all "
+                "tokens",
+                param="embed",
             )
         num_new = 0 if pooling is not None else sampling.max_tokens
         ids = self.fit_prompt(prompt_ids, num_new, options)
@@ -295,32 +307,86 @@ class Engine:
         return changed
 
     def _step(self) -> list[Request]:
+        if self.program.info.num_stages == 1:
+            step = self._schedule()
+            return [] if step is None else self._finish(step, lambda: self._run(step))
+        while len(self._in_flight) < self.program.info.num_stages and self._launch():
+            pass
+        if not self._in_flight:
+            return []
+        return self._finish(self._in_flight.popleft(), cast("PipelinedProgram", self.program).collect)
+
+    def _schedule(self) -> Step | None:
+        """Return the next step; None if there is nothing to do."""
         try:
             chunks = self.scheduler.schedule()
         except Exception as error:  # its lists may be wrong, so no request's pages can be trusted
             self._start_over(error)
-            return []
+            return None
         if not chunks:
-            return []
-        sampled = [chunk.request for chunk in chunks if chunk.samples]
+            return None
         self.num_steps += 1
+        pages = [chunk.request.pages for chunk in chunks]
+        return Step(chunks, pages, [chunk.request for chunk in chunks if chunk.samples])
+
+    def _arrays(self, step: Step) -> tuple[StepBatch, Sampling | None]:
+        """Return the arrays of a step; they are valid until as many others as there are stages were laid out."""
+        place = self.num_steps % len(self.layouts)
+        batch = self.layouts[place].lay_out(step.chunks)
+        if not len(batch.output_rows):
+            return batch, None
+        return batch, row_arrays(self._rows[place].of(step.sampled), step.chunks)
+
+    def _run(self, step: Step) -> Sampled | None:
+        batch, sampling = self._arrays(step)
+        rows = None
+        if sampling is None:
+            self.program.run(batch)
+        else:
+            rows = self.program.step(batch, sampling)
+        for chunk in step.chunks:
+            self.scheduler.advance(chunk)
+        return rows
+
+    def _launch(self) -> bool:
+        """Start a step of a pipeline; return False if there is none to start.
+
+        Its chunks count as computed from now on, because each stage computes the steps in their order.
+        """
+        step = self._schedule()
+        if step is None:
+            return False
         try:
-            batch = self.layout.lay_out(chunks)
-            if len(batch.output_rows):
-                rows = self.program.step(batch, row_arrays(self._rows.of(sampled), chunks))
-            else:
-                self.program.run(batch)
-            pooled = self._pool(chunks) if len(sampled) < len(chunks) else []
-            for chunk in chunks:
+            cast("PipelinedProgram", self.program).launch(*self._arrays(step))
+            for chunk in step.chunks:
                 self.scheduler.advance(chunk)
         except Exception as error:
-            for chunk in chunks:
+            self._fail(step, error)
+            return False
+        self._in_flight.append(step)
+        return True
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        """End the requests of a step with its error."""
+        for place, chunk in enumerate(step.chunks):
+            if step.is_current(place):
                 self._end(chunk.request, "error", to_penstock_error("The step", error))
+
+    def _finish(self, step: Step, rows_of: Callable[[], Sampled | None]) -> list[Request]:
+        """Hand the rows of a step to its requests.  Returns the requests that sampled a token."""
+        chunks = step.chunks
+        try:
+            rows = rows_of()
+            pooled = self._pool(chunks) if len(step.sampled) < len(chunks) else []
+        except Exception as error:
+            self._fail(step, error)
             return []
-        row = 0
-        for chunk in chunks:
+        sampled, row = step.sampled, 0
+        for place, chunk in enumerate(chunks):
             row += chunk.num_rows
-            if chunk.num_rows:
+            if not step.is_current(place):
+                sampled = [request for request in sampled if request is not chunk.request]
+            elif chunk.num_rows and rows is not None:
                 self._accept(chunk, rows, range(row - chunk.num_rows, row))
         for request, damage in pooled:
             self._end(request, "error" if damage else "stop", damage)
@@ -334,15 +400,15 @@ class Engine:
         if all(chunk.request.pooling is None for chunk in chunks):
             return []
         hidden, start = self.program.hidden(), 0
-        ended: list[tuple[Request, InternalError | None]] = []
+        finished: list[tuple[Request, InternalError | None]] = []
         for chunk in chunks:
             stop, pooling = start + chunk.num_tokens, chunk.request.pooling
             if pooling is not None:
                 pooling.take(hidden[start:stop], chunk.start)
                 if chunk.start + chunk.num_tokens == chunk.request.num_tokens:
-                    ended.append((chunk.request, pooling.error()))
+                    finished.append((chunk.request, pooling.error()))
             start = stop
-        return ended
+        return finished
 
     def _accept(self, chunk: Chunk, rows: Sampled, own: range) -> None:
         """Hand a request the rows of its prompt and the row of its next token."""
@@ -403,7 +469,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True if a step would have something to do.  Any thread may read this."""
-        return bool(self._incoming or self._aborts or self._displaced or self.scheduler.has_work)
+        queued = self._incoming or self._aborts or self._displaced or self._in_flight
+        return bool(queued or self.scheduler.has_work)
 
     def figures(self) -> EngineStats:
         """Return the counters of this moment.  Any thread may call this."""
@@ -462,7 +529,7 @@ class Engine:
 
     def _check_open(self) -> None:
         if self.is_closed:
-            raise InvalidArgumentError("the engine is closed")
+            raise InvalidArgumentError("The engine is closed.")
 
     def _settle(self) -> None:
         """Carry out aborts now, unless a step is running: its thread does so when it ends."""

@@ -33,12 +33,12 @@ _BEGUN: Final = -1.0
 class _Client:
     """A client within a level.
 
-    ``arrived`` and ``begun`` are the virtual finishes of its last request that arrived, and of its last that began to
+    ``arrived`` and ``started`` are the virtual finishes of its last request that arrived, and of its last that began to
     run.
     """
 
     arrived: float = 0.0
-    begun: float = 0.0
+    started: float = 0.0
     num_waiting: int = 0
 
 
@@ -102,7 +102,7 @@ class FairQueue:
                 request.order = (behind.order[0], start, request.id)
         level.latest = max(level.latest, start)
         if len(level.clients) > level.num_waiting + _MAX_IDLE_CLIENTS:
-            level.clients = {name: one for name, one in level.clients.items() if one.num_waiting}
+            level.clients = {name: client for name, client in level.clients.items() if client.num_waiting}
 
     def begin(self, request: Request) -> None:
         """Note that a waiting request runs.  A request that ran before changes nothing."""
@@ -111,7 +111,7 @@ class FairQueue:
         level = self._levels[request.options.priority]
         client = level.clients[request.options.client]
         level.now = max(level.now, request.virtual_start)
-        client.begun = max(client.begun, request.virtual_start + _cost(request))
+        client.started = max(client.started, request.virtual_start + _cost(request))
         self._leave(request)
 
     def remove(self, request: Request) -> None:
@@ -127,8 +127,8 @@ class FairQueue:
         client.num_waiting -= 1
         level.num_waiting -= 1
         if not client.num_waiting:
-            client.arrived = client.begun
-            if client.begun <= level.now:
+            client.arrived = client.started
+            if client.started <= level.now:
                 del level.clients[name]
         if not level.num_waiting:
             del self._levels[priority]

@@ -29,7 +29,7 @@ MAX_CLIENT_CHARS: Final = 64
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine serves its requests.
+    """The options of an engine.
 
     ``max_chunk``: maximum number of a request's tokens in one step (0: the step's budget).
     ``max_mixed_tokens``: maximum number of prompt tokens in a step that also decodes, so that answers do not stall
@@ -67,7 +67,7 @@ class EngineFields(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """How a request is served.
+    """The options of a request.
 
     ``priority``: the lower number goes first, and may take the place of a higher one, which is then computed again
     later. A request that has waited the engine's ``priority_s`` longer for each level goes first nevertheless, so that

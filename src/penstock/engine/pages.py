@@ -4,19 +4,22 @@ Layers that see equally far back share a page group.  Every group has its own po
 for each group, so that a windowed layer can free pages that a full one keeps.  A full page may get a name, a key made
 of all tokens up to its end (PageKeys), and a later request with the same tokens shares it.  A named page that no
 request holds stays until its place is needed; the least recently used goes first.  No tensors here.
+
+With context parallelism pages are dealt out to ranks: page p is on rank p % n.  The eight pages of a partition are on
+one rank, and the partitions of a request on the ranks in turn.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from penstock.errors import InternalError
-from penstock.runtime.program import PAGE_TOKENS, pages_for
+from penstock.runtime.program import PAGE_TOKENS, PARTITION_PAGES, pages_for
 
 __all__ = ["FREED", "PageKeys", "PageLedger", "PagePool", "PageTables"]
 
@@ -25,12 +28,16 @@ FREED = -1
 
 
 class PagePool:
-    """The pages of one group, counted by reference: a page that several requests share is free when none holds it."""
+    """The pages of one group, counted by reference: a page that several requests share is free when none holds it.
 
-    def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # named and not held, least recently used first
+    ``num_ranks``: the ranks that the pages are dealt out to.
+    """
+
+    def __init__(self, num_pages: int, num_ranks: int = 1) -> None:
+        self.num_pages, self.num_ranks = num_pages, num_ranks
+        self._free = [list(range(num_pages))[rank::num_ranks][::-1] for rank in range(num_ranks)]
+        # named and not held, least recently used first
+        self._idle: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_ranks)]
         self._references = [0] * num_pages
         self._key_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
@@ -38,32 +45,53 @@ class PagePool:
     @property
     def num_free(self) -> int:
         """The number of pages that no request holds, named or not."""
-        return len(self._free) + len(self._idle)
+        return sum(map(len, self._free)) + sum(map(len, self._idle))
 
     @property
     def num_named(self) -> int:
         """The number of pages whose content may be shared."""
         return len(self._page_of)
 
-    def take(self) -> int:
-        """Return a free page, which is then held once.
+    def rank_of(self, index: int, rotation: int) -> int:
+        """Return the rank of the page at an index of a table; ``rotation`` is that of its first partition."""
+        return (index // PARTITION_PAGES + rotation) % self.num_ranks
+
+    def missing(self, start: int, stop: int, rotation: int, spare: int = 0) -> int:
+        """Return how many free pages are missing for the entries ``start`` to ``stop`` - 1 of a table.
+
+        ``spare``: pages that are to be left.  With several ranks this is the count of the rank that lacks most.
+        """
+        if self.num_ranks == 1:
+            return max(0, stop - start) + spare - self.num_free
+        needed = Counter(self.rank_of(index, rotation) for index in range(start, stop))
+        return max(
+            needed[rank] + spare - len(self._free[rank]) - len(self._idle[rank]) for rank in range(self.num_ranks)
+        )
+
+    def take(self, rank: int = 0) -> int:
+        """Return a free page of a rank, which is then held once.
 
         If no page is blank, the least recently used named page loses its name.  Raises InternalError if no page is
-        free; check ``num_free`` first.
+        free; check ``missing`` first.
         """
-        if self._free:
-            page = self._free.pop()
-        elif self._idle:
-            page, _ = self._idle.popitem(last=False)
+        if self._free[rank]:
+            page = self._free[rank].pop()
+        elif self._idle[rank]:
+            page, _ = self._idle[rank].popitem(last=False)
             del self._page_of[self._key_of.pop(page)]
         else:
             raise InternalError("page pool: take() was called with no free page")
         self._references[page] = 1
         return page
 
-    def find(self, key: bytes) -> int | None:
-        """Return the page with this name, or None."""
-        return self._page_of.get(key)
+    def find(self, key: bytes, rank: int = 0) -> int | None:
+        """Return the page with this name on a rank, or None."""
+        page = self._page_of.get(key)
+        return page if page is None or page % self.num_ranks == rank else None
+
+    def find_at(self, index: int, rotation: int, key: bytes) -> int | None:
+        """Return the page with this name that may be at an index of a table, or None."""
+        return self.find(key, self.rank_of(index, rotation))
 
     def name(self, page: int, key: bytes) -> None:
         """Give a held page a name, so that others can find it.  Does nothing if another page has the name."""
@@ -79,16 +107,18 @@ class PagePool:
         if key is None:
             return
         del self._page_of[key]
-        if page in self._idle:
-            del self._idle[page]
-            self._free.append(page)
+        rank = page % self.num_ranks
+        if page in self._idle[rank]:
+            del self._idle[rank][page]
+            self._free[rank].append(page)
 
     def share(self, page: int) -> None:
         """Hold a page once more.  A page that no request holds must have a name."""
         if self._references[page] == 0:
-            if page not in self._idle:
+            idle = self._idle[page % self.num_ranks]
+            if page not in idle:
                 raise InternalError(f"page pool: page {page} cannot be shared: no request holds it and it has no name")
-            del self._idle[page]
+            del idle[page]
         self._references[page] += 1
 
     def give_back(self, page: int) -> None:
@@ -97,15 +127,17 @@ class PagePool:
             raise InternalError(f"page pool: page {page} cannot be given back: no request holds it")
         self._references[page] -= 1
         if self._references[page] == 0:
+            rank = page % self.num_ranks
             if page in self._key_of:
-                self._idle[page] = None
+                self._idle[rank][page] = None
             else:
-                self._free.append(page)
+                self._free[rank].append(page)
 
     def forget(self) -> None:
         """Remove every name, so that nothing computed so far is shared again."""
-        self._free += self._idle
-        self._idle.clear()
+        for free, idle in zip(self._free, self._idle, strict=True):
+            free += idle
+            idle.clear()
         self._key_of.clear()
         self._page_of.clear()
 
@@ -116,15 +148,18 @@ class PagePool:
             counted[page] += 1
         if counted != self._references:
             raise InternalError(f"page pool: tables hold {counted}, the pool counts {self._references}")
-        free = [*self._free, *self._idle]
+        blank, idle = [[page for of_rank in lists for page in of_rank] for lists in (self._free, self._idle)]
+        free = blank + idle
         if len(set(free)) != len(free):
             raise InternalError("page pool: a page is listed as free twice")
         if set(free) != {page for page, count in enumerate(counted) if count == 0}:
             raise InternalError("page pool: the free pages and the reference counts disagree")
         if {page: key for key, page in self._page_of.items()} != self._key_of:
             raise InternalError("page pool: names and pages disagree")
-        if any(page in self._key_of for page in self._free) or any(page not in self._key_of for page in self._idle):
+        if any(page in self._key_of for page in blank) or any(page not in self._key_of for page in idle):
             raise InternalError("page pool: a blank page has a name, or an idle one has none")
+        if any(page % self.num_ranks != rank for rank, pages in enumerate(self._free) for page in pages):
+            raise InternalError("page pool: a page is listed for another rank than its own")
 
 
 @dataclass(eq=False, slots=True)
@@ -132,13 +167,15 @@ class PageTables:
     """A request's pages: one table for each group; entry i holds positions 32 i to 32 i + 31, or FREED.
 
     ``num_freed`` counts the leading entries of each group that were freed, ``num_named`` the leading pages that have
-    names. ``version`` grows with every change, so that a copy can be recognized as old.
+    names. ``version`` grows with every change, so that a copy can be recognized as old.  ``rotation``: the rank of the
+    first partition.
     """
 
     tables: list[list[int]]
     num_freed: list[int] = field(default_factory=list)
     num_named: int = 0
     version: int = 0
+    rotation: int = 0
 
     def __post_init__(self) -> None:
         """Start with no freed entries."""
@@ -149,24 +186,28 @@ class PageTables:
 class PageLedger:
     """The pages of all groups.
 
-    ``windows`` has the window of each group in tokens, 0 for layers that see everything.
+    ``windows`` has the window of each group in tokens, 0 for layers that see everything.  ``num_ranks``: the ranks that
+    pages are dealt out to.
     """
 
-    def __init__(self, num_pages: int, windows: Sequence[int]) -> None:
+    def __init__(self, num_pages: int, windows: Sequence[int], num_ranks: int = 1) -> None:
         self.windows = tuple(windows)
-        self.pools = [PagePool(num_pages) for _ in self.windows]
-        self.num_pages = num_pages
+        self.pools = [PagePool(num_pages, num_ranks) for _ in self.windows]
+        self.num_pages, self.num_ranks = num_pages, num_ranks
         self._windowed = [(group, window) for group, window in enumerate(self.windows) if window > 0]
 
-    def open(self) -> PageTables:
-        """Return empty tables for a request."""
-        return PageTables([[] for _ in self.windows])
+    def open(self, rotation: int = 0) -> PageTables:
+        """Return empty tables for a request, whose first partition is on rank ``rotation`` % ``num_ranks``.
+
+        Requests share pages only if they have the same rotation.
+        """
+        return PageTables([[] for _ in self.windows], rotation=rotation % self.num_ranks)
 
     def missing(self, pages: PageTables, num_tokens: int) -> int:
         """Return how many free pages are missing to hold ``num_tokens`` tokens, in the group that lacks most."""
         needed = pages_for(num_tokens)
         pairs = zip(pages.tables, self.pools, strict=True)
-        return max((needed - len(table) - pool.num_free for table, pool in pairs), default=0)
+        return max((pool.missing(len(table), needed, pages.rotation) for table, pool in pairs), default=0)
 
     def grow(self, pages: PageTables, num_tokens: int) -> bool:
         """Extend every table to hold ``num_tokens`` tokens.  If pages are short, take none and return False."""
@@ -180,7 +221,7 @@ class PageLedger:
             return False
         for table, pool in zip(pages.tables, self.pools, strict=True):
             while len(table) < needed:
-                table.append(pool.take())
+                table.append(pool.take(pool.rank_of(len(table), pages.rotation)))
         pages.version += 1
         return True
 
@@ -198,7 +239,7 @@ class PageLedger:
             pages.num_freed[group] = index + 1
             pages.version += 1
 
-    def known(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
+    def count_shareable(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
         """Return how many leading pages the request has or could share.
 
         The result is the largest n for which a token at position 32 n needs only those pages.
@@ -208,25 +249,26 @@ class PageLedger:
         longest = len(keys)
         for window, pool in zip(self.windows, self.pools, strict=True):
             if window <= 0:
-                found = num_own
-                while found < longest and pool.find(keys[found]) is not None:
-                    found += 1
-                longest = found
-        return longest if not self._windowed else self._known_in_windows(pages, num_own, keys[:longest])
+                num_found = num_own
+                while num_found < longest and pool.find_at(num_found, pages.rotation, keys[num_found]) is not None:
+                    num_found += 1
+                longest = num_found
+        return longest if not self._windowed else self._shareable_in_windows(pages, num_own, keys[:longest])
 
-    def _known_in_windows(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
+    def _shareable_in_windows(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
         sound = [True] * (len(keys) + 1)
         for group, window in self._windowed:
             run_start = pages.num_freed[group]  # pages run_start to index - 1 are known
             for index in range(num_own, len(keys) + 1):
                 if run_start > _first_seen(index * PAGE_TOKENS, window):
                     sound[index] = False
-                if index < len(keys) and self.pools[group].find(keys[index]) is None:
+                pool = self.pools[group]
+                if index < len(keys) and pool.find_at(index, pages.rotation, keys[index]) is None:
                     run_start = index + 1
         return max((n for n in range(num_own, len(keys) + 1) if sound[n]), default=num_own)
 
     def adopt(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> None:
-        """Share the pages ``num_own`` to ``len(keys)`` that ``known`` found.  A partly written page is replaced."""
+        """Share the pages ``num_own`` to ``len(keys)`` from ``count_shareable``.  A partly written page is replaced."""
         for group, (window, pool) in enumerate(zip(self.windows, self.pools, strict=True)):
             table = pages.tables[group]
             first = _first_seen(len(keys) * PAGE_TOKENS, window) if window > 0 else 0
@@ -238,7 +280,7 @@ class PageLedger:
                 if index < first:
                     table.append(FREED)
                     continue
-                page = pool.find(keys[index])
+                page = pool.find_at(index, pages.rotation, keys[index])
                 if page is None:
                     raise InternalError("page tables: a page to share has no name")
                 table.append(page)

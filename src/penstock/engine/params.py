@@ -47,7 +47,7 @@ _DEFAULT: Final[dict[str, Any]] = {row.name: row.default for row in SAMPLING_FIE
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to continue a prompt, with vLLM's names.  None means the value of the model's generation_config.json.
+    """Sampling parameters of a request, with vLLM's names.  None means the value of the model's generation_config.json.
 
     ``max_tokens``: maximum number of tokens to generate (256 if neither caller nor model sets it).  The context length
     is a limit as well.
@@ -116,7 +116,7 @@ class SamplingParams:
 def _unknown_field(name: str) -> InvalidArgumentError:
     near = nearest(name, FIELD_NAMES)
     hint = f"did you mean {near}?" if near else f"it has {', '.join(FIELD_NAMES)}"
-    return InvalidArgumentError(f"SamplingParams has no field {name!r}: {hint}")
+    return InvalidArgumentError(f"SamplingParams has no field {name!r}: {hint}", param=name)
 
 
 _Check = Callable[[str, Any], Any]
@@ -203,8 +203,8 @@ class ResolvedSampling:
     @staticmethod
     def of_model(config: GenerationConfig) -> ResolvedSampling:
         """Return the defaults that a model's generation_config.json sets."""
-        named = {name: value for name, value in vars(config).items() if name in _OFF}
-        return ResolvedSampling(max_tokens=config.max_new_tokens or DEFAULT_MAX_TOKENS, **named)
+        values = {name: value for name, value in vars(config).items() if name in _OFF}
+        return ResolvedSampling(max_tokens=config.max_new_tokens or DEFAULT_MAX_TOKENS, **values)
 
     @staticmethod
     def of(params: SamplingParams, defaults: ResolvedSampling) -> ResolvedSampling:

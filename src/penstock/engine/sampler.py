@@ -72,7 +72,7 @@ def row_arrays(sampling: Sampling, chunks: Sequence[Chunk]) -> Sampling:
         return sampling
     target = np.full(num_rows, -1, np.int32)
     listed = np.full(num_rows, -1, np.int32)
-    drawn = np.zeros(num_rows, bool)
+    is_sampled = np.zeros(num_rows, bool)
     row = 0
     for chunk in chunks:
         row += chunk.num_rows
@@ -82,29 +82,29 @@ def row_arrays(sampling: Sampling, chunks: Sequence[Chunk]) -> Sampling:
             stop = chunk.start + chunk.num_tokens + (not chunk.samples)
             target[first : first + scored] = chunk.request.tokens(stop - scored, stop)
             listed[first : first + scored] = chunk.request.prompt_rows.num_logprobs
-        drawn[row - 1 : row] |= chunk.samples
-    return _among_scored(sampling, drawn, target, listed)
+        is_sampled[row - 1 : row] |= chunk.samples
+    return _among_scored(sampling, is_sampled, target, listed)
 
 
 def _among_scored(
-    sampling: Sampling, drawn: NDArray[np.bool_], target: NDArray[np.int32], listed: NDArray[np.int32]
+    sampling: Sampling, is_sampled: NDArray[np.bool_], target: NDArray[np.int32], listed: NDArray[np.int32]
 ) -> Sampling:
-    """Spread the rows of ``sampling`` to where ``drawn`` is set.
+    """Spread the rows of ``sampling`` to where ``is_sampled`` is set.
 
     The other rows score ``target`` and list ``listed`` of the likeliest tokens.
     """
-    num_rows = len(drawn)
+    num_rows = len(is_sampled)
 
     def spread(values: NDArray[Any], off: float) -> NDArray[Any]:
         wide = np.full((num_rows, *values.shape[1:]), off, values.dtype)
-        wide[drawn] = values
+        wide[is_sampled] = values
         return wide
 
     def starts(narrow: NDArray[np.int32]) -> NDArray[np.int32]:
         return _starts(spread(np.diff(narrow), 0).tolist())
 
     s, p, b = sampling, sampling.penalties, sampling.biases
-    num_logprobs = listed if s.num_logprobs is None else np.where(drawn, spread(s.num_logprobs, -1), listed)
+    num_logprobs = listed if s.num_logprobs is None else np.where(is_sampled, spread(s.num_logprobs, -1), listed)
     arrays: dict[str, Any] = {name: getattr(s, name) for name in _COLUMNS}
     spreads: dict[str, Any] = {
         name: None if array is None else spread(array, _COLUMNS[name]) for name, array in arrays.items()

@@ -77,8 +77,11 @@ class Scheduler:
     prompt share.
     ``max_mixed_tokens``: maximum number of prompt tokens in a step that also decodes (0: what those leave of the
     budget).
-    ``priority_s``: seconds of waiting that a level of priority is worth.  Set ``whole_prompts`` before the first
-    request.
+    ``priority_s``: seconds of waiting that a level of priority is worth.  Set ``whole_prompts`` and ``num_stages``
+    before the first request.
+
+    With ``num_stages`` above 1, that many steps are in flight: chunks advance when they are launched, a request whose
+    token is being sampled takes part in no other step, and each step decodes its share of the requests.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Scheduler:
         self._all_share = keys is not None
         self._order = FairQueue(priority_s)
         self.whole_prompts = False
+        self.num_stages = 1
         self._free_slots = list(range(max_requests - 1, -1, -1))
 
     @property
@@ -147,9 +151,10 @@ class Scheduler:
         decodes: list[Request] = []
         prompts: list[Request] = []
         for request in self.running:
-            is_decode = request.num_tokens - request.num_computed == 1 and not self.whole_prompts
-            (decodes if is_decode else prompts).append(request)
-        for request in decodes:
+            num_left = request.num_tokens - request.num_computed
+            if num_left:  # else its token is being sampled
+                (decodes if num_left == 1 and not self.whole_prompts else prompts).append(request)
+        for request in decodes[: -(-len(self.running) // self.num_stages)]:
             if request.status is not Status.RUNNING or not step.budget:
                 continue
             # A page that is not full has room: 31 of 32 decodes need no look at the tables.
@@ -205,7 +210,7 @@ class Scheduler:
         for request in self.running:
             if request.status is not Status.RUNNING or request.pages is None:
                 raise InternalError(f"scheduler: request {request.id} runs with status {request.status.value}")
-            if not 0 <= request.num_computed < request.num_tokens:
+            if not 0 <= request.num_computed < request.num_tokens + (self.num_stages > 1):
                 raise InternalError(
                     f"scheduler: request {request.id} has {request.num_computed} of {request.num_tokens} computed"
                 )
@@ -290,11 +295,11 @@ class Scheduler:
         self._extend_keys(request, (request.num_tokens - 1) // PAGE_TOKENS)
         max_pages = min(request.first_wanted, request.num_tokens - 1) // PAGE_TOKENS  # what follows is needed itself
         own = request.num_computed // PAGE_TOKENS
-        known = self.ledger.known(pages, own, request.page_keys[:max_pages])
-        if known > own:
-            self.ledger.adopt(pages, own, request.page_keys[:known])
-            gained = known * PAGE_TOKENS - request.num_computed
-            request.num_computed = known * PAGE_TOKENS
+        num_known = self.ledger.count_shareable(pages, own, request.page_keys[:max_pages])
+        if num_known > own:
+            self.ledger.adopt(pages, own, request.page_keys[:num_known])
+            gained = num_known * PAGE_TOKENS - request.num_computed
+            request.num_computed = num_known * PAGE_TOKENS
             if request.num_preemptions == 0:
                 request.num_cached += gained
                 self.num_cached_tokens += gained
@@ -328,7 +333,7 @@ class Scheduler:
         while len(self.running) >= self.max_requests:
             if not self._displace(step, request):
                 return False
-        request.pages = self.ledger.open()
+        request.pages = self.ledger.open(self._rotation(request))
         if self._shares_or_waits(step, request):
             self._undo(request)
             return True
@@ -368,6 +373,15 @@ class Scheduler:
             request.num_cached = 0
         request.num_computed = 0
 
+    def _rotation(self, request: Request) -> int:
+        """Return the rank of a request's first partition: equal for prompts that can share pages, else in turn."""
+        if self.ledger.num_ranks == 1:
+            return 0
+        if request.may_share and (self._all_share or request.family) and request.num_tokens >= PAGE_TOKENS:
+            self._extend_keys(request, 1)
+            return int.from_bytes(request.page_keys[0][:4], "little")
+        return request.id
+
     def _has_room(self, step: _Step, request: Request) -> bool:
         """Return True if all known tokens fit now, with one page of growth for each running request.
 
@@ -377,10 +391,10 @@ class Scheduler:
             return True
         num_tokens = min(request.num_tokens - request.num_computed, step.budget, self.max_chunk)
         for window, pool, table in zip(self.ledger.windows, self.ledger.pools, request.pages.tables, strict=True):
-            needed = pages_for(request.num_tokens) - len(table)
+            stop = pages_for(request.num_tokens)
             if window > 0:  # it holds at most the window and a chunk
-                needed = min(needed, pages_for(window + num_tokens + PAGE_TOKENS))
-            if needed + len(self.running) > pool.num_free:
+                stop = min(stop, len(table) + pages_for(window + num_tokens + PAGE_TOKENS))
+            if pool.missing(len(table), stop, request.pages.rotation, spare=len(self.running)) > 0:
                 return False
         return True
 

@@ -58,7 +58,9 @@ class BundleWriter:
         self._validate, self._durable = validate, durable
         self._extra = dict(segments or {})
         if _WEIGHTS in self._extra:
-            raise InvalidArgumentError(f"segments: expected other names than {_WEIGHTS!r}, which is reserved")
+            raise InvalidArgumentError(
+                f"segments: expected other names than {_WEIGHTS!r}, which is reserved", param="segments"
+            )
         self._graph, weights_bytes = place_weights(graph)
         self._waiting = list(self._graph.weights.values())
         self._waiting.reverse()

@@ -244,13 +244,13 @@ class _Builder:
         outputs = tuple(Operand("value", name) for name in names)
         self.operands[node] = outputs[0] if isinstance(results, Tensor) else outputs
 
-    def _new_value(self, wanted: str, tensor: Tensor, base: str | None = None, offset: int = 0) -> str:
-        name, count = wanted, 1
+    def _new_value(self, base_name: str, tensor: Tensor, base: str | None = None, offset: int = 0) -> str:
+        name, count = base_name, 1
         while name in self.graph.values:
             count += 1
-            name = f"{wanted}#{count}"
+            name = f"{base_name}#{count}"
         if tensor.dtype not in _DTYPES:
-            raise UnsupportedError(f"capture: {wanted}: expected float32 or int32, found {tensor.dtype}")
+            raise UnsupportedError(f"capture: {base_name}: expected float32 or int32, found {tensor.dtype}")
         shape = tuple(self._dim(name, size) for size in tensor.shape)
         self.graph.values[name] = Value(name, _DTYPES[tensor.dtype], shape, base, offset)
         return name
@@ -299,20 +299,20 @@ class _Builder:
             )
         self.graph.output = operand.name
 
-    def _operand(self, node: fx.Node, argument: str, found: Any) -> Operand:
-        operand = self.operands.get(found) if isinstance(found, fx.Node) else None
+    def _operand(self, node: fx.Node, argument: str, value: Any) -> Operand:
+        operand = self.operands.get(value) if isinstance(value, fx.Node) else None
         if not isinstance(operand, Operand):
-            raise self._refusal(node, f"a tensor as argument {argument}, found {found!r}")
+            raise self._refusal(node, f"a tensor as argument {argument}, found {value!r}")
         return operand
 
-    def _constant(self, node: fx.Node, argument: Argument, found: Any) -> int | float | str:
-        if argument.kind in ("int", "bool") and isinstance(found, int):
-            return int(found)
-        if argument.kind == "float" and isinstance(found, int | float):
-            return float(found)
-        if argument.kind == "str" and isinstance(found, str):
-            return found
-        raise self._refusal(node, f"a constant {argument.kind} as attribute {argument.name}, found {found!r}")
+    def _constant(self, node: fx.Node, argument: Argument, value: Any) -> int | float | str:
+        if argument.kind in ("int", "bool") and isinstance(value, int):
+            return int(value)
+        if argument.kind == "float" and isinstance(value, int | float):
+            return float(value)
+        if argument.kind == "str" and isinstance(value, str):
+            return value
+        raise self._refusal(node, f"a constant {argument.kind} as attribute {argument.name}, found {value!r}")
 
     def _refusal(self, node: fx.Node, expected: str) -> UnsupportedError:
         line = line_in_stack(node.meta.get("stack_trace") or "", self.script)

@@ -74,7 +74,7 @@ def export_bundle(
     in stage "pack".  Equal inputs give equal bytes.  Raises InvalidFileError (missing or unused tensors by name,
     damaged files), UnsupportedError, InvalidArgumentError or FileAccessError.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     tell = progress or _ignore
     if tail is not None:
         check_tail(tail)
@@ -108,9 +108,9 @@ def export_bundle(
         num_weights=len(graph.weights),
         source_bytes=total,
         file_bytes=Path(out).stat().st_size,
-        capture_seconds=captured - begun,
+        capture_seconds=captured - start,
         pack_seconds=packed - captured,
-        seconds=packed - begun,
+        seconds=packed - start,
         tokenizer_note=tokenizer_note,
     )
 
@@ -152,13 +152,13 @@ def _stored_parts(graph: Graph, constants: dict[str, NDArray[np.float32]]) -> li
 
 def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], checkpoint: Checkpoint) -> None:
     """Check that the checkpoint has every tensor that the network reads, in its shape, and no other."""
-    wanted = [part.name for part in _stored_parts(graph, constants)]
-    missing = [name for name in wanted if name not in checkpoint.tensors]
+    names = [part.name for part in _stored_parts(graph, constants)]
+    missing = [name for name in names if name not in checkpoint.tensors]
     if missing:
         raise InvalidFileError(
             f"{checkpoint.folder}: lacks {show_tensors(missing)}, which network {graph.network} reads"
         )
-    extra = set(checkpoint.tensors) - set(wanted).union(*(checkpoint.companions(name) for name in wanted))
+    extra = set(checkpoint.tensors) - set(names).union(*(checkpoint.companions(name) for name in names))
     if extra:
         extra -= checkpoint.redundant_names()
     if extra:
@@ -185,7 +185,9 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
         expected, found = [part.num_rows], [rows]  # only rows: read_quantized checks the columns
     else:
         if info.dtype not in FLOAT_DTYPES:
-            raise UnsupportedError(f"{where}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}")
+            raise UnsupportedError(
+                f"{where}: dtype: expected F32, F16 or BF16, found {info.dtype.upper()}", param="dtype"
+            )
         if checkpoint.scheme is not None and layout_bits is not None:
             raise InvalidFileError(
                 f"{where}: expected values quantized as {checkpoint.scheme}, found {info.dtype.upper()}"
@@ -194,7 +196,7 @@ def _check_part(weight: Weight, part: Part, checkpoint: Checkpoint) -> None:
         if weight.rows == 1 and len(found) == 2 and found[0] == 1:
             found = found[1:]
     if expected != found:
-        raise InvalidFileError(f"{where}: shape: expected {expected}, found {found}")
+        raise InvalidFileError(f"{where}: shape: expected {expected}, found {found}", param="shape")
 
 
 def _part_shape(weight: Weight, part: Part) -> list[int]:

@@ -152,24 +152,24 @@ class _Encoder:
 
     def encode(self) -> bytes:
         g = self.graph
-        each: Callable[..., tuple[str, int]] = lambda items, make: self.offsets([make(item) for item in items])  # noqa: E731
+        encode_all: Callable[..., tuple[str, int]] = lambda items, make: self.offsets([make(item) for item in items])  # noqa: E731
         states = list(g.states.values())
         fields = (
             self.string(g.network),
             self.string(g.scheme),
             ("int", g.vocab_size),
             ("int", g.context_len),
-            each(g.symbols, lambda s: self.table(self.string(s.name), ("long", s.min), ("long", s.max))),
-            each(self.ops, lambda name: self.table(self.string(name), ("int", find_op(name).version))),
-            each(self.values, self.value),
-            each(g.weights.values(), self.weight),
-            each(states, lambda s: self.table(self.string(s.name), *(("int", n) for n in _state_numbers(s)))),
-            each(g.page_groups, lambda window: self.table(("int", window))),
-            each(g.nodes, self.node),
+            encode_all(g.symbols, lambda s: self.table(self.string(s.name), ("long", s.min), ("long", s.max))),
+            encode_all(self.ops, lambda name: self.table(self.string(name), ("int", find_op(name).version))),
+            encode_all(self.values, self.value),
+            encode_all(g.weights.values(), self.weight),
+            encode_all(states, lambda s: self.table(self.string(s.name), *(("int", n) for n in _state_numbers(s)))),
+            encode_all(g.page_groups, lambda window: self.table(("int", window))),
+            encode_all(g.nodes, self.node),
             self.ints([self.find("value", name) for name in g.inputs]),
             ("int", self.find("value", g.output)),
-            each(self.segments, self.segment),
-            each(g.properties.items(), lambda p: self.table(self.string(p[0]), self.string(p[1]))),
+            encode_all(self.segments, self.segment),
+            encode_all(g.properties.items(), lambda p: self.table(self.string(p[0]), self.string(p[1]))),
         )
         self.builder.Finish(self.table(*fields), file_identifier=_IDENTIFIER)
         return bytes(self.builder.Output())

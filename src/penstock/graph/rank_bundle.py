@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,29 +12,48 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config import show
+from penstock.core.layouts import PARTITION_PAGES, pages_for
 from penstock.core.metadata import read_metadata
 from penstock.core.native import Model
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata
 from penstock.graph.passes.cut import TILE_ROWS
+from penstock.graph.passes.pipeline import cut_rank
 from penstock.graph.passes.shard import RowRanges, shard
 from penstock.sharding.folder import STRATEGY, ShardedFolder
 
-__all__ = ["WHOLE", "rows_by_tensor", "take_rank", "take_rows", "widest_exchange", "write_rank_bundle"]
+__all__ = [
+    "WHOLE",
+    "rows_by_tensor",
+    "take_rank",
+    "take_rows",
+    "widest_exchange",
+    "widest_partials",
+    "write_rank_bundle",
+]
 
 WHOLE = "whole"
 """The property of a rank's graph with the checksum of what was cut, which all ranks have in common."""
 
 _WEIGHTS = "weights"
+_MAX_BLOCKS, _BLOCK_BYTES = 4, 4 << 20
 _ROW_MAJOR = (Layout.ROWS_F32, Layout.ROWS_F16, Layout.ROWS_BF16, Layout.ROWS_I32)
 
 
 def write_rank_bundle(
-    source: str | os.PathLike[str], out: str | os.PathLike[str], rank: int, world: int, *, durable: bool = True
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    rank: int,
+    layout: RankLayout | int,
+    *,
+    durable: bool = True,
 ) -> str:
-    """Write the bundle ``out`` of rank ``rank`` of ``world``.  Rank 0 has the files beside the weights, too.
+    """Write the bundle ``out`` of one rank.  Rank 0 has the files beside the weights, too.
+
+    ``layout``: of all ranks; a number is that of ranks of tensor parallelism.
 
     Returns what ranks compare to know that they have cut the same file: the checksums that it has of its segments.
 
@@ -44,7 +64,7 @@ def write_rank_bundle(
         metadata = read_metadata(source, model.stamp)
         checksum = hashlib.sha256(metadata).hexdigest()
         whole, segments = decode_metadata(metadata)
-        graph, sources = shard(whole, rank, world)
+        graph, sources = cut_rank(whole, rank, RankLayout(layout) if isinstance(layout, int) else layout)
         graph.properties[WHOLE] = checksum
         names = [segment.name for segment in segments if segment.name != _WEIGHTS] if rank == 0 else []
         files = {name: bytes(model.segment(name) or b"") for name in names}
@@ -76,21 +96,22 @@ def take_rank(whole: Graph, folder: ShardedFolder, rank: int) -> Graph:
                 if name != source or (own is not None and own.rows_of(rank) != rows):
                     raise UnsupportedError(
                         f"{STRATEGY}: parameters: {show(stored)}: rank {rank} computes with the rows "
-                        f"{[list(pair) for pair in rows]}; expected them, as `penstock plan` writes them"
+                        f"{[list(pair) for pair in rows]}; expected them, as `penstock plan` writes them",
+                        param="parameters",
                     )
     return graph
 
 
 def rows_by_tensor(weight: Weight, ranges: RowRanges) -> dict[str, RowRanges]:
     """Return the rows of each checkpoint tensor within rows of a weight; of a vector the elements."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    rows_of: dict[str, list[tuple[int, int]]] = {}
     for part in weight.parts:
         size = weight.cols if weight.rows == 1 and len(weight.parts) == 1 else part.num_rows
         for start, stop in ranges:
             first, last = max(start, part.row_start), min(stop, part.row_start + size)
             if first < last:
-                found.setdefault(part.name, []).append((first - part.row_start, last - part.row_start))
-    return {name: tuple(rows) for name, rows in found.items()}
+                rows_of.setdefault(part.name, []).append((first - part.row_start, last - part.row_start))
+    return {name: tuple(rows) for name, rows in rows_of.items()}
 
 
 def widest_exchange(graphs: Iterable[Graph]) -> int:
@@ -102,6 +123,25 @@ def widest_exchange(graphs: Iterable[Graph]) -> int:
                 value = node.inputs[0].name if node.op == "all_gather" else node.outputs[0]
                 widths.append(graph.values[value].shape[1].offset)
     return max(widths)
+
+
+def widest_partials(graph: Graph, max_tokens: int) -> int:
+    """Return the most bytes that a rank sends at once of the results of its partitions (context_attention).
+
+    Tokens go in at most ``_MAX_BLOCKS`` blocks, of ``_BLOCK_BYTES`` where that is enough: as in
+    core/src/exchange/context_attention.cpp, which refuses a transport with less.
+    """
+    widest = 0
+    for node in graph.nodes:
+        if node.op == "context_attention":
+            head_dim = graph.states[node.inputs[1].name].head_dim
+            num_heads = math.prod(dim.offset for dim in graph.values[node.inputs[0].name].shape[1:]) // head_dim
+            num_parts = -(-pages_for(graph.context_len) // PARTITION_PAGES)
+            head_bytes = 4 * (16 + -(-head_dim // 16) * 16)
+            token_bytes = num_heads * head_bytes * -(-num_parts // int(node.attrs["world"]))
+            block = -(-max_tokens // _MAX_BLOCKS) * token_bytes
+            widest = max(widest, block, min(_BLOCK_BYTES, max_tokens * token_bytes))
+    return widest
 
 
 def take_rows(weight: Weight, data: npt.NDArray[np.uint8], ranges: RowRanges) -> npt.NDArray[np.uint8]:

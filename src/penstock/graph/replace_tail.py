@@ -63,12 +63,12 @@ def map_weights(model: Model, source: str | os.PathLike[str], stamp: Sequence[in
     if not can_map_segments():
         raise UnsupportedError(f"{source}: expected a page size of at most 4096 bytes, found {mmap.PAGESIZE}")
     _, segments = decode_metadata(read_metadata(source, stamp))
-    held = model.segment(_WEIGHTS)
+    weights_segment = model.segment(_WEIGHTS)
     place = next(segment for segment in segments if segment.name == _WEIGHTS)
-    if held is None or held.nbytes != place.num_bytes:
-        num_bytes = 0 if held is None else held.nbytes
+    if weights_segment is None or weights_segment.nbytes != place.num_bytes:
+        num_bytes = 0 if weights_segment is None else weights_segment.nbytes
         raise InvalidArgumentError(f"{source}: expected {num_bytes} bytes of weights, found {place.num_bytes}")
     with open_again(source, stamp) as file:
         # Segments begin at a page, and the rest of a segment's last page is padding.
         num_bytes = -(-place.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        map_over(np.frombuffer(held, np.uint8).ctypes.data, num_bytes, file.fileno(), place.offset)
+        map_over(np.frombuffer(weights_segment, np.uint8).ctypes.data, num_bytes, file.fileno(), place.offset)

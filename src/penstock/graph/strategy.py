@@ -24,7 +24,7 @@ _UNREAD = ".rotary_emb.inv_freq"
 
 
 class Tensors(Protocol):
-    """What a strategy is made from: a ``Checkpoint``, or a folder that ``penstock.sharding.source`` opens."""
+    """The source of a strategy: a ``Checkpoint``, or a folder that ``penstock.sharding.source`` opens."""
 
     @property
     def config(self) -> ConfigReader:
@@ -123,7 +123,7 @@ class _Cuts:
         )
 
     def _interleaved(self, name: str, num_rows: int) -> tuple[RowRanges, ...]:
-        """For each key-value head: the rows of its queries, its key, its value."""
+        """Return, for each key-value head, the rows of its queries, its key and its value."""
         queries, keys, head_dim, num_heads = self._heads(name, num_rows, lambda heads, kv_heads: heads + 2 * kv_heads)
         num_kv_heads = self._config.int("num_key_value_heads", num_heads)
         group = num_heads // num_kv_heads * head_dim

@@ -258,15 +258,15 @@ def _compile_characters(
     parts = _flatten(decoder, "decoders")
     types = [part["type"] for part in parts]
     replaces = [part for part in parts if part["type"] == "Replace" and part["pattern"].get("String")]
-    rest = types[len(replaces) :]
+    tail = types[len(replaces) :]
     strip = parts[-1] if types[-1:] == ["Strip"] else None
     if strip is not None:
-        rest.pop()
+        tail.pop()
     expected = {"content": " ", "start": 1, "stop": 0}
     stripped = strip is None or all(strip[key] == value for key, value in expected.items())
     if (
         types[: len(replaces)] != ["Replace"] * len(replaces)
-        or rest not in (["ByteFallback", "Fuse"], ["Fuse"])
+        or tail not in (["ByteFallback", "Fuse"], ["Fuse"])
         or not stripped
     ):
         raise _NotCompiledError(f"decoder {', '.join(types) or 'none'} without the pre_tokenizer ByteLevel")
@@ -276,7 +276,7 @@ def _compile_characters(
         text = token
         for part in replaces:
             text = text.replace(part["pattern"]["String"], part["content"])
-        byte = _BYTE_TOKEN.fullmatch(text) if "ByteFallback" in rest else None
+        byte = _BYTE_TOKEN.fullmatch(text) if "ByteFallback" in tail else None
         decoded[i] = text.encode() if byte is None else bytes([int(byte[1], 16)])
         flags[i] = 0 if byte is None else TOKEN_BYTE
     return decoded, flags

@@ -94,11 +94,11 @@ def _keep_used(graph: Graph) -> None:
             used[operand.kind].add(operand.name)
     graph.weights = {name: weight for name, weight in graph.weights.items() if name in used.get("weight", ())}
     graph.states = {name: state for name, state in graph.states.items() if name in used.get("state", ())}
-    kept = set(graph.inputs) | {name for node in graph.nodes for name in node.outputs}
-    while more := {v.name for v in graph.values.values() if v.base in kept} - kept:
-        kept |= more
-    if missing := used.get("value", set()) - kept:
+    available = set(graph.inputs) | {name for node in graph.nodes for name in node.outputs}
+    while more := {v.name for v in graph.values.values() if v.base in available} - available:
+        available |= more
+    if missing := used.get("value", set()) - available:
         raise UnsupportedError(f"{graph.network}: layers differ: {sorted(missing)[0]} is not computed without them")
     if {state.group for state in graph.states.values()} != set(range(len(graph.page_groups))):
         raise UnsupportedError(f"{graph.network}: layers differ: some page groups belong to later layers only")
-    graph.values = {name: value for name, value in graph.values.items() if name in kept}
+    graph.values = {name: value for name, value in graph.values.items() if name in available}

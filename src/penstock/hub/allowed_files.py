@@ -1,6 +1,6 @@
-"""Which files of a repository are downloaded: weights as safetensors, configuration, tokenizer, chat template.
+"""The files of a repository that are downloaded: weights as safetensors, configuration, tokenizer, chat template.
 
-Code and pickled weights are never downloaded: opening them would run what a stranger wrote.
+Code and pickled weights are never downloaded: opening them can run a stranger's code.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def shards_of(index: bytes) -> list[str]:
     names = sorted({str(name) for name in section.values.values()}) if section is not None else []
     wrong = next((name for name in names if not _is_plain(name) or not name.endswith(".safetensors")), None)
     if wrong is not None or not names:
-        raise InvalidFileError(f"{INDEX}: weight_map: expected names of .safetensors files, found {show(wrong)}")
+        raise InvalidFileError(
+            f"{INDEX}: weight_map: expected names of .safetensors files, found {show(wrong)}", param="weight_map"
+        )
     return names
 
 

@@ -31,9 +31,9 @@ OnBytes = Callable[[int, int], None]
 
 
 def download(plan: DownloadPlan, on_bytes: OnBytes | None = None) -> Path:
-    """Download what is missing and return the folder of the snapshot.
+    """Download the missing files and return the folder of the snapshot.
 
-    ``on_bytes`` is called with the bytes that are there and the total.  Raises UnavailableError when the connection
+    ``on_bytes`` is called with the bytes on this machine and the total.  Raises UnavailableError when the connection
     fails, FileAccessError when the hub or the disk refuses, and InvalidFileError for a file that is not what the hub's
     listing says.
     """
@@ -85,7 +85,7 @@ def _fetch(model: RemoteModel, file: RemoteFile, blobs: Path, report: Callable[[
 
 
 def _receive(model: RemoteModel, file: RemoteFile, sink: _Sink) -> None:
-    """Receive the rest of a file; try again from where it broke off as long as bytes arrive."""
+    """Receive the rest of a file; resume after a broken connection as long as bytes arrive."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
 
@@ -120,7 +120,7 @@ class _Sink:
         self._hash = self._start()
 
     def _start(self) -> Any:
-        """Return the hash of what is there: SHA-256, or Git's for a small file (``git hash-object``)."""
+        """Return the hash of the bytes on disk: SHA-256, or Git's for a small file (``git hash-object``)."""
         if len(self._file.digest) == 64:
             state: Any = hashlib.sha256()
         else:
@@ -143,7 +143,7 @@ class _Sink:
         return count
 
     def tell(self) -> int:
-        """Return the number of bytes that are there."""
+        """Return the number of bytes on disk."""
         return self._stream.tell()
 
     def seek(self, position: int) -> int:
@@ -158,13 +158,13 @@ class _Sink:
         return size
 
     def digest(self) -> str:
-        """Return the digest of what is there."""
+        """Return the digest of the bytes on disk."""
         text: str = self._hash.hexdigest()
         return text
 
 
 def _link(plan: DownloadPlan) -> Path:
-    """Link every blob into the snapshot, the weights last; then record what the revision means."""
+    """Link every blob into the snapshot, the weights last; then record the commit of the revision."""
     from huggingface_hub import hf_hub_download
 
     model = plan.model

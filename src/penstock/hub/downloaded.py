@@ -157,7 +157,7 @@ def _state(folder: Path) -> str:
 class Removal:
     """The files that ``rm`` would remove: those that no other revision uses, and parts of an interrupted download.
 
-    ``num_bytes`` is what becomes free.
+    ``num_bytes``: the bytes that become free.
     """
 
     name: ModelName

@@ -68,8 +68,8 @@ class ModelShape:
 
     def kv_bytes(self, num_tokens: int, kv_cache: str) -> int:
         """Return the bytes of keys and values of one request of ``num_tokens``."""
-        each = self.head_dim * _KV_BYTES[kv_cache] + (4 if kv_cache == "int8" else 0)
-        return int(pages_for(num_tokens) * PAGE_TOKENS * 2 * self.num_layers * self.num_kv_heads * each)
+        bytes_per_head = self.head_dim * _KV_BYTES[kv_cache] + (4 if kv_cache == "int8" else 0)
+        return int(pages_for(num_tokens) * PAGE_TOKENS * 2 * self.num_layers * self.num_kv_heads * bytes_per_head)
 
 
 def _bits_per_weight(scheme: str) -> float:

@@ -1,4 +1,4 @@
-"""The needs of a download, before its first byte: files, disk, and the memory to run the model here."""
+"""The requirements of a download, known before its first byte: files, disk, and the memory to run the model here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DownloadPlan:
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes that are not on this machine yet; a part of a file that stopped is."""
+        """The bytes to download; the received part of an interrupted file does not count."""
         return sum(file.num_bytes - self.present_bytes(file) for file in self.files)
 
     def present_bytes(self, file: RemoteFile) -> int:

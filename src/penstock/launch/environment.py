@@ -1,4 +1,4 @@
-"""The rank of this process, as the launcher that started it says: torchrun, ``penstock launch``, mpirun or Slurm.
+"""The rank of a process, from the environment that its launcher set: torchrun, ``penstock launch``, mpirun or Slurm.
 
 The variables are those of https://docs.pytorch.org/docs/stable/elastic/run.html, of MPICH's Hydra, of Open MPI and of
 Slurm's srun.
@@ -23,7 +23,7 @@ MAX_WORLD: Final = 1 << 16
 class RankEnvironment:
     """The place of a process among those of its program.
 
-    ``source``: the launcher that said so.  ``local_rank`` and ``local_world`` count the processes of this machine.
+    ``source``: the launcher that set it.  ``local_rank`` and ``local_world`` count the processes of this machine.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class RankEnvironment:
 
 @dataclass(frozen=True)
 class _Source:
-    """The variables of a launcher: rank, world, local rank, local world; and one that must be there as well."""
+    """The variables of a launcher: rank, world, local rank, local world; and ``needs``, which must be set as well."""
 
     name: str
     names: tuple[str, str, str, str]
@@ -61,7 +61,9 @@ _OTHERS: Final = (
     _Source("Slurm", ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"), "SLURM_STEP_ID"),
 )
 _RUN_ID: Final = "TORCHELASTIC_RUN_ID"
-LAUNCHER_VARIABLES: Final = frozenset(name for one in (_OWN, _TORCHRUN, *_OTHERS) for name in one.names) | {_RUN_ID}
+LAUNCHER_VARIABLES: Final = frozenset(name for source in (_OWN, _TORCHRUN, *_OTHERS) for name in source.names) | {
+    _RUN_ID
+}
 """The variables that say a rank; a launcher removes those of the launcher that started it."""
 
 
@@ -75,15 +77,18 @@ def read_rank_environment(environ: Mapping[str, str] | None = None) -> RankEnvir
     environ = os.environ if environ is None else environ
     nested = environ.get(_RUN_ID) is not None and "RANK" in environ
     sources = (_OWN, _TORCHRUN) if nested else (_OWN, _TORCHRUN, *_OTHERS)
-    found = [one for one in (_read(source, environ) for source in sources) if one is not None]
-    for other in found[1:]:
-        if (other.rank, other.world) != (found[0].rank, found[0].world):
+    environments = [
+        environment for environment in (_read(source, environ) for source in sources) if environment is not None
+    ]
+    for other in environments[1:]:
+        first = environments[0]
+        if (other.rank, other.world) != (first.rank, first.world):
             raise InvalidArgumentError(
-                f"{found[0].source} says rank {found[0].rank} of {found[0].world}, but {other.source} says rank "
+                f"{first.source} says rank {first.rank} of {first.world}, but {other.source} says rank "
                 f"{other.rank} of {other.world}. Unset the variables of one of them.",
-                param=found[0].source,
+                param=first.source,
             )
-    return found[0] if found else None
+    return environments[0] if environments else None
 
 
 def _read(source: _Source, environ: Mapping[str, str]) -> RankEnvironment | None:

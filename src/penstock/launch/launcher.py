@@ -27,7 +27,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """What to launch.
+    """The settings of a launch.
 
     ``command``: the program and its arguments.  ``nproc``: ranks on this machine.  ``nnodes``: machines.  ``rdzv``:
     where their launchers meet, or None for one machine; the machine that has the address is the host.  ``node_rank``:
@@ -97,15 +97,15 @@ def _reserve(number: int) -> socket.socket:
     It does not listen, so that rank 0 can open the port with SO_REUSEADDR, as PyTorch's store does; the system gives
     the port to nobody else meanwhile.
     """
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(("", number))
+        reserved.bind(("", number))
     except OSError as error:
-        found.close()
+        reserved.close()
         message = f"--master-port: {number} cannot be used: {error.strerror}"
         raise FileAccessError(message, param="master_port") from None
-    return found
+    return reserved
 
 
 async def _meet(settings: LaunchSettings, rdzv: tuple[str, int], master_port: int) -> tuple[NodePlace, Link]:
@@ -130,15 +130,15 @@ def _listen(address: tuple[str, int]) -> socket.socket | None:
         family, kind, protocol, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise InvalidArgumentError(f"--rdzv: {address[0]} is no known host: {error.strerror}", param="rdzv") from None
-    found = socket.socket(family, kind, protocol)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(where)
-        found.listen()
+        listener.bind(where)
+        listener.listen()
     except OSError:
-        found.close()
+        listener.close()
         return None
-    return found
+    return listener
 
 
 async def _run(settings: LaunchSettings, place: NodePlace, link: Link | None, signals: asyncio.Queue[int]) -> int:
@@ -168,8 +168,8 @@ async def _run(settings: LaunchSettings, place: NodePlace, link: Link | None, si
         first = waits["ranks"].result()
         return await _settle(group, link, waits, place.world, first if isinstance(first, tuple) else None)
     finally:
-        for one in waits.values():
-            one.cancel()
+        for wait in waits.values():
+            wait.cancel()
 
 
 async def _settle(
@@ -218,11 +218,11 @@ def _environments(settings: LaunchSettings, place: NodePlace) -> dict[int, dict[
     base |= {"MASTER_ADDR": place.master_addr, "MASTER_PORT": str(place.master_port)}
     if settings.nproc > 1:
         base.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks must not all use all cores
-    found = {}
+    environments = {}
     for local in range(settings.nproc):
         rank = RankEnvironment(place.first_rank + local, place.world, local, settings.nproc)
-        found[rank.rank] = base | variables_of(rank, place.node_rank, place.num_nodes, settings.run_id or "none")
-    return found
+        environments[rank.rank] = base | variables_of(rank, place.node_rank, place.num_nodes, settings.run_id or "none")
+    return environments
 
 
 def _say(text: str) -> None:

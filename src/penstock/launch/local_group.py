@@ -108,12 +108,12 @@ class LocalGroup:
     async def end(self, number: int = signal.SIGTERM, grace_s: float = GRACE_S) -> None:
         """End all processes of the group, and what they started: with a signal, then with SIGKILL."""
         self._files.look()
-        running = [one for one in self._processes.values() if one.poll() is None]
+        running = [process for process in self._processes.values() if process.poll() is None]
         for process in running:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
         deadline = asyncio.get_running_loop().time() + grace_s
-        while any(one.poll() is None for one in running) and asyncio.get_running_loop().time() < deadline:
+        while any(process.poll() is None for process in running) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
         for process in self._processes.values():
             with suppress(ProcessLookupError, PermissionError):
@@ -131,15 +131,15 @@ class LocalGroup:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
         prefix = b"[%d] " % rank if self._is_prefixed else b""
-        rest = b""
+        partial_line = b""
         try:
             while data := await reader.read(_CHUNK):
-                *lines, rest = (rest + data).split(b"\n")
-                if len(rest) > _CHUNK:
-                    lines, rest = [*lines, rest], b""
+                *lines, partial_line = (partial_line + data).split(b"\n")
+                if len(partial_line) > _CHUNK:
+                    lines, partial_line = [*lines, partial_line], b""
                 _write(output, b"".join(b"%b%b\n" % (prefix, line) for line in lines))
-            if rest:
-                _write(output, b"%b%b\n" % (prefix, rest))
+            if partial_line:
+                _write(output, b"%b%b\n" % (prefix, partial_line))
         finally:
             transport.close()
 

@@ -131,7 +131,7 @@ class _Peer:
             await asyncio.sleep(_BEAT_S)
 
     async def watch(self, on_done: Callable[[], None]) -> str:
-        """Return the failure that the peer reports or that its silence is."""
+        """Return the failure that the peer reports; a silent peer is a failure too."""
         while True:
             try:
                 message = await asyncio.wait_for(self.receive(), BEAT_LIMIT_S)
@@ -153,8 +153,8 @@ class _Peer:
         self.writer.close()
 
 
-def _answer(token: bytes, is_host: bool, asked: str, own: str) -> str:
-    text = f"{'host' if is_host else 'member'}\n{asked}\n{own}"
+def _answer(token: bytes, is_host: bool, peer_nonce: str, own_nonce: str) -> str:
+    text = f"{'host' if is_host else 'member'}\n{peer_nonce}\n{own_nonce}"
     return hmac.new(token, text.encode(), "sha256").hexdigest()
 
 
@@ -180,7 +180,7 @@ class _Links:
         return reason
 
     async def finish(self) -> str:
-        """The host is done last, when all others are; then it tells them so."""
+        """Wait for the other machines.  The host finishes last and notifies them."""
         if self._server is None:
             self._peers[0].send(done=True)
         waiting = asyncio.ensure_future(self._all_done.wait())
@@ -258,9 +258,11 @@ async def _admit(peer: _Peer, meeting: Meeting) -> _Member | None:
 
 def _places(members: list[_Member], server: asyncio.Server) -> tuple[NodePlace, Link]:
     """Number the machines and tell each its place; return that of the host, and the links."""
-    free = iter(sorted(set(range(len(members))) - {one.wanted for one in members}))
-    ordered = sorted((next(free) if one.wanted is None else one.wanted, index) for index, one in enumerate(members))
-    world = sum(one.nproc for one in members)
+    free = iter(sorted(set(range(len(members))) - {member.wanted for member in members}))
+    ordered = sorted(
+        (next(free) if member.wanted is None else member.wanted, index) for index, member in enumerate(members)
+    )
+    world = sum(member.nproc for member in members)
     master = members[ordered[0][1]].address
     own, peers, first = None, [], 0
     for number, index in ordered:

@@ -45,10 +45,10 @@ def _pids() -> list[str]:
 
 def _mapped(pid: str) -> set[str]:
     """Return the files of /dev/shm in the address space of a process; empty if it has ended or is not ours."""
-    found = set()
+    paths = set()
     with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
         for line in maps:
             name = line.rstrip(b"\n").split(None, 5)[5:]
             if name and name[0].startswith(_FOLDER.encode()) and not name[0].endswith(b" (deleted)"):
-                found.add(os.fsdecode(name[0]))
-    return found
+                paths.add(os.fsdecode(name[0]))
+    return paths

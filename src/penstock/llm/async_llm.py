@@ -150,7 +150,8 @@ class AsyncLLM:
         if not isinstance(llm, LLM):
             llm = LLM(llm, **options)
         elif options:
-            raise InvalidArgumentError(f"{next(iter(options))}: cannot be set for a model that is already open")
+            name = next(iter(options))
+            raise InvalidArgumentError(f"{name}: cannot be set for a model that is already open", param=name)
         if llm.engine.observer is not None:
             raise InvalidArgumentError("llm is already in use by an AsyncLLM", param="llm")
         self.llm = llm

@@ -115,8 +115,10 @@ class Conversation:
             raise InvalidArgumentError(
                 "echo must be False in a conversation, because each answer is a message", param="echo"
             )
-        kept, ids = self._fit(messages, sampling)
-        turn = Turn(self, self._llm.stream(ids, sampling, options), kept, len(messages) - len(kept))
+        prompt_messages, ids = self._fit(messages, sampling)
+        turn = Turn(
+            self, self._llm.stream(ids, sampling, options), prompt_messages, len(messages) - len(prompt_messages)
+        )
         self._open = weakref.ref(turn)
         return turn
 

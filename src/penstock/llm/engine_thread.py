@@ -39,7 +39,7 @@ Without it the next step takes the cores that the token's way needs: the first t
 (``python benchmarks/serving_shortcuts.py MODEL.psm --threads 0 --shortcuts pause --loads first``; docs/history/log.md).
 """
 _MAX_PAUSED_EVENTS: Final = 4
-"""With more answers in a step there is no pause after a first token."""
+"""The largest number of answers in a step after which the loop pauses for a first token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,9 @@ class LLM:
     ``verify``: check the checksums of a bundle "once" (default; a verified file is remembered in the cache folder),
     "always" or "never".  Damage raises InvalidFileError with the name of the segment.
     ``tensor_parallel_size``: number of processes on this host that the network is divided over (1); ``threads`` is then
-    per process.  Tokens and logits do not depend on it.
+    per process.  ``pipeline_parallel_size``: number of stages that its layers are divided into (1), each of
+    ``tensor_parallel_size`` processes.  ``context_parallel_size``: number of processes that each context and the
+    network are divided over (1), for long prompts.  Tokens and logits do not depend on any of them.
     ``prefix_cache``, ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``, ``priority_s``: see EngineOptions.
 
     Any number of threads may use one LLM.  Their requests share each step and get the tokens that they would get alone.
@@ -92,7 +94,14 @@ class LLM:
             threads=threads,
             limits=limits,
             network=network,
-            options=OpenOptions(use_cache, progress, options.verify, options.tensor_parallel_size),
+            options=OpenOptions(
+                use_cache,
+                progress,
+                options.verify,
+                tensor_parallel_size=options.tensor_parallel_size,
+                pipeline_parallel_size=options.pipeline_parallel_size,
+                context_parallel_size=options.context_parallel_size,
+            ),
         )
         try:
             context_len = opened.program.info.context_len
@@ -198,9 +207,9 @@ class LLM:
             result, is_one = self._generate_into(prompts, params, options, streamer, progress)
             return result if is_one else [result]
         several, is_one = split_prompts(prompts)
-        each = split_params(params, len(several))
+        params_each = split_params(params, len(several))
         options, progress = check_options(options), check_flag("progress", progress)
-        prepared = check_each(zip(several, each, strict=True), is_one, lambda pair: self.prepare(*pair, options))
+        prepared = check_each(zip(several, params_each, strict=True), is_one, lambda pair: self.prepare(*pair, options))
         requests: list[list[Request]] = []
         try:
             for submits in prepared:
@@ -213,7 +222,9 @@ class LLM:
                 for request in group:
                     self.engine.abort(request)
             raise
-        results = all_or_error([outcome(group, one) for group, one in zip(requests, each, strict=True)], is_one)
+        results = all_or_error(
+            [outcome(group, prompt_params) for group, prompt_params in zip(requests, params_each, strict=True)], is_one
+        )
         return results[0] if is_one else results
 
     def _generate_into(
@@ -235,13 +246,13 @@ class LLM:
                     "progress must be False with a streamer, which shows the progress itself", param="progress"
                 )
             several, is_one = split_prompts(prompts)
-            each = split_params(params, len(several))
-            if len(several) != 1 or (each[0].best_of or each[0].n) > 1:
-                answers = sum(item.best_of or item.n for item in each)
+            params_each = split_params(params, len(several))
+            if len(several) != 1 or (params_each[0].best_of or params_each[0].n) > 1:
+                answers = sum(item.best_of or item.n for item in params_each)
                 raise InvalidArgumentError(
-                    f"A streamer takes one answer, with n and best_of 1. This call has {answers}."
+                    f"A streamer takes one answer, with n and best_of 1. This call has {answers}.", param="n"
                 )
-            stream = self.stream(several[0], each[0], options)
+            stream = self.stream(several[0], params_each[0], options)
             streamer.put(np.array([stream.prompt_token_ids], np.int64))
             for delta in stream:
                 for token in delta.token_ids:
@@ -337,11 +348,13 @@ class LLM:
             raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
         if not is_one:
             raise InvalidArgumentError("stream takes one prompt; use generate for several", param="stream")
-        one = split_params(params, 1)[0]
-        if (one.best_of or one.n) > 1:
-            raise InvalidArgumentError("n and best_of must be 1 for a stream, which returns one answer")
-        request = self._submit(self.prompt_ids(several[0]), one, self._resolve(one), several[0], options)
-        return Stream(self.engine, request, one)
+        stream_params = split_params(params, 1)[0]
+        if (stream_params.best_of or stream_params.n) > 1:
+            raise InvalidArgumentError("n and best_of must be 1 for a stream, which returns one answer", param="n")
+        request = self._submit(
+            self.prompt_ids(several[0]), stream_params, self._resolve(stream_params), several[0], options
+        )
+        return Stream(self.engine, request, stream_params)
 
     def score(
         self, prompts: Prompt | Iterable[Prompt], num_top: int = 0, *, options: RequestOptions | None = None

@@ -21,6 +21,8 @@ class LLMFields(EngineFields, total=False):
 
     verify: str
     tensor_parallel_size: int
+    pipeline_parallel_size: int
+    context_parallel_size: int
     context_len: int
     max_requests: int
     kv_cache: str
@@ -36,6 +38,8 @@ class LLMOptions:
     scheme: str | None
     verify: str
     tensor_parallel_size: int
+    pipeline_parallel_size: int
+    context_parallel_size: int
 
 
 _NAMED: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache", "progress")
@@ -52,7 +56,6 @@ _SYNONYMS: Final = {
 }
 _DTYPES: Final = {"float32": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16"}
 _FIXED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "pipeline_parallel_size": ((1,), "tensor_parallel_size=N divides the network over N processes"),
     "trust_remote_code": ((False, None), "no code of a model folder runs; network='file.py:Class' names your own"),
     "quantization": ((None,), "scheme='w8a8' or scheme='w4a8' quantizes a checkpoint folder"),
     "enforce_eager": ((False, None), "mode='eager' runs the network in PyTorch"),
@@ -71,7 +74,7 @@ _FIXED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
 """Keywords of vLLM and transformers whose meaning is fixed here: the values that agree, and what to use instead."""
 
 
-def read_llm_options(given: Mapping[str, Any], limits: ProgramLimits | None, scheme: str | None) -> LLMOptions:
+def read_llm_options(keywords: Mapping[str, Any], limits: ProgramLimits | None, scheme: str | None) -> LLMOptions:
     """Return the checked keywords of an LLM.
 
     Raises InvalidArgumentError for a keyword that is unknown or given twice, and UnsupportedError for a value of
@@ -79,11 +82,18 @@ def read_llm_options(given: Mapping[str, Any], limits: ProgramLimits | None, sch
     """
     engine: dict[str, Any] = {}
     sizes: dict[str, Any] = {}
-    own: dict[str, Any] = {"verify": "once", "tensor_parallel_size": 1}
-    for keyword, value in given.items():
+    own: dict[str, Any] = {
+        "verify": "once",
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "context_parallel_size": 1,
+    }
+    for keyword, value in keywords.items():
         name = _SYNONYMS.get(keyword, keyword)
-        if name != keyword and name in given:
-            raise InvalidArgumentError(f"{keyword} and {name} are the same option: give only one of them")
+        if name != keyword and name in keywords:
+            raise InvalidArgumentError(
+                f"{keyword} and {name} are the same option: give only one of them", param=keyword
+            )
         if name in own:
             own[name] = value
         elif name in EngineFields.__annotations__:
@@ -128,17 +138,17 @@ def _scheme_of(dtype: object, scheme: str | None) -> str | None:
 
 def _check_fixed(name: str, value: object) -> None:
     allowed, instead = _FIXED[name]
-    if not any(value == one and type(value) is type(one) for one in allowed):
+    if not any(value == fixed and type(value) is type(fixed) for fixed in allowed):
         raise UnsupportedError(f"{name}={value!r:.60} is not supported: {instead}", param=name)
 
 
 def _unknown(name: str) -> InvalidArgumentError:
-    known = [*_NAMED, *LLMFields.__annotations__, *EngineFields.__annotations__]
-    near = nearest(name, known)
+    names = [*_NAMED, *LLMFields.__annotations__, *EngineFields.__annotations__]
+    near = nearest(name, names)
     if not near and name in ProgramLimits.__dataclass_fields__:
-        return InvalidArgumentError(f"LLM has no option {name!r}: use limits=ProgramLimits({name}=...)")
-    hint = f"did you mean {near}?" if near else f"it has {', '.join(dict.fromkeys(known))}"
-    return InvalidArgumentError(f"LLM has no option {name!r}: {hint}")
+        return InvalidArgumentError(f"LLM has no option {name!r}: use limits=ProgramLimits({name}=...)", param=name)
+    hint = f"did you mean {near}?" if near else f"it has {', '.join(dict.fromkeys(names))}"
+    return InvalidArgumentError(f"LLM has no option {name!r}: {hint}", param=name)
 
 
 def network_name(network: str | type | None) -> str | None:

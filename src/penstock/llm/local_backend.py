@@ -65,8 +65,8 @@ def embedding_of(prompt_ids: Sequence[int], answer: EventAnswer, last: StepEvent
     """Return the embedding that the last event of a prompt brought.  If the prompt was cut, its end was embedded."""
     if last.vector is None:
         raise UnavailableError("The model was closed before the prompt was embedded.")
-    kept = list(prompt_ids)[-answer.num_prompt_tokens :]
-    return Embedding(kept, last.vector, answer.num_cached_tokens)
+    token_ids = list(prompt_ids)[-answer.num_prompt_tokens :]
+    return Embedding(token_ids, last.vector, answer.num_cached_tokens)
 
 
 async def in_order(
@@ -160,16 +160,16 @@ class LocalBackend:
         request_id: str = "",
     ) -> list[Embedding]:
         """Embed prompts."""
-        start, given = time.monotonic(), check_options(options)
+        start, request_options = time.monotonic(), check_options(options)
 
-        async def one(ids: Sequence[int]) -> Embedding:
+        async def embed_one(ids: Sequence[int]) -> Embedding:
             async with self._begin(
-                lambda key: self._engine_thread.embed(key, ids, pooling, normalize, given.since(start))
+                lambda key: self._engine_thread.embed(key, ids, pooling, normalize, request_options.since(start))
             ) as answer:
                 last = await answer.whole()
             return embedding_of(ids, answer, last)
 
-        return await in_order(prompts, lambda ids: asyncio.ensure_future(one(ids)))
+        return await in_order(prompts, lambda ids: asyncio.ensure_future(embed_one(ids)))
 
     def figures(self) -> EngineStats:
         """Return the engine's counters of this moment."""
@@ -242,7 +242,7 @@ class LocalModels:
 
         name = name or Path(model).stem
         if name in self._backends:
-            raise InvalidArgumentError(f"the name {name!r} is taken")
+            raise InvalidArgumentError(f"the name {name!r} is taken", param="name")
         self._backends[name] = LocalBackend(await asyncio.to_thread(LLM, model), name, model)
         return self._backends[name]
 

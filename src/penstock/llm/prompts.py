@@ -65,9 +65,9 @@ def of_prompt(index: int, is_one: bool, error: PenstockError, note: str = "") ->
     """Return the error with the index of its prompt among several; unchanged for a single prompt."""
     if is_one:
         return error
-    named = error.with_message(f"prompts[{index}]: {error}{note}")
-    named.__cause__ = error
-    return named
+    renamed = error.with_message(f"prompts[{index}]: {error}{note}")
+    renamed.__cause__ = error
+    return renamed
 
 
 def check_each(items: Iterable[_Item], is_one: bool, check: Callable[[_Item], _Checked]) -> list[_Checked]:

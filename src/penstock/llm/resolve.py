@@ -1,4 +1,4 @@
-"""From the sampling parameters of a caller to those that a request runs with."""
+"""Resolves a caller's sampling parameters to those that a request runs with."""
 
 from __future__ import annotations
 

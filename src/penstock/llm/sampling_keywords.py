@@ -30,7 +30,9 @@ def sampling_params(params: object, keywords: Mapping[str, Any], temperature: fl
     values = dict(keywords)
     if "sampling_params" in values:  # vLLM's name
         if params is not None:
-            raise InvalidArgumentError("params and sampling_params are the same option: give only one of them")
+            raise InvalidArgumentError(
+                "params and sampling_params are the same option: give only one of them", param="params"
+            )
         params = values.pop("sampling_params")
     if not values:
         return params
@@ -41,7 +43,7 @@ def sampling_params(params: object, keywords: Mapping[str, Any], temperature: fl
         if name not in KEYWORDS:
             near = nearest(name, [*KEYWORDS, "params", "options", "streamer", "progress"])
             hint = f"did you mean {near}?" if near else f"it takes {', '.join(KEYWORDS)}"
-            raise InvalidArgumentError(f"{where} has no option {name!r}: {hint}")
+            raise InvalidArgumentError(f"{where} has no option {name!r}: {hint}", param=name)
     return sampling_of_keywords(values, temperature)
 
 
@@ -76,12 +78,12 @@ def _apply_do_sample(values: dict[str, Any], temperature: float) -> None:
     do_sample = values.pop("do_sample", None)
     if do_sample not in (None, True, False):
         raise refusal("do_sample", "True or False", do_sample)
-    given = values.get("temperature")
+    requested = values.get("temperature")
     if do_sample is False:
-        if given:
-            raise InvalidArgumentError(f"temperature {given!r} requires do_sample=True", param="temperature")
+        if requested:
+            raise InvalidArgumentError(f"temperature {requested!r} requires do_sample=True", param="temperature")
         values["temperature"] = 0.0
-    elif do_sample and given is None:
+    elif do_sample and requested is None:
         values["temperature"] = temperature or 1.0
-    elif do_sample and given == 0:
+    elif do_sample and requested == 0:
         raise InvalidArgumentError("do_sample=True requires a temperature above 0", param="temperature")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import UnsupportedError
 from penstock.text.terminal import write_text
-from penstock.validation import wrong_type
+from penstock.validation import refusal, wrong_type
 
 if TYPE_CHECKING:
     from penstock.text.detokenizer import Detokenizer
@@ -52,7 +52,9 @@ class TextStreamer:
         if not callable(getattr(tokenizer, "detokenizer", None)):
             raise wrong_type("tokenizer", "that of a model (llm.tokenizer)", tokenizer)
         if skip_special_tokens is not True:
-            raise UnsupportedError("skip_special_tokens must be True: a TextStreamer prints text without them")
+            raise UnsupportedError(
+                "skip_special_tokens must be True: a TextStreamer prints text without them", param="skip_special_tokens"
+            )
         self._tokenizer = tokenizer
         self._skip_prompt = skip_prompt
         self._file = file
@@ -68,9 +70,9 @@ class TextStreamer:
 
     def end(self) -> None:
         """Print what was held back, and end the line.  The next ``put`` begins another prompt."""
-        rest = self._detokenizer.flush()
+        text = self._detokenizer.flush()
         self._detokenizer, self._is_prompt = self._tokenizer.detokenizer(), True
-        self.on_finalized_text(rest, stream_end=True)
+        self.on_finalized_text(text, stream_end=True)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """Print text that is final.  ``stream_end`` marks the last one."""
@@ -84,5 +86,5 @@ def _one_row(value: Any) -> Sequence[int]:
     if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
         ids = ids[0]
     if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
-        raise InvalidArgumentError(f"put expects the token ids of one text, got {value!r:.100}")
+        raise refusal("value", "the token ids of one text", value)
     return ids

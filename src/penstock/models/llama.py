@@ -20,7 +20,8 @@ class Config:
         """Read and check config.json; errors name the key."""
         if reader.has("sliding_window"):
             raise UnsupportedError(
-                f"{reader.file}: sliding_window: expected null for model_type llama, which has no sliding window"
+                f"{reader.file}: sliding_window: expected null for model_type llama, which has no sliding window",
+                param="sliding_window",
             )
         return read_decoder(reader, (0,) * read_num_layers(reader), context_len=2048)
 

@@ -73,12 +73,15 @@ def save_network(network: nn.Module, folder: Path | str) -> None:
     """
     side_files = getattr(network, "side_files", None)
     if not isinstance(side_files, dict) or "config.json" not in side_files:
-        raise InvalidArgumentError("network: expected a network from penstock.load_network, found one without config")
+        raise InvalidArgumentError(
+            "network: expected a network from penstock.load_network, found one without config", param="network"
+        )
     parameters = dict(network.named_parameters())
     for name, parameter in parameters.items():
         if not parameter.dtype.is_floating_point:
             raise InvalidArgumentError(
-                f"network: {show(name)}: expected float values, found {parameter.dtype}; use RoundToNearest.save"
+                f"network: {show(name)}: expected float values, found {parameter.dtype}; use RoundToNearest.save",
+                param="network",
             )
     arrays = {name: as_array(parameter) for name, parameter in parameters.items()}
     with new_folder(Path(folder)) as temporary:

@@ -45,7 +45,7 @@ def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNe
             with torch.device("meta"):
                 network = definition.Network(config)
         except InvalidArgumentError as error:  # from a layer, whose sizes come from the config
-            raise InvalidFileError(f"{reader.file}: {error}") from error
+            raise InvalidFileError(f"{reader.file}: {error}", param=error.param) from error
     for field in ("context_len", "vocab_size"):
         if not isinstance(getattr(config, field, None), int):
             raise InvalidArgumentError(f"network {name}: expected a config with an integer {field}, found none")
@@ -57,7 +57,8 @@ def _network_of_type(reader: ConfigReader) -> Definition:
     if reader.values.get("model_type") is None:
         raise InvalidFileError(
             f"{reader.file}: model_type: expected one of {', '.join(supported_types())}, but the key is missing; for a "
-            "network of your own add --network FILE.py:CLASS (in Python: network=)"
+            "network of your own add --network FILE.py:CLASS (in Python: network=)",
+            param="model_type",
         )
     return find_network(reader.str("model_type"))
 

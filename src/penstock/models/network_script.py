@@ -70,9 +70,11 @@ def split_spec(spec: object) -> tuple[Path, str]:
     path_text, colon, class_name = spec.rpartition(":") if isinstance(spec, str) else ("", "", "")
     path = Path(path_text)
     if not colon or path.suffix != ".py" or not class_name.isidentifier():
-        raise InvalidArgumentError(f"--network: expected path/to/file.py:ClassName, found {spec!r:.80}")
+        raise InvalidArgumentError(
+            f"--network: expected path/to/file.py:ClassName, found {spec!r:.80}", param="network"
+        )
     if not path.is_file():
-        raise FileAccessError(f"--network: {path}: no such file")
+        raise FileAccessError(f"--network: {path}: no such file", param="network")
     return path, class_name
 
 
@@ -87,12 +89,12 @@ def run_network_script(path: Path, class_name: str) -> ModuleType:
         raise _stop(running)
     spec = importlib.util.spec_from_file_location(f"penstock_network_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise InvalidArgumentError(f"--network: {path} cannot be imported")
+        raise InvalidArgumentError(f"--network: {path} cannot be imported", param="network")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and debuggers look it up there
     script = _Import(path)
     _imports.append(script)
-    ended = ""
+    reason = ""
     try:
         with script_errors(path):
             spec.loader.exec_module(module)
@@ -100,11 +102,13 @@ def run_network_script(path: Path, class_name: str) -> ModuleType:
         # A ``finally`` in the script may have raised another error after the import was stopped.
         if not script.is_stopped and not isinstance(error, SystemExit):
             raise
-        ended = "opens a model" if script.is_stopped else "exits"
+        reason = "opens a model" if script.is_stopped else "exits"
     finally:
         _imports.remove(script)
-    if ended and not hasattr(module, class_name):
-        raise InvalidArgumentError(f"--network: {path} {ended} before it defines {class_name}; {_GUARD}")
+    if reason and not hasattr(module, class_name):
+        raise InvalidArgumentError(
+            f"--network: {path} {reason} before it defines {class_name}; {_GUARD}", param="network"
+        )
     return module
 
 

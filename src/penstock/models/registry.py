@@ -52,7 +52,8 @@ def find_network(model_type: str) -> Definition:
     if model_type not in supported_types():
         raise UnsupportedError(
             f"model_type: expected one of {', '.join(supported_types())}, found {show(model_type)}; "
-            "use --network or penstock.register_network for a network of your own"
+            "use --network or penstock.register_network for a network of your own",
+            param="model_type",
         )
     module = importlib.import_module(f"penstock.models.{model_type}")
     return Definition(module.Config, module.Network)
@@ -69,7 +70,8 @@ def register_network(model_type: str, network_class: type[nn.Module], config_cla
         raise refusal("network_class", "a subclass of torch.nn.Module", network_class)
     if not callable(getattr(config_class, "read", None)):
         raise InvalidArgumentError(
-            f"config_class: expected a class with read(reader), or a class Config inside {network_class.__name__}"
+            f"config_class: expected a class with read(reader), or a class Config inside {network_class.__name__}",
+            param="config_class",
         )
     _registered[model_type] = Definition(config_class, network_class)
 
@@ -87,8 +89,10 @@ def registered_script(model_type: str) -> str | None:
     module = sys.modules.get(network_class.__module__)
     path = getattr(module, "__file__", None)
     config_class = getattr(network_class, "Config", None) or getattr(module, "Config", None)
-    found = getattr(module, network_class.__qualname__, None) is network_class and config_class is definition.Config
-    if path is None or not found:
+    is_importable = (
+        getattr(module, network_class.__qualname__, None) is network_class and config_class is definition.Config
+    )
+    if path is None or not is_importable:
         raise UnsupportedError(
             f"model_type {model_type}: graph mode captures a registered network from its file: expected a class at the "
             f"top level of a .py file, with a class Config inside or beside it, found "
@@ -106,8 +110,12 @@ def load_network_script(spec: str) -> Definition:
     module = run_network_script(path, class_name)
     network_class = getattr(module, class_name, None)
     if not (isinstance(network_class, type) and issubclass(network_class, nn.Module)):
-        raise InvalidArgumentError(f"--network: {path}: expected a torch.nn.Module named {class_name}, found none")
+        raise InvalidArgumentError(
+            f"--network: {path}: expected a torch.nn.Module named {class_name}, found none", param="network"
+        )
     config_class = getattr(network_class, "Config", None) or getattr(module, "Config", None)
     if not callable(getattr(config_class, "read", None)):
-        raise InvalidArgumentError(f"--network: {path}: expected a class Config with read(reader), found none")
+        raise InvalidArgumentError(
+            f"--network: {path}: expected a class Config with read(reader), found none", param="network"
+        )
     return Definition(config_class, network_class)

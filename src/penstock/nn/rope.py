@@ -54,7 +54,9 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray[tuple[int], np.dtype[np.
     plain = [rope.theta ** -(2 * i / rope.rotary_dim) for i in range(rope.rotary_dim // 2)]
     scalings = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
     if rope.type not in scalings:
-        raise UnsupportedError(f"rope_type: expected one of {', '.join(scalings)}, found {rope.type!r}")
+        raise UnsupportedError(
+            f"rope_type: expected one of {', '.join(scalings)}, found {rope.type!r}", param="rope_type"
+        )
     return np.array(scalings[rope.type](plain, rope), dtype=np.float32)
 
 

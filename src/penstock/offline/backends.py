@@ -72,7 +72,7 @@ class Generator(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a model is run: ``scheme`` and ``network`` for a checkpoint folder, ``threads`` (0: all allowed cores)."""
+    """Options of a backend: ``scheme`` and ``network`` for a checkpoint folder, ``threads`` (0: all allowed cores)."""
 
     backend: str = "graph"
     scheme: str | None = None
@@ -83,7 +83,7 @@ class RunOptions:
     length: int = 0
     """``infer_seq_length``."""
     verify: str = "once"
-    """When to verify a bundle's checksums: "once", "always" or "never"."""
+    """The mode in which a bundle's checksums are verified: "once", "always" or "never"."""
 
 
 def backend_named(name: object) -> str:

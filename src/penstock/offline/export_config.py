@@ -48,7 +48,8 @@ def check_sections(path: Path, values: Mapping[str, Any]) -> None:
     if values.get("src_strategy_path_or_dir"):
         raise UnsupportedError(
             f"{path}: src_strategy_path_or_dir: merge the weights of all ranks first; a checkpoint folder "
-            "has whole weights"
+            "has whole weights",
+            param="src_strategy_path_or_dir",
         )
     for name in ("load_checkpoint", "scheme"):
         if not isinstance(values.get(name) or "", str):

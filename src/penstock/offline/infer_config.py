@@ -57,7 +57,9 @@ class InferConfig:
             setattr(self, name, os.fspath(value))
         if self.ge_config_path:
             if self.config_path:
-                raise InvalidArgumentError("config_path and ge_config_path are the same field: set only one of them")
+                raise InvalidArgumentError(
+                    "config_path and ge_config_path are the same field: set only one of them", param="config_path"
+                )
             self.config_path, self.ge_config_path = self.ge_config_path, ""
         kind = getattr(self.model_type, "value", self.model_type)
         if kind != "penstock":

@@ -223,5 +223,5 @@ class LiteStream:
     def result(self) -> Result:
         """Return the complete answer; InvalidArgumentError before the stream has ended or was aborted."""
         if not self._ended:
-            raise InvalidArgumentError("the stream has not ended; iterate over it or abort it first")
+            raise InvalidArgumentError("The stream has not ended. Iterate over it or abort it first.")
         return make_result(self._run.requests, self._params)

@@ -69,8 +69,8 @@ class Evaluator:
     def generate_until(self, requests: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
         """Continue each context up to its length limit or one of its "until" strings, which the answer excludes."""
         prompts, params = [], []
-        for context, wanted in requests:
-            params.append(_params(wanted))
+        for context, arguments in requests:
+            params.append(_params(arguments))
             room = self.llm.engine.max_len - min(params[-1].max_tokens or 1, self.llm.engine.max_len // 2)
             prompts.append(self._encode(context)[-room:] or [self.prefix_id])
         results = self.llm.generate(prompts, params) if prompts else []
@@ -79,16 +79,20 @@ class Evaluator:
     def _score(self, encoded: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """Return (log-probability, is greedy) of each continuation after its context."""
         max_len = self.llm.engine.max_len
-        for _, rest in encoded:
-            if len(rest) >= max_len:
-                raise InvalidArgumentError(f"a continuation has {len(rest)} tokens, but the context holds {max_len}")
-        known = [(context, rest) for context, rest in encoded if rest]
-        scores = self.llm.score([(context + rest)[-max_len:] for context, rest in known]) if known else []
+        for _, continuation in encoded:
+            if len(continuation) >= max_len:
+                raise InvalidArgumentError(
+                    f"a continuation has {len(continuation)} tokens, but the context holds {max_len}"
+                )
+        pairs = [(context, continuation) for context, continuation in encoded if continuation]
+        scores = (
+            self.llm.score([(context + continuation)[-max_len:] for context, continuation in pairs]) if pairs else []
+        )
         remaining = iter(cast("list[Score]", scores))
         answers = []
-        for _, rest in encoded:
-            score = next(remaining) if rest else None
-            start = len(score.token_ids) - len(rest) if score is not None else 0
+        for _, continuation in encoded:
+            score = next(remaining) if continuation else None
+            start = len(score.token_ids) - len(continuation) if score is not None else 0
             answers.append((0.0, True) if score is None else (score.total(start), score.is_greedy(start)))
         return answers
 
@@ -97,8 +101,12 @@ class Evaluator:
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if not context:
-            rest = self.llm.tokenizer.encode(continuation, add_special_tokens=False)
-            return ([], rest) if rest[:1] == [self.prefix_id] else ([self.prefix_id], rest)
+            continuation_ids = self.llm.tokenizer.encode(continuation, add_special_tokens=False)
+            return (
+                ([], continuation_ids)
+                if continuation_ids[:1] == [self.prefix_id]
+                else ([self.prefix_id], continuation_ids)
+            )
         spaces = len(context) - len(context.rstrip())
         if spaces:
             context, continuation = context[:-spaces], context[-spaces:] + continuation
@@ -108,9 +116,9 @@ class Evaluator:
         return whole[: len(head)], whole[len(head) :]
 
 
-def _params(wanted: Mapping[str, Any]) -> SamplingParams:
+def _params(arguments: Mapping[str, Any]) -> SamplingParams:
     """Convert the harness's names of sampling fields; InvalidArgumentError for an unknown one."""
-    values = {name: value for name, value in wanted.items() if value is not None}
+    values = {name: value for name, value in arguments.items() if value is not None}
     until = values.pop("until", [])
     samples = check_flag("do_sample", values.pop("do_sample", bool(values.get("temperature"))))
     lengths = [values.pop(name) for name in _LENGTHS if name in values]

@@ -171,16 +171,24 @@ def check_pair(prefill: Path, increment: Path) -> None:
     """
     if _is_same(prefill, increment):
         return
-    (one, segments), (other, others) = read_graph(prefill), read_graph(increment)
+    (prefill_graph, prefill_segments), (increment_graph, increment_segments) = (
+        read_graph(prefill),
+        read_graph(increment),
+    )
     for name in ("network", "scheme", "vocab_size", "context_len"):
-        a, b = getattr(one, name), getattr(other, name)
+        a, b = getattr(prefill_graph, name), getattr(increment_graph, name)
         if a != b:
             raise _misfit(prefill, increment, name, a, b)
-    if one.nodes[-1].op != other.nodes[-1].op:
-        raise _misfit(prefill, increment, "the end of the graph", one.nodes[-1].op, other.nodes[-1].op)
-    if replace(one, properties={}) != replace(other, properties={}):
+    if prefill_graph.nodes[-1].op != increment_graph.nodes[-1].op:
+        raise _misfit(
+            prefill, increment, "the end of the graph", prefill_graph.nodes[-1].op, increment_graph.nodes[-1].op
+        )
+    if replace(prefill_graph, properties={}) != replace(increment_graph, properties={}):
         raise _misfit(prefill, increment, "the graph", "the same", "different")
-    sums = [{segment.name: segment.crc32 for segment in each} for each in (segments, others)]
+    sums = [
+        {segment.name: segment.crc32 for segment in graph_segments}
+        for graph_segments in (prefill_segments, increment_segments)
+    ]
     for name in sorted(sums[0].keys() | sums[1].keys()):
         if sums[0].get(name) != sums[1].get(name):
             raise _misfit(prefill, increment, f"the checksum of {name}", sums[0].get(name), sums[1].get(name))

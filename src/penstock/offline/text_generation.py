@@ -115,23 +115,23 @@ class TextGeneration:
             check_flag(name, value)
         check_process(self._pid, "pipeline")
         generator = self._choose(is_sample_acceleration)
-        one = self._params(params, sampling)
+        call_params = self._params(params, sampling)
         several, is_one = split_prompts(inputs)
         ids = check_each(several, is_one, lambda prompt: self._encode(prompt, add_special_tokens))
         if stream:
             if not is_one:
                 raise InvalidArgumentError(f"stream takes one prompt, not {len(several)}", param="stream")
-            answers: Answers = generator.stream(ids[0], one)
+            answers: Answers = generator.stream(ids[0], call_params)
             return answers
-        results: list[Result] = generator.generate(ids, one)
+        results: list[Result] = generator.generate(ids, call_params)
         return results[0] if is_one else results
 
     def _params(self, params: object, keywords: Mapping[str, Any]) -> SamplingParams:
         temperature = getattr(getattr(self._generator, "generation", None), "temperature", 0.0)
-        made = sampling_params(params, keywords, temperature, "text_generation")
-        if made is not None and not isinstance(made, SamplingParams):
-            raise wrong_type("params", "SamplingParams", made)
-        return made or SamplingParams()
+        built = sampling_params(params, keywords, temperature, "text_generation")
+        if built is not None and not isinstance(built, SamplingParams):
+            raise wrong_type("params", "SamplingParams", built)
+        return built or SamplingParams()
 
     def _encode(self, prompt: Any, add_special_tokens: bool) -> Sequence[int]:
         if isinstance(prompt, str):
@@ -144,7 +144,7 @@ class TextGeneration:
         if accelerated not in (None, True, False):
             raise refusal("is_sample_acceleration", "True, False or None", accelerated)
         if self._closed:
-            raise InvalidArgumentError("the pipeline is closed")
+            raise InvalidArgumentError("The pipeline is closed.")
         tail = tail_of(self._generator)
         if accelerated is False and tail:
             raise UnsupportedError(

@@ -91,29 +91,35 @@ def custom_op(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 63 or name.startswith("penstock::"):
         raise InvalidArgumentError(
-            f'name: expected "owner::op" of lower-case letters, digits and _, found {name!r:.80}'
+            f'name: expected "owner::op" of lower-case letters, digits and _, found {name!r:.80}', param="name"
         )
     check_integer(f"{name}: version", version, 1, 2**31 - 1)
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
         raise InvalidArgumentError(
             f'{name}: schema: expected a line such as "(Tensor x, Weight? bias, *, float limit) -> Tensor", found '
-            f"{schema!r:.200}"
+            f"{schema!r:.200}",
+            param="schema",
         )
     if not callable(reference):
-        raise InvalidArgumentError(f"{name}: reference: expected a function, found {type(reference).__name__}")
+        raise InvalidArgumentError(
+            f"{name}: reference: expected a function, found {type(reference).__name__}", param="reference"
+        )
     if not (isinstance(tolerance, (int, float)) and math.isfinite(tolerance) and tolerance >= 0):
-        raise InvalidArgumentError(f"{name}: tolerance: expected a finite number from 0, found {tolerance!r:.60}")
+        raise InvalidArgumentError(
+            f"{name}: tolerance: expected a finite number from 0, found {tolerance!r:.60}", param="tolerance"
+        )
     op = Op(name, version, schema, float(tolerance))
-    known = _ops.get(name)
-    if known is None:
+    declared = _ops.get(name)
+    if declared is None:
         add_custom_op(op)
         _ops[name] = _register(op, reference)
-    elif (known.op.version, known.op.schema) != (version, schema):
+    elif (declared.op.version, declared.op.schema) != (version, schema):
         raise InvalidArgumentError(
-            f"{name}: already declared as version {known.op.version} {known.op.schema}, found {version} {schema}"
+            f"{name}: already declared as version {declared.op.version} {declared.op.schema}, found {version} {schema}",
+            param="name",
         )
     else:
-        known.replace_reference(reference)
+        declared.replace_reference(reference)
     owner, short = name.split("::")
     function: Callable[..., Any] = getattr(getattr(torch.ops, owner), short)
     return function

@@ -152,7 +152,8 @@ class EagerOp:
         for argument, tensor in zip(self.tensors, tensors, strict=True):
             if argument.kind == "tensor" and tensor is not None and tensor.dtype not in _INPUT_DTYPES:
                 raise InvalidArgumentError(
-                    f"[{self.name}] {argument.name}: expected float32 or int32, found {tensor.dtype}"
+                    f"[{self.name}] {argument.name}: expected float32 or int32, found {tensor.dtype}",
+                    param=argument.name,
                 )
 
 
@@ -187,7 +188,9 @@ def _describe_weight(
     op: str, weight: Tensor, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]
 ) -> native.CoreTensor:
     if not weight.is_contiguous():
-        raise InvalidArgumentError(f"[{op}] weight: expected a contiguous tensor, found strides {weight.stride()}")
+        raise InvalidArgumentError(
+            f"[{op}] weight: expected a contiguous tensor, found strides {weight.stride()}", param="weight"
+        )
     first = tensors[0]
     if weight.ndim == 1:
         dims = (1, weight.shape[0])
@@ -203,7 +206,7 @@ def _describe_weight(
     layout = reference.layout_of_tensor(weight)
     if op == "linear" and weight.ndim == 2 and weight.is_floating_point():
         raise InvalidArgumentError(
-            "[linear] weight: expected packed tiles, found a logical matrix. Pack the network first."
+            "[linear] weight: expected packed tiles, found a logical matrix. Pack the network first.", param="weight"
         )
     return native.CoreTensor(weight.data_ptr(), _DTYPES[weight.dtype], dims, dims[1], layout)
 
@@ -212,13 +215,15 @@ def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) 
     first = tensors[0]
     if first is None or state.dtype not in _KV_LAYOUTS or not state.is_contiguous():
         raise InvalidArgumentError(
-            f"[{op}] state: expected a contiguous float32, bfloat16 or int8 tensor, found {state.dtype}"
+            f"[{op}] state: expected a contiguous float32, bfloat16 or int8 tensor, found {state.dtype}", param="state"
         )
     head_dim = first.shape[2]
     num_kv_heads = first.shape[1] if op == "kv_append" else state.shape[1] // page_elements(state.dtype, 1, head_dim)
     expected = page_elements(state.dtype, num_kv_heads, head_dim)
     if expected != state.shape[1] or not num_kv_heads:
-        raise InvalidArgumentError(f"[{op}] state: expected pages of {expected} elements, found {state.shape[1]}")
+        raise InvalidArgumentError(
+            f"[{op}] state: expected pages of {expected} elements, found {state.shape[1]}", param="state"
+        )
     dims = (state.shape[0], num_kv_heads, head_dim)
     return native.CoreTensor(state.data_ptr(), _DTYPES[state.dtype], dims, state.shape[1], _KV_LAYOUTS[state.dtype])
 

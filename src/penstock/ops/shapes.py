@@ -30,12 +30,12 @@ def infer_shapes(op: str, shapes: Mapping[str, Sequence[int] | None], attrs: Att
 
     Raises InvalidArgumentError ("[op] argument: expected ..., found ...").
     """
-    given = {name: None if shape is None else tuple(shape) for name, shape in shapes.items()}
-    return _RULES[op](given, attrs) if op in _RULES else _elementwise(op, given)
+    tensor_shapes = {name: None if shape is None else tuple(shape) for name, shape in shapes.items()}
+    return _RULES[op](tensor_shapes, attrs) if op in _RULES else _elementwise(op, tensor_shapes)
 
 
 def _fail(op: str, argument: str, expected: str, found: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"[{op}] {argument}: expected {expected}, found {found}")
+    return InvalidArgumentError(f"[{op}] {argument}: expected {expected}, found {found}", param=argument)
 
 
 def _tensor(op: str, shapes: Shapes, name: str, *ranks: int) -> Shape:
@@ -196,16 +196,21 @@ def _kv_append(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return []
 
 
-def _attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
-    q = _tensor("attention", shapes, "q", 3)
-    _tensor("attention", shapes, "state", 2)
-    _step("attention", shapes, q[0], attrs)
-    _vector("attention", shapes, "alibi", q[1])
+def _attention(shapes: Shapes, attrs: Attrs, op: str = "attention") -> list[Shape]:
+    q = _tensor(op, shapes, "q", 3)
+    _tensor(op, shapes, "state", 2)
+    _step(op, shapes, q[0], attrs)
+    _vector(op, shapes, "alibi", q[1])
     if attrs["window"] < 0:
-        raise _fail("attention", "window", "at least 0", attrs["window"])
+        raise _fail(op, "window", "at least 0", attrs["window"])
     if not attrs["softcap"] >= 0.0:
-        raise _fail("attention", "softcap", "at least 0", attrs["softcap"])
+        raise _fail(op, "softcap", "at least 0", attrs["softcap"])
     return [q]
+
+
+def _context_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _group("context_attention", attrs)
+    return _attention(shapes, attrs, "context_attention")
 
 
 def _gelu(shapes: Shapes, attrs: Attrs) -> list[Shape]:
@@ -255,6 +260,7 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "rope": _rope,
     "kv_append": _kv_append,
     "attention": _attention,
+    "context_attention": _context_attention,
     "gelu": _gelu,
     "gather_rows": _gather_rows,
     "argmax": _argmax,

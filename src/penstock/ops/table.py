@@ -57,11 +57,18 @@ OPS: tuple[Op, ...] = (
     Op("send", 1, "(Tensor x, *, int target, int world, int rank) -> Tensor", 0.0),
     Op("recv", 1, "(Tensor rows, *, int width, int source, int world, int rank) -> Tensor", 0.0),
     Op("barrier", 1, "(Tensor x, *, int world, int rank) -> Tensor", 0.0),
+    Op(
+        "context_attention",
+        1,
+        f"(Tensor q, State state, {_BATCH}, Weight? alibi, *, "
+        "float scale, int group, bool causal, int window, float softcap, int world, int rank) -> Tensor",
+        1e-5,
+    ),
     Op("argmax", 1, "(Tensor logits) -> Tensor", 0.0),
     Op("topk", 1, "(Tensor logits, *, int k) -> (Tensor, Tensor)", 0.0),
 )
 
-EXCHANGES = ("all_gather", "sharded_embedding", "broadcast", "send", "recv", "barrier")
+EXCHANGES = ("all_gather", "sharded_embedding", "broadcast", "send", "recv", "barrier", "context_attention")
 """The ops of several ranks.  None may be left out of the graph of one rank, because others would wait for it."""
 
 _BY_NAME = {op.name: op for op in OPS}
@@ -78,8 +85,8 @@ def find_op(name: str) -> Op:
         return op
     loaded = loaded_version(name)
     if loaded is None:
-        known = ", ".join(sorted({**_BY_NAME, **_CUSTOM}))
-        raise KeyError(f"[{name}] expected an op of the op table, which has {known}")
+        names = ", ".join(sorted({**_BY_NAME, **_CUSTOM}))
+        raise KeyError(f"[{name}] expected an op of the op table, which has {names}")
     return Op(name, *loaded, 0.0)
 
 
@@ -101,7 +108,7 @@ def loaded_version(name: str) -> tuple[int, str] | None:
 
     for text in op_schemas()[len(OPS) :]:
         versioned, _, schema = text.partition(" ")
-        known, _, version = versioned.rpartition(".")
-        if known == name:
+        op_name, _, version = versioned.rpartition(".")
+        if op_name == name:
             return int(version), schema
     return None

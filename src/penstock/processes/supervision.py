@@ -17,7 +17,7 @@ LOOP_DEATHS: Final = 3
 
 @dataclass(frozen=True)
 class Death:
-    """How a process ended.
+    """The end of a process.
 
     ``cause``: one of ``CAUSES``, or "stream" for a process that sent an invalid message.  ``why`` is a sentence for
     people.

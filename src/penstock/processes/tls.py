@@ -124,9 +124,9 @@ class TlsSession:
 
     def encrypt(self, data: bytes) -> bytes:
         """Return the bytes to send for ``data``; ssl.SSLError after the connection has failed."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._tls.write(rest) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[self._tls.write(remaining) :]
         return self._outgoing.read()
 
     def decrypt(self, data: bytes) -> bytes:

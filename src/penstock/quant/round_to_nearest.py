@@ -158,12 +158,12 @@ class RoundToNearest:
             raise InvalidFileError(
                 "config.json: expected the original checkpoint's, found one with quantization_config"
             )
-        rest = {
+        extra = {
             name: parameter
             for name, parameter in self._network.named_parameters()
             if name not in self._quantized
         }  # fmt: skip
-        entries = [TensorEntry(name, as_array(value)[1].upper(), tuple(value.shape)) for name, value in rest.items()]
+        entries = [TensorEntry(name, as_array(value)[1].upper(), tuple(value.shape)) for name, value in extra.items()]
         for name, entry in self._quantized.items():
             entries += quantized_entries(name, entry.scheme, *entry.rows.q.shape)
         with new_folder(Path(path)) as folder:
@@ -172,7 +172,7 @@ class RoundToNearest:
             text = quantized_config(config.values, self.config.scheme, config.dtype() or "f32")
             (folder / "config.json").write_bytes(text)
             writer = TensorWriter(folder / "model.safetensors", entries)
-            for name, value in rest.items():
+            for name, value in extra.items():
                 writer.add(name, as_array(value)[0])
             for name, entry in self._quantized.items():
                 add_quantized(writer, name, entry.scheme, entry.rows)

@@ -299,12 +299,12 @@ class Cache:
             (self.folder / f"{key}.lock").unlink()
         os.close(descriptor)
 
-    def _remove_stale(self, held: str | None = None) -> None:
-        """Remove the incomplete files of builders that died.  ``held`` is the key whose lock this process holds."""
+    def _remove_stale(self, locked_key: str | None = None) -> None:
+        """Remove the incomplete files of builders that died.  This process holds the lock of ``locked_key``."""
         for path in self.folder.glob(f".*{PARTIAL_SUFFIX}"):
             key = path.name[1:65]
             descriptor = None
-            if key != held and _KEY_PATTERN.fullmatch(key):
+            if key != locked_key and _KEY_PATTERN.fullmatch(key):
                 descriptor = self._try_lock(key)
                 if descriptor is None:
                     continue  # another process is building it

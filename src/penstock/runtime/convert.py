@@ -1,4 +1,4 @@
-"""From any form of a model to another: folders, pickled weights, sharded folders, bundles (``penstock convert``)."""
+"""Converts between the forms of a model: folders, pickled weights, sharded folders, bundles (``penstock convert``)."""
 
 from __future__ import annotations
 

@@ -129,15 +129,15 @@ class EagerProgram:
         expected = [num_rows, self.info.vocab_size]
         if not isinstance(output, Tensor):
             raise InvalidFileError(
-                f"{self._where()}: output: expected logits {expected}, found {type(output).__name__}"
+                f"{self._forward_name()}: output: expected logits {expected}, found {type(output).__name__}"
             )
         if list(output.shape) != expected or output.dtype != torch.float32:
             raise InvalidFileError(
-                f"{self._where()}: output: expected float32 logits {expected}, one row per entry of batch.output_rows, "
-                f"found {output.dtype} {list(output.shape)}; select rows with batch.output_rows"
+                f"{self._forward_name()}: output: expected float32 logits {expected}, one row per entry of "
+                f"batch.output_rows, found {output.dtype} {list(output.shape)}; select rows with batch.output_rows"
             )
 
-    def _where(self) -> str:
+    def _forward_name(self) -> str:
         return f"{self._script or 'network'}: {type(self.network).__name__}.forward"
 
     def logits(self) -> NDArray[np.float32]:
@@ -155,7 +155,9 @@ class EagerProgram:
         """Sample every row of the last step."""
         num_slots = self.limits.max_requests
         if sampling.slot is not None and ((sampling.slot < -1) | (sampling.slot >= num_slots)).any():
-            raise InvalidArgumentError(f"slot: expected -1 or a slot below {num_slots}, found {sampling.slot.tolist()}")
+            raise InvalidArgumentError(
+                f"slot: expected -1 or a slot below {num_slots}, found {sampling.slot.tolist()}", param="slot"
+            )
         plain = replace(sampling, slot=None)  # this class keeps the slots itself
         logits = np.ascontiguousarray(self._logits)
         if sampling.penalties is not None:
@@ -188,7 +190,9 @@ class EagerProgram:
             return token_ids.copy()
         missing = [int(-1 - t) for t in token_ids if t < 0 and int(-1 - t) not in self._slots]
         if missing:
-            raise InvalidArgumentError(f"token_ids: expected a slot with a sampled token, found slot {missing[0]}")
+            raise InvalidArgumentError(
+                f"token_ids: expected a slot with a sampled token, found slot {missing[0]}", param="token_ids"
+            )
         return np.array([t if t >= 0 else self._slots[int(-1 - t)] for t in token_ids], np.int32)
 
     def _check(self, batch: native.StepBatch, token_ids: NDArray[np.int32]) -> None:
@@ -200,29 +204,34 @@ class EagerProgram:
         }
         for name, (count, max_count) in counts.items():
             if count > max_count:
-                raise InvalidArgumentError(f"{name}: expected at most {max_count}, found {count}")
+                raise InvalidArgumentError(f"{name}: expected at most {max_count}, found {count}", param=name)
         if not len(token_ids):
-            raise InvalidArgumentError("token_ids: expected at least 1 token, found none")
+            raise InvalidArgumentError("token_ids: expected at least 1 token, found none", param="token_ids")
         for name, array, end in (
             ("token_ids", token_ids, info.vocab_size),
             ("positions", batch.positions, info.context_len),
             ("output_rows", batch.output_rows, len(token_ids)),
         ):
             if array.size and not 0 <= int(array.min()) <= int(array.max()) < end:
-                raise InvalidArgumentError(f"{name}: expected 0 to {end - 1}, found {array.min()} to {array.max()}")
+                raise InvalidArgumentError(
+                    f"{name}: expected 0 to {end - 1}, found {array.min()} to {array.max()}", param=name
+                )
         begins = batch.positions[batch.request_starts[:-1]]
         if info.bidirectional and begins.any():
             raise UnsupportedError(
                 f"positions: expected requests that begin at position 0, found {begins.tolist()}: the network's "
-                "attention is not causal, so a request must run whole in one step"
+                "attention is not causal, so a request must run whole in one step",
+                param="positions",
             )
         if batch.page_tables.shape[0] != len(info.page_windows):
             raise InvalidArgumentError(
-                f"page_tables: expected {len(info.page_windows)} groups, found {batch.page_tables.shape[0]}"
+                f"page_tables: expected {len(info.page_windows)} groups, found {batch.page_tables.shape[0]}",
+                param="page_tables",
             )
         if batch.page_tables.shape[2] * PAGE_TOKENS <= int(batch.positions.max()):
             raise InvalidArgumentError(
-                f"page_tables: expected pages for position {batch.positions.max()}, found {batch.page_tables.shape[2]}"
+                f"page_tables: expected pages for position {batch.positions.max()}, found {batch.page_tables.shape[2]}",
+                param="page_tables",
             )
 
 
@@ -285,13 +294,13 @@ class _WeightReader:
         if layout == _VECTOR:
             return self._floats(name).float()
         rows, cols = self._shapes[name]
-        found = self._checkpoint.logical_shape(name)
+        shape = self._checkpoint.logical_shape(name)
         if not self._checkpoint.is_quantized(name):
-            if tuple(found) != (rows, cols):
-                raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(found)}")
+            if tuple(shape) != (rows, cols):
+                raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(shape)}")
             return pack_matrix(self._floats(name), layout)
-        if found[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
-            raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(found)}")
+        if shape[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
+            raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(shape)}")
         return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)
 
     def _floats(self, name: str) -> Tensor:

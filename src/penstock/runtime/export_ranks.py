@@ -34,9 +34,9 @@ def export_ranks(
     """
     check_integer("tensor_parallel_size", world, 1, MAX_RANKS)
     is_cut = model.is_dir() and is_sharded(model)
-    if is_cut and (found := ShardedFolder.open(model).strategy.world) != world:
+    if is_cut and (cut_world := ShardedFolder.open(model).strategy.world) != world:
         raise InvalidArgumentError(
-            f"tensor_parallel_size: expected {found}, the ranks that {model} is cut for, found {world}",
+            f"tensor_parallel_size: expected {cut_world}, the ranks that {model} is cut for, found {world}",
             param="tensor_parallel_size",
         )
     with new_folder(out) as folder, private_folder(out) as temporary:

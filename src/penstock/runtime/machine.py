@@ -55,8 +55,8 @@ def _own_cgroups(controller: str) -> Iterator[Path]:
     if not lines:  # without /proc, in a container, the root of the hierarchy is its own group
         yield from (_CGROUP, _CGROUP / controller)
     for line in lines:
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        number, _, fields = line.partition(":")
+        controllers, _, path = fields.partition(":")
         if number == "0":
             root = _CGROUP
         elif controller in controllers.split(","):

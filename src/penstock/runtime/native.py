@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,15 @@ from penstock.core.memory import make_memory, use_small_pages
 from penstock.errors import OutOfMemoryError
 from penstock.runtime.machine import memory
 from penstock.runtime.page_prefault import PagePrefault
-from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
+from penstock.runtime.program import (
+    PAGE_TOKENS,
+    PARTITION_PAGES,
+    ProgramInfo,
+    ProgramLimits,
+    kv_layout_of,
+    pages_for,
+    whole_partitions,
+)
 from penstock.runtime.verify import open_verified
 
 if TYPE_CHECKING:
@@ -35,20 +44,20 @@ _HEADROOM_BYTES = 64 << 20
 """Memory left for Python, the tokenizer and the text."""
 
 
-def _options(limits: ProgramLimits, scheme: str) -> native.ProgramOptions:
+def _options(limits: ProgramLimits, info: native.ModelInfo) -> native.ProgramOptions:
     return native.ProgramOptions(
         max_tokens=limits.max_tokens,
         max_requests=limits.max_requests,
         max_rows=limits.max_rows,
-        num_pages=limits.num_pages,
+        num_pages=limits.num_pages // info.context_ranks,
         num_slots=limits.max_requests,
-        kv_layout=KV_NUMBERS[kv_layout_of(limits.kv_layout, scheme)],
+        kv_layout=KV_NUMBERS[kv_layout_of(limits.kv_layout, info.scheme)],
     )
 
 
 def plan_limits(model: native.Model, context: native.Context, limits: ProgramLimits) -> native.Plan:
     """Return the memory that a program with these limits would need.  Allocates nothing."""
-    return native.plan(model, context, _options(limits, model.info.scheme))
+    return native.plan(model, context, _options(limits, model.info))
 
 
 def fit_limits(
@@ -66,7 +75,7 @@ def fit_limits(
         if not machine.total:  # unknown: plan one context and let the system decide
             limits = dataclasses.replace(limits, num_pages=limits.num_pages or _pages_of_one_context(model, limits))
             available = _UNKNOWN_BYTES
-    longest = model.info.context_len
+    longest, ranks = model.info.context_len, model.info.context_ranks
     context_len = min(limits.context_len or longest, longest)
     max_tokens = min(limits.max_tokens, context_len * limits.max_requests)
     # With bidirectional attention a prompt runs whole, so one step may need a row for each of its tokens.
@@ -75,7 +84,7 @@ def fit_limits(
         max_tokens=max_tokens,
         max_requests=limits.max_requests,
         max_rows=limits.max_rows or max_rows,
-        num_pages=limits.num_pages or pages_for(context_len),
+        num_pages=whole_partitions(limits.num_pages or pages_for(context_len), ranks),
         context_len=context_len,
         kv_layout=kv_layout_of(limits.kv_layout, model.info.scheme),
         weights=limits.weights,
@@ -85,10 +94,11 @@ def fit_limits(
     page = max(1, plan.kv_page_bytes)
     if limits.num_pages == 0:
         max_pages = pages_for(context_len) * limits.max_requests
-        affordable = min(max_pages, max(0, (available - fixed) // 4) // page)
-        num_pages = max(pages_for(context_len), affordable)
-        if fixed + num_pages * page > available and limits.context_len == 0:
-            shrunk = max(0, available - fixed) // page
+        affordable = min(max_pages, max(0, (available - fixed) // 4) // page * ranks)
+        num_pages = whole_partitions(max(pages_for(context_len), affordable), ranks)
+        if fixed + num_pages // ranks * page > available and limits.context_len == 0:
+            shrunk = max(0, available - fixed) // page * ranks
+            shrunk -= shrunk % (PARTITION_PAGES * ranks) if ranks > 1 else 0
             if shrunk >= min(pages_for(context_len), pages_for(MIN_CONTEXT)):
                 num_pages = shrunk
                 context_len = min(context_len, shrunk * PAGE_TOKENS)
@@ -135,8 +145,10 @@ class NativeProgram:
     ) -> None:
         self.model = model
         self.context = context
-        self.core_program = native.CoreProgram(model, context, _options(limits, model.info.scheme))
+        self.core_program = native.CoreProgram(model, context, _options(limits, model.info))
         self._call: native.StepCall | None = None
+        self._calls: deque[native.StepCall] = deque()  # the last launches, as many as stages
+        self._in_flight: deque[native.StepCall] = deque()
         self.group = group
         self.limits = limits
         info = model.info
@@ -155,8 +167,10 @@ class NativeProgram:
             hidden_size=info.hidden_size,
             tail=info.tail,
             bidirectional=info.bidirectional,
-            num_ranks=1 if group is None else group.world,
+            num_stages=1 if group is None else group.layout.pp,
+            num_ranks=1 if group is None else group.layout.num_computing,
             rank_plans=tuple(rank_plans),
+            context_ranks=info.context_ranks,
         )
         self.populate_s = 0.0
         """Seconds spent on copying the weights; 0 when they are mapped."""
@@ -164,7 +178,9 @@ class NativeProgram:
         """Seconds spent on verifying the checksums; 0 when they were not verified."""
         self._closed = False
         run_len = max(1, _HUGE_PAGE_BYTES * info.num_states // max(1, plan.kv_page_bytes))
-        self._prefault = PagePrefault(self._make_pages, info.num_states, limits.num_pages, run_len)
+        self._prefault = PagePrefault(
+            self._make_pages, info.num_states, limits.num_pages // info.context_ranks, run_len
+        )
         for state in range(info.num_states):  # a short request must not wait for a huge page in each layer
             use_small_pages(*self._memory_of(state, 0, run_len))
 
@@ -180,7 +196,8 @@ class NativeProgram:
     def _prefault_pages(self, batch: native.StepBatch) -> None:
         """Report the used pages.  The page group that uses fewest counts: layers with a window never need as many."""
         if batch.page_tables.size:
-            self._prefault.use(int(batch.page_tables.max(axis=(1, 2)).min()) + 1)
+            last = int(batch.page_tables.max(axis=(1, 2)).min())
+            self._prefault.use(last // self.info.context_ranks + 1)
 
     @classmethod
     def open(
@@ -236,12 +253,28 @@ class NativeProgram:
             call = self._call = self.core_program.step_call(batch, sampling)
         return call()
 
+    def launch(self, batch: native.StepBatch, sampling: native.Sampling | None) -> None:
+        """Start a step of a pipeline."""
+        calls = (call for call in self._calls if call.batch is batch and call.sampling is sampling)
+        call = next(calls, None) or self.core_program.step_call(batch, sampling)
+        call.launch()
+        self._in_flight.append(call)
+        self._calls.append(call)
+        if len(self._calls) > self.info.num_stages:
+            self._calls.popleft()
+
+    def collect(self) -> native.Sampled | None:
+        """Wait for the oldest step in flight."""
+        return self._in_flight.popleft().collect()
+
     def close(self) -> None:
         """Free the program, the model and the threads."""
         if not self._closed:
             self._closed = True
             self._prefault.close()
             self._call = None
+            self._calls.clear()
+            self._in_flight.clear()
             self.core_program.close()
             self.model.close()
             self.context.close()

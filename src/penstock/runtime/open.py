@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import check_choice, check_flag, check_integer
-from penstock.core.comm import MAX_RANKS
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
@@ -62,14 +62,17 @@ class OpenOptions:
 
     ``use_cache``: keep the bundle that is built from a folder for later; without it the bundle lasts as long as the
     program.  ``progress``: called with a ``build.Progress``.  ``verify``: when to verify the checksums of a bundle:
-    "once" per file, "always" or "never".  ``tensor_parallel_size``: the number of processes on this host that the
-    network is divided over.
+    "once" per file, "always" or "never".  ``tensor_parallel_size``: the number of processes on this host that each
+    layer is divided over.  ``pipeline_parallel_size``: the number of stages that the layers are divided into.
+    ``context_parallel_size``: the number of processes that each context and each layer are divided over.
     """
 
     use_cache: bool = True
     progress: Callable[[Any], None] | None = None
     verify: str = "once"
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a value of the wrong type, by name."""
@@ -77,7 +80,12 @@ class OpenOptions:
         if self.progress is not None and not callable(self.progress):
             raise wrong_type("progress", "a function", self.progress)
         check_verify(self.verify)
-        check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, MAX_RANKS)
+        _ = self.layout
+
+    @property
+    def layout(self) -> RankLayout:
+        """How ranks divide the network."""
+        return RankLayout(self.tensor_parallel_size, self.pipeline_parallel_size, self.context_parallel_size)
 
 
 def open_program(
@@ -110,10 +118,9 @@ def open_program(
     limits = limits or ProgramLimits()
     if path.is_dir():
         if mode == "eager":
-            if options.tensor_parallel_size > 1:
-                raise UnsupportedError(
-                    "tensor_parallel_size: expected 1 in eager mode; use mode graph", param="tensor_parallel_size"
-                )
+            for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+                if getattr(options, name) > 1:
+                    raise UnsupportedError(f"{name}: expected 1 in eager mode; use mode graph", param=name)
             if options.verify == "always":
                 raise UnsupportedError(
                     f"verify: expected a bundle, found the checkpoint folder {path}, which has no checksums",
@@ -197,12 +204,13 @@ def _open_bundle(
     from penstock.runtime.ranks import default_threads, open_ranks
 
     start = time.perf_counter()
-    world = options.tensor_parallel_size
-    if world == 1:
+    if options.layout.world == 1:
         path = parts[0] if parts else path
         program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=options.verify)
     else:
-        program, model = open_ranks(parts or path, world, threads=threads, limits=limits, verify=options.verify)
+        program, model = open_ranks(
+            parts or path, options.layout, threads=threads, limits=limits, verify=options.verify
+        )
     try:
         if scheme is not None and scheme != program.info.scheme:
             from penstock.quant.scheme import find_scheme
@@ -226,7 +234,7 @@ def _open_bundle(
     if program.info.num_ranks > 1 and num_threads > (num_cores := default_threads()):
         notes.append(
             f"The {program.info.num_ranks} ranks have {num_threads} threads, but only {num_cores} cores. "
-            "Set --tp or --threads to change it."
+            "Set --tp, --pp, --cp or --threads to change it."
         )
     longest = model.info.context_len
     if limits.context_len == 0 and program.limits.context_len < longest:

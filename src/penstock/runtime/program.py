@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.config import check_choice, check_integer
-from penstock.core.layouts import KV_LAYOUTS, PAGE_TOKENS, kv_layout_of, pages_for
+from penstock.core.layouts import (
+    KV_LAYOUTS,
+    PAGE_TOKENS,
+    PARTITION_PAGES,
+    kv_layout_of,
+    pages_for,
+    whole_partitions,
+)
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -22,12 +29,15 @@ __all__ = [
     "KV_LAYOUTS",
     "MAX_REQUESTS",
     "PAGE_TOKENS",
+    "PARTITION_PAGES",
     "WEIGHTS",
+    "PipelinedProgram",
     "Program",
     "ProgramInfo",
     "ProgramLimits",
     "kv_layout_of",
     "pages_for",
+    "whole_partitions",
 ]
 
 MAX_REQUESTS = 1 << 16
@@ -44,7 +54,8 @@ class ProgramLimits:
     ``max_requests``: requests of one step.  A program has as many slots, each of which remembers the token last sampled
     in it.
     ``max_rows``: rows of logits of one step (0: chosen when the program is opened).
-    ``num_pages``: KV pages per page group (0: as many as the requests need, or as memory holds).
+    ``num_pages``: KV pages per page group (0: as many as the requests need, or as memory holds), those of all ranks
+    that they are dealt out to.
     ``context_len``: tokens of one request, prompt and answer (0: as many as the model allows).
     ``kv_layout``: the type of keys and values, one of ``KV_LAYOUTS``; "auto" is f32 with scheme f32, otherwise bf16.
     ``weights``: "mmap" starts at once and shares the file's pages with every process that maps them; "huge" copies them
@@ -82,8 +93,9 @@ class ProgramInfo:
     ``page_windows`` has one entry per page group; 0 keeps every position.  ``hidden_size`` is the width of its hidden
     rows, 0 when it has none.  ``tail`` is "argmax" or "topk" when the program ends in token ids and has no logits.
     ``bidirectional``: attention is not causal, so a step takes only whole requests, and none can be continued.
-    ``num_ranks``: the processes that compute it; ``num_threads``, the bytes and ``plan`` are those of the first, and
-    ``rank_plans`` are those of all, if they are several.
+    ``num_stages``: of a pipeline; such a program is a PipelinedProgram.  ``num_ranks``: the ranks that have weights;
+    ``num_threads`` and the bytes are those of the first of them, ``plan`` is that of rank 0, and ``rank_plans`` are
+    those of all, if they are several.  ``context_ranks``: the ranks that the pages of a request are dealt out to.
     """
 
     network: str
@@ -100,8 +112,10 @@ class ProgramInfo:
     hidden_size: int = 0
     tail: str = ""
     bidirectional: bool = False
+    num_stages: int = 1
     num_ranks: int = 1
     rank_plans: tuple[Plan, ...] = ()
+    context_ranks: int = 1
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -143,3 +157,17 @@ class Program(Protocol):
 
     def close(self) -> None:
         """Free the memory.  A second call does nothing."""
+
+
+class PipelinedProgram(Program, Protocol):
+    """A program of several stages, each of which can compute another step."""
+
+    def launch(self, batch: StepBatch, sampling: Sampling | None) -> None:
+        """Start a step.  Its rows are sampled if ``sampling`` is not None.
+
+        There can be as many steps in flight as stages.  The arrays of ``sampling`` must stay as they are until the step
+        is collected; those of ``batch`` need not.
+        """
+
+    def collect(self) -> Sampled | None:
+        """Wait for the oldest step in flight, which is then the last step, and return its sampled rows."""

@@ -6,6 +6,7 @@ UnavailableError.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -18,14 +19,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from penstock import errors
 from penstock.core.comm import SharedComm, shared_bytes
+from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment
 from penstock.errors import FileAccessError, PenstockError, UnavailableError, UnsupportedError
 
-__all__ = ["CLOSED", "RankGroup"]
+__all__ = ["CLOSED", "RankComms", "RankGroup"]
 
 CLOSED: Final = "closed"
 """The reason with which a group ends that is not needed any more."""
@@ -34,27 +37,50 @@ _END_S: Final = 0.5
 """A rank has this time to exit by itself before it is killed."""
 
 
+@dataclass(frozen=True)
+class RankComms:
+    """A rank's connections: ``all_ranks``, and of a pipeline whose stages have several ranks, ``stage``."""
+
+    all_ranks: SharedComm
+    stage: SharedComm | None = None
+
+    @classmethod
+    def open(cls, settings: Mapping[str, Any], rank: int, layout: RankLayout) -> RankComms:
+        """Open the connections of a child process as its group's ``settings`` say."""
+        options = settings["options"]
+        all_ranks = SharedComm(rank, layout.world, fd=settings["fds"][0], **options)
+        stage, place = layout.place(rank)
+        if stage < 0 or len(settings["fds"]) == 1:
+            return cls(all_ranks)
+        return cls(all_ranks, SharedComm(place, layout.stage_ranks, fd=settings["fds"][1 + stage], **options))
+
+    def abort(self, reason: str) -> None:
+        """End every wait of the ranks that this one is connected with."""
+        for comm in (self.stage, self.all_ranks):
+            if comm is not None:
+                comm.abort(reason)
+
+
 class RankGroup:
-    """Ranks 1 to ``world`` - 1 as child processes, and the memory that they share with this process, rank 0.
+    """The ranks other than 0 as child processes, and the memory that they share with this process, rank 0.
 
     ``part_bytes``: the greatest number of bytes that a rank sends in one exchange.
     """
 
-    def __init__(self, world: int, part_bytes: int, *, oversubscribed: bool) -> None:
+    def __init__(self, layout: RankLayout, part_bytes: int, *, oversubscribed: bool) -> None:
         if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
             raise UnsupportedError(
                 "tensor_parallel_size: expected Linux, whose shared memory ranks use; use 1",
                 param="tensor_parallel_size",
             )
-        self.world = world
-        self._settings: dict[str, Any] = {
-            "world": world,
+        self.layout = layout
+        self._options: dict[str, Any] = {
             "part_bytes": part_bytes,
             "epoch": secrets.randbits(63),
             "oversubscribed": oversubscribed,
         }
-        # A file without a name: however the processes end, nothing is left in /dev/shm.
-        self._fd = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fds: list[int] = []
+        self._comms: list[SharedComm] = []  # of all ranks, then of the ranks of each stage
         self._children: list[subprocess.Popen[str]] = []
         self._wake, self._waker = os.pipe()
         self._started = threading.Event()
@@ -64,17 +90,34 @@ class RankGroup:
         self._on_death: Callable[[str], None] | None = None
         self._lock = threading.Lock()
         try:
-            os.ftruncate(self._fd, shared_bytes(world, part_bytes))
-            # The size stays, because access beyond the end of a file kills a process.
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            self.comm = SharedComm(0, fd=self._fd, **self._settings)
+            self._share_memory(layout.world)
+            for _ in range(layout.pp if layout.pp > 1 and layout.stage_ranks > 1 else 0):
+                self._share_memory(layout.stage_ranks)
         except BaseException:
             self._close_descriptors()
             raise
+        self.comms = RankComms(self._comms[0])
+        """The connections of rank 0."""
+
+    def _share_memory(self, world: int) -> None:
+        # A file without a name: however the processes end, nothing is left in /dev/shm.
+        fd = os.memfd_create("penstock-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fds.append(fd)
+        os.ftruncate(fd, shared_bytes(world, self._options["part_bytes"]))
+        # The size stays, because access beyond the end of a file kills a process.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self._comms.append(SharedComm(0, world, fd=fd, **self._options))
+
+    def abort(self, reason: str) -> None:
+        """End every wait of every rank."""
+        for comm in self._comms:
+            comm.abort(reason)
 
     def start(self, settings: Mapping[str, Any]) -> None:
         """Start the processes, which open their part of the bundle as ``settings`` say."""
-        arguments = (json.dumps({**settings, "comm": {**self._settings, "fd": self._fd}, "parent": os.getpid()}),)
+        comms = {"options": self._options, "fds": self._fds}
+        layout = dataclasses.asdict(self.layout)
+        arguments = (json.dumps({**settings, "layout": layout, "comms": comms, "parent": os.getpid()}),)
         # The kernel kills a rank when the thread that started it ends: so that must be the thread that supervises.
         self._supervisor = threading.Thread(target=self._supervise, args=arguments, name="penstock-ranks", daemon=True)
         self._supervisor.start()
@@ -116,37 +159,38 @@ class RankGroup:
     def close(self) -> None:
         """End the processes and free the memory.  The contexts that use ``comm`` must be closed.  A second call does
         nothing."""
-        if self._fd < 0:
+        if not self._fds:
             return
-        self.comm.abort(CLOSED)
+        self.abort(CLOSED)
         os.write(self._waker, b"x")
         if self._supervisor is not None:
             self._supervisor.join()
         for child in self._children:
             _close(child.stdin)
             _close(child.stdout)
-        self.comm.close()
+        for comm in self._comms:
+            comm.close()
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        for descriptor in (self._fd, self._wake, self._waker):
+        for descriptor in (*self._fds, self._wake, self._waker):
             os.close(descriptor)
-        self._fd = -1
+        self._fds = []
 
     def _supervise(self, settings: str) -> None:
         try:
-            for rank in range(1, self.world):
+            for rank in range(1, self.layout.world):
                 self._children.append(self._spawn(rank, settings))
         except Exception as error:
             self._start_error = error
-            self.comm.abort(f"the process of a rank failed to start: {error}")
+            self.abort(f"the process of a rank failed to start: {error}")
         self._started.set()
         descriptors = [os.pidfd_open(child.pid) for child in self._children]
         try:
             if self._start_error is None:
-                ended, _, _ = select.select([self._wake, *descriptors], [], [])
-                dead = [rank for rank, descriptor in enumerate(descriptors, 1) if descriptor in ended]
-                if dead and self._wake not in ended:
+                readable, _, _ = select.select([self._wake, *descriptors], [], [])
+                dead = [rank for rank, descriptor in enumerate(descriptors, 1) if descriptor in readable]
+                if dead and self._wake not in readable:
                     self._report_death(f"rank {dead[0]} {_how_it_ended(self._children[dead[0] - 1].wait())}")
             self._end_children()
         finally:
@@ -158,7 +202,7 @@ class RankGroup:
             self._death = reason
             if self._on_death is not None:
                 self._on_death(reason)
-        self.comm.abort(reason)
+        self.abort(reason)
 
     def _spawn(self, rank: int, settings: str) -> subprocess.Popen[str]:
         child = subprocess.Popen(
@@ -168,7 +212,7 @@ class RankGroup:
             text=True,
             encoding="utf-8",
             env=child_environment(),
-            pass_fds=(self._fd,),
+            pass_fds=self._fds,
             start_new_session=True,  # Ctrl-C reaches only this process
         )
         with suppress(BrokenPipeError):  # one that has ended is noticed elsewhere

@@ -10,11 +10,11 @@ import os
 import sys
 from typing import Any
 
-from penstock.core.comm import SharedComm
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import PenstockError, UnavailableError
 from penstock.processes.parent import die_with_parent
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.rank_group import CLOSED
+from penstock.runtime.rank_group import CLOSED, RankComms
 from penstock.runtime.ranks import open_rank
 
 __all__ = ["main"]
@@ -26,11 +26,13 @@ def main() -> int:
     rank, settings = int(sys.argv[1]), json.loads(sys.stdin.readline())
     if os.getppid() != settings["parent"]:
         return 1  # it ended before the kernel knew that this process should end with it
-    comm = SharedComm(rank, **settings["comm"])
+    layout = RankLayout(**settings["layout"])
+    comms = RankComms.open(settings["comms"], rank, layout)
     try:
         program = open_rank(
             settings["parts"],
-            comm,
+            comms,
+            layout,
             settings["threads"],
             ProgramLimits(**settings["limits"]),
             lambda: _send(ready=True),
@@ -39,13 +41,13 @@ def main() -> int:
             program.core_program.follow()
     except UnavailableError as error:
         is_closed = str(error).endswith(CLOSED)
-        return 0 if is_closed else _fail(comm, rank, error)
+        return 0 if is_closed else _fail(comms, rank, error)
     except Exception as error:
-        return _fail(comm, rank, error)
+        return _fail(comms, rank, error)
 
 
-def _fail(comm: SharedComm, rank: int, error: Exception) -> int:
-    comm.abort(f"rank {rank}: {error}")
+def _fail(comms: RankComms, rank: int, error: Exception) -> int:
+    comms.abort(f"rank {rank}: {error}")
     name = type(error).__name__ if isinstance(error, PenstockError) else ""
     _send(error=name, message=str(error) if name else f"{type(error).__name__}: {error}")
     return 1

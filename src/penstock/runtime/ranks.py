@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core import native
-from penstock.core.comm import SharedComm
 from penstock.core.metadata import read_metadata
-from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.core.rank_layout import RankLayout
+from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from penstock.graph.ir import Graph
 from penstock.graph.metadata import decode_metadata
-from penstock.graph.passes.shard import shard
-from penstock.graph.rank_bundle import WHOLE, widest_exchange, write_rank_bundle
+from penstock.graph.passes.pipeline import cut_rank
+from penstock.graph.rank_bundle import WHOLE, widest_exchange, widest_partials, write_rank_bundle
 from penstock.graph.without_weights import write_without_weights
 from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram, fit_limits, plan_limits
 from penstock.runtime.program import ProgramLimits, pages_for
-from penstock.runtime.rank_group import RankGroup
+from penstock.runtime.rank_group import RankComms, RankGroup
 from penstock.runtime.verify import open_verified
 
 __all__ = ["RankPlan", "default_threads", "open_rank", "open_ranks", "plan_ranks"]
@@ -31,11 +31,13 @@ __all__ = ["RankPlan", "default_threads", "open_rank", "open_ranks", "plan_ranks
 class RankPlan:
     """The graphs and the memory of all ranks, and the sizes that they have in common.
 
-    ``threads``: of each rank.  ``verify_s``: the seconds of verifying the checksums.
+    ``models``: the descriptions of the ranks that have weights.  ``threads``: of each of these.  ``verify_s``: the
+    seconds of verifying the checksums.
     """
 
     graphs: list[Graph]
     plans: list[native.Plan]
+    models: list[native.ModelInfo]
     limits: ProgramLimits
     threads: int
     verify_s: float
@@ -43,20 +45,21 @@ class RankPlan:
 
 def plan_ranks(
     source: Path | Sequence[Path],
-    world: int,
+    layout: RankLayout,
     *,
     threads: int = 0,
     limits: ProgramLimits | None = None,
     available: int | None = None,
     verify: str = "never",
 ) -> RankPlan:
-    """Plan the memory of ``world`` ranks before a weight is read or cut.  The arguments are those of ``open_ranks``.
+    """Plan the memory of all ranks before a weight is read or cut.  The arguments are those of ``open_ranks``.
 
-    ``available``: bytes for all ranks, of which each may use an equal share (None: what this machine has left).  Raises
-    OutOfMemoryError, with the plan, when the requested sizes do not fit, and what ``open_ranks`` raises.
+    ``available``: bytes for all ranks, of which each that has weights may use an equal share (None: what this machine
+    has left).  Raises OutOfMemoryError, with the plan, when the requested sizes do not fit, and what ``open_ranks``
+    raises.
     """
-    threads = threads or max(1, default_threads() // world)
-    graphs, verify_s = _rank_graphs(source, world, verify)
+    threads = threads or max(1, default_threads() // layout.num_computing)
+    graphs, verify_s = _rank_graphs(source, layout, verify)
     if available is None and (machine := memory()).total:
         available = machine.available
     with ExitStack() as stack:
@@ -66,39 +69,41 @@ def plan_ranks(
         for rank, graph in enumerate(graphs):
             write_without_weights(folder / f"{rank}.psm", graph)
             models.append(stack.enter_context(native.Model.open(folder / f"{rank}.psm")))
-        largest = max(models, key=lambda model: model.info.weight_bytes)
-        fitted, _ = fit_limits(
-            largest, context, limits or ProgramLimits(), None if available is None else available // world
-        )
-        plans = [plan_limits(model, context, fitted) for model in models]
-    return RankPlan(graphs, plans, fitted, threads, verify_s)
+        computing = models[layout.world - layout.num_computing :]
+        share = None if available is None else available // layout.num_computing
+        fitted = [fit_limits(model, context, limits or ProgramLimits(), share)[0] for model in computing]
+        least = min(fitted, key=lambda one: (one.context_len, one.num_pages))
+        least = dataclasses.replace(least, max_rows=max(one.max_rows for one in fitted))
+        plans = [plan_limits(model, context, least) for model in models]
+        return RankPlan(graphs, plans, [model.info for model in computing], least, threads, verify_s)
 
 
 def open_ranks(
     source: Path | Sequence[Path],
-    world: int,
+    layout: RankLayout,
     *,
     threads: int = 0,
     limits: ProgramLimits | None = None,
     verify: str = "never",
 ) -> tuple[NativeProgram, native.Model]:
-    """Open ``world`` ranks; return the program of rank 0 and its bundle.
+    """Open all ranks; return the program of rank 0 and its bundle.
 
-    ``source``: a whole bundle, which each rank cuts, or the bundles of the ranks.  ``threads``: of each rank; 0 divides
-    the cores.  ``limits``: as for one rank; the memory is divided.  Raises InvalidArgumentError if the network has too
-    few heads, OutOfMemoryError, UnavailableError if a rank ends, and what a rank raises.
+    ``source``: a whole bundle, which each rank cuts, or the bundles of the ranks of one stage.  ``threads``: of each
+    rank; 0 divides the cores.  ``limits``: as for one rank; the memory is divided.  Raises InvalidArgumentError if the
+    network has too few heads or layers, OutOfMemoryError, UnavailableError if a rank ends, and what a rank raises.
     """
-    plan = plan_ranks(source, world, threads=threads, limits=limits, verify=verify)
+    plan = plan_ranks(source, layout, threads=threads, limits=limits, verify=verify)
     limits, threads = plan.limits, plan.threads
-    group = RankGroup(world, _part_bytes(plan.graphs, limits), oversubscribed=default_threads() < world * threads)
+    oversubscribed = default_threads() < layout.num_computing * threads
+    group = RankGroup(layout, _part_bytes(plan.graphs, limits), oversubscribed=oversubscribed)
     parts = [str(source)] if isinstance(source, Path) else [str(path) for path in source]
     try:
         # Each rank cuts its part while this process cuts its own.
         group.start({"parts": parts, "threads": threads, "limits": dataclasses.asdict(limits)})
         with ExitStack() as opened:
-            model, checksum = _open_part(parts, 0, world)
+            model, checksum = _open_part(parts, 0, layout)
             opened.callback(model.close)
-            context = native.Context(threads, comm=group.comm)
+            context = _open_context(group.comms, threads, layout)
             opened.callback(context.close)
             if limits.weights == "huge":
                 model.load_huge(context)
@@ -113,12 +118,21 @@ def open_ranks(
         group.close()
         raise
     program.verify_s = plan.verify_s
+    if layout.pp > 1:  # rank 0 has no weights and no attention
+        program.info = dataclasses.replace(
+            program.info,
+            weight_bytes=plan.models[0].weight_bytes,
+            weight_bytes_per_token=plan.models[0].weight_bytes_per_token,
+            num_threads=threads,
+            bidirectional=any(info.bidirectional for info in plan.models),
+        )
     return program, model
 
 
 def open_rank(
     parts: Sequence[str],
-    comm: SharedComm,
+    comms: RankComms,
+    layout: RankLayout,
     threads: int,
     limits: ProgramLimits,
     on_opened: Callable[[], None],
@@ -128,12 +142,20 @@ def open_rank(
     ``parts``: the whole bundle, or the bundles of all ranks.  ``limits``: those of the group.  ``on_opened`` is called
     when this rank has its weights.
     """
-    model, checksum = _open_part(parts, comm.rank, comm.world)
-    context = native.Context(threads, comm=comm)
+    model, checksum = _open_part(parts, comms.all_ranks.rank, layout)
+    context = _open_context(comms, threads, layout)
     if limits.weights == "huge":
         model.load_huge(context)
     on_opened()
     return _make_program(model, context, limits, [plan_limits(model, context, limits)], checksum, None)
+
+
+def _open_context(comms: RankComms, threads: int, layout: RankLayout) -> native.Context:
+    if layout.pp == 1:
+        return native.Context(threads, comm=comms.all_ranks)
+    is_coordinator = comms.all_ranks.rank == 0  # only samples
+    num_threads = 1 if is_coordinator else threads
+    return native.Context(num_threads, comm=comms.stage, links=comms.all_ranks, stage_ranks=layout.stage_ranks)
 
 
 def _make_program(
@@ -166,11 +188,18 @@ def _agreement(checksum: str, limits: ProgramLimits) -> str:
     )
 
 
-def _rank_graphs(source: Path | Sequence[Path], world: int, verify: str) -> tuple[list[Graph], float]:
+def _rank_graphs(source: Path | Sequence[Path], layout: RankLayout, verify: str) -> tuple[list[Graph], float]:
     """Return the graphs of all ranks, and the seconds of the verification.
 
-    Raises InvalidArgumentError (``tensor_parallel_size``) for the bundles of another number of ranks.
+    Raises InvalidArgumentError (``tensor_parallel_size``) for the bundles of another number of ranks, and
+    UnsupportedError for bundles of ranks that should be a pipeline.
     """
+    for name, size in (("pipeline_parallel_size", layout.pp), ("context_parallel_size", layout.cp)):
+        if size > 1 and not isinstance(source, Path):
+            raise UnsupportedError(
+                f"{name}: expected 1 for a folder that is cut for ranks; only the whole model is divided in this way",
+                param=name,
+            )
     graphs, seconds = [], 0.0
     for path in [source] if isinstance(source, Path) else source:
         model, verify_s = open_verified(path, verify)
@@ -178,29 +207,29 @@ def _rank_graphs(source: Path | Sequence[Path], world: int, verify: str) -> tupl
             graphs.append(decode_metadata(read_metadata(path, model.stamp))[0])
         seconds += verify_s
     if isinstance(source, Path):
-        return [shard(graphs[0], rank, world)[0] for rank in range(world)], seconds
+        return [cut_rank(graphs[0], rank, layout)[0] for rank in range(layout.world)], seconds
     for rank, graph in enumerate(graphs):
         found = graph.properties.get("rank"), graph.properties.get("world")
-        if found != (str(rank), str(world)):
+        if found != (str(rank), str(layout.tp)):
             raise InvalidArgumentError(
-                f"tensor_parallel_size: {source[rank]}: expected the bundle of rank {rank} of {world}, found that of "
-                f"rank {found[0]} of {found[1]}",
+                f"tensor_parallel_size: {source[rank]}: expected the bundle of rank {rank} of {layout.tp}, found that "
+                f"of rank {found[0]} of {found[1]}",
                 param="tensor_parallel_size",
             )
     return graphs, seconds
 
 
-def _open_part(parts: Sequence[str], rank: int, world: int) -> tuple[native.Model, str]:
+def _open_part(parts: Sequence[str], rank: int, layout: RankLayout) -> tuple[native.Model, str]:
     """Open a rank's bundle; return it and the checksum of the whole.
 
     If the whole bundle is cut here, the file of the part is deleted at once: it stays readable as long as it is open.
     """
-    if len(parts) == world > 1:
+    if len(parts) > 1:
         model = native.Model.open(parts[rank])
         return model, decode_metadata(read_metadata(parts[rank], model.stamp))[0].properties.get(WHOLE, "")
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         part = Path(folder) / f"rank_{rank}.psm"
-        checksum = write_rank_bundle(parts[0], part, rank, world, durable=False)
+        checksum = write_rank_bundle(parts[0], part, rank, layout, durable=False)
         return native.Model.open(part), checksum
 
 
@@ -213,7 +242,7 @@ def _part_bytes(graphs: Sequence[Graph], limits: ProgramLimits) -> int:
     num_rows = max(limits.max_tokens, limits.max_rows, limits.max_requests)
     tables = len(graph.page_groups) * limits.max_requests * pages_for(limits.context_len or graph.context_len)
     batch = 64 + 4 * (2 * limits.max_tokens + limits.max_requests + 1 + num_rows + tables)
-    return max(4 * widest_exchange(graphs) * num_rows, batch)
+    return max(4 * widest_exchange(graphs) * num_rows, batch, widest_partials(graph, limits.max_tokens))
 
 
 def default_threads() -> int:

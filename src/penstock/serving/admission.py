@@ -76,8 +76,8 @@ class Admission:
         the client's own deadline.
         """
         if not request_id:
-            given = headers.get(b"x-request-id", b"")
-            request_id = given.decode() if _REQUEST_ID.fullmatch(given) else new_id()
+            header = headers.get(b"x-request-id", b"")
+            request_id = header.decode() if _REQUEST_ID.fullmatch(header) else new_id()
         call = Call(request_id, {}, {}, self.models, self.settings, self.metrics, sink)
         call.headers, call.methods, call.remaining_s = headers, self.methods, remaining_s
         call.address, call.client = address, self.keys.client_of(headers.get(b"authorization"), address)
@@ -134,7 +134,7 @@ class Admission:
         With servables, or with room at any model, the check happens later, when the body has named the model.
         """
         models = self.models.list()
-        if not models or self.models.is_draining or any(one.has_room_for(client) for one in models):
+        if not models or self.models.is_draining or any(model.has_room_for(client) for model in models):
             return
         if self.methods is None or not self.methods.list():
             raise QueueFullError("The request queue of every model is full. Retry later.")
@@ -206,7 +206,7 @@ def deadline_s(call: Call, timeout_s: float | None = None) -> float:
     if timeout_s is not None:
         seconds = min(timeout_s, seconds)
     if seconds <= 0:
-        raise DeadlineError("the deadline was over when the request came")
+        raise DeadlineError("the deadline had passed when the request arrived")
     return seconds
 
 

@@ -117,9 +117,9 @@ class Call:
         if self.models.is_draining:
             raise RefusalError(503, "The service is stopping.", code="draining")
         if name is None:
-            known = self.models.list()
+            models = self.models.list()
             # A model in its first load does not count: the load may fail.
-            served = [one for one in known if known_card(one) is not None] or known
+            served = [model for model in models if known_card(model) is not None] or models
             if not served:
                 raise NotFoundError("This service has no language models.")
             if len(served) != 1:
@@ -143,7 +143,7 @@ class Call:
         if self.models.is_draining:
             return False
         methods = self.methods.list() if self.methods is not None else ()
-        return any(one.is_ready for one in self.models.list()) or any(one.is_ready for one in methods)
+        return any(model.is_ready for model in self.models.list()) or any(model.is_ready for model in methods)
 
     def fixed(self) -> Headers:
         """Return the headers that each response has."""
@@ -187,7 +187,7 @@ class Call:
 
 
 class ResponseSink(Protocol):
-    """Where a response is written: a connection of HTTP/1.1.
+    """The destination of a response: a connection of HTTP/1.1.
 
     Its methods write directly, which saves the messages, coroutines and tasks of ASGI: 16 % of the time and 20 % of the
     processor time of a small request (docs/history/log.md).  Only ``drained`` waits.  After the client has

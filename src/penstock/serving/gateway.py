@@ -196,11 +196,11 @@ def _preflight(methods: Mapping[str, Operation]) -> Operation:
 
 def _encoding(headers: Mapping[bytes, bytes], media: Media) -> str:
     """Return the compression of the body, or ""; raise a 415 error for a type or an encoding that is not accepted."""
-    kind, _, rest = headers.get(b"content-type", b"").partition(b";")
+    kind, _, parameters = headers.get(b"content-type", b"").partition(b";")
     is_known = kind.strip().lower().decode("latin-1") in media.types
-    if not is_known or (b"charset" in rest.lower() and b"utf-8" not in rest.lower()):
-        known = " or ".join(filter(None, media.types))
-        message = f"Unsupported media type. Send JSON in UTF-8 with `Content-Type: {known}`."
+    if not is_known or (b"charset" in parameters.lower() and b"utf-8" not in parameters.lower()):
+        content_types = " or ".join(filter(None, media.types))
+        message = f"Unsupported media type. Send JSON in UTF-8 with `Content-Type: {content_types}`."
         raise RefusalError(415, message, code="unsupported_media_type")
     encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
     if encoding == "identity":
@@ -217,5 +217,5 @@ class _GoneError(Exception):
 
 def _name_of(host: str) -> str:
     """Return the name or address in a Host header without port and brackets; empty if the header is malformed."""
-    found = _HOST.fullmatch(host)
-    return "" if found is None else found["name"] or found["address"]
+    host_match = _HOST.fullmatch(host)
+    return "" if host_match is None else host_match["name"] or host_match["address"]

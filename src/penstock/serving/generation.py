@@ -127,7 +127,7 @@ class Generation:
                 async with self._taking:
                     await take(index, answer, delta)
             num_prompt, num_output = answer.num_prompt_tokens or len(ids), sum(counts.values())
-            metrics.ended(num_prompt, num_output, time.perf_counter() - self._call.arrived, answer.timings)
+            metrics.record_prompt(num_prompt, num_output, time.perf_counter() - self._call.arrived, answer.timings)
         if self._call.trace is not None:
             self._call.trace.note(sent, answer.timings, params.n)
         metrics.note_request(params.n, params.max_tokens, max(counts.values(), default=0))

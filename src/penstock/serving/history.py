@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_SAMPLES", "History", "Series"]
 
 MAX_SAMPLES: Final = 720  # even, so that pairs can be merged
-"""Of a model.  Twelve minutes have a sample a second; a day has one every two minutes."""
+"""The number of samples of a model.  Twelve minutes have a sample a second; a day has one every two minutes."""
 _SAMPLE_S: Final = 1.0
 _COLUMNS: Final = ("output_tokens_per_s", "prompt_tokens_per_s", "num_running", "num_waiting", "held_pages_share")
 
@@ -38,8 +38,8 @@ class Series:
         self._seconds += seconds
         if self._seconds < self.interval_s - _SAMPLE_S / 2:
             return
-        for one, total in zip(self.columns.values(), self._sums, strict=True):
-            one.append(total / self._seconds)
+        for column, total in zip(self.columns.values(), self._sums, strict=True):
+            column.append(total / self._seconds)
         self.at_s.append(at_s)
         self._sums, self._seconds = [0.0] * len(_COLUMNS), 0.0
         if len(self.at_s) == MAX_SAMPLES:
@@ -49,7 +49,7 @@ class Series:
         self.interval_s *= 2
         self.at_s = self.at_s[1::2]
         for name, values in self.columns.items():
-            self.columns[name] = [(one + other) / 2 for one, other in zip(values[::2], values[1::2], strict=True)]
+            self.columns[name] = [(first + second) / 2 for first, second in zip(values[::2], values[1::2], strict=True)]
 
 
 class History:
@@ -70,7 +70,7 @@ class History:
     def sample(self, now: float) -> None:
         """Add a sample of each model that has been loaded; a model that has left loses its series."""
         seconds, self._sampled = now - self._sampled, now
-        backends = {one.name: one for one in self._models.list()}
+        backends = {backend.name: backend for backend in self._models.list()}
         for name in self.series.keys() - backends.keys():
             del self.series[name], self._counts[name]
         for name, backend in backends.items():

@@ -49,7 +49,7 @@ def check_counts(data: bytes, file: str) -> None:
     if len(data) < LARGE_BODY:
         return
     at = quotes = 0
-    found = {"values": 1, "lists and objects": 0, "keys": 0, "strings": 0, "escapes": 0}
+    counts = {"values": 1, "lists and objects": 0, "keys": 0, "strings": 0, "escapes": 0}
     while at < len(data):
         piece = data[at : at + _SLICE]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # the slice ends inside an escape: extend it
@@ -59,13 +59,13 @@ def check_counts(data: bytes, file: str) -> None:
         parts = without_pairs.replace(b'\\"', b"").split(b'"')  # each remaining quote begins or ends a string
         between = b"".join(parts[quotes % 2 :: 2])
         quotes += len(parts) - 1
-        found["values"] += between.count(b",")
-        found["lists and objects"] += between.count(b"[") + between.count(b"{")
-        found["keys"] += between.count(b":")
-        found["strings"] = quotes // 2
-        found["escapes"] += (len(piece) - len(without_pairs)) // 2 + without_pairs.count(b"\\")
+        counts["values"] += between.count(b",")
+        counts["lists and objects"] += between.count(b"[") + between.count(b"{")
+        counts["keys"] += between.count(b":")
+        counts["strings"] = quotes // 2
+        counts["escapes"] += (len(piece) - len(without_pairs)) // 2 + without_pairs.count(b"\\")
         for name, most in _BOUNDS:
-            if found[name] > most:
+            if counts[name] > most:
                 raise InvalidFileError(f"{file}: expected at most {most} {name}, found more")
 
 

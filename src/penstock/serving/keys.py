@@ -58,28 +58,28 @@ class KeySet:
         """Return an opaque id of the key in an Authorization header, which reveals nothing about the key."""
         return self._hash(authorization.partition(b" ")[2].strip())[:8].hex()
 
-    def knows(self, authorization: bytes | None) -> bool:
+    def has_key(self, authorization: bytes | None) -> bool:
         """Return True if an Authorization header has one of the keys; each key is compared in constant time."""
         if authorization is None or len(authorization) > 2 * MAX_KEY_CHARS:
             return False
         scheme, _, key = authorization.partition(b" ")
-        found, is_known = self._hash(key.strip()), False
-        for known in self._hashes:
-            is_known |= hmac.compare_digest(found, known)
+        key_hash, is_known = self._hash(key.strip()), False
+        for stored_hash in self._hashes:
+            is_known |= hmac.compare_digest(key_hash, stored_hash)
         return is_known and scheme.lower() == b"bearer"
 
 
 def _network_of(address: str) -> str:
     """Return an IPv4 address, or the /64 network of an IPv6 address, which one host owns; "" for anything else."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return ""
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, 64), strict=False))
+    if parsed.version == 4:
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
 def read_secret(path: Path) -> bytes:
@@ -128,11 +128,11 @@ class ApiKeys:
 
     def admits(self, authorization: bytes | None) -> bool:
         """Return True if a request with this Authorization header is admitted."""
-        return self.keys is None or self.keys.knows(authorization) | self.is_admin(authorization)
+        return self.keys is None or self.keys.has_key(authorization) | self.is_admin(authorization)
 
     def is_admin(self, authorization: bytes | None) -> bool:
         """Return True if the header has an admin key."""
-        return self.admin_keys is not None and self.admin_keys.knows(authorization)
+        return self.admin_keys is not None and self.admin_keys.has_key(authorization)
 
     def client_of(self, authorization: bytes | None, address: str) -> str:
         """Return the client of a request for fair scheduling: an id of its key, or its address without API keys.

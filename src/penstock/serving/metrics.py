@@ -63,13 +63,13 @@ class _Histogram:
 
     def lines(self, name: str, labels: str) -> Iterable[str]:
         """Return the lines of the text format: cumulative counts, sum and count."""
-        seen = 0
+        cumulative = 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            seen += count
+            cumulative += count
             le = "+Inf" if bound == float("inf") else repr(bound)
-            yield f'{name}_bucket{{{labels}{"," if labels else ""}le="{le}"}} {seen}'
+            yield f'{name}_bucket{{{labels}{"," if labels else ""}le="{le}"}} {cumulative}'
         yield f"{name}_sum{{{labels}}} {self.total!r}"
-        yield f"{name}_count{{{labels}}} {seen}"
+        yield f"{name}_count{{{labels}}} {cumulative}"
 
 
 class ModelMetrics:
@@ -105,7 +105,7 @@ class ModelMetrics:
             return None
         return {"p50": values[len(values) // 2], "p99": values[min(len(values) - 1, len(values) * 99 // 100)]}
 
-    def ended(self, num_prompt: int, num_output: int, seconds: float, timings: Mapping[str, float]) -> None:
+    def record_prompt(self, num_prompt: int, num_output: int, seconds: float, timings: Mapping[str, float]) -> None:
         """Record a prompt whose answers are complete.
 
         ``num_output``: tokens of all its answers.  ``seconds``: since arrival.  ``timings``: measured by the engine.
@@ -156,10 +156,10 @@ class Metrics:
 
     def of_model(self, name: str) -> ModelMetrics:
         """Return the metrics of a loaded model."""
-        found = self._of_model.get(name)
-        if found is None:
-            found = self._of_model[name] = ModelMetrics()
-        return found
+        metrics = self._of_model.get(name)
+        if metrics is None:
+            metrics = self._of_model[name] = ModelMetrics()
+        return metrics
 
     def http(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record an answered HTTP request."""
@@ -181,27 +181,30 @@ class Metrics:
         """Return all metrics in Prometheus' text format 0.0.4."""
         out: list[str] = []
         served = self._models.list()
-        figures = {one.name: one.figures() for one in served}
-        names = [one.name for one in served]
+        figures = {model.name: model.figures() for model in served}
+        names = [model.name for model in served]
         labels = {name: f'model_name="{_escaped(name)}",engine="0"' for name in {*names, *self._of_model}}
-        self._engines(out, {labels[name]: found for name, found in figures.items() if found is not None})
+        self._engines(out, {labels[name]: engine for name, engine in figures.items() if engine is not None})
         for name, (note, _) in _HISTOGRAMS.items():
             _head(out, f"vllm:{name}", "histogram", note)
             for model, of_model in self._of_model.items():
                 out += of_model.histograms[name].lines(f"vllm:{name}", labels[model])
         _head(out, "vllm:prompt_tokens_total", "counter", "Number of prompt tokens.")
         out += [
-            f"vllm:prompt_tokens_total{{{labels[name]}}} {one.prompt_tokens}" for name, one in self._of_model.items()
+            f"vllm:prompt_tokens_total{{{labels[name]}}} {counts.prompt_tokens}"
+            for name, counts in self._of_model.items()
         ]
         _head(out, "vllm:generation_tokens_total", "counter", "Number of generated tokens.")
         out += [
-            f"vllm:generation_tokens_total{{{labels[name]}}} {one.output_tokens}"
-            for name, one in self._of_model.items()
+            f"vllm:generation_tokens_total{{{labels[name]}}} {counts.output_tokens}"
+            for name, counts in self._of_model.items()
         ]
         _head(out, "vllm:request_success_total", "counter", "Number of finished answers, by reason.")
-        for name, one in self._of_model.items():
+        for name, counts in self._of_model.items():
             for reason in ("stop", "length", "abort", "error"):
-                line = f'vllm:request_success_total{{{labels[name]},finished_reason="{reason}"}} {one.finished[reason]}'
+                line = (
+                    f'vllm:request_success_total{{{labels[name]},finished_reason="{reason}"}} {counts.finished[reason]}'
+                )
                 out.append(line)
         self._service(out)
         if self.servables is not None:
@@ -231,24 +234,24 @@ class Metrics:
         )
         for name, kind, note, field in rows:
             _head(out, f"vllm:{name}", kind, note)
-            out += [f"vllm:{name}{{{labels}}} {getattr(found, field)}" for labels, found in figures.items()]
+            out += [f"vllm:{name}{{{labels}}} {getattr(engine, field)}" for labels, engine in figures.items()]
         _head(out, "vllm:iteration_tokens_total", "histogram", "Number of tokens computed in a step.")
-        for labels, found in figures.items():
+        for labels, engine in figures.items():
             steps = _Histogram(tuple(map(float, STEP_TOKENS)))
-            steps.counts = [found.num_steps_by.get(name, 0) for name in (*map(str, STEP_TOKENS), "")]
-            steps.total = float(found.num_step_tokens)
+            steps.counts = [engine.num_steps_by.get(name, 0) for name in (*map(str, STEP_TOKENS), "")]
+            steps.total = float(engine.num_step_tokens)
             out += steps.lines("vllm:iteration_tokens_total", labels)
         _head(out, "penstock:steps_total", "counter", "Number of engine steps.")
-        out += [f"penstock:steps_total{{{labels}}} {found.num_steps}" for labels, found in figures.items()]
+        out += [f"penstock:steps_total{{{labels}}} {engine.num_steps}" for labels, engine in figures.items()]
 
     def _service(self, out: list[str]) -> None:
         _head(out, "penstock:model_ready", "gauge", "1 if the model accepts requests, else 0.")
-        for one in self._models.list():
-            out.append(f'penstock:model_ready{{model_name="{_escaped(one.name)}"}} {int(one.is_ready)}')
+        for backend in self._models.list():
+            out.append(f'penstock:model_ready{{model_name="{_escaped(backend.name)}"}} {int(backend.is_ready)}')
         _head(out, "penstock:worker_restarts_total", "counter", "Number of worker crashes and hangs, by cause.")
-        for one in self._models.list():
-            for cause, count in one.deaths().items():
-                labels = f'model_name="{_escaped(one.name)}",cause="{cause}"'
+        for backend in self._models.list():
+            for cause, count in backend.deaths().items():
+                labels = f'model_name="{_escaped(backend.name)}",cause="{cause}"'
                 out.append(f"penstock:worker_restarts_total{{{labels}}} {count}")
         _head(
             out,

@@ -152,7 +152,7 @@ class Operation:
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        """All error statuses of the route."""
+        """Return the error statuses of the route."""
         with_body = (408, 413, 415) if self.body is not None else ()
         return tuple(sorted({*COMMON_REFUSALS, *with_body, *self.refusals, 500}))
 
@@ -169,9 +169,9 @@ class Routes:
         self.operations = tuple(operations)
         self._plain: dict[str, dict[str, Operation]] = {}
         self._named: list[tuple[re.Pattern[str], dict[str, Operation]]] = []
-        for one in operations:
-            methods = self._plain.setdefault(one.path, {})
-            methods[one.method] = one
+        for operation in operations:
+            methods = self._plain.setdefault(operation.path, {})
+            methods[operation.method] = operation
         for path, methods in self._plain.items():
             if "{" in path:
                 pattern = re.sub(r"\\{(\w+)\\}", rf"(?P<\1>{NAME})", re.escape(path))
@@ -183,9 +183,9 @@ class Routes:
         if methods is not None and "{" not in path:
             return methods, {}
         for pattern, methods in self._named:
-            found = pattern.fullmatch(path)
-            if found is not None:
-                return methods, found.groupdict()
+            path_match = pattern.fullmatch(path)
+            if path_match is not None:
+                return methods, path_match.groupdict()
         return {}, {}
 
     def hint(self, path: str) -> str:
@@ -201,5 +201,5 @@ class Routes:
         if len(path) > MAX_NEAREST_CHARS:
             return ""
         tail = path.rstrip("/")
-        ends = [one for one in self._plain if tail and one.endswith(tail)]
+        ends = [route for route in self._plain if tail and route.endswith(tail)]
         return (ends or get_close_matches(path, self._plain, 1) or [""])[0]

@@ -83,8 +83,8 @@ def _alternative(info: inspect.Type, value: Any) -> inspect.Type:
     while isinstance(info, inspect.Metadata):
         info = info.type
     if isinstance(info, inspect.UnionType):
-        for one in info.types:
-            if _has_type(own := _alternative(one, value), value):
+        for type_info in info.types:
+            if _has_type(own := _alternative(type_info, value), value):
                 return own
     return info
 
@@ -208,7 +208,9 @@ def _expected(info: inspect.Type) -> str:
         case inspect.Metadata():
             return _expected(info.type)
         case inspect.UnionType():
-            return " or ".join(_expected(one) for one in info.types if not isinstance(one, inspect.NoneType))
+            return " or ".join(
+                _expected(alternative) for alternative in info.types if not isinstance(alternative, inspect.NoneType)
+            )
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType() if info.le is not None:

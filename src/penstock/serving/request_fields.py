@@ -66,10 +66,10 @@ def extended(
     ``sampling``: names of sampling fields, or a mapping from names in the body to them.  ``refusals``: fields that are
     refused, separated by spaces, with the reason.
     """
-    rows = sampling if isinstance(sampling, dict) else {one: one for one in sampling}
-    fields: list[Any] = [_field_of(one, _ROWS[of]) for one, of in rows.items()]
+    rows = sampling if isinstance(sampling, dict) else {field: field for field in sampling}
+    fields: list[Any] = [_field_of(field, _ROWS[of]) for field, of in rows.items()]
     for names, why in (refusals or {}).items():
-        fields += [(one, refused(why), None) for one in names.split()]
+        fields += [(field, refused(why), None) for field in names.split()]
     struct: Any = msgspec.defstruct(name, fields, bases=(base,), kw_only=True, forbid_unknown_fields=True)
     kind: type[Body] = struct
     return kind

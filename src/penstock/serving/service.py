@@ -50,8 +50,8 @@ class _Signals:
         self.received = asyncio.Event()
         self._on_second = on_second
         loop = asyncio.get_running_loop()
-        known = (signal.SIGTERM, signal.SIGINT)
-        self._taken = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        self._taken = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
         for number in self._taken:
             loop.add_signal_handler(number, self._take, number)
         loop.add_signal_handler(signal.SIGHUP, reload)
@@ -193,11 +193,11 @@ def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings
         options = settings.options if scheme is None else replace(settings.options, scheme=scheme)
         return RemoteBackend(name, primary, options, settings.num_workers)
 
-    found = ServableRepository(
-        settings.supervision, PrivateModels(models, make), lambda: [one.name for one in models.list()]
+    repository = ServableRepository(
+        settings.supervision, PrivateModels(models, make), lambda: [backend.name for backend in models.list()]
     )
-    models.taken_by = found.taken_by
-    return found
+    models.taken_by = repository.taken_by
+    return repository
 
 
 def _listeners(
@@ -240,11 +240,11 @@ async def _load(models: RemoteModels, servables: ServableRepository | None, sett
 async def _drain(models: RemoteModels, servables: ServableRepository | None, stop_now: asyncio.Event) -> None:
     """Wait until all requests have ended, or until a second signal arrives."""
     closing = asyncio.ensure_future(_close(models, servables))
-    hurried = asyncio.ensure_future(stop_now.wait())
+    stop_requested = asyncio.ensure_future(stop_now.wait())
     try:
-        await asyncio.wait((closing, hurried), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((closing, stop_requested), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        hurried.cancel()
+        stop_requested.cancel()
         closing.cancel()
         with suppress(asyncio.CancelledError):
             await closing

@@ -40,7 +40,7 @@ def startup_banner(
         lines.append(f"  {backend.name}: {_described(backend, context_len)}")
         lines += [f"    memory of each worker: {_plan(plan)}" for plan in backend.plans()[:1]]
     methods = [] if servables is None else [*servables.list()]
-    lines += [f"  {_method(one)}" for one in methods]
+    lines += [f"  {_method(method)}" for method in methods]
     if models.list():
         lines.append(f"  web page: {url}/   OpenAI's clients: base_url {url}/v1   metrics: {url}/metrics")
     if "grpc" in urls:
@@ -56,7 +56,7 @@ def startup_banner(
     if models.list():
         trial = {"model": models.list()[0].name, "prompt": "Once upon a time", "max_tokens": 32}
         trials.append(("/v1/completions", trial))
-    trials += [one for one in map(_trial, methods) if one is not None][:1]
+    trials += [method for method in map(_trial, methods) if method is not None][:1]
     key = " -H 'Authorization: Bearer KEY'" if gateway.keys_file is not None else ""
     for path, body in trials:
         data = shlex.quote(json.dumps(body))
@@ -67,7 +67,7 @@ def startup_banner(
 def _method(method: Method) -> str:
     """Return a method's name, version, inputs and outputs; shapes are without the batch dimension."""
     inputs, outputs = (
-        ", ".join(f"{one.name} {one.datatype}{[*one.shape[1:]]}" for one in ones)
+        ", ".join(f"{tensor.name} {tensor.datatype}{[*tensor.shape[1:]]}" for tensor in ones)
         for ones in (method.inputs, method.outputs)
     )
     return f"{method.name}, version {method.version}: {inputs} -> {outputs}"
@@ -76,13 +76,13 @@ def _method(method: Method) -> str:
 def _trial(method: Method) -> tuple[str, Any] | None:
     """Return an example request of one instance, or None if it would be too long."""
     tensors = []
-    for one in method.inputs:
-        shape = [1, *(max(1, size) for size in one.shape[1:])]
+    for tensor in method.inputs:
+        shape = [1, *(max(1, size) for size in tensor.shape[1:])]
         count = math.prod(shape)
         if count > _MAX_OF_TRIAL:
             return None
-        element: Any = {"BYTES": "hello", "BOOL": True}.get(one.datatype, 0)
-        tensors.append({"name": one.name, "datatype": one.datatype, "shape": shape, "data": [element] * count})
+        element: Any = {"BYTES": "hello", "BOOL": True}.get(tensor.datatype, 0)
+        tensors.append({"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": [element] * count})
     return f"/v2/models/{method.name}/infer", {"inputs": tensors}
 
 
@@ -102,8 +102,8 @@ def _described(backend: RemoteBackend, context_len: int) -> str:
 
 
 def _plan(plan: pb.Plan) -> str:
-    rest = plan.total_bytes - plan.weight_bytes - plan.kv_bytes
+    other_bytes = plan.total_bytes - plan.weight_bytes - plan.kv_bytes
     return (
         f"{plan.total_bytes / _MIB:,.0f} MiB: weights {plan.weight_bytes / _MIB:,.0f}, KV cache "
-        f"{plan.kv_bytes / _MIB:,.0f} ({plan.num_pages} pages of 32 tokens), other {rest / _MIB:,.0f}"
+        f"{plan.kv_bytes / _MIB:,.0f} ({plan.num_pages} pages of 32 tokens), other {other_bytes / _MIB:,.0f}"
     )

@@ -88,25 +88,25 @@ class Traces:
         """Create the spans of a request that ended with ``status``, and add ``trace_id`` to its log line."""
         if operation.name not in _KINDS:
             return
-        ended = time.perf_counter()
-        offset_ns = time.time_ns() - int(ended * 1e9)  # converts perf_counter to wall-clock time
+        now_s = time.perf_counter()
+        offset_ns = time.time_ns() - int(now_s * 1e9)  # converts perf_counter to wall-clock time
         span = self._tracer.start_span(
             "infer_request" if "version" in call.facts else "llm_request",
             context=self._propagator.extract(trace.carrier),
             kind=self._api.SpanKind.SERVER,
-            attributes=_attributes(call, trace, operation, status, ended),
+            attributes=_attributes(call, trace, operation, status, now_s),
             start_time=int(call.arrived * 1e9) + offset_ns,
         )
         call.facts["trace_id"] = f"{span.get_span_context().trace_id:032x}"
         if status >= 400:
             span.set_status(self._api.Status(self._api.StatusCode.ERROR, str(call.facts.get("error", status))))
         parent = self._api.set_span_in_context(span)
-        for one in trace.answers:
-            for name, start_s, end_s in _parts(one.timings):
-                at = int(one.sent * 1e9) + offset_ns
+        for answer in trace.answers:
+            for name, start_s, end_s in _parts(answer.timings):
+                at = int(answer.sent * 1e9) + offset_ns
                 child = self._tracer.start_span(name, context=parent, start_time=at + int(start_s * 1e9))
                 child.end(at + int(end_s * 1e9))
-        span.end(int(ended * 1e9) + offset_ns)
+        span.end(int(now_s * 1e9) + offset_ns)
 
     def close(self) -> None:
         """Send the remaining spans, for up to five seconds; call it outside the event loop."""
@@ -138,41 +138,41 @@ def _protocol(operation: Endpoint, status: int) -> dict[str, Any]:
     }
 
 
-def _attributes(call: Call, trace: RequestTrace, operation: Endpoint, status: int, ended: float) -> dict[str, Any]:
+def _attributes(call: Call, trace: RequestTrace, operation: Endpoint, status: int, end_s: float) -> dict[str, Any]:
     """Return the attributes of a request's span: parameters, usage and times (seconds; the slowest of its prompts)."""
     if "version" in call.facts:  # a servable, for which there are no conventions
         own = {"penstock.servable": call.facts["model"], "penstock.servable.version": call.facts["version"]}
         error = {"error.type": str(status)} if status >= 400 else {}
         return {**own, **error, "penstock.request.id": call.request_id, **_protocol(operation, status)}
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": _KINDS[operation.name],
         "gen_ai.provider.name": "penstock",
         "gen_ai.request.id": call.request_id,
-        "gen_ai.latency.e2e": ended - call.arrived,
+        "gen_ai.latency.e2e": end_s - call.arrived,
         **_protocol(operation, status),
     }
     if status >= 400:
-        found["error.type"] = str(status)
+        attributes["error.type"] = str(status)
     if "model" in call.facts:
-        found["gen_ai.request.model"] = found["gen_ai.response.model"] = call.facts["model"]
+        attributes["gen_ai.request.model"] = attributes["gen_ai.response.model"] = call.facts["model"]
     fields = {f"gen_ai.request.{name}": getattr(call.body, name, None) for name in _REQUEST_FIELDS}
-    found |= {name: value for name, value in fields.items() if value is not None}
+    attributes |= {name: value for name, value in fields.items() if value is not None}
     for names, fact in (
         (("prompt_tokens", "input_tokens"), "prompt_tokens"),
         (("completion_tokens", "output_tokens"), "completion_tokens"),
     ):
         if fact in call.facts:
-            found |= {f"gen_ai.usage.{name}": call.facts[fact] for name in names}
+            attributes |= {f"gen_ai.usage.{name}": call.facts[fact] for name in names}
     if trace.answers:
-        found["gen_ai.usage.num_sequences"] = sum(one.num_answers for one in trace.answers)
-        firsts = [one.sent - call.arrived + one.timings["first_token_s"] for one in trace.answers]
-        prefills = [one.timings["prefill_s"] for one in trace.answers]
-        decodes = [max(0.0, one.timings["total_s"] - one.timings["first_token_s"]) for one in trace.answers]
-        found |= {
-            "gen_ai.latency.time_in_queue": max(one.timings["queued_s"] for one in trace.answers),
+        attributes["gen_ai.usage.num_sequences"] = sum(answer.num_answers for answer in trace.answers)
+        firsts = [answer.sent - call.arrived + answer.timings["first_token_s"] for answer in trace.answers]
+        prefills = [answer.timings["prefill_s"] for answer in trace.answers]
+        decodes = [max(0.0, answer.timings["total_s"] - answer.timings["first_token_s"]) for answer in trace.answers]
+        attributes |= {
+            "gen_ai.latency.time_in_queue": max(answer.timings["queued_s"] for answer in trace.answers),
             "gen_ai.latency.time_to_first_token": min(firsts),
             "gen_ai.latency.time_in_model_prefill": max(prefills),
             "gen_ai.latency.time_in_model_decode": max(decodes),
             "gen_ai.latency.time_in_model_inference": max(map(sum, zip(prefills, decodes, strict=True))),
         }
-    return found
+    return attributes

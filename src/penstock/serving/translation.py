@@ -57,10 +57,10 @@ async def completion_request(call: Call) -> EngineRequest:
 
 
 async def text_request(
-    call: Call, backend: Backend, given: Any, field: str, body: SamplingFields, **own: Any
+    call: Call, backend: Backend, prompt_field: Any, field: str, body: SamplingFields, **own: Any
 ) -> EngineRequest:
-    """Translate the prompts ``given`` in a field of a body; ``own`` are sampling parameters of the route."""
-    prompts = await prompts_of(backend, given, field, body)
+    """Translate the prompts ``prompt_field`` in a field of a body; ``own`` are sampling parameters of the route."""
+    prompts = await prompts_of(backend, prompt_field, field, body)
     _check_count(len(prompts), body)
     params = _sampling_of(body, best_of=body.best_of, **own)
     return EngineRequest(
@@ -81,19 +81,19 @@ async def chat_request(call: Call) -> EngineRequest:
 
 
 async def prompts_of(
-    backend: Backend, given: Any, field: str, body: ServingFields
+    backend: Backend, prompt_field: Any, field: str, body: ServingFields
 ) -> list[tuple[list[int], str | None]]:
     """Return each prompt as token ids, truncated by ``truncate_prompt_tokens``, and its text if it was not truncated.
 
     Prompts that cannot fit into the context are refused before they are tokenized.
     """
-    several = [given] if isinstance(given, str) or isinstance(given[0], int) else given
-    found: list[tuple[list[int], str | None]] = []
-    for index, one in enumerate(several):
-        name = field if several is not given else f"{field}[{index}]"
-        text = one if isinstance(one, str) else None
+    several = [prompt_field] if isinstance(prompt_field, str) or isinstance(prompt_field[0], int) else prompt_field
+    prompts: list[tuple[list[int], str | None]] = []
+    for index, prompt in enumerate(several):
+        name = field if several is not prompt_field else f"{field}[{index}]"
+        text = prompt if isinstance(prompt, str) else None
         is_cut = body.truncate_prompt_tokens is not None
-        whole = await text_ids(backend, one, field, is_cut=is_cut) if isinstance(one, str) else one
+        whole = await text_ids(backend, prompt, field, is_cut=is_cut) if isinstance(prompt, str) else prompt
         ids = _cut(whole, backend.card.max_len, body)
         if not ids:
             message = f"{name} is empty. It must have at least one token."
@@ -102,8 +102,8 @@ async def prompts_of(
         if max(ids) >= backend.card.vocab_size:
             message = f"{name}: token id {max(ids)} is out of range. The model has {backend.card.vocab_size} tokens."
             raise RefusalError(400, message, param=field, code="invalid_value")
-        found.append((ids, text if len(ids) == len(whole) else None))
-    return found
+        prompts.append((ids, text if len(ids) == len(whole) else None))
+    return prompts
 
 
 async def text_ids(
@@ -149,10 +149,10 @@ async def chat_ids(backend: Backend, messages: Sequence[Message], is_open: bool)
     tokenizer = tokenizer_of(backend)
     if tokenizer.chat_template is None:
         raise UnsupportedError("This model has no chat template. Use /v1/completions.")
-    num_chars = sum(len(_text(one)) for one in messages)
+    num_chars = sum(len(_text(message)) for message in messages)
     if num_chars > await _bound(backend, tokenizer, num_chars):
         raise _too_long(f"messages have {num_chars} characters", backend, "messages")
-    plain = [_plain(one) for one in messages]
+    plain = [_plain(message) for message in messages]
     text = await asyncio.to_thread(_render, tokenizer, plain, is_open)  # rendering may be slow for a short text
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
     return ids
@@ -161,8 +161,8 @@ async def chat_ids(backend: Backend, messages: Sequence[Message], is_open: bool)
 def _plain(message: Message) -> dict[str, str]:
     """Return a message for the template, which knows OpenAI's ``developer`` as ``system``."""
     role = "system" if message.role == "developer" else message.role
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": _text(message), **named}
+    name_field = {} if message.name is None else {"name": message.name}
+    return {"role": role, "content": _text(message), **name_field}
 
 
 def _text(message: Message) -> str:
@@ -206,8 +206,11 @@ def _cut(ids: list[int], max_len: int, body: ServingFields) -> list[int]:
 
 def _check_count(num_prompts: int, body: SamplingFields) -> None:
     """Refuse a body that asks for more answers than a request may have."""
-    wanted = num_prompts * max(body.n or 1, body.best_of or 1)
-    if wanted > MAX_ANSWERS:
+    num_answers = num_prompts * max(body.n or 1, body.best_of or 1)
+    if num_answers > MAX_ANSWERS:
         raise RefusalError(
-            400, f"n: {wanted} answers requested, but the maximum is {MAX_ANSWERS}", param="n", code="invalid_value"
+            400,
+            f"n: {num_answers} answers requested, but the maximum is {MAX_ANSWERS}",
+            param="n",
+            code="invalid_value",
         )

@@ -1,4 +1,4 @@
-"""Checkpoints cut into one file per rank: the strategy that says how, the folder that results, and its way back.
+"""Checkpoints cut into one file per rank: the strategy, the sharded folder, and merging.
 
-It knows tensors by name and bytes; what a network needs of them, ``penstock.graph`` knows.
+This package knows tensors by name and bytes; ``penstock.graph`` knows which of them a network needs.
 """

@@ -69,7 +69,7 @@ def stream_tensor(file: TensorFile, name: str, begin: int, end: int) -> Iterator
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``manifest.json`` says.
+    """The content of ``manifest.json``.
 
     ``strategy``: the checksum of strategy.json.  ``headers``: those of the whole files, by name.  ``index``:
     model.safetensors.index.json, or None.  ``sides``: the SHA-256 of each file beside the ranks.  ``wholes``: of each
@@ -106,12 +106,14 @@ class Manifest:
             raise InvalidFileError(f"{MANIFEST}: expected the fields sha256 and manifest, found {show(sorted(values))}")
         body = data[data.find(b'"manifest": ') + 12 : -2]
         if hashlib.sha256(body).hexdigest() != values["sha256"]:
-            raise InvalidFileError(f"{MANIFEST}: sha256: the file was changed or is incomplete")
+            raise InvalidFileError(f"{MANIFEST}: sha256: the file was changed or is incomplete", param="sha256")
         reader = ConfigReader(values, MANIFEST).object("manifest") or ConfigReader({}, MANIFEST)
         if reader.str("format") != _FORMAT:
             raise reader.error("format", show(_FORMAT), reader.values["format"])
         if reader.int("version") != _VERSION:
-            raise UnsupportedError(f"{MANIFEST}: version: expected {_VERSION}, found {reader.values['version']}")
+            raise UnsupportedError(
+                f"{MANIFEST}: version: expected {_VERSION}, found {reader.values['version']}", param="version"
+            )
         parts = reader.values.get("parts")
         if not isinstance(parts, list) or not 0 < len(parts) <= MAX_RANKS:
             raise reader.error("parts", f"a list of 1 to {MAX_RANKS} ranks", parts)
@@ -136,7 +138,9 @@ def _strings(reader: ConfigReader, key: str) -> dict[str, str]:
 def _file_name(name: str) -> str:
     """Return the name of a file of whole weights, which lies in the folder itself."""
     if not name.endswith(".safetensors") or name.startswith(".") or "/" in name or not name.isprintable():
-        raise InvalidFileError(f"{MANIFEST}: headers: expected names of .safetensors files, found {show(name)}")
+        raise InvalidFileError(
+            f"{MANIFEST}: headers: expected names of .safetensors files, found {show(name)}", param="headers"
+        )
     return name
 
 
@@ -155,7 +159,7 @@ class ShardedFolder:
     def open(cls, path: Path) -> ShardedFolder:
         """Open and check a folder.  Raises InvalidFileError, which names the file and the field, and UnsupportedError.
 
-        What is written in tensors is checked where it is read.
+        The bytes of tensors are checked when they are read.
         """
         if not (path / MANIFEST).exists():
             raise InvalidFileError(
@@ -166,7 +170,9 @@ class ShardedFolder:
         if strategy.checksum != manifest.strategy:
             raise InvalidFileError(f"{STRATEGY}: expected the one that {MANIFEST} was written with, found another")
         if len(manifest.parts) != strategy.world:
-            raise InvalidFileError(f"{MANIFEST}: parts: expected {strategy.world} ranks, found {len(manifest.parts)}")
+            raise InvalidFileError(
+                f"{MANIFEST}: parts: expected {strategy.world} ranks, found {len(manifest.parts)}", param="parts"
+            )
         config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
         folder = cls(path, config, strategy, manifest)
         folder.check_sides()
@@ -176,10 +182,10 @@ class ShardedFolder:
 
     def _whole_tensors(self) -> dict[str, TensorInfo]:
         """Return the tensors that the headers of the whole files describe."""
-        found: dict[str, TensorInfo] = {}
+        tensors: dict[str, TensorInfo] = {}
         for file, header in self.manifest.headers.items():
-            found |= parse_header(header, 8 + len(header), _file_bytes(header, file), file)
-        return found
+            tensors |= parse_header(header, 8 + len(header), _file_bytes(header, file), file)
+        return tensors
 
     def check_names(self) -> None:
         """Check that the manifest has a checksum for each tensor."""
@@ -198,14 +204,14 @@ class ShardedFolder:
         """Check the files beside the ranks against the manifest."""
         for name, checksum in self.manifest.sides.items():
             if name not in KEPT_FILES:
-                raise InvalidFileError(f"{MANIFEST}: sides: {show(name)} is not a file of a checkpoint")
+                raise InvalidFileError(f"{MANIFEST}: sides: {show(name)} is not a file of a checkpoint", param="sides")
             if not (self.folder / name).exists():
                 raise InvalidFileError(f"{self.folder}: expected {name}, found no such file")
             if hashlib.sha256(read_small_file(self.folder / name)).hexdigest() != checksum:
                 raise InvalidFileError(f"{name}: expected the checksum in {MANIFEST}, found another: it was changed")
 
     def file(self, rank: int) -> TensorFile:
-        """Return the open file of a rank.  InvalidFileError names a tensor that is not as the strategy says."""
+        """Return the open file of a rank.  InvalidFileError names a tensor that differs from the strategy."""
         if rank not in self._files:
             path = self.folder / rank_name(rank) / WEIGHTS
             if not path.exists():
@@ -231,7 +237,7 @@ class ShardedFolder:
         return self._files[rank]
 
     def rank(self, rank: int, *, verify: bool = True) -> Checkpoint:
-        """Return what a rank has as a checkpoint; with ``verify`` its bytes are compared with the manifest."""
+        """Return a rank's part as a checkpoint; with ``verify`` its bytes are compared with the manifest."""
         check_integer("rank", rank, 0, self.strategy.world - 1)
         file = self.file(rank)
         for name, checksum in self.manifest.parts[rank].items() if verify else ():
@@ -266,7 +272,7 @@ class ShardedFolder:
     def stream(self, name: str) -> Iterator[NDArray[np.uint8]]:
         """Yield the bytes of a whole tensor in pieces, in the order of its rows.
 
-        Raises InvalidFileError at the end if they are not those that were cut.
+        Raises InvalidFileError at the end if they differ from those that were cut.
         """
         own = self.strategy.parameters[name]
         if own.cut == "same":

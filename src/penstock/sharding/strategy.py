@@ -37,7 +37,7 @@ _MAX_ROWS: Final = 1 << 46
 
 @dataclass(frozen=True)
 class Parameter:
-    """How a tensor is cut.
+    """The way in which a tensor is cut.
 
     ``cut`` is "rows" (rank r has the rows ``ranges[r]``), "replicated" (every rank has it), "owner" (only rank
     ``rank`` has it) or "same" (it has the bytes of the parameter ``name`` and is not stored).  ``dtype`` is the name in
@@ -65,7 +65,7 @@ class Parameter:
         return ((0, self.num_rows),)
 
     def shape_of(self, rank: int) -> tuple[int, ...] | None:
-        """Return the shape of what a rank stores; None if it does not store the tensor."""
+        """Return the shape of a rank's part; None if it does not store the tensor."""
         rows = self.rows_of(rank)
         if rows is None or not self.shape:
             return None if rows is None else ()
@@ -123,7 +123,9 @@ class Strategy:
             raise reader.error("format", show(_FORMAT), reader.values["format"])
         version = reader.int("layout_version")
         if version != LAYOUT_VERSION:
-            raise UnsupportedError(f"{file}: layout_version: expected {LAYOUT_VERSION}, found {version}")
+            raise UnsupportedError(
+                f"{file}: layout_version: expected {LAYOUT_VERSION}, found {version}", param="layout_version"
+            )
         world = _read_world(_section(reader, "world"))
         model = _section(reader, "model")
         _check_keys(model, ("model_type", "config_sha256"))
@@ -158,19 +160,19 @@ class Strategy:
 
         Raises InvalidArgumentError (``strategy``), which names what differs.
         """
-        found = config_checksum(config)
-        if found != self.config_sha256:
-            raise _wrong(
-                f"model.config_sha256: expected {found[:16]}..., that of {where}, found {self.config_sha256[:16]}..., "
-                "so the strategy is for another model"
+        checksum = config_checksum(config)
+        if checksum != self.config_sha256:
+            raise _mismatch(
+                f"model.config_sha256: expected {checksum[:16]}..., that of {where}, found {self.config_sha256[:16]}..."
+                ", so the strategy is for another model"
             )
         for name in sorted(tensors.keys() ^ self.parameters.keys()):
             kind = "is missing, but" if name in tensors else "is named, but no tensor of"
-            raise _wrong(f"parameters: {show(name)} {kind} {where} has it")
+            raise _mismatch(f"parameters: {show(name)} {kind} {where} has it")
         for name, info in tensors.items():
             own = self.parameters[name]
             if (own.dtype, own.shape) != (info.dtype, info.shape):
-                raise _wrong(
+                raise _mismatch(
                     f"parameters: {show(name)}: expected {info.dtype} of {list(info.shape)}, that of {where}, found "
                     f"{own.dtype} of {list(own.shape)}"
                 )
@@ -182,7 +184,7 @@ def config_checksum(config: ConfigReader) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _wrong(message: str) -> InvalidArgumentError:
+def _mismatch(message: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"strategy: {message}", param="strategy")
 
 
@@ -209,7 +211,9 @@ def _read_world(reader: ConfigReader) -> int:
     _check_keys(reader, ("tp", "pp", "cp"))
     for key in ("pp", "cp"):
         if reader.int(key, max=MAX_RANKS) != 1:
-            raise UnsupportedError(f"{reader.file}: {key}: expected 1, found {reader.values[key]}; only tp cuts")
+            raise UnsupportedError(
+                f"{reader.file}: {key}: expected 1, found {reader.values[key]}; only tp cuts", param=key
+            )
     return reader.int("tp", max=MAX_RANKS)
 
 
@@ -244,7 +248,7 @@ def _read_ranges(reader: ConfigReader, parameter: Parameter, world: int) -> tupl
             break
         end = max(end, stop)
     if end != parameter.num_rows:
-        raise InvalidFileError(f"{reader.file}: ranges: no rank has row {end} of {parameter.num_rows}")
+        raise InvalidFileError(f"{reader.file}: ranges: no rank has row {end} of {parameter.num_rows}", param="ranges")
     return ranges
 
 

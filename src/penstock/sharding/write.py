@@ -65,20 +65,20 @@ def shard_folder(
     Raises what ``Checkpoint.open`` and ``ShardedFolder.open`` raise, and InvalidArgumentError (``strategy``)
     for the strategy of another model.
     """
-    begun = time.monotonic()
-    whole = open_whole(source)
-    _check_previous(whole, previous, source)
-    strategy.check_model(whole.config, whole.tensors, source)
+    start = time.monotonic()
+    source_tensors = open_whole(source)
+    _check_previous(source_tensors, previous, source)
+    strategy.check_model(source_tensors.config, source_tensors.tensors, source)
     with new_folder(out) as folder:
-        cutter = _Cutter(strategy, whole, folder)
+        cutter = _Cutter(strategy, source_tensors, folder)
         cutter.run(progress)
-        sides = whole.read_sides()
+        sides = source_tensors.read_sides()
         for name, data in {**sides, STRATEGY: strategy.to_json()}.items():
             _write_synced(folder / name, data)
         manifest = Manifest(
             strategy.checksum,
-            whole.headers,
-            whole.index,
+            source_tensors.headers,
+            source_tensors.index,
             {name: hashlib.sha256(data).hexdigest() for name, data in sides.items()},
             cutter.wholes,
             tuple(cutter.parts),
@@ -89,12 +89,12 @@ def shard_folder(
         num_bytes = sum((folder / rank_name(rank) / WEIGHTS).stat().st_size for rank in range(strategy.world))
         _sync_folder(folder)
     _sync_folder(out.parent)
-    return ShardReport(cutter.wholes, num_bytes, time.monotonic() - begun)
+    return ShardReport(cutter.wholes, num_bytes, time.monotonic() - start)
 
 
 def merge_folder(source: Path, out: Path, progress: Progress | None = None) -> ShardReport:
     """Write the checkpoint folder ``out``, which must not exist, from a sharded folder: the files that were cut."""
-    begun = time.monotonic()
+    start = time.monotonic()
     if not is_sharded(source):
         raise InvalidArgumentError(f"{source}: expected a sharded folder, found none of {MANIFEST} and rank_0")
     whole = ShardedFolder.open(source)
@@ -116,7 +116,7 @@ def merge_folder(source: Path, out: Path, progress: Progress | None = None) -> S
             _write_synced(folder / name, data)
         _sync_folder(folder)
     _sync_folder(out.parent)
-    return ShardReport(whole.manifest.wholes, num_bytes, time.monotonic() - begun)
+    return ShardReport(whole.manifest.wholes, num_bytes, time.monotonic() - start)
 
 
 def _whole_files(whole: ShardedFolder, folder: Path) -> Iterator[tuple[str, TensorWriter, list[str]]]:
@@ -141,7 +141,7 @@ class _Streams(Protocol):
 
 
 def _compare(checksums: Mapping[str, str], written: _Streams) -> None:
-    """Read what was written, and compare it with the source."""
+    """Compare the written tensors with the source."""
     for name, checksum in checksums.items():
         digest = hashlib.sha256()
         for piece in written.stream(name):

@@ -23,7 +23,7 @@ __all__ = [
 
 _LENGTH: Final = struct.Struct("<I")
 _FEW: Final = 32
-"""Below this number of elements, single assignments are faster than one of the whole list."""
+"""The number of elements below which single assignments are faster than one of the whole list."""
 
 
 def encode_elements(elements: Iterable[bytes]) -> bytes:

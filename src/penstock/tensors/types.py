@@ -106,7 +106,7 @@ class MethodStatistics:
     num_rejected: int = 0
     num_cancelled: int = 0
     batch_sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By size of batches (without failed instances): how many ran, and their total time."""
+    """For each batch size (without failed instances), the number of batches and their total time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Method(Protocol):
 
     @property
     def versions(self) -> Sequence[str]:
-        """All versions of the servable that are ready."""
+        """Return the versions of the servable that are ready."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -165,7 +165,7 @@ class Method(Protocol):
 
     @property
     def running(self) -> Running:
-        """How the method runs."""
+        """Return the settings that the method runs with."""
 
     @property
     def statistics(self) -> MethodStatistics:
@@ -173,7 +173,7 @@ class Method(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether a new request would be accepted."""
+        """Return True if a new request would be accepted."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run a request; cancelling the caller cancels it.

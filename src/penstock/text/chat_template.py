@@ -163,8 +163,8 @@ class TurnTokens:
         if not text.startswith(start):
             return self._tokenizer.encode(text, add_special_tokens=False)
         num_answer, num_chars = self._match(answer_ids, text[len(start) :])
-        rest = self._tokenizer.encode(text[len(start) + num_chars :], add_special_tokens=False)
-        return [*prompt_ids, *answer_ids[:num_answer], *rest]
+        new_ids = self._tokenizer.encode(text[len(start) + num_chars :], add_special_tokens=False)
+        return [*prompt_ids, *answer_ids[:num_answer], *new_ids]
 
     def _match(self, ids: Sequence[int], text: str) -> tuple[int, int]:
         """Return how many of ``ids`` write the beginning of ``text`` in whole characters, and how many characters."""

@@ -40,7 +40,7 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For byte-level tokenizers, whose tokens are bytes: decode the bytes as UTF-8."""
+    """A detokenizer for byte-level tokenizers, whose tokens are bytes.  It decodes the bytes as UTF-8."""
 
     def __init__(self, tokenizer: TokenDecoder) -> None:
         self._tokenizer = tokenizer
@@ -54,7 +54,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For other tokenizers: decode the last finished piece with the new tokens, and return the new text.
+    """A detokenizer for other tokenizers.  It decodes the last finished piece with the new tokens.
 
     The last piece stays in the window, because a decoder may treat the first token of a text differently (the space in
     front of a word).  Text that ends in the replacement character may be half a character and is held back.

@@ -114,7 +114,7 @@ class _BoundedCode(CodeGenerator):
         self.write("))")
 
     def _bounded(self, visit: Callable[[Any, Frame], None], node: nodes.Expr, frame: Frame) -> None:
-        self.write("environment.made(")
+        self.write("environment.measured(")
         visit(node, frame)
         self.write(")")
 
@@ -139,7 +139,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     concat = staticmethod(_join)
     total_chars = 0
 
-    def made(self, value: Any) -> Any:
+    def measured(self, value: Any) -> Any:
         """Measure and count ``value``, and return it."""
         chars = _measure(value)
         if isinstance(value, str):
@@ -150,7 +150,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def bounded_concat(self, values: Sequence[object]) -> str:
         _measure(values)
-        return str(self.made(str_join(values)))
+        return str(self.measured(str_join(values)))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         chars, right_chars = _measure(left), _measure(right)
@@ -165,7 +165,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise SecurityError("it raises to a power that is too large")
         elif operator == "%" and isinstance(left, (str, bytes)):
             _check_percent(left if isinstance(left, str) else left.decode("latin-1"), right_chars)
-        return self.made(super().call_binop(context, operator, left, right))
+        return self.measured(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - jinja2's names
         method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
@@ -175,7 +175,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         elif isinstance(owner, (bytes, int, float, complex)):
             raise SecurityError(f"it calls {type(owner).__name__}.{name}")
         _measure((*args, *kwargs.values()))
-        return __self.made(super().call(__context, __obj, *args, **kwargs))
+        return __self.measured(super().call(__context, __obj, *args, **kwargs))
 
 
 def _check_percent(text: str, right_chars: int) -> None:
@@ -275,7 +275,7 @@ def _measured(environment: _Environment, function: Callable[..., Any]) -> Callab
     def run(*args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
             _measure(value)
-        return environment.made(function(*args, **kwargs))
+        return environment.measured(function(*args, **kwargs))
 
     return run
 

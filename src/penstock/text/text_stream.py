@@ -34,8 +34,8 @@ class StopMatcher:
 
     def flush(self) -> str:
         """Return the text that was held back and became no stop string."""
-        held, self._held = self._held, ""
-        return held
+        text, self._held = self._held, ""
+        return text
 
     @staticmethod
     def _overlap(buffer: str, stop: str) -> int:

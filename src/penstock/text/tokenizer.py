@@ -88,7 +88,7 @@ class Tokenizer:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"text has a lone surrogate at character {error.start}") from error
+            raise InvalidArgumentError(f"text has a lone surrogate at character {error.start}", param="text") from error
         return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
     @cached_property

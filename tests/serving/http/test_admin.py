@@ -20,6 +20,7 @@ from penstock.serving.http.unix_socket import UnixSocket
 from penstock.serving.metrics import Metrics
 from penstock.serving.settings import GatewaySettings
 from tests.support.admin_socket import admin, call
+from tests.support.errors import raises
 from tests.support.serve_command import ask, serving
 from tests.support.worker_processes import DEMO, ENDLESS, OPTIONS, faulty, pids, service, until
 
@@ -126,7 +127,7 @@ def test_a_loading_model_does_not_change_the_default(tmp_path: Path) -> None:
             assert asked.model(None).name == "demo"
             (tmp_path / "other.go").touch()
             await loading
-            with pytest.raises(RefusalError, match="model: missing"):
+            with raises(RefusalError, param="model"):
                 asked.model(None)
 
     asyncio.run(main())
@@ -181,7 +182,8 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
             before = children()
             await until(lambda: children() - before)
             status, answer = await asked("POST", "/admin/models/demo/unload")
-            assert (status, answer["error"]["message"]) == (503, "demo is still loading.")
+            assert (status, answer["error"]["code"]) == (503, "unavailable")
+            assert "loading" in answer["error"]["message"]
             model.with_suffix(".go").touch()
             backend = await loading
             answering = await backend.submit([5, 6], ENDLESS)
@@ -201,7 +203,7 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
 def test_a_socket_replaces_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     path.write_text("mine")
-    with pytest.raises(InvalidArgumentError, match="found a file that is not a socket"):
+    with pytest.raises(InvalidArgumentError, match="not a socket"):
         UnixSocket(path)
     assert path.read_text() == "mine"
     path.unlink()
@@ -220,7 +222,7 @@ def test_a_socket_replaces_no_other_file(tmp_path: Path) -> None:
 def test_a_socket_lies_in_a_folder_of_its_owners(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     os.chmod(tmp_path / "open", 0o777)  # noqa: S103 - to be refused
-    with pytest.raises(InvalidArgumentError, match="other users may write"):
+    with pytest.raises(InvalidArgumentError, match="other users"):
         UnixSocket(tmp_path / "open" / "a.sock")
     (tmp_path / "file").touch()
     with pytest.raises(InvalidArgumentError, match="expected a folder"):

@@ -16,6 +16,7 @@ from penstock.serving.http.app import operations
 from penstock.serving.keys import KeySet
 from penstock.serving.operations import Routes
 from penstock.serving.settings import GatewayLimits, GatewaySettings
+from tests.support.errors import raises
 from tests.support.http_service import raw, until
 
 KEY = "a-key-of-twenty-chars"
@@ -71,17 +72,17 @@ def test_wrong_keys_are_refused(locked):
 
 def test_all_keys_of_the_file_are_known_and_none_is_kept(keys_file):
     keys = KeySet.read(keys_file)
-    assert keys.knows(f"Bearer {KEY}".encode())
-    assert keys.knows(b"bearer another-key-of-theirs")
-    assert not keys.knows(b"Bearer # of the tests")
-    assert not keys.knows(None)
+    assert keys.has_key(f"Bearer {KEY}".encode())
+    assert keys.has_key(b"bearer another-key-of-theirs")
+    assert not keys.has_key(b"Bearer # of the tests")
+    assert not keys.has_key(None)
     assert KEY not in repr(vars(keys))
 
 
 def test_each_known_key_is_compared_in_constant_time(keys_file, monkeypatch):
     seen = []
     monkeypatch.setattr("penstock.serving.keys.hmac.compare_digest", lambda a, b: seen.append((a, b)) or a == b)
-    KeySet.read(keys_file).knows(f"Bearer {KEY}".encode())
+    KeySet.read(keys_file).has_key(f"Bearer {KEY}".encode())
     assert [len(a) == len(b) == 32 for a, b in seen] == [True, True]  # the second, too, though the first fits
 
 
@@ -106,7 +107,7 @@ def test_a_file_that_others_read_is_refused(keys_file, tmp_path):
 
 def test_the_world_is_not_served_without_a_key(keys_file):
     for host in ("0.0.0.0", "::", "192.168.1.1", "example.com", "127.example.com"):  # noqa: S104
-        with pytest.raises(InvalidArgumentError, match="--api-key-file"):
+        with raises(InvalidArgumentError, param="host", match="--api-key-file"):
             GatewaySettings(host=host)
         GatewaySettings(host=host, keys_file=keys_file)
         GatewaySettings(host=host, insecure=True)

@@ -147,7 +147,7 @@ def test_brackets_in_strings_are_not_counted(text):
     """Wherever a slice of the counting begins and ends."""
     data = json.dumps({"prompt": ["x", text, "y"], "n": 1}).encode()
     check_counts(data, "body")
-    with pytest.raises(InvalidFileError, match="at most 1048576 values"):
+    with pytest.raises(InvalidFileError, match="1048576 values"):
         check_counts(data[:-1] + b"," + b"," * (MAX_VALUES - 1), "body")
 
 

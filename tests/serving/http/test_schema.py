@@ -25,6 +25,7 @@ from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.http.app import operations
 from penstock.serving.http.openapi import describe
 from penstock.serving.openai.bodies import CompletionRequest
+from tests.support.errors import raises
 
 CHECKS = [
     not_a_server_error,
@@ -70,7 +71,7 @@ def test_bounds_are_the_engines(row):
     for value in (low, high):
         SamplingParams(**{name: value} | together)
     for value in (low - 1, high + (1 if name != "seed" else 2**63 + 1)):
-        with pytest.raises(InvalidArgumentError, match=name):
+        with raises(InvalidArgumentError, param=name):
             SamplingParams(**{name: value} | together)
 
 

@@ -10,6 +10,7 @@ from penstock.llm.llm import LLM
 from penstock.serving.oip.messages import read_message
 from penstock.serving.proto import oip_pb2 as pb
 from tests.support.command import DEMO
+from tests.support.errors import raises
 from tests.support.http_service import Service
 
 PROMPT = "def add(a, b):"
@@ -56,10 +57,10 @@ def message(size: int | None, raw: bytes = b"\3\0\0\0abc") -> pb.ModelInferReque
 def test_sizes_beside_raw_contents_are_those_of_the_contents():
     for size in (None, 7):
         assert read_message(message(size)).inputs["text_input"].array.tolist() == [b"abc"]
-    with pytest.raises(MisfitError, match="binary_data_size is 8"):
+    with raises(MisfitError, param="text_input", match="binary_data_size is 8"):
         read_message(message(8))
     typed = message(3, b"")
     typed.ClearField("raw_input_contents")
     typed.inputs[0].contents.bytes_contents.append(b"abc")
-    with pytest.raises((MisfitError, InvalidFileError), match="unknown parameter"):
+    with raises((MisfitError, InvalidFileError), param="text_input", match="binary_data_size"):
         read_message(typed)

@@ -24,6 +24,7 @@ from penstock.serving.proto import oip_pb2, reflection_pb2
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import messages as wire
 from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
+from tests.support.errors import raises
 
 FOLDER = Path(penstock.__file__).parents[1]
 
@@ -99,7 +100,7 @@ def test_sampling_round_trips() -> None:
         params = SamplingParams(**given)
         message = pb.Sampling.FromString(wire.sampling_to(params).SerializeToString())
         assert wire.sampling_from(message) == params
-    with pytest.raises(InvalidArgumentError, match="temperature"):
+    with raises(InvalidArgumentError, param="temperature"):
         wire.sampling_from(pb.Sampling(temperature=-1.0))
 
 

@@ -118,7 +118,7 @@ def test_the_certificate_must_name_the_host(remote, certificate, tmp_path) -> No
     async def main() -> None:
         async with service(remote=replace(remote, host="")) as running:  # any address
             config = WorkerConfig(f"127.0.0.2:{running.primary.port}", TOKEN, "demo", str(DEMO))
-            with pytest.raises(UnavailableError, match=r"certificate is not trusted.*127.0.0.2"):
+            with pytest.raises(UnavailableError, match=r"certificate .*127.0.0.2"):
                 await join_primary(config, certificate[0].read_bytes(), again=False)
 
     asyncio.run(main())
@@ -280,7 +280,7 @@ def test_an_old_primary_over_grpc_is_named(certificate) -> None:
         await server.start()
         try:
             config = WorkerConfig(f"localhost:{port}", TOKEN, "demo", str(DEMO))
-            with pytest.raises(InvalidArgumentError, match=r"primary uses worker protocol 1.*'demo' uses protocol 2"):
+            with pytest.raises(InvalidArgumentError, match=r"protocol 1.*'demo' .* 2"):
                 await join_primary(config, certificate[0].read_bytes())
         finally:
             await server.stop(0)
@@ -337,7 +337,7 @@ def test_a_refused_worker_prints_the_reason(remote, certificate, tmp_path) -> No
         async with service(remote=remote) as running:
             backend = await running.models.load(str(DEMO))
             port = running.primary.port
-            assert "the token is not known here" in await refused(port, token="x" * 64)
+            assert "unknown worker token" in await refused(port, token="x" * 64)
             assert "no model 'other'" in await refused(port, "--name", "other")
             assert "up to 1024 tokens" in await refused(port, *short)
             assert len(backend.workers()) == 1

@@ -20,9 +20,11 @@ from penstock.serving.workers import memory_check
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker import open_llm
 from penstock.serving.workers.worker_config import WorkerConfig
+from tests.support.errors import raises
 from tests.support.worker_processes import DEMO, HASTY, IMPATIENT, OPTIONS, pids, service, tokens_of, until
 
 PAIR = replace(OPTIONS, tensor_parallel_size=2)
+STAGES = replace(OPTIONS, pipeline_parallel_size=2)
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=200, temperature=1, seed=5, ignore_eos=True)
 PROMPTS = [[number, 7, 9] for number in range(8)]
@@ -44,15 +46,15 @@ async def answers(backend: RemoteBackend, params: SamplingParams) -> list[list[i
 def test_a_group_answers_as_one_process_does() -> None:
     async def main() -> None:
         found = []
-        for options in (OPTIONS, PAIR):
+        for options in (OPTIONS, PAIR, STAGES):
             async with service(options=options) as running:
                 backend = await running.models.load(str(DEMO))
                 found.append([await answers(backend, params) for params in (GREEDY, SEEDED)])
                 ranks, plan = ranks_of(backend), backend.plans()[0]
-                assert len(ranks) == options.tensor_parallel_size - 1
-                assert plan.num_ranks == options.tensor_parallel_size
+                assert len(ranks) == options.layout.world - 1
+                assert plan.num_ranks == options.layout.num_computing
             assert are_gone(ranks)
-        assert found[0] == found[1]
+        assert found[0] == found[1] == found[2]
 
     asyncio.run(main())
 
@@ -136,7 +138,7 @@ def test_a_folder_of_rank_bundles_is_served(tmp_path: Path) -> None:
             backend = await running.models.load(str(tmp_path / "parts"))
             assert len(await tokens_of(backend, [5], GREEDY)) == 12
         async with service(options=replace(OPTIONS, tensor_parallel_size=3)) as running:
-            with pytest.raises(InvalidArgumentError, match=r"tensor_parallel_size: expected 2, .* found 3"):
+            with raises(InvalidArgumentError, param="tensor_parallel_size", match="found 3"):
                 await running.models.load(str(tmp_path / "parts"))
 
     asyncio.run(main())

@@ -36,6 +36,7 @@ from penstock.serving.workers.private_folder import PrivateFolder, remove_stale
 from penstock.serving.workers.worker import open_llm, ready
 from penstock.serving.workers.worker_config import WorkerConfig
 from tests.support.command import environment
+from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.worker_processes import DEMO, ENDLESS, OPTIONS, faulty, pids, service, tokens_of, until
 
@@ -115,13 +116,13 @@ def test_refusals_keep_their_error_class() -> None:
             backend = await models.load(str(DEMO), "code")
             with pytest.raises(NotFoundError, match="'demo'"):
                 models.get("demo")
-            with pytest.raises(InvalidArgumentError, match="token id 5000"):
+            with raises(InvalidArgumentError, param="prompt", match="id 5000"):
                 await backend.submit([5000], ENDLESS)
-            with pytest.raises(InvalidArgumentError, match="context holds"):
+            with raises(InvalidArgumentError, param="prompt", match="holds 1024"):
                 await backend.submit([5] * 2000, ENDLESS)
-            with pytest.raises(InvalidArgumentError, match="allowed_token_ids"):
+            with raises(InvalidArgumentError, param="allowed_token_ids"):
                 await backend.submit([5], SamplingParams(allowed_token_ids=[100_000]))
-            with pytest.raises(InvalidArgumentError, match="pooling"):
+            with raises(InvalidArgumentError, param="pooling"):
                 await backend.embed([[5]], "max")
             with pytest.raises(DeadlineError):
                 await tokens_of(backend, [5, 6], ENDLESS, RequestOptions(deadline_s=1e-6))

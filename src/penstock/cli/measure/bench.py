@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("-n", "--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, online 64)")
     parser.add_argument("-b", "--batch", metavar="N,N...", help="batch sizes of decode (default: 1,8,32)")
-    add_options(parser, "--threads", "--tp", "--network", "--weights", "--verify")
+    add_options(parser, "--threads", "--tp", "--pp", "--cp", "--network", "--weights", "--verify")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     add_online_options(parser)
     add_options(parser, "--ops")
@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
         weights=args.weights,
         verify=args.verify,
         tensor_parallel_size=args.tp,
+        pipeline_parallel_size=args.pp,
+        context_parallel_size=args.cp,
     )
     with ProgressLine(ticks=False) as progress:
         report = bench(settings, progress)

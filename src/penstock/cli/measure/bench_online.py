@@ -93,6 +93,8 @@ def run_online(args: argparse.Namespace) -> int:
         threads=args.threads,
         network=args.network,
         tensor_parallel_size=args.tp,
+        pipeline_parallel_size=args.pp,
+        context_parallel_size=args.cp,
         limits=ProgramLimits(
             max_tokens=max(512, options["max_requests"]),
             max_requests=options["max_requests"],

@@ -128,24 +128,24 @@ def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     from penstock.runtime.native import plan_limits
     from penstock.runtime.program import ProgramLimits, kv_layout_of, pages_for
 
-    wanted = limits_of(args, max_requests=args.max_requests, max_tokens=args.max_tokens)
+    program_limits = limits_of(args, max_requests=args.max_requests, max_tokens=args.max_tokens)
     with ProgressLine() as line:
         if args.verify and path.stat().st_size >= _LARGE_BYTES:
             line(Progress("verify"))
         opened = native.Model.open(path, verify=args.verify)
     with opened as model, native.Context() as context:
-        context_len = wanted.context_len or model.info.context_len
+        context_len = program_limits.context_len or model.info.context_len
         if context_len > model.info.context_len:
             raise InvalidArgumentError(
                 f"context_len {context_len} is more than the model's {model.info.context_len}", param="context_len"
             )
         limits = ProgramLimits(
-            max_tokens=wanted.max_tokens,
-            max_requests=wanted.max_requests,
-            max_rows=wanted.max_requests,
-            num_pages=pages_for(context_len) * wanted.max_requests,
+            max_tokens=program_limits.max_tokens,
+            max_requests=program_limits.max_requests,
+            max_rows=program_limits.max_requests,
+            num_pages=pages_for(context_len) * program_limits.max_requests,
             context_len=context_len,
-            kv_layout=kv_layout_of(wanted.kv_layout, model.info.scheme),
+            kv_layout=kv_layout_of(program_limits.kv_layout, model.info.scheme),
         )
         plan = plan_limits(model, context, limits)
         info = model.info

@@ -126,8 +126,8 @@ def _print_available(as_json: bool) -> None:
     for name, row in ALIASES.items():
         needs = [format_bytes(memory_need(row.shape, scheme)) for scheme in schemes]
         fitting = _fitting(row.shape, schemes)
-        here = "no" if not fitting else "yes" if fitting[0] == schemes[0] else f"--scheme {fitting[0]}"
-        rows.append((name, row.repository, row.family, format_bytes(row.download_bytes), *needs, here))
+        runs_here = "no" if not fitting else "yes" if fitting[0] == schemes[0] else f"--scheme {fitting[0]}"
+        rows.append((name, row.repository, row.family, format_bytes(row.download_bytes), *needs, runs_here))
     print_table(rows, right=(3, 4, 5, 6))
     machine = memory()
     available = f" {format_bytes(machine.available)} are available here." if machine.total else ""

@@ -104,17 +104,19 @@ class _Line:
 def _read_lines(path: str) -> list[_Line]:
     """Return the lines that are not empty; a line that is not a request has its ``error`` set."""
     lines: list[_Line] = []
-    seen: dict[str, int] = {}
+    line_of_id: dict[str, int] = {}
     with open(path, "rb") as file:
         for number, data in enumerate(file, 1):
             if not data.strip():
                 continue
             line = _read_line(number, data)
-            if not line.error and line.custom_id in seen:
-                error = f"line {number}: line {seen[line.custom_id]} already has custom_id {line.custom_id!r:.100}"
+            if not line.error and line.custom_id in line_of_id:
+                error = (
+                    f"line {number}: line {line_of_id[line.custom_id]} already has custom_id {line.custom_id!r:.100}"
+                )
                 line = replace(line, error=error)
             if not line.error and line.custom_id is not None:
-                seen[line.custom_id] = number
+                line_of_id[line.custom_id] = number
             lines.append(line)
     return lines
 
@@ -139,7 +141,7 @@ def _read_done(path: str, data: bytes) -> tuple[dict[str | int, bool], int]:
     """
     done: dict[str | int, bool] = {}
     end = 0
-    *lines, rest = data.split(b"\n")
+    *lines, last = data.split(b"\n")
     for line in lines:
         try:
             result = json.loads(line)
@@ -149,7 +151,7 @@ def _read_done(path: str, data: bytes) -> tuple[dict[str | int, bool], int]:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise _not_a_result(path, end) from None
         end += len(line) + 1
-    if not rest.startswith(_LINE_START[: len(rest)]):
+    if not last.startswith(_LINE_START[: len(last)]):
         raise _not_a_result(path, end)
     return done, end
 
@@ -271,11 +273,15 @@ def _with_truncation(url: str, body: dict[str, Any]) -> dict[str, Any]:
     if truncate is not True:
         raise refusal("truncate_prompt", "true or false", truncate)
     if url != "/v1/completions":
-        raise InvalidArgumentError(f"truncate_prompt must be false: it applies to /v1/completions only, not to {url}")
+        raise InvalidArgumentError(
+            f"truncate_prompt must be false: it applies to /v1/completions only, not to {url}", param="truncate_prompt"
+        )
     if values.get("echo"):
-        raise InvalidArgumentError("truncate_prompt must be false with echo, which repeats the whole prompt")
+        raise InvalidArgumentError(
+            "truncate_prompt must be false with echo, which repeats the whole prompt", param="truncate_prompt"
+        )
     if values.get("truncate_prompt_tokens") is not None:
-        raise InvalidArgumentError("truncate_prompt must be false with truncate_prompt_tokens")
+        raise InvalidArgumentError("truncate_prompt must be false with truncate_prompt_tokens", param="truncate_prompt")
     return values | {"truncate_prompt_tokens": -1}
 
 

@@ -59,7 +59,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "context; without a chat template 256)",
     )
     add_options(sampling, *(name for name in SAMPLING_OPTIONS if name != "--max-tokens"))
-    add_options(parser.add_argument_group("memory"), *LIMIT_OPTIONS, "--no-prefix-cache", "--weights", "--tp")
+    add_options(
+        parser.add_argument_group("memory"), *LIMIT_OPTIONS, "--no-prefix-cache", "--weights", "--tp", "--pp", "--cp"
+    )
     parser.set_defaults(run=run)
 
 

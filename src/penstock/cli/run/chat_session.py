@@ -152,21 +152,21 @@ class ChatSession:
 
     def command(self, line: str) -> bool:
         """Run a command; return False to leave."""
-        name, _, rest = line[1:].strip().partition(" ")
-        rest = rest.strip()
+        name, _, argument = line[1:].strip().partition(" ")
+        argument = argument.strip()
         if name in ("exit", "quit", "bye"):
             return False
         commands: dict[str, Callable[[], None]] = {
             "help": lambda: note(_HELP),
             "?": lambda: note(_HELP),
             "settings": self._show_settings,
-            "set": lambda: self._set(*rest.partition(" ")[::2]) if rest else self._show_fields(),
-            "system": lambda: self._begin_again(rest),
+            "set": lambda: self._set(*argument.partition(" ")[::2]) if argument else self._show_fields(),
+            "system": lambda: self._begin_again(argument),
             **dict.fromkeys(("clear", "new", "reset"), lambda: self._begin_again(self._system)),
             "undo": self._undo,
             "retry": self._retry,
-            "save": lambda: self._save(rest),
-            "load": lambda: self._load(rest),
+            "save": lambda: self._save(argument),
+            "load": lambda: self._load(argument),
         }
         if name not in commands:
             near = nearest(name, [*commands, "exit"])
@@ -216,7 +216,7 @@ class ChatSession:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             messages, settings = data["messages"], data.get("sampling", {})
-            system = next((str(one["content"]) for one in messages if one["role"] == "system"), "")
+            system = next((str(message["content"]) for message in messages if message["role"] == "system"), "")
             settings = {str(key): value for key, value in settings.items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InvalidFileError(f"/load: {path} is not a conversation of /save") from None
@@ -229,7 +229,7 @@ class ChatSession:
     def _set(self, name: str, value: str) -> None:
         from penstock.sampling_fields import FIELD_NAMES
 
-        settings = {key: kept for key, kept in self._settings.items() if key != name}
+        settings = {key: old_value for key, old_value in self._settings.items() if key != name}
         if value.strip():
             settings[name] = _value_of(value.strip())
         elif name not in FIELD_NAMES:

@@ -67,7 +67,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="keep only the end of a prompt that is too long (default: refuse the prompt)",
     )
     answer.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
-    add_options(parser.add_argument_group("memory"), *LIMIT_OPTIONS, "--no-prefix-cache", "--weights", "--tp")
+    add_options(
+        parser.add_argument_group("memory"), *LIMIT_OPTIONS, "--no-prefix-cache", "--weights", "--tp", "--pp", "--cp"
+    )
     parser.set_defaults(run=run)
 
 

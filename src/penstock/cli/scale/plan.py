@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import format_bytes
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Say which rows of each parameter each rank has, how much memory each rank needs, and how long a token may "
         "take with 1, 2 and 4 ranks on this host, from its memory bandwidth and the latency of exchanges, which are "
         "measured now. --out writes the strategy, which `penstock shard` reads.",
-        "penstock plan my-model --tp 2 --out strategy.json\npenstock plan my-model --tp 4 --scheme w8a8 --json",
+        "penstock plan my-model --tp 2 --out strategy.json\npenstock plan my-model --tp 4 --scheme w8a8 --json\n"
+        "penstock plan my-model --tp 2 --pp 2",
     )
     parser.add_argument("model", metavar="MODEL", help="a checkpoint folder, or ORG/NAME of a downloaded model")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks of tensor parallelism (default: 1)")
-    parser.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline: only 1 (default: 1)")
+    parser.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline (default: 1)")
     parser.add_argument("--cp", type=int, default=1, metavar="N", help="parts of a context: only 1 (default: 1)")
     parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE (default: none)")
     parser.add_argument("--no-probe", action="store_true", help="predict no times (default: measure this machine)")
@@ -50,18 +52,24 @@ def run(args: argparse.Namespace) -> int:
     from penstock.graph.strategy import make_strategy
     from penstock.sharding.source import open_whole
 
-    for name in ("pp", "cp"):
-        if getattr(args, name) != 1:
-            kind = "pipeline" if name == "pp" else "context"
-            raise UnsupportedError(
-                f"--{name}: expected 1, found {getattr(args, name)}: {kind} parallelism does not exist yet", param=name
-            )
+    if args.cp != 1:
+        raise UnsupportedError(f"--cp: expected 1, found {args.cp}: context parallelism does not exist yet", param="cp")
+    _ = RankLayout(args.tp, args.pp)
+    if args.pp > 1 and args.out is not None:
+        raise UnsupportedError(
+            f"--out: expected --pp 1, found {args.pp}; a strategy says how rows are cut, and stages are cut from the "
+            "whole model",
+            param="out",
+        )
     model = open_whole(Path(downloaded_path(args.model)))
     scheme = model.choose_scheme(args.scheme)
     strategy = make_strategy(model, args.tp)
-    memory = rank_memory(model, strategy, scheme, context_len=args.context_len, kv_cache=args.kv_cache)
+    sizes = {"context_len": args.context_len, "kv_cache": args.kv_cache}
+    memory = rank_memory(model, strategy, scheme, pp=args.pp, **sizes)
     worlds = tuple(sorted({*WORLDS, args.tp}))
     predictions = [] if args.no_probe else predict(model, scheme, worlds)
+    if args.pp > 1 and not args.no_probe:
+        predictions += predict(model, scheme, (args.tp,), args.pp)
     if args.out is not None:
         strategy.write(Path(args.out))
     if args.json:
@@ -84,14 +92,17 @@ def _print_tables(
     print(f"{'rank':>4}  {'weights':>9}  {'keys, values':>12}  {'the rest':>9}  {'total':>9}")
     for rank in memory:
         sizes = (rank.weight_bytes, rank.kv_bytes, rank.rest_bytes, rank.total_bytes)
-        weights, kv, rest, total = map(format_bytes, sizes)
-        print(f"{rank.rank:>4}  {weights:>9}  {kv:>12}  {rest:>9}  {total:>9}")
+        weights, kv, other, total = map(format_bytes, sizes)
+        print(f"{rank.rank:>4}  {weights:>9}  {kv:>12}  {other:>9}  {total:>9}")
     if predictions:
-        print(f"\n{'tp':>4}  {'threads':>7}  {'ms/token':>9}  {'memory':>8}  {'exchanges':>9}")
+        print(f"\n{'tp':>4}  {'pp':>4}  {'threads':>7}  {'ms/token':>9}  {'memory':>8}  {'exchanges':>9}")
     for row in predictions:
-        line = f"{row.world:>4}  {row.threads:>7}  {row.token_ms:9.2f}  {row.memory_ms:8.2f}  {row.exchange_ms:9.2f}"
+        line = f"{row.world:>4}  {row.pp:>4}  {row.threads:>7}  {row.token_ms:9.2f}  {row.memory_ms:8.2f}"
+        line += f"  {row.exchange_ms:9.2f}"
         if row.num_exchanges:
             line += f"  ({row.num_exchanges} of {1e3 * row.exchange_ms / row.num_exchanges:.1f} us)"
+        if row.pp > 1:
+            line += f"  {row.pipelined_ms:.2f} ms between tokens of {row.pp} requests"
         print(line)
     if predictions:
         print(f"      memory read at {format_bytes(int(predictions[0].read_bytes_per_s))}/s")
@@ -114,6 +125,7 @@ def _report(
         "model_type": strategy.model_type,
         "scheme": scheme,
         "tp": args.tp,
+        "pp": args.pp,
         "strategy_sha256": strategy.checksum,
         "ranks": [{**dataclasses.asdict(rank), "total_bytes": rank.total_bytes} for rank in memory],
         "predictions": [{**dataclasses.asdict(row), "token_ms": row.token_ms} for row in predictions],

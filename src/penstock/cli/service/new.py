@@ -75,16 +75,16 @@ def run(args: argparse.Namespace) -> int:
         raise refusal("NAME", "a letter followed by letters, digits, _ and -", args.name)
     into: Path = args.into
     folder = into / args.name
-    made = into / f".{args.name}.{os.getpid()}.tmp"  # so that a running service never sees an incomplete folder
+    temporary = into / f".{args.name}.{os.getpid()}.tmp"  # so that a running service never sees an incomplete folder
     try:
         into.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(folder):
             raise FileAccessError(f"{folder} exists already and was not changed")
-        (made / "1").mkdir(parents=True)
-        (made / "servable.py").write_text(_SCRIPT.format(name=args.name))
-        (made / "README.md").write_text(_README.format(name=args.name, folder=into))
-        made.rename(folder)
+        (temporary / "1").mkdir(parents=True)
+        (temporary / "servable.py").write_text(_SCRIPT.format(name=args.name))
+        (temporary / "README.md").write_text(_README.format(name=args.name, folder=into))
+        temporary.rename(folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     print(f"wrote {folder}: servable.py and version 1. Serve it with: penstock serve {into}")
     return 0

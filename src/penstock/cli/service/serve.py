@@ -213,9 +213,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="threads per worker, and with --tp per rank; 0 (default): an equal share of the cores",
+        help="threads per worker, and with --tp or --pp per rank; 0 (default): an equal share of the cores",
     )
-    add_options(group, "--tp", "--max-requests")
+    add_options(group, "--tp", "--pp", "--cp", "--max-requests")
     group.add_argument(
         "--max-waiting", type=int, default=256, metavar="N", help="requests that may wait in the queue (default: 256)"
     )
@@ -281,8 +281,8 @@ def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[s
         name, script = named_model(spec)
         split_spec(script)
         if not folders or (name and name not in folders):
-            found = ", ".join(sorted(folders)) or "none"
-            raise InvalidArgumentError(f"--network {spec}: expected the name of a folder's model, which are: {found}")
+            names = ", ".join(sorted(folders)) or "none"
+            raise InvalidArgumentError(f"--network {spec}: expected the name of a folder's model, which are: {names}")
         if name in networks:
             raise InvalidArgumentError(f"--network: expected one script for {name or 'all folders'}, found two")
         networks[name] = script
@@ -364,14 +364,14 @@ def named_model(text: str) -> tuple[str, str]:
 
 def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
     """Return how each of ``num_workers`` workers runs its model."""
-    from penstock.core.comm import MAX_RANKS
+    from penstock.core.rank_layout import RankLayout
     from penstock.engine.options import EngineOptions
     from penstock.quant.scheme import find_scheme
     from penstock.runtime.machine import affinity
     from penstock.serving.workers.worker_config import ModelOptions
 
     check_integer("threads", args.threads, 0, MAX_THREADS)
-    check_integer("tp", args.tp, 1, MAX_RANKS)
+    layout = RankLayout(args.tp, args.pp, args.cp)
     if args.scheme is not None:
         find_scheme(args.scheme)
     weights = args.weights
@@ -381,7 +381,7 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
     limits = limits_of(args, max_requests=args.max_requests, max_tokens=max(512, args.max_requests))
     threads = args.threads
     if threads == 0 and num_workers > 1:
-        threads = max(1, len(affinity()) // (num_workers * args.tp))
+        threads = max(1, len(affinity()) // (num_workers * layout.num_computing))
     engine = EngineOptions(prefix_cache=not args.no_prefix_cache, max_waiting=args.max_waiting)
     return ModelOptions(
         scheme=args.scheme,
@@ -392,6 +392,8 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
         use_cache=not args.no_cache,
         verify=args.verify,
         tensor_parallel_size=args.tp,
+        pipeline_parallel_size=args.pp,
+        context_parallel_size=args.cp,
     )
 
 

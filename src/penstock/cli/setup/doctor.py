@@ -93,14 +93,14 @@ def _torch() -> Iterator[tuple[str, str]]:
         yield "torch", f"missing, needed for {purpose}: {install_command('torch')}"
         return
     version = _version_of("torch")
-    packages = [one for one in importlib.metadata.distributions() if _name_of(one).startswith("nvidia-")]
+    packages = [package for package in importlib.metadata.distributions() if _name_of(package).startswith("nvidia-")]
     if "+cpu" in version or not packages:
         yield "torch", f"{version}, for {purpose}"
         return
-    size = sum(file.size or 0 for one in packages for file in one.files or ())
+    size = sum(file.size or 0 for package in packages for file in package.files or ())
     yield "torch", f"{version}, for {purpose}"
     yield "", f"This build brings {len(packages)} CUDA packages, {format_bytes(size)}, which Penstock does not use."
-    names = " ".join(sorted({_name_of(one) for one in packages}))
+    names = " ".join(sorted({_name_of(package) for package in packages}))
     yield "", f"To remove them: pip uninstall --yes torch {names} && {install_command('torch')}"
 
 
@@ -131,8 +131,8 @@ def _cache() -> Iterator[tuple[str, str]]:
     try:
         cache = Cache()
         entries = cache.list()
-        held = format_bytes(sum(entry.num_bytes for entry in entries))
-        yield "cache", f"{cache.folder}: {len(entries)} bundles, {held} of {format_bytes(cache.max_bytes)}"
+        used = format_bytes(sum(entry.num_bytes for entry in entries))
+        yield "cache", f"{cache.folder}: {len(entries)} bundles, {used} of {format_bytes(cache.max_bytes)}"
         parent = next((p for p in (cache.folder, *cache.folder.parents) if p.exists()), cache.folder)
         if not os.access(parent, os.W_OK):
             yield "", f"{parent} is not writable; set PENSTOCK_CACHE_DIR"

@@ -1,13 +1,14 @@
-"""How the rows of a network's parameters are divided over ranks."""
+"""How the rows of a network's parameters are divided over ranks, and its layers over stages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["TILE_ROWS", "Cut", "cut_evenly", "cut_heads"]
+__all__ = ["TILE_ROWS", "Cut", "balance", "cut_evenly", "cut_heads"]
 
 TILE_ROWS = 16
 """The rows that a kernel reads together: a cut between two tiles copies whole tiles."""
@@ -79,3 +80,19 @@ def cut_heads(num_heads: int, num_kv_heads: int, world: int) -> tuple[Cut, Cut]:
             heads.append((kv_head * group + start, kv_head * group + stop))
             kv_heads.append((kv_head, kv_head + 1))
     return Cut(tuple(heads)), Cut(tuple(kv_heads))
+
+
+def balance(ends: Sequence[int], total: int, num_parts: int) -> list[int]:
+    """Return ``num_parts`` - 1 of the ascending ``ends``, so that the greatest part up to ``total`` is least."""
+    best: list[tuple[int, list[int]]] = [(end, []) for end in [*ends, total]]  # the parts up to each end
+    for count in range(1, num_parts):
+        longer = []
+        for i, end in enumerate([*ends, total]):
+            choices = [
+                (max(best[j][0], end - ends[j]), [*best[j][1], ends[j]])
+                for j in range(i)
+                if len(best[j][1]) == count - 1
+            ]
+            longer.append(min(choices, key=lambda choice: choice[0], default=(total, [])))
+        best = longer
+    return best[-1][1]

@@ -31,10 +31,10 @@ def make_view(graph: Graph, name: str, base: str, offset: int) -> None:
 
 def order_values(graph: Graph) -> None:
     """Remove unused values, and order the others by their creation, each followed by its views."""
-    named = {i.name for node in graph.nodes for i in node.inputs if i.kind == "value"} | {graph.output}
+    used = {i.name for node in graph.nodes for i in node.inputs if i.kind == "value"} | {graph.output}
     views: dict[str, list[Value]] = {}
     for value in graph.values.values():
-        if value.base is not None and value.name in named:
+        if value.base is not None and value.name in used:
             views.setdefault(value.base, []).append(value)
     roots = graph.inputs + [output for node in graph.nodes for output in node.outputs]
     ordered: dict[str, Value] = {}
@@ -48,15 +48,15 @@ def drop_dead_code(graph: Graph) -> None:
     """Remove pure nodes (those that write no state and exchange nothing) without readers, and unused weights and
     states."""
     live = {graph.output}
-    kept = []
+    live_nodes = []
     for node in reversed(graph.nodes):
         names = set(node.outputs) | {v.name for v in graph.values.values() if v.base in node.outputs}
         if "(a!)" in find_op(node.op).schema or node.op in EXCHANGES or names & live:
-            kept.append(node)
+            live_nodes.append(node)
             live.update(operand.name for operand in node.inputs if operand.kind == "value")
-    graph.nodes = kept[::-1]
-    made = set(graph.inputs) | {output for node in graph.nodes for output in node.outputs}
-    graph.values = {name: value for name, value in graph.values.items() if (value.base or name) in made}
-    named = {(operand.kind, operand.name) for node in graph.nodes for operand in node.inputs}
-    graph.weights = {name: weight for name, weight in graph.weights.items() if ("weight", name) in named}
-    graph.states = {name: state for name, state in graph.states.items() if ("state", name) in named}
+    graph.nodes = live_nodes[::-1]
+    produced = set(graph.inputs) | {output for node in graph.nodes for output in node.outputs}
+    graph.values = {name: value for name, value in graph.values.items() if (value.base or name) in produced}
+    used = {(operand.kind, operand.name) for node in graph.nodes for operand in node.inputs}
+    graph.weights = {name: weight for name, weight in graph.weights.items() if ("weight", name) in used}
+    graph.states = {name: state for name, state in graph.states.items() if ("state", name) in used}

@@ -37,22 +37,26 @@ class _Piece:
     stop: int
 
 
-def shard(graph: Graph, rank: int, world: int) -> tuple[Graph, dict[str, tuple[str, RowRanges]]]:
+def shard(
+    graph: Graph, rank: int, world: int, *, context: bool = False
+) -> tuple[Graph, dict[str, tuple[str, RowRanges]]]:
     """Return the graph of one rank, and for each of its weights the whole one's name and the rows that it has.
 
-    The order of exchanges is equal on all ranks.  Raises InvalidArgumentError (``tensor_parallel_size``) for more ranks
-    than attention heads, and UnsupportedError for a graph that is cut already.
+    The order of exchanges is equal on all ranks.  ``context``: attention is cut by positions instead of heads, so each
+    rank has all heads' keys and values of its partitions of a context.  Raises InvalidArgumentError
+    (``tensor_parallel_size``) for more ranks than heads, and UnsupportedError for a graph that is cut already.
     """
-    check_integer("tensor_parallel_size", world, 1, MAX_RANKS)
-    if any(node.op in EXCHANGES for node in graph.nodes):
-        raise UnsupportedError("tensor_parallel_size: expected a bundle of the whole network, found one of a rank")
-    sharder = _Sharder(copy.deepcopy(graph), rank, world)
+    name = "context_parallel_size" if context else "tensor_parallel_size"
+    check_integer(name, world, 1, MAX_RANKS)
+    if any(node.op in EXCHANGES and node.op not in ("send", "recv") for node in graph.nodes):
+        raise UnsupportedError(f"{name}: expected a bundle of the whole network, found one of a rank")
+    sharder = _Sharder(copy.deepcopy(graph), rank, world, context)
     return sharder.run(), sharder.sources
 
 
 class _Sharder:
-    def __init__(self, graph: Graph, rank: int, world: int) -> None:
-        self.whole, self.rank, self.world = graph, rank, world
+    def __init__(self, graph: Graph, rank: int, world: int, context: bool) -> None:
+        self.whole, self.rank, self.world, self.context = graph, rank, world, context
         self.views: dict[str, list[Value]] = {}
         for value in graph.values.values():
             self.views.setdefault(value.base or value.name, []).append(value)
@@ -72,6 +76,8 @@ class _Sharder:
             self._add(node)
         self.graph.output = self._whole(self.whole.output)
         self.graph.properties = {**self.whole.properties, "rank": str(self.rank), "world": str(self.world)}
+        if self.context:
+            self.graph.properties["context_world"] = str(self.world)
         drop_dead_code(self.graph)
         order_values(self.graph)
         return self.graph
@@ -99,6 +105,8 @@ class _Sharder:
 
     def _want(self, node: Node) -> None:
         """Note the cuts in which a node works without whole rows; nodes are visited from the last to the first."""
+        if self.context and node.op in ("attention", "kv_append"):
+            return
         if node.op == "attention":
             heads, _ = self._heads(node)
             self.wanted.setdefault(self._piece(node.inputs[0].name), heads)
@@ -197,7 +205,10 @@ class _Sharder:
             self._add_linear(node)
         elif node.op == "embedding" and node.inputs[0].name == self.whole.inputs[0]:
             self._add_embedding(node)
-        elif node.op in ("attention", "kv_append"):
+        elif self.context and node.op == "attention":
+            attrs = {**node.attrs, "world": self.world, "rank": self.rank}
+            self._add_whole(dataclasses.replace(node, op="context_attention", attrs=attrs))
+        elif node.op in ("attention", "kv_append") and not self.context:
             self._add_attention(node)
         elif self._goes_by_parts(node) and (cut := self._common_cut(node)) is not None:
             self._add_by_parts(node, cut)

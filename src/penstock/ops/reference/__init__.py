@@ -7,7 +7,15 @@ written for clarity, not for speed.
 
 from penstock.ops.reference import elementwise
 from penstock.ops.reference.attention import attention, kv_append
-from penstock.ops.reference.collectives import all_gather, barrier, broadcast, recv, send, sharded_embedding
+from penstock.ops.reference.collectives import (
+    all_gather,
+    barrier,
+    broadcast,
+    context_attention,
+    recv,
+    send,
+    sharded_embedding,
+)
 from penstock.ops.reference.elementwise import *  # noqa: F403 - a new op stands in that file only
 from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
@@ -20,6 +28,7 @@ __all__ = [
     "attention",
     "barrier",
     "broadcast",
+    "context_attention",
     "embedding",
     "kv_append",
     "layer_norm",

@@ -51,7 +51,8 @@ class _Pages:
         if state.dtype not in (torch.float32, torch.bfloat16, torch.int8) or state.shape[1] != expected:
             raise InvalidArgumentError(
                 f"[{op}] state: expected float32, bfloat16 or int8 pages of {expected} elements, "
-                f"found {state.dtype} of {state.shape[1]}"
+                f"found {state.dtype} of {state.shape[1]}",
+                param="state",
             )
         heads = state.view(state.shape[0], num_kv_heads, -1)
         self.head_dim, self.together = head_dim, 2 if state.dtype == torch.bfloat16 else 1
@@ -112,7 +113,9 @@ def kv_append(
             tile, slot = divmod(places[token], PAGE_TOKENS)
             page = table[request][tile] if tile < len(table[request]) else -1
             if not 0 <= page < state.shape[0]:
-                raise InvalidArgumentError(f"[kv_append] page_tables: expected a page for position {places[token]}")
+                raise InvalidArgumentError(
+                    f"[kv_append] page_tables: expected a page for position {places[token]}", param="page_tables"
+                )
             pages.write(page, slot, k[token], v[token])
 
 
@@ -135,7 +138,9 @@ def attention(
     pages = _Pages("attention", state, state.shape[1] // elements, q.shape[2])
     num_kv_heads = pages.k.shape[1]
     if num_kv_heads == 0 or q.shape[1] % num_kv_heads:
-        raise InvalidArgumentError(f"[attention] q: expected a multiple of {num_kv_heads} heads, found {q.shape[1]}")
+        raise InvalidArgumentError(
+            f"[attention] q: expected a multiple of {num_kv_heads} heads, found {q.shape[1]}", param="q"
+        )
     out = torch.empty(q.shape, dtype=torch.float32)
     starts = request_starts.tolist()
     for request, (start, end) in enumerate(pairwise(starts)):
@@ -161,8 +166,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, places: Tensor, alibi: Tensor | Non
         valid = valid & (distance <= 0)
         if attrs["window"]:
             valid = valid & (distance > -attrs["window"])
-    seen = valid.any(dim=0)  # slots that no query attends to may hold anything, including NaN
-    k, v = torch.where(seen[None, :, None], k, 0.0), torch.where(seen[None, :, None], v, 0.0)
+    is_attended = valid.any(dim=0)  # slots that no query attends to may hold anything, including NaN
+    k, v = torch.where(is_attended[None, :, None], k, 0.0), torch.where(is_attended[None, :, None], v, 0.0)
     scores = torch.einsum("thd,hld->htl", q, k) * attrs["scale"]
     if attrs["softcap"]:
         scores = attrs["softcap"] * torch.tanh(scores / attrs["softcap"])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
 
 from penstock.errors import UnsupportedError
+from penstock.ops.reference.attention import AttentionAttrs, attention
 from penstock.ops.reference.linear import embedding
 
-__all__ = ["all_gather", "barrier", "broadcast", "recv", "send", "sharded_embedding"]
+__all__ = ["all_gather", "barrier", "broadcast", "context_attention", "recv", "send", "sharded_embedding"]
 
 
 def all_gather(x: Tensor, *, starts: str, rank: int) -> Tensor:
     """Return the rows of all ranks side by side, [T, n], of which rank r has columns starts[r] to starts[r + 1] - 1."""
-    return _alone("all_gather", x, starts.count("|"))
+    return _single_rank("all_gather", x, starts.count("|"))
 
 
 def sharded_embedding(ids: Tensor, weight: Tensor, *, dim: int, starts: str, rank: int) -> Tensor:
@@ -21,17 +24,17 @@ def sharded_embedding(ids: Tensor, weight: Tensor, *, dim: int, starts: str, ran
 
     The owner of a row stores it, and the others copy it.
     """
-    return _alone("sharded_embedding", embedding(ids, weight, dim=dim), starts.count("|"))
+    return _single_rank("sharded_embedding", embedding(ids, weight, dim=dim), starts.count("|"))
 
 
 def broadcast(x: Tensor, *, root: int, world: int, rank: int) -> Tensor:
     """Return the x [T, n] of rank ``root`` on every rank."""
-    return _alone("broadcast", x, world)
+    return _single_rank("broadcast", x, world)
 
 
 def send(x: Tensor, *, target: int, world: int, rank: int) -> Tensor:
     """Send x [T, n] to rank ``target``, where ``recv`` returns it.  The result is x; to itself a rank sends nothing."""
-    return _alone("send", x, world)
+    return _single_rank("send", x, world)
 
 
 def recv(rows: Tensor, *, width: int, source: int, world: int, rank: int) -> Tensor:
@@ -39,15 +42,35 @@ def recv(rows: Tensor, *, width: int, source: int, world: int, rank: int) -> Ten
 
     If the source is the rank itself, the result is ``rows``.
     """
-    return _alone("recv", rows, world)
+    return _single_rank("recv", rows, world)
 
 
 def barrier(x: Tensor, *, world: int, rank: int) -> Tensor:
     """Return x [T, n] after every rank has come to this op."""
-    return _alone("barrier", x, world)
+    return _single_rank("barrier", x, world)
 
 
-def _alone(op: str, x: Tensor, world: int) -> Tensor:
+def context_attention(
+    q: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    alibi: Tensor | None,
+    *,
+    world: int,
+    rank: int,
+    **attrs: Unpack[AttentionAttrs],
+) -> Tensor:
+    """Return what ``attention`` returns, [T, heads, head_dim], of pages that are dealt out to ranks.
+
+    Eight pages, a partition of 256 positions, lie on one rank, and the partitions of a request on the ranks in turn.
+    """
+    out = attention(q, state, positions, request_starts, page_tables, alibi, **attrs)
+    return _single_rank("context_attention", out, world)
+
+
+def _single_rank(op: str, x: Tensor, world: int) -> Tensor:
     """Return what a rank without others has."""
     if world != 1:
         raise UnsupportedError(f"[{op}] expected a world of 1 in a reference, found {world}")

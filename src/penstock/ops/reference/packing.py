@@ -39,7 +39,8 @@ def layout_of_tensor(weight: Tensor) -> int:
     layout = _TILES.get((weight.dtype, weight.ndim))
     if layout is None:
         raise InvalidArgumentError(
-            f"[weight] expected a float matrix or packed tiles, found {weight.dtype} with {weight.ndim} dimensions"
+            f"[weight] expected a float matrix or packed tiles, found {weight.dtype} with {weight.ndim} dimensions",
+            param="weight",
         )
     return layout
 
@@ -59,7 +60,7 @@ def shape_packed(packed: Tensor, layout: int, rows: int) -> Tensor:
         return packed.view(tiles, -1, _SCALE_BYTES)
     rows_dtypes = {number: dtype for dtype, number in _ROWS.items()}
     if layout not in rows_dtypes:
-        raise InvalidArgumentError(f"[weight] layout: expected a known ps_layout, found {layout}")
+        raise InvalidArgumentError(f"[weight] layout: expected a known ps_layout, found {layout}", param="layout")
     return packed.view(rows_dtypes[layout]).view(rows, -1)
 
 
@@ -80,7 +81,9 @@ def unpack_weight(weight: Tensor, rows: int, cols: int) -> Tensor:
         integers, scale = unpack_integers(weight)
         values = integers * scale.unsqueeze(-1)
     if values.shape[0] < rows or values.shape[1] < cols:
-        raise InvalidArgumentError(f"[weight] expected at least {rows} x {cols} values, found {list(values.shape)}")
+        raise InvalidArgumentError(
+            f"[weight] expected at least {rows} x {cols} values, found {list(values.shape)}", param="weight"
+        )
     return values[:rows, :cols]
 
 
@@ -89,16 +92,16 @@ def unpack_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
     tiles = weight.shape[0]
     weight_bytes = weight.reshape(tiles, -1)
     scale = weight_bytes[:, :_SCALE_BYTES].contiguous().view(torch.float32).double()  # [tiles, 16]
-    rest = weight_bytes[:, _SCALE_BYTES:].contiguous()
-    integers = _int4_of(rest) if layout_of_tensor(weight) == layouts.T16_I4G32 else rest.view(torch.int8)
+    value_bytes = weight_bytes[:, _SCALE_BYTES:].contiguous()
+    integers = _int4_of(value_bytes) if layout_of_tensor(weight) == layouts.T16_I4G32 else value_bytes.view(torch.int8)
     integers = integers.reshape(tiles, -1, 16, 4)  # [.., column / 4, row, column % 4]
     return integers.double().permute(0, 2, 1, 3).flatten(2).flatten(0, 1), scale.flatten()
 
 
-def _int4_of(rest: Tensor) -> Tensor:
+def _int4_of(value_bytes: Tensor) -> Tensor:
     """Return the int8 values that 4-bit values stand for, in the order of t16_i8: [tiles, columns / 4, row, 4]."""
-    tiles = rest.shape[0]
-    pairs = rest.view(tiles, -1, _PAIR_LINES * _SCALE_BYTES)  # of groups of 32 columns
+    tiles = value_bytes.shape[0]
+    pairs = value_bytes.view(tiles, -1, _PAIR_LINES * _SCALE_BYTES)  # of groups of 32 columns
     lines = pairs[..., :_SCALE_BYTES].reshape(tiles, -1, 16, 2, 2).permute(0, 1, 3, 2, 4)  # [.., group, row, 2]
     step, offset = lines[..., 0], lines[..., 1]
     nibbles = pairs[..., _SCALE_BYTES:].reshape(tiles, -1, 2, 4, 16, 4)  # [.., group, j, row, i]: columns 4j+i, 16+4j+i

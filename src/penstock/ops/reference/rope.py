@@ -25,11 +25,11 @@ def rope(x: Tensor, cos_sin: Tensor, *, interleaved: bool) -> Tensor:
     """
     half = cos_sin.shape[1] // 2
     cos, sin = cos_sin.double()[:, None, :half], cos_sin.double()[:, None, half:]
-    turned, rest = x.double()[..., : 2 * half], x.double()[..., 2 * half :]
+    rotated, unrotated = x.double()[..., : 2 * half], x.double()[..., 2 * half :]
     if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
+        first, second = rotated[..., 0::2], rotated[..., 1::2]
     else:
-        first, second = turned[..., :half], turned[..., half:]
+        first, second = rotated[..., :half], rotated[..., half:]
     pair = (first * cos - second * sin, second * cos + first * sin)
-    turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
-    return torch.cat((turned, rest), dim=-1).float()
+    rotated = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    return torch.cat((rotated, unrotated), dim=-1).float()

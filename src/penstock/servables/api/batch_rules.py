@@ -1,4 +1,4 @@
-"""How the instances of requests are combined into batches for one model or stage."""
+"""The rules that combine the instances of requests into batches for one model or stage."""
 
 from __future__ import annotations
 

@@ -247,13 +247,15 @@ def language_model(
     Raises InvalidArgumentError.
     """
     if bool(path) == bool(served):
-        raise InvalidArgumentError("language_model: pass either a path in the version's folder or served=NAME")
+        raise InvalidArgumentError(
+            "language_model: pass either a path in the version's folder or served=NAME", param="language_model"
+        )
     from penstock.engine.params import SamplingParams
 
     try:
         SamplingParams(**sampling)
     except TypeError as error:
-        raise InvalidArgumentError(f"language_model: {error}") from None
+        raise InvalidArgumentError(f"language_model: {error}", param="language_model") from None
     if sampling.get("n", 1) != 1 or sampling.get("best_of", 1) != 1:
         raise InvalidArgumentError("language_model returns one text per prompt: n and best_of must be 1")
     if path:
@@ -263,7 +265,8 @@ def language_model(
 
         if served or path.endswith(".psm"):
             raise InvalidArgumentError(
-                "language_model: scheme requires a checkpoint folder; a bundle has its own scheme"
+                "language_model: scheme requires a checkpoint folder; a bundle has its own scheme",
+                param="language_model",
             )
         find_scheme(scheme)
     declared = Language(path, served, scheme, sampling)
@@ -315,8 +318,8 @@ def settings(**named: Any) -> None:
     try:
         declared.settings = Settings(**named)
     except TypeError:
-        known = ", ".join(Settings.__dataclass_fields__)
-        raise InvalidArgumentError(f"settings: expected only {known}, got {', '.join(named)}") from None
+        names = ", ".join(Settings.__dataclass_fields__)
+        raise InvalidArgumentError(f"settings: expected only {names}, got {', '.join(named)}") from None
 
 
 def folder() -> Path:

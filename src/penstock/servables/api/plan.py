@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def has_python(self) -> bool:
-        """Whether the servable has Python stages."""
+        """Return True if the servable has Python stages."""
         return any(unit.kind == "stages" for unit in self.units)
 
 

@@ -117,9 +117,9 @@ class _PlanBuilder:
         return LanguagePlan(model.path, model.served, model.scheme, model.sampling, model.max_open, max_waiting)
 
     def _add_stages(self, trace: Trace, nodes: list[Node], outputs: tuple[int, ...]) -> Step:
-        made = {value for node in nodes for value in node.outputs}
+        produced = {value for node in nodes for value in node.outputs}
         used_elsewhere = {value for node in trace.nodes if node not in nodes for value in node.inputs} | {*outputs}
-        taken = tuple(dict.fromkeys(value for node in nodes for value in node.inputs if value not in made))
+        consumed = tuple(dict.fromkeys(value for node in nodes for value in node.inputs if value not in produced))
         returned = tuple(value for node in nodes for value in node.outputs if value in used_elsewhere)
         uses = [value for node in nodes for value in node.inputs] + [*returned]
         calls = []
@@ -130,11 +130,11 @@ class _PlanBuilder:
                 specs = tuple(stage.outputs.values())
                 calls.append(StageCall(stage, stage.parameters, node.inputs, shared, node.outputs, specs))
         names = tuple(call.stage.name for call in calls)
-        input_specs, output_specs = (tuple(trace.values[value].spec for value in side) for side in (taken, returned))
+        input_specs, output_specs = (tuple(trace.values[value].spec for value in side) for side in (consumed, returned))
         unit = Unit("stages", names, input_specs, output_specs, calls[0].stage.rules)
-        self.programs[len(self.units)] = StageProgram(unit, taken, tuple(calls), returned)
+        self.programs[len(self.units)] = StageProgram(unit, consumed, tuple(calls), returned)
         self.units.append(unit)
-        return Step(len(self.units) - 1, taken, returned)
+        return Step(len(self.units) - 1, consumed, returned)
 
 
 def _check_used(trace: Trace, outputs: tuple[int, ...]) -> None:

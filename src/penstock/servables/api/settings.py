@@ -1,4 +1,4 @@
-"""How a servable runs: ``servable.settings(...)`` in servable.py."""
+"""The settings of a servable: ``servable.settings(...)`` in servable.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_PROCESSES: Final = 256
 
 @dataclass(frozen=True)
 class Settings:
-    """How a servable runs.
+    """The settings of a servable.
 
     ``workers``: the number of processes that run its Python stages.
     ``timeout_s``: the longest time in seconds that a process may take for one batch.

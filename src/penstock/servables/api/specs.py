@@ -46,12 +46,12 @@ class Spec:
 
     @cached_property
     def is_bytes(self) -> bool:
-        """Whether the elements vary in length (BYTES and TEXT)."""
+        """Return True if the elements vary in length (BYTES and TEXT)."""
         return self.wire_datatype == "BYTES"
 
     @cached_property
     def is_fixed(self) -> bool:
-        """Whether every size of the shape is known."""
+        """Return True if every size of the shape is known."""
         return -1 not in self.shape
 
     def accepts(self, other: Spec) -> bool:

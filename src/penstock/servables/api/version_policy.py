@@ -1,4 +1,4 @@
-"""Which versions of a servable are served, and their labels."""
+"""The versions of a servable that are served, and their labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
 
 @dataclass(frozen=True)
 class VersionPolicy:
-    """Which versions are served: the newest ``latest`` versions, the versions in ``numbers``, or all."""
+    """The versions that are served: the newest ``latest`` versions, the versions in ``numbers``, or all."""
 
     latest: int = 0
     numbers: tuple[int, ...] = ()

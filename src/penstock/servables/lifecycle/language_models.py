@@ -59,7 +59,7 @@ class LanguageQueue:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the model is ready."""
+        """Return True if the model is ready."""
         try:
             return self._find().is_ready
         except PenstockError:

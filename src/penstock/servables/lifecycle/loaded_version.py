@@ -97,7 +97,7 @@ class LoadedMethod:
 
     @property
     def is_ready(self) -> bool:
-        """Whether each of its steps has a process or backend that runs it."""
+        """Return True if each of its steps has a process or backend that runs it."""
         return self._version.is_ready
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -143,14 +143,14 @@ class LoadedMethod:
         self, arrays: Sequence[NDArray[Any]], count: int, request: InferRequest, until: float
     ) -> MethodResult:
         """Run all instances together; if that fails, run each separately if ``per_instance_errors`` is set."""
-        known = {}
+        errors = {}
         try:
             return MethodResult.of(await self._run(arrays, request, until))
         except RefusalError as error:
             if not request.per_instance_errors or not is_instance_error(error):
                 raise
             if count == 1:
-                known[0] = error
+                errors[0] = error
 
         async def run_instance(index: int) -> MethodRun:
             while True:
@@ -162,7 +162,7 @@ class LoadedMethod:
                         raise _deadline_error(request.deadline_s) from None
                     await wait_for_room(self._route, left_s)
 
-        return await run_each_instance(run_instance, count, self._route, known)
+        return await run_each_instance(run_instance, count, self._route, errors)
 
     async def _run(
         self, arrays: Sequence[NDArray[Any]], request: InferRequest, until: float, first: int = 0
@@ -336,7 +336,7 @@ class LoadedVersion:
 
     @property
     def is_ready(self) -> bool:
-        """Whether each pool has a process and each language model is ready."""
+        """Return True if each pool has a process and each language model is ready."""
         return not self.is_closed and (
             all(pool.is_ready for pool in self.pools) and all(model.is_ready for model in self._languages)
         )

@@ -172,8 +172,8 @@ class ServableRepository:
         raise self._unknown_error(name)
 
     def _unknown_error(self, name: str) -> NotFoundError:
-        known = ", ".join(self._servables) or "none"
-        return NotFoundError(f"unknown servable {name!r:.140}; the servables are: {known}")
+        names = ", ".join(self._servables) or "none"
+        return NotFoundError(f"unknown servable {name!r:.140}; the servables are: {names}")
 
     def _check_name(self, name: str) -> None:
         """Raise InvalidArgumentError if another model's name could mean this servable or one of its methods."""
@@ -315,7 +315,9 @@ def _parse_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of WantedVersions that a load request sets; InvalidArgumentError names the field."""
     unknown = [name for name in config if name not in _CONFIG]
     if unknown:
-        raise InvalidArgumentError(f"config: unknown field {unknown[0]!r:.100}; expected {' or '.join(_CONFIG)}")
+        raise InvalidArgumentError(
+            f"config: unknown field {unknown[0]!r:.100}; expected {' or '.join(_CONFIG)}", param="config"
+        )
     change: dict[str, Any] = {}
     if "versions" in config:
         versions = config["versions"]

@@ -63,7 +63,7 @@ class Pool:
 
     @property
     def is_ready(self) -> bool:
-        """Whether at least one process runs."""
+        """Return True if at least one process runs."""
         return bool(self.workers) and not self._is_stopping
 
     @property
@@ -92,7 +92,7 @@ class Pool:
 
     @property
     def has_room(self) -> bool:
-        """Whether a batch can run now: a process is free, and no batch waits to be rerun."""
+        """Return True if a batch can run now: a process is free, and no batch waits to be rerun."""
         return bool(self.free) and not self._ready_batches
 
     def run(self, batch: PoolBatch) -> None:

@@ -17,7 +17,7 @@ class PoolBatch(Protocol):
 
     @property
     def began(self) -> float:
-        """When it was sent, in seconds of the monotonic clock."""
+        """The time when it was sent, in seconds of the monotonic clock."""
 
     @property
     def num_parts(self) -> int:
@@ -29,7 +29,7 @@ class PoolBatch(Protocol):
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether all of its requests have ended."""
+        """Return True if all of its requests have ended."""
 
     def message(self) -> pb.ToStage:
         """Return the message for the process, and record the time in ``began``."""

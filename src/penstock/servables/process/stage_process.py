@@ -100,7 +100,7 @@ class StageProcess:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the process has started to read the batch that it was sent last."""
+        """Return True if the process has started to read the batch that it was sent last."""
         return self._progress.read()[0]
 
     def position(self) -> tuple[int, int]:

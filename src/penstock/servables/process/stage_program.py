@@ -132,7 +132,7 @@ def _run_each(
     note: Callable[[int, int], None],
 ) -> None:
     """Run the stages for one instance after the other."""
-    kept: list[list[list[Any]]] = [[] for _ in program.outputs]  # for each output and each part, its rows
+    columns: list[list[list[Any]]] = [[] for _ in program.outputs]  # for each output and each part, its rows
     position = 0
     for part, count in enumerate(counts):
         rows: list[list[Any]] = [[] for _ in program.outputs]
@@ -157,9 +157,9 @@ def _run_each(
         if failure is not None:
             result.failures.append(failure)
             continue
-        for all_rows, row in zip(kept, rows, strict=True):
+        for all_rows, row in zip(columns, rows, strict=True):
             all_rows.append(row)
-    for spec, all_rows in zip(program.unit.outputs, kept, strict=True):
+    for spec, all_rows in zip(program.unit.outputs, columns, strict=True):
         column = result.outputs.add(data=encode_rows([row for part_rows in all_rows for row in part_rows], spec))
         if not spec.is_fixed:
             for part_rows in all_rows:

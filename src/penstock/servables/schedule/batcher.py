@@ -99,8 +99,8 @@ class Batcher(Generic[R]):
         if alone:
             group = _Group[R](kind, True)
         else:
-            known = self._groups.get(kind)
-            group = self._groups[kind] = _Group(kind, False) if known is None else known
+            existing = self._groups.get(kind)
+            group = self._groups[kind] = _Group(kind, False) if existing is None else existing
         self._num_added += 1
         entry = _Entry(request, group, (priority, self._num_added), self._now, num_instances)
         self._entries[request] = entry

@@ -61,7 +61,7 @@ class Route:
 
     @property
     def has_room(self) -> bool:
-        """Whether each of its queues would accept an instance."""
+        """Return True if each of its queues would accept an instance."""
         return all(queue.num_waiting < queue.max_waiting for queue in self.queues)
 
     def note_batch(self, size: int, took_s: float) -> None:

@@ -63,17 +63,17 @@ class MethodResult:
 
 
 async def run_each_instance(
-    run: Callable[[int], Awaitable[MethodRun]], count: int, route: Route, known: Mapping[int, RefusalError]
+    run: Callable[[int], Awaitable[MethodRun]], count: int, route: Route, known_errors: Mapping[int, RefusalError]
 ) -> MethodResult:
     """Run ``count`` instances separately and concurrently; ``run`` is called with the number of each.
 
-    ``known``: errors of instances that need not run.  The rows of failed instances are zeros, or empty bytes.
+    ``known_errors``: errors of instances that need not run.  The rows of failed instances are zeros, or empty bytes.
     Raises errors that no instance caused, and RefusalError if the rows of instances differ in shape.
     """
     rows: list[list[NDArray[Any]] | None] = [None] * count
-    errors = dict(known)
+    errors = dict(known_errors)
     times = [0.0, 0.0]
-    remaining = (index for index in range(count) if index not in known)
+    remaining = (index for index in range(count) if index not in known_errors)
 
     async def run_remaining() -> None:
         for index in remaining:

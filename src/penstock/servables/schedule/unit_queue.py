@@ -115,7 +115,7 @@ class UnitBatch:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it contains instances of several requests, including requests that have ended."""
+        """Return True if it contains instances of several requests, including requests that have ended."""
         return len({job for job, _, _ in self.pieces}) > 1
 
     def split_by_request(self) -> list[UnitBatch]:
@@ -166,9 +166,9 @@ class UnitQueue:
         self._is_each = unit.rules is None  # its stages take one instance at a time
         self._instance_s = _TRIP_S
         self._starts_at_once = self.rules.max_delay_s == 0
-        self._varied = [index for index, spec in enumerate(unit.inputs) if not spec.is_fixed]
+        self._varied_inputs = [index for index, spec in enumerate(unit.inputs) if not spec.is_fixed]
         if self._is_each:
-            self._varied = []  # instances that run one by one need not have the same shape
+            self._varied_inputs = []  # instances that run one by one need not have the same shape
         pool.queues.append(self)
 
     @property
@@ -195,8 +195,8 @@ class UnitQueue:
             self.pool.run(UnitBatch(self, ((job, 0, count),), self.rules.padded(count)))
             return
         kind: Any = ()
-        if self._varied:
-            kind = tuple(job.arrays[index].shape[1:] for index in self._varied)
+        if self._varied_inputs:
+            kind = tuple(job.arrays[index].shape[1:] for index in self._varied_inputs)
         self._batcher.add(job, count, time.monotonic(), priority=job.run.priority, kind=kind)
         self.pool.dispatch()
 

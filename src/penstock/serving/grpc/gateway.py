@@ -174,10 +174,10 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.num_asked = 0
         """The number of RPCs that gRPC has passed to this gateway."""
         self.send_budget = SendBudget()
-        self._methods = {one.path: one for one in methods}
-        self._streamed = {path: self._handler(one) for path, one in self._methods.items()}
-        whole = {path: one for path, one in self._methods.items() if not (one.is_stream or one.is_many)}
-        self._whole = {path: self._handler(one, is_whole=True) for path, one in whole.items()}
+        self._methods = {method.path: method for method in methods}
+        self._streamed = {path: self._handler(method) for path, method in self._methods.items()}
+        whole = {path: method for path, method in self._methods.items() if not (method.is_stream or method.is_many)}
+        self._whole = {path: self._handler(method, is_whole=True) for path, method in whole.items()}
         self._num_keyless = 0
 
     def service(self, details: Any) -> Any:
@@ -209,7 +209,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Handle an RPC; return the bytes of the response that gRPC still has to send if ``is_whole``."""
         metadata = [(_bytes(key), _bytes(value)) for key, value in context.invocation_metadata() or ()]
         call = self.begin(method, context, dict(metadata))
-        outcome, found = Outcome(), b""
+        outcome, response = Outcome(), b""
         try:
             with self.counted(outcome, call):
                 self._let_in(call, metadata)
@@ -217,7 +217,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
                     call.message = await call.parsed(await self._read(call))
                 reply = await method.run(call)
                 if is_whole:
-                    found = await call.whole(reply)
+                    response = await call.whole(reply)
                 elif reply is not None:
                     await call.write(reply)
         except asyncio.CancelledError:
@@ -230,7 +230,7 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         if outcome.refusal is not None:  # not ``abort``: its exception would hold the request until a collection
             context.set_code(getattr(grpc.StatusCode, grpc_code(outcome.status)))
             context.set_details(str(outcome.refusal)[:MAX_MESSAGE_CHARS])
-        return found
+        return response
 
     def begin(self, method: Method, context: Any, headers: Mapping[bytes, bytes], request_id: str = "") -> GrpcCall:
         """Return a new RPC, or with ``request_id`` a new request of a stream; ``counted`` must close it."""
@@ -309,13 +309,13 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 def trailers_of(request_id: str, refusal: RefusalError | None) -> tuple[tuple[str, str], ...]:
     """Return the trailing metadata: the request's id, and for an error what HTTP has in its headers and body."""
-    found = [("x-request-id", request_id)]
+    trailers = [("x-request-id", request_id)]
     if refusal is not None:
-        found += [(name.decode(), value.decode()) for name, value in refusal.headers if name == b"retry-after"]
+        trailers += [(name.decode(), value.decode()) for name, value in refusal.headers if name == b"retry-after"]
         for name, text in (("error-code", refusal.code), ("error-param", refusal.param)):
             if text:
-                found.append((name, ascii(text)[1:-1]))
-    return tuple(found)
+                trailers.append((name, ascii(text)[1:-1]))
+    return tuple(trailers)
 
 
 def _unknown(path: str) -> Method:

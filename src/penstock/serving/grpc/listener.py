@@ -115,20 +115,20 @@ class GrpcListener:
         gRPC 1.84 and 1.85 stop it when the name of a method is not UTF-8.
         """
         await self._server.start()
-        ended = asyncio.ensure_future(self._server.wait_for_termination())  # gRPC's future: never cancel it
-        stopped, hurried = (asyncio.ensure_future(one.wait()) for one in (self._stop, self._stop_now))
+        terminated = asyncio.ensure_future(self._server.wait_for_termination())  # gRPC's future: never cancel it
+        stopped, stop_now = (asyncio.ensure_future(event.wait()) for event in (self._stop, self._stop_now))
         try:
-            await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((terminated, stopped), return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():
                 await self._refuse_the_last()
                 ending = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
-                await asyncio.wait((ending, hurried), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((ending, stop_now), return_when=asyncio.FIRST_COMPLETED)
             return self._stop.is_set()
         finally:
             stopped.cancel()
-            hurried.cancel()
+            stop_now.cancel()
             await self._server.stop(0)
-            await asyncio.gather(ended, return_exceptions=True)
+            await asyncio.gather(terminated, return_exceptions=True)
 
     async def _refuse_the_last(self) -> None:
         """Wait for a moment without new RPCs, for at most half a second.

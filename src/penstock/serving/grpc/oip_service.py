@@ -74,8 +74,8 @@ async def _model_metadata(call: GrpcCall) -> pb.ModelMetadataResponse:
 
 
 async def _model_config(call: GrpcCall) -> pb.ModelConfigResponse:
-    found = config(call.request, call.message.name, call.message.version)
-    return pb.ModelConfigResponse(config=pb.ModelConfig(**found))
+    model_config = config(call.request, call.message.name, call.message.version)
+    return pb.ModelConfigResponse(config=pb.ModelConfig(**model_config))
 
 
 async def _statistics(call: GrpcCall) -> pb.ModelStatisticsResponse:
@@ -107,8 +107,11 @@ def _check_repository(call: GrpcCall) -> None:
         raise RefusalError(400, message, param="repository_name", code="unsupported_parameter")
 
 
-def _parameters(given: Any) -> dict[str, Any]:
-    return {name: getattr(one, one.WhichOneof("parameter_choice") or "string_param") for name, one in given.items()}
+def _parameters(parameters: Any) -> dict[str, Any]:
+    return {
+        name: getattr(parameter, parameter.WhichOneof("parameter_choice") or "string_param")
+        for name, parameter in parameters.items()
+    }
 
 
 async def _read(message: pb.ModelInferRequest) -> InferRequest:
@@ -116,7 +119,7 @@ async def _read(message: pb.ModelInferRequest) -> InferRequest:
 
 
 async def _written(response: InferResponse, model: str, request_id: str) -> pb.ModelInferResponse:
-    if sum(one.array.nbytes for one in response.outputs) < _LARGE_REQUEST:
+    if sum(output.array.nbytes for output in response.outputs) < _LARGE_REQUEST:
         return message_of(response, model, request_id)
     return await asyncio.to_thread(message_of, response, model, request_id)
 
@@ -179,36 +182,36 @@ class _Stream:
     async def _answer(self, data: bytes, request_id: str) -> None:
         """Handle one request; an error is sent as its response, and does not affect other requests."""
         rpc = self._call
-        one = rpc.gateway.begin(_ONE_OF_STREAM, rpc.context, rpc.request.headers, request_id)
+        call = rpc.gateway.begin(_ONE_OF_STREAM, rpc.context, rpc.request.headers, request_id)
         outcome, message = Outcome(), pb.ModelInferRequest()
-        with rpc.gateway.counted(outcome, one):
-            rpc.gateway.admission.count(one.request)
-            message = await one.parsed(data)
-            await self._respond(one, message)
+        with rpc.gateway.counted(outcome, call):
+            rpc.gateway.admission.count(call.request)
+            message = await call.parsed(data)
+            await self._respond(call, message)
         if outcome.refusal is not None:
             await self._send(_failed(message, outcome.refusal, request_id))
 
-    async def _respond(self, one: GrpcCall, message: pb.ModelInferRequest) -> None:
-        request, call = await _read(message), one.request
+    async def _respond(self, call: GrpcCall, message: pb.ModelInferRequest) -> None:
+        request, request_call = await _read(message), call.request
         model, version = message.model_name, message.model_version
-        method = found_method(call, model, version)
+        method = found_method(request_call, model, version)
         if method is not None:
-            await self._write(await run_method(call, method, request), method.name, message.id, True)
+            await self._write(await run_method(request_call, method, request), method.name, message.id, True)
             return
-        inference = await language_model(call, request, model, version)
+        inference = await language_model(request_call, request, model, version)
 
         async def send(response: InferResponse, is_last: bool) -> None:
             await self._write(response, inference.name, message.id, is_last)
 
-        if call.body.stream is not False:
+        if request_call.body.stream is not False:
             await inference.pieces(send)
         else:
             await send(await inference.whole(), True)
 
     async def _write(self, response: InferResponse, model: str, request_id: str, is_last: bool) -> None:
-        found = await _written(response, model, request_id)
-        set_parameter(found, FINAL, is_last)
-        await self._send(pb.ModelStreamInferResponse(infer_response=found))
+        response_message = await _written(response, model, request_id)
+        set_parameter(response_message, FINAL, is_last)
+        await self._send(pb.ModelStreamInferResponse(infer_response=response_message))
 
     async def _send(self, response: pb.ModelStreamInferResponse) -> None:
         async with self._writing:
@@ -222,14 +225,14 @@ class _Stream:
 
 def _failed(message: pb.ModelInferRequest, refusal: RefusalError, request_id: str) -> pb.ModelStreamInferResponse:
     """Return the error response to a request of a stream; its parameters replace a status and trailing metadata."""
-    found = pb.ModelStreamInferResponse(error_message=str(refusal)[:MAX_MESSAGE_CHARS])
-    response = found.infer_response
+    failed = pb.ModelStreamInferResponse(error_message=str(refusal)[:MAX_MESSAGE_CHARS])
+    response = failed.infer_response
     response.id, response.model_name = message.id[:MAX_ID_CHARS], message.model_name[:MAX_NAME_CHARS]
     response.parameters["code"].string_param = CODES[refusal.status].grpc
     for name, text in trailers_of(request_id, refusal):
         response.parameters[name].string_param = text
     response.parameters[FINAL].bool_param = True
-    return found
+    return failed
 
 
 async def _stream_infer(call: GrpcCall) -> None:

@@ -41,33 +41,33 @@ async def _info(call: GrpcCall) -> None:
 
 def _answer(request: pb.ServerReflectionRequest, response: pb.ServerReflectionResponse) -> None:
     kind = request.WhichOneof("message_request")
-    found: Any = None
+    file_proto: Any = None
     if kind == "list_services":
-        names = sorted(one.full_name for file in _FILES for one in file.services_by_name.values())
+        names = sorted(service.full_name for file in _FILES for service in file.services_by_name.values())
         response.list_services_response.service.extend(pb.ServiceResponse(name=name) for name in names)
         return
     if kind == "file_by_filename":
-        found = next((file for file in _FILES if file.name == request.file_by_filename), None)
+        file_proto = next((file for file in _FILES if file.name == request.file_by_filename), None)
     elif kind == "file_containing_symbol":
-        found = _file_of(request.file_containing_symbol)
+        file_proto = _file_of(request.file_containing_symbol)
     elif kind is None:
         response.error_response.error_code = _INVALID
         response.error_response.error_message = "The request has no message_request."
         return
-    if found is None:  # also requests for extensions, which these files do not have
+    if file_proto is None:  # also requests for extensions, which these files do not have
         response.error_response.error_code = _NOT_FOUND
         response.error_response.error_message = "No file or symbol has that name."
         return
-    response.file_descriptor_response.file_descriptor_proto.append(found.serialized_pb)
+    response.file_descriptor_response.file_descriptor_proto.append(file_proto.serialized_pb)
 
 
 def _file_of(symbol: str) -> Any:
     """Return the file of a service, method, message, field or enumeration, given its full name."""
     for file in _FILES:
         try:
-            found = file.pool.FindFileContainingSymbol(symbol)
+            descriptor = file.pool.FindFileContainingSymbol(symbol)
         except KeyError:
             continue
-        if found.name == file.name:  # the pool of health's messages has all those of the process
-            return found
+        if descriptor.name == file.name:  # the pool of health's messages has all those of the process
+            return descriptor
     return None

@@ -23,5 +23,5 @@ class GrpcTls:
 
     def _fetch(self) -> Any:
         """Return the new configuration, or None for no change; gRPC calls this at each handshake."""
-        found, self._next = self._next, None
-        return found
+        credentials, self._next = self._next, None
+        return credentials

@@ -21,17 +21,17 @@ def inflated(data: bytes, encoding: str, most: int, noun: str = "body") -> bytes
     """
     unpacker = zlib.decompressobj(ENCODINGS[encoding])
     try:
-        found = unpacker.decompress(data, most + 1)
+        body = unpacker.decompress(data, most + 1)
     except zlib.error as error:
-        raise _wrong(noun, encoding, str(error)) from None
-    if len(found) > most:
+        raise _invalid_stream(noun, encoding, str(error)) from None
+    if len(body) > most:
         raise RefusalError(413, f"The decompressed {noun} has more than {most} bytes.", code="body_too_large")
     if not unpacker.eof or unpacker.unused_data:
-        raise _wrong(noun, encoding, "data after its end" if unpacker.eof else "it is truncated")
-    return found
+        raise _invalid_stream(noun, encoding, "data after its end" if unpacker.eof else "it is truncated")
+    return body
 
 
-def _wrong(noun: str, encoding: str, why: str) -> RefusalError:
+def _invalid_stream(noun: str, encoding: str, why: str) -> RefusalError:
     return RefusalError(400, f"The {noun} is not a valid {encoding} stream: {why}.", code="invalid_compression")
 
 
@@ -43,20 +43,20 @@ def deflated(data: bytes, encoding: str, level: int = _LEVEL) -> bytes:
 
 def accepted(header: bytes) -> str:
     """Return the encoding of ENCODINGS that an Accept-Encoding header prefers; empty for none."""
-    best, found = 0.0, ""
+    best, coding = 0.0, ""
     for part in header[:256].decode("latin-1").split(","):
         name, *parameters = (piece.strip().lower() for piece in part.split(";"))
         weight = _weight(parameters)
         if name in ENCODINGS and weight > best:
-            best, found = weight, name
-    return found
+            best, coding = weight, name
+    return coding
 
 
 def _weight(parameters: list[str]) -> float:
-    for one in parameters:
-        if one.startswith("q="):
+    for parameter in parameters:
+        if parameter.startswith("q="):
             try:
-                return float(one[2:])
+                return float(parameter[2:])
             except ValueError:
                 return 0.0
     return 1.0

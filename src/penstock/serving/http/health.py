@@ -49,7 +49,7 @@ class Model(Body):
 
 
 class ModelList(Body):
-    """All models."""
+    """The list of models."""
 
     object: Literal["list"]
     data: list[Model]
@@ -68,7 +68,7 @@ class Version(Body):
 
 
 def _described(backend: Backend) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "id": backend.name,
         "object": "model",
         "created": 0,
@@ -78,8 +78,8 @@ def _described(backend: Backend) -> dict[str, Any]:
     }
     card = known_card(backend)
     if card is None:
-        return found
-    return found | {
+        return description
+    return description | {
         "created": card.created,
         "max_model_len": card.max_len,
         "version": card.version,
@@ -92,7 +92,7 @@ def _described(backend: Backend) -> dict[str, Any]:
 
 async def models(call: Call) -> Reply:
     """Return all models."""
-    return json_reply({"object": "list", "data": [_described(one) for one in call.models.list()]})
+    return json_reply({"object": "list", "data": [_described(backend) for backend in call.models.list()]})
 
 
 async def model(call: Call) -> Reply:

@@ -101,13 +101,13 @@ class _Sink:
             cycle.keep_alive = False
         elif not cycle.keep_alive:
             headers = [*headers, (b"connection", b"close")]
-        found, lines = [STATUS_LINE[status]], 2
-        for named in (cycle.default_headers, headers):
-            for name, value in named:
-                found += (name, b": ", value, b"\r\n")
-            lines += len(named)
-        found.append(b"\r\n")
-        head = b"".join(found)
+        pieces, lines = [STATUS_LINE[status]], 2
+        for pairs in (cycle.default_headers, headers):
+            for name, value in pairs:
+                pieces += (name, b": ", value, b"\r\n")
+            lines += len(pairs)
+        pieces.append(b"\r\n")
+        head = b"".join(pieces)
         if head.count(b"\n") != lines or head.count(b"\r") != lines:
             raise ValueError("a header contains a line break")
         return head

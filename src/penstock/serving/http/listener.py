@@ -42,8 +42,8 @@ class _Server(uvicorn.Server):
         def is_full(num_opening: int) -> bool:
             return num_opening + len(connections) >= limits.num_connections + MAX_REFUSED
 
-        for one in sockets or ():
-            acceptor = Acceptor(one, make, is_full, TOO_MANY_CONNECTIONS, config.ssl, limits.header_s)
+        for listening_socket in sockets or ():
+            acceptor = Acceptor(listening_socket, make, is_full, TOO_MANY_CONNECTIONS, config.ssl, limits.header_s)
             self.servers.append(acceptor)  # type: ignore[arg-type]
 
 

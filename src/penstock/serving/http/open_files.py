@@ -21,20 +21,20 @@ def raise_limit() -> int:
     only: a child's descriptors begin at 3.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _MAX_LIMIT)
+    target = _MAX_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _MAX_LIMIT)
     if soft == resource.RLIM_INFINITY:
         return _MAX_LIMIT
-    if soft < wanted:
+    if soft < target:
         with suppress(ValueError, OSError):  # a sandbox may forbid it: the service runs with what it has
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def fitting_connections(wanted: int, limit: int, num_listeners: int, num_others: int) -> int:
-    """Return how many connections each listener may have, ``wanted`` at most, so that descriptors never run out.
+def fitting_connections(num_wanted: int, limit: int, num_listeners: int, num_others: int) -> int:
+    """Return how many connections each listener may have, ``num_wanted`` at most, so that descriptors never run out.
 
     ``limit`` is the soft limit on open files; ``num_others`` descriptors are for worker processes and other listeners.
     At least half of the limit is left to connections.
     """
     reserve = min(limit // 2, _RESERVE + num_others)
-    return max(1, min(wanted, (limit - reserve) // num_listeners))
+    return max(1, min(num_wanted, (limit - reserve) // num_listeners))

@@ -23,14 +23,14 @@ _AS_BYTES = {"type": "string", "format": "binary", "description": "JSON, followe
 def describe(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 description of the operations."""
     types: list[Any] = []
-    for one in operations:
-        kinds = (one.answer, one.body, one.events, _error_of(one))
+    for operation in operations:
+        kinds = (operation.answer, operation.body, operation.events, _error_of(operation))
         types += [kind for kind in kinds if kind is not None and not isinstance(kind, tuple)]
-    found, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    schemas = dict(zip(types, found, strict=True))
+    type_schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas = dict(zip(types, type_schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for one in operations:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas)
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": __version__, "summary": "Inference of language models."},
@@ -42,8 +42,8 @@ def describe(operations: Sequence[Operation]) -> dict[str, Any]:
     }
 
 
-def _error_of(one: Operation) -> type[msgspec.Struct]:
-    return InferenceError if one.is_oip else Error
+def _error_of(operation: Operation) -> type[msgspec.Struct]:
+    return InferenceError if operation.is_oip else Error
 
 
 def _plain(schema: Any) -> Any:
@@ -65,64 +65,64 @@ Schemas = dict[Any, dict[str, Any]]
 """The JSON schema of each type: nearly always a reference to a component."""
 
 
-def _operation(one: Operation, schemas: Schemas) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "operationId": one.name,
-        "summary": one.summary,
-        "tags": [_tag_of(one)],
+def _operation(operation: Operation, schemas: Schemas) -> dict[str, Any]:
+    description: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "tags": [_tag_of(operation)],
         "responses": {
-            "200": _answer(one, schemas),
-            **{str(s): _refusal(s, one, schemas) for s in (*one.statuses, 405)},
+            "200": _answer(operation, schemas),
+            **{str(s): _refusal(s, operation, schemas) for s in (*operation.statuses, 405)},
         },
-        "security": [{}] if one.is_open else [{"key": []}, {}],
+        "security": [{}] if operation.is_open else [{"key": []}, {}],
     }
-    names = re.findall(r"\{(\w+)\}", one.path)
+    names = re.findall(r"\{(\w+)\}", operation.path)
     parameters = [
         {"name": n, "in": "path", "required": True, "schema": {"type": "string", "pattern": f"^{NAME}$"}} for n in names
     ]
-    if one.body is not None:
-        content: dict[str, Any] = {"application/json": {"schema": schemas[one.body]}}
-        if one.binary:
+    if operation.body is not None:
+        content: dict[str, Any] = {"application/json": {"schema": schemas[operation.body]}}
+        if operation.binary:
             content[_BYTES] = {"schema": _AS_BYTES}
-        found["requestBody"] = {"required": not one.media.is_optional, "content": content}
-        parameters += [{"name": n, "in": "header", "schema": schema} for n, schema in one.media.headers.items()]
+        description["requestBody"] = {"required": not operation.media.is_optional, "content": content}
+        parameters += [{"name": n, "in": "header", "schema": schema} for n, schema in operation.media.headers.items()]
     if parameters:
-        found["parameters"] = parameters
-    return found
+        description["parameters"] = parameters
+    return description
 
 
-def _tag_of(one: Operation) -> str:
+def _tag_of(operation: Operation) -> str:
     """Return the heading under which /docs shows the operation."""
-    if one.is_oip:
+    if operation.is_oip:
         return "Open Inference Protocol"
-    return "Service" if one.method == "GET" and one.path not in _MODELS else "OpenAI and vLLM"
+    return "Service" if operation.method == "GET" and operation.path not in _MODELS else "OpenAI and vLLM"
 
 
-def _answer(one: Operation, schemas: Schemas) -> dict[str, Any]:
-    if isinstance(one.answer, tuple):
-        content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in one.answer}
+def _answer(operation: Operation, schemas: Schemas) -> dict[str, Any]:
+    if isinstance(operation.answer, tuple):
+        content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in operation.answer}
     else:
-        content = {"application/json": {"schema": schemas[one.answer]}}
-    if one.binary:
+        content = {"application/json": {"schema": schemas[operation.answer]}}
+    if operation.binary:
         content[_BYTES] = {"schema": _AS_BYTES}
-    if one.events is not None:
+    if operation.events is not None:
         # Events are described as in OpenAPI 3.2, because 3.1 cannot describe the items of a stream.
-        note = "A JSON value with the schema `x-event`." + ("" if one.is_oip else " The last event is `[DONE]`.")
-        data = {"type": "string", "description": note, "x-event": schemas[one.events]}
+        note = "A JSON value with the schema `x-event`." + ("" if operation.is_oip else " The last event is `[DONE]`.")
+        data = {"type": "string", "description": note, "x-event": schemas[operation.events]}
         schema = {"type": "object", "properties": {"data": data}, "required": ["data"]}
         content[_EVENT_STREAM] = {"schema": schema}
     return {"description": "Success.", "headers": _headers(200), "content": content}
 
 
-def _refusal(status: int, one: Operation, schemas: Schemas) -> dict[str, Any]:
-    content = {"application/json": {"schema": schemas[_error_of(one)]}}
+def _refusal(status: int, operation: Operation, schemas: Schemas) -> dict[str, Any]:
+    content = {"application/json": {"schema": schemas[_error_of(operation)]}}
     return {"description": CODES[status].meaning, "headers": _headers(status), "content": content}
 
 
 def _headers(status: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"X-Request-Id": {"required": True, "schema": {"type": "string"}}}
+    response_headers: dict[str, Any] = {"X-Request-Id": {"required": True, "schema": {"type": "string"}}}
     if status in CODES and CODES[status].is_retriable:
-        found["Retry-After"] = {"required": True, "schema": {"type": "string", "pattern": "^[0-9]+$"}}
+        response_headers["Retry-After"] = {"required": True, "schema": {"type": "string", "pattern": "^[0-9]+$"}}
     if status == 405:
-        found["Allow"] = {"required": True, "schema": {"type": "string"}}
-    return found
+        response_headers["Allow"] = {"required": True, "schema": {"type": "string"}}
+    return response_headers

@@ -37,12 +37,12 @@ _HEADERS: Final[Headers] = [
 @cache
 def _table() -> dict[str, Reply]:
     """Return all files by name; only files that exist at the first request are ever served."""
-    found: dict[str, Reply] = {}
-    for one in files("penstock.serving").joinpath("page").iterdir():
-        kind = _TYPES.get(one.name[one.name.rfind(".") :])
-        if kind is not None and one.is_file():
-            found[one.name] = Reply(200, one.read_bytes(), kind.encode(), _HEADERS)
-    return found
+    replies: dict[str, Reply] = {}
+    for file in files("penstock.serving").joinpath("page").iterdir():
+        kind = _TYPES.get(file.name[file.name.rfind(".") :])
+        if kind is not None and file.is_file():
+            replies[file.name] = Reply(200, file.read_bytes(), kind.encode(), _HEADERS)
+    return replies
 
 
 @cache

@@ -122,23 +122,26 @@ class StatusHistory(Body):
 async def history(call: Call) -> Reply:
     """Return the history of each model."""
     series = call.metrics.history.series
-    models = {name: {"interval_s": one.interval_s, "at_s": one.at_s, **one.columns} for name, one in series.items()}
+    models = {
+        name: {"interval_s": model_series.interval_s, "at_s": model_series.at_s, **model_series.columns}
+        for name, model_series in series.items()
+    }
     return json_reply({"uptime_s": call.arrived - call.metrics.started, "models": models})
 
 
 async def status(call: Call) -> Reply:
     """Return the current models, workers, servables, counts and latencies."""
-    models = [model_status(one, call.metrics) for one in call.models.list()]
+    models = [model_status(backend, call.metrics) for backend in call.models.list()]
     uptime_s = call.arrived - call.metrics.started
     servables = call.metrics.servables
-    found = {
+    report = {
         "version": __version__,
         "uptime_s": uptime_s,
         "is_draining": call.models.is_draining,
         "models": models,
         "servables": [] if servables is None else servable_status(servables),
     }
-    return json_reply(found)
+    return json_reply(report)
 
 
 def _age(seconds: float) -> float | None:
@@ -148,8 +151,8 @@ def _age(seconds: float) -> float | None:
 
 def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
     """Return a model's status: workers, counts and latencies."""
-    figures, noted = backend.figures(), metrics.of_model(backend.name)
-    found: dict[str, Any] = {
+    figures, model_metrics = backend.figures(), metrics.of_model(backend.name)
+    report: dict[str, Any] = {
         "id": backend.name,
         "state": backend.state,
         "is_ready": backend.is_ready,
@@ -159,20 +162,20 @@ def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
         "num_finished": {} if figures is None else dict(figures.num_finished),
         "num_restarts": dict(backend.deaths()),
         "window": f"the last {WINDOW:,} requests; inter-token latency over the last {WINDOW:,} chunks",
-        "latency": {name: noted.percentiles(name) for name in _LATENCIES},
+        "latency": {name: model_metrics.percentiles(name) for name in _LATENCIES},
         "workers": [
             {
-                "name": one.name,
-                "status": one.status,
-                "pid": one.pid,
-                "version": one.version,
-                "heartbeat_age_s": _age(one.heartbeat_age_s),
-                "num_open": one.num_open,
+                "name": worker.name,
+                "status": worker.status,
+                "pid": worker.pid,
+                "version": worker.version,
+                "heartbeat_age_s": _age(worker.heartbeat_age_s),
+                "num_open": worker.num_open,
             }
-            for one in backend.workers()
+            for worker in backend.workers()
         ],
     }
     card = known_card(backend)
     if card is not None:
-        found |= {name: getattr(card, "max_len" if name == "max_model_len" else name) for name in _CARD}
-    return found
+        report |= {name: getattr(card, "max_len" if name == "max_model_len" else name) for name in _CARD}
+    return report

@@ -32,7 +32,7 @@ class UnixSocket:
         try:
             _make_room(self.path)
             self.socket.bind(str(self.path))
-            self._known = self.path.lstat()
+            self._status = self.path.lstat()
             self.path.chmod(0o600)  # safe, because no client can connect before ``listen``
             self.socket.listen(_BACKLOG)
         except OSError as error:
@@ -44,27 +44,27 @@ class UnixSocket:
             self.close()
             raise
 
-    _known: os.stat_result | None = None
+    _status: os.stat_result | None = None
 
     def close(self) -> None:
         """Stop listening and remove the path, unless another socket has replaced it."""
         self.socket.close()
         with suppress(OSError):
-            known, found = self._known, self.path.lstat()
-            if known is not None and (known.st_dev, known.st_ino) == (found.st_dev, found.st_ino):
+            own, status = self._status, self.path.lstat()
+            if own is not None and (own.st_dev, own.st_ino) == (status.st_dev, status.st_ino):
                 self.path.unlink()
-        self._known = None
+        self._status = None
 
 
 def _check_folder(path: Path) -> None:
     """Check the socket's folder: a user who may write to it could replace the socket."""
     try:
-        found = path.parent.stat()
+        status = path.parent.stat()
     except OSError as error:
         raise FileAccessError(f"{path.parent}: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise InvalidArgumentError(f"{path.parent}: expected a folder for the socket, found a file")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidArgumentError(
             f"{path.parent}: other users may write to the socket's folder. Use a private folder (mkdir -m 700)."
         )

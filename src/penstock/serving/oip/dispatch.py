@@ -39,10 +39,10 @@ def found_method(call: Call, name: str, version: str) -> Method | None:
     """
     if call.methods is None or not name:
         return None
-    found = call.methods.find(name, version)
-    if found is not None:
-        call.facts["model"], call.facts["version"] = found.name, found.version
-    return found
+    method = call.methods.find(name, version)
+    if method is not None:
+        call.facts["model"], call.facts["version"] = method.name, method.version
+    return method
 
 
 def model_called(call: Call, name: str) -> Backend:
@@ -50,27 +50,27 @@ def model_called(call: Call, name: str) -> Backend:
     if not name:
         raise RefusalError(400, "name is missing", param="name", code="missing_required_parameter")
     call.facts["model"] = name[:128]
-    return _known(call, name)
+    return _find_model(call, name)
 
 
-def _known(call: Call, name: str) -> Backend:
+def _find_model(call: Call, name: str) -> Backend:
     """Return the language model of a name.  Raises NotFoundError with the names of models and servables."""
     try:
         return call.models.get(name)
     except NotFoundError:
         if call.methods is None:
             raise
-        ready = [one.name for one in call.methods.index() if one.state == "READY"]
-        there = dict.fromkeys([*(one.name for one in call.models.list()), *ready])
-        raise NotFoundError(f"Model {name!r:.140} not found. Available: {', '.join(there) or 'none'}.") from None
+        ready = [model.name for model in call.methods.index() if model.state == "READY"]
+        names = dict.fromkeys([*(model.name for model in call.models.list()), *ready])
+        raise NotFoundError(f"Model {name!r:.140} not found. Available: {', '.join(names) or 'none'}.") from None
 
 
-def check_version(backend: Backend, version: str, found: int = 0) -> None:
-    """Raise a 404 error if ``version`` is set and is not the model's version (``found``, or else the current one)."""
-    there = str(found or backend.card.version)
-    if version not in ("", there):
+def check_version(backend: Backend, version: str, version_number: int = 0) -> None:
+    """Raise a 404 error if ``version`` is set and differs from ``version_number`` (0: the model's current one)."""
+    number = str(version_number or backend.card.version)
+    if version not in ("", number):
         raise RefusalError(
-            404, f"{backend.name} has no version {version[:32]!r}. Available: {there}.", param="model_version",
+            404, f"{backend.name} has no version {version[:32]!r}. Available: {number}.", param="model_version",
             code="version_not_found",
         )  # fmt: skip
 
@@ -94,8 +94,8 @@ async def language_model(call: Call, request: InferRequest, model: str, version:
     Raises NotFoundError before any other error.
     """
     if model:
-        _known(call, model)
-    is_large = any(one.array.size > _LARGE for one in request.inputs.values())
+        _find_model(call, model)
+    is_large = any(tensor.array.size > _LARGE for tensor in request.inputs.values())
     if is_large:
         return Inference(call, await asyncio.to_thread(read_language_request, request, model, version))
     return Inference(call, read_language_request(request, model, version))

@@ -50,15 +50,15 @@ def _inference(call: Call, is_stream: bool) -> Inference:
     if found_method(call, name, version) is not None:
         message = f"{show(name)} is a servable, not a language model. Use infer with tensors."
         raise RefusalError(400, message, param="model", code="not_a_language_model")
-    given = body
+    request_body = body
     if body.parameters is not None:
-        named = {key: value for key, value in msgspec.structs.asdict(body.parameters).items() if value is not None}
-        for key in named:
+        values = {key: value for key, value in msgspec.structs.asdict(body.parameters).items() if value is not None}
+        for key in values:
             is_twice = getattr(body, key) is not None
             refuse_if(is_twice, f"{key} must not be both in the body and in parameters", key)
-        given = msgspec.structs.replace(body, **named)
+        request_body = msgspec.structs.replace(body, **values)
     refuse_if(
-        given.stream is (not is_stream),
+        request_body.stream is (not is_stream),
         f"stream must be {str(is_stream).lower()} here. generate returns one response, generate_stream a stream.",
         "stream",
     )
@@ -66,7 +66,7 @@ def _inference(call: Call, is_stream: bool) -> Inference:
     refuse_if((text is None) is (ids is None), "text_input: set either text_input or input_ids", "text_input")
     request = LanguageRequest(
         id=body.id or "", model=name, version=version, prompt=ids if text is None else text,
-        prompt_name="input_ids" if text is None else "text_input", rank=1, body=given, outputs=tuple(OUTPUTS),
+        prompt_name="input_ids" if text is None else "text_input", rank=1, body=request_body, outputs=tuple(OUTPUTS),
     )  # fmt: skip
     return Inference(call, request)
 
@@ -78,11 +78,11 @@ def _head(inference: Inference, response: InferResponse) -> dict[str, Any]:
 
 def _columns(response: InferResponse) -> dict[str, list[Any]]:
     """Return the values of all answers by output."""
-    found: dict[str, list[Any]] = {}
-    for one in response.outputs:
-        values = one.array.tolist()
-        found[one.name] = [value.decode() for value in values] if one.datatype == "BYTES" else values
-    found["output_ids"] = [
-        ids[:count] for ids, count in zip(found["output_ids"], found["num_output_tokens"], strict=True)
+    columns: dict[str, list[Any]] = {}
+    for output in response.outputs:
+        values = output.array.tolist()
+        columns[output.name] = [value.decode() for value in values] if output.datatype == "BYTES" else values
+    columns["output_ids"] = [
+        ids[:count] for ids, count in zip(columns["output_ids"], columns["num_output_tokens"], strict=True)
     ]
-    return found
+    return columns

@@ -47,9 +47,9 @@ class InferBody:
 
     def check_path(self, name: str, version: str) -> None:
         """Raise MisfitError if the body names another model or version than the path."""
-        for field, there in (("model_name", name), ("model_version", version)):
-            if self.repeated.get(field, there) != there:
-                raise wrong(field, f"{field} must be {show(there)} as in the path, not {show(self.repeated[field])}")
+        for field, expected in (("model_name", name), ("model_version", version)):
+            if self.repeated.get(field, expected) != expected:
+                raise wrong(field, f"{field} must be {show(expected)} as in the path, not {show(self.repeated[field])}")
 
 
 def read_body(data: bytes, json_bytes: int) -> InferBody:
@@ -62,33 +62,33 @@ def read_body(data: bytes, json_bytes: int) -> InferBody:
     body = decode_body(data[:json_bytes], bodies.InferRequest)
     parameters = body.parameters or {}
     is_binary: bool = converted(parameters.pop("binary_data_output", False), bool, "binary_data_output")
-    rest, at = memoryview(data)[json_bytes:], 0
+    raw, at = memoryview(data)[json_bytes:], 0
     inputs: dict[str, Tensor] = {}
-    for index, one in enumerate(body.inputs):
-        name = one.name
+    for index, tensor in enumerate(body.inputs):
+        name = tensor.name
         check_new(name, inputs, index)
-        num_bytes = None if one.parameters is None else one.parameters.binary_data_size
+        num_bytes = None if tensor.parameters is None else tensor.parameters.binary_data_size
         if num_bytes is None:
-            array = _array(one, What(name))
+            array = _array(tensor, What(name))
         else:
-            if one.data is not None:
+            if tensor.data is not None:
                 raise wrong(name, f"the input {show(name)} must have data or binary_data_size, not both")
-            if num_bytes > len(rest) - at:
+            if num_bytes > len(raw) - at:
                 raise wrong(
                     name,
-                    f"the input {show(name)} has binary_data_size {num_bytes}, but {len(rest) - at} bytes are left",
+                    f"the input {show(name)} has binary_data_size {num_bytes}, but {len(raw) - at} bytes are left",
                 )
-            array = raw_array(name, one.datatype, one.shape, rest[at : at + num_bytes])
+            array = raw_array(name, tensor.datatype, tensor.shape, raw[at : at + num_bytes])
             at += num_bytes
-        inputs[name] = Tensor(name, one.datatype, array)
-    if at != len(rest):
-        raise _not_read(f"body: expected {at} bytes after the JSON by binary_data_size, found {len(rest)}")
+        inputs[name] = Tensor(name, tensor.datatype, array)
+    if at != len(raw):
+        raise _not_read(f"body: expected {at} bytes after the JSON by binary_data_size, found {len(raw)}")
     binary: dict[str, bool] = {}
-    for wanted in body.outputs or ():
-        if wanted.name in binary:
-            raise wrong(wanted.name, f"the output {show(wanted.name)} is requested twice")
-        own = None if wanted.parameters is None else wanted.parameters.binary_data
-        binary[wanted.name] = is_binary if own is None else own
+    for output in body.outputs or ():
+        if output.name in binary:
+            raise wrong(output.name, f"the output {show(output.name)} is requested twice")
+        own = None if output.parameters is None else output.parameters.binary_data
+        binary[output.name] = is_binary if own is None else own
     repeated = {name: value for name in ("model_name", "model_version") if (value := getattr(body, name))}
     return InferBody(InferRequest(body.id or "", inputs, tuple(binary), parameters), is_binary, binary, repeated)
 
@@ -98,9 +98,9 @@ def _not_read(message: str) -> RefusalError:
     return RefusalError(400, message, code="invalid_json")
 
 
-def _array(one: bodies.InferInput, what: What) -> NDArray[Any]:
+def _array(tensor: bodies.InferInput, what: What) -> NDArray[Any]:
     """Return the elements of an input whose data is JSON."""
-    name, datatype, shape, data = one.name, one.datatype, one.shape, one.data
+    name, datatype, shape, data = tensor.name, tensor.datatype, tensor.shape, tensor.data
     count = check_head(name, datatype, shape)
     if data is None:
         raise wrong(name, f"{what} has neither data nor binary_data_size", "missing")
@@ -112,8 +112,10 @@ def _array(one: bodies.InferInput, what: What) -> NDArray[Any]:
     kinds = set(map(type, elements))
     allowed = _KINDS.get(datatype, {int})
     if kinds - allowed:
-        found = next(element for element in elements if type(element) not in allowed)
-        raise wrong(name, f"{what} is {datatype}: data must be {_WORDS.get(datatype, 'integers')}, not {show(found)}")
+        wrong_element = next(element for element in elements if type(element) not in allowed)
+        raise wrong(
+            name, f"{what} is {datatype}: data must be {_WORDS.get(datatype, 'integers')}, not {show(wrong_element)}"
+        )
     if datatype == "BYTES":
         return byte_array([text.encode() for text in elements], shape)
     return frozen(_numbers(elements, datatype, name, what).reshape(tuple(shape)))
@@ -128,14 +130,14 @@ _WORDS: Final = {"BOOL": "true or false", "BYTES": "strings", **dict.fromkeys(_F
 def _flat(data: list[Any], shape: Sequence[int], name: str, what: What) -> list[Any]:
     """Return the elements in row-major order from flat or nested lists."""
     level = data
-    if not any(type(one) is list for one in level[:1]):
+    if not any(type(element) is list for element in level[:1]):
         return level
     for dim, size in enumerate(shape):
         if dim == 0:
             if len(level) != size:
                 raise wrong(name, f"{what} has {size} rows by its shape, but {len(level)} in its data")
             continue
-        if any(type(one) is not list or len(one) != size for one in level):
+        if any(type(element) is not list or len(element) != size for element in level):
             raise wrong(name, f"{what}: expected lists of {size} elements at level {dim} of the data, by its shape")
         level = list(chain.from_iterable(level))
     return level
@@ -163,13 +165,13 @@ def _numbers(elements: list[Any], datatype: str, name: str, what: What) -> NDArr
     except OverflowError:
         wide = np.array([math.inf])
     with np.errstate(over="ignore"):
-        found = wide.astype("<f4" if datatype == "BF16" else kind)
+        numbers = wide.astype("<f4" if datatype == "BF16" else kind)
     if datatype == "BF16":
-        rounded = float32_to_bfloat16(found)
-        found = bfloat16_to_float32(rounded)
-    if not np.isfinite(found).all():
+        rounded = float32_to_bfloat16(numbers)
+        numbers = bfloat16_to_float32(rounded)
+    if not np.isfinite(numbers).all():
         raise wrong(name, f"{what} is {datatype}, but has numbers outside its range")
-    return rounded if datatype == "BF16" else found
+    return rounded if datatype == "BF16" else numbers
 
 
 def body_of(body: InferBody, model: str, response: InferResponse) -> tuple[bytes, int | None]:
@@ -178,14 +180,14 @@ def body_of(body: InferBody, model: str, response: InferResponse) -> tuple[bytes
     Raises a 400 error for an output that JSON cannot represent, which the client may request as bytes.
     """
     outputs, raws = [], []
-    for one in response.outputs:
-        found: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": [*one.array.shape]}
-        if body.binary.get(one.name, body.is_binary):
-            raws.append(encode_array(one.datatype, one.array))
-            found["parameters"] = {"binary_data_size": len(raws[-1])}
+    for output in response.outputs:
+        description: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": [*output.array.shape]}
+        if body.binary.get(output.name, body.is_binary):
+            raws.append(encode_array(output.datatype, output.array))
+            description["parameters"] = {"binary_data_size": len(raws[-1])}
         else:
-            found["data"] = _listed(one)
-        outputs.append(found)
+            description["data"] = _listed(output)
+        outputs.append(description)
     head: dict[str, Any] = {"model_name": model, "model_version": response.version, "outputs": outputs}
     if body.request.request_id:
         head["id"] = body.request.request_id
@@ -212,10 +214,10 @@ def _listed(tensor: Tensor) -> list[Any]:
 
 def _not_finite(outputs: Sequence[Tensor]) -> RefusalError:
     """Return the error for an output with numbers that the JSON encoder refused."""
-    for one in outputs:
-        array = bfloat16_to_float32(one.array) if one.datatype == "BF16" else one.array
+    for output in outputs:
+        array = bfloat16_to_float32(output.array) if output.datatype == "BF16" else output.array
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            return _not_json(one.name, "numbers that are not finite")
+            return _not_json(output.name, "numbers that are not finite")
     raise ValueError("the response cannot be encoded as JSON")
 
 

@@ -72,10 +72,10 @@ class Choice:
 
 def read_language_request(request: InferRequest, model: str, version: str) -> LanguageRequest:
     """Check a request and return it.  Raises MisfitError with the name of the input, output or parameter at fault."""
-    inputs, given = dict(request.inputs), dict(request.parameters)
+    inputs, parameters = dict(request.inputs), dict(request.parameters)
     for name in _HINTS:
-        converted(given.pop(name, False), bool, name)
-    values = {name: _object(value, name) if name in _OBJECTS else value for name, value in given.items()}
+        converted(parameters.pop(name, False), bool, name)
+    values = {name: _object(value, name) if name in _OBJECTS else value for name, value in parameters.items()}
     prompts = [inputs.pop(name) for name in _PROMPTS if name in inputs]
     for name, tensor in inputs.items():
         if name in values:
@@ -174,23 +174,23 @@ def response_of(request: LanguageRequest, version: int, choices: Sequence[Choice
     outputs = []
     for name in request.outputs:
         if name == "output_ids":
-            longest = max(len(one.token_ids) for one in choices)
-            rows = [one.token_ids + [-1] * (longest - len(one.token_ids)) for one in choices]
+            longest = max(len(choice.token_ids) for choice in choices)
+            rows = [choice.token_ids + [-1] * (longest - len(choice.token_ids)) for choice in choices]
             array = frozen(np.array(rows, np.int32).reshape(len(choices), longest))
         elif OUTPUTS[name] == "BYTES":
-            array = byte_array([_COLUMNS[name](one).encode() for one in choices], shape)
+            array = byte_array([_COLUMNS[name](choice).encode() for choice in choices], shape)
         else:
-            array = frozen(np.array([_COLUMNS[name](one) for one in choices], np.int32).reshape(shape))
+            array = frozen(np.array([_COLUMNS[name](choice) for choice in choices], np.int32).reshape(shape))
         outputs.append(Tensor(name, OUTPUTS[name], array))
     return InferResponse(str(version), outputs)
 
 
 _COLUMNS: Final[dict[str, Callable[[Choice], Any]]] = {
-    "text_output": lambda one: "".join(one.texts),
-    "finish_reason": lambda one: one.finish_reason,
-    "index": lambda one: one.index,
-    "num_prompt_tokens": lambda one: one.num_prompt_tokens,
-    "num_output_tokens": lambda one: len(one.token_ids),
+    "text_output": lambda choice: "".join(choice.texts),
+    "finish_reason": lambda choice: choice.finish_reason,
+    "index": lambda choice: choice.index,
+    "num_prompt_tokens": lambda choice: choice.num_prompt_tokens,
+    "num_output_tokens": lambda choice: len(choice.token_ids),
 }
 
 

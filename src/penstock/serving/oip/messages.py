@@ -55,14 +55,14 @@ def read_message(message: pb.ModelInferRequest) -> InferRequest:
             "raw_input_contents",
             f"raw_input_contents must have one entry for each of {len(message.inputs)} inputs, not {len(raws)}",
         )
-    found: dict[str, Tensor] = {}
-    for index, one in enumerate(message.inputs):
-        name = one.name
-        check_new(name, found, index)
-        if one.parameters:
-            _check_parameters(one, raws[index] if raws else None)
-        found[name] = Tensor(name, one.datatype, _array(one, raws[index] if raws else None))
-    return InferRequest(message.id, found, _outputs(message), _parameters(message.parameters))
+    tensors: dict[str, Tensor] = {}
+    for index, tensor in enumerate(message.inputs):
+        name = tensor.name
+        check_new(name, tensors, index)
+        if tensor.parameters:
+            _check_parameters(tensor, raws[index] if raws else None)
+        tensors[name] = Tensor(name, tensor.datatype, _array(tensor, raws[index] if raws else None))
+    return InferRequest(message.id, tensors, _outputs(message), _parameters(message.parameters))
 
 
 def _check_parameters(message: Any, raw: bytes | None) -> None:
@@ -91,7 +91,9 @@ def _typed(message: Any) -> NDArray[Any]:
     field = _FIELDS.get(datatype)
     if field is None:
         raise wrong(name, f"{what} is {datatype}, which must be sent in raw_input_contents")
-    others = [one.name for one, _ in message.contents.ListFields() if one.name != field]
+    others = [
+        field_descriptor.name for field_descriptor, _ in message.contents.ListFields() if field_descriptor.name != field
+    ]
     if others:
         raise wrong(name, f"{what} is {datatype}: its elements must be in {field}, not in {others[0]}")
     values = getattr(message.contents, field)
@@ -114,36 +116,36 @@ def _outputs(message: pb.ModelInferRequest) -> tuple[str, ...]:
     if len(message.outputs) > MAX_TENSORS:
         raise MisfitError("outputs", f"outputs must be at most {MAX_TENSORS} names, not {len(message.outputs)}")
     names: list[str] = []
-    for one in message.outputs:
-        if one.name in names:
-            raise wrong(one.name, f"the output {show(one.name)} is requested twice")
-        if one.parameters:
-            text = f"the output {show(one.name)} has an unknown parameter: {show(min(one.parameters))}"
-            raise wrong(one.name, text, "unknown")
-        names.append(one.name)
+    for output in message.outputs:
+        if output.name in names:
+            raise wrong(output.name, f"the output {show(output.name)} is requested twice")
+        if output.parameters:
+            text = f"the output {show(output.name)} has an unknown parameter: {show(min(output.parameters))}"
+            raise wrong(output.name, text, "unknown")
+        names.append(output.name)
     return tuple(names)
 
 
-def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a message's parameters.  Raises MisfitError for a parameter without a value."""
-    found: dict[str, Any] = {}
-    for name, parameter in given.items():
+    values: dict[str, Any] = {}
+    for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
         if choice is None:
             raise wrong(name, f"parameters[{show(name)}] has no value")
-        found[name] = getattr(parameter, choice)
-    return found
+        values[name] = getattr(parameter, choice)
+    return values
 
 
 def message_of(response: InferResponse, model: str, request_id: str) -> pb.ModelInferResponse:
     """Return a response with raw contents as a message."""
-    found = pb.ModelInferResponse(model_name=model, model_version=response.version, id=request_id)
-    for one in response.outputs:
-        found.outputs.add(name=one.name, datatype=one.datatype, shape=one.array.shape)
-        found.raw_output_contents.append(encode_array(one.datatype, one.array))
+    response_message = pb.ModelInferResponse(model_name=model, model_version=response.version, id=request_id)
+    for output in response.outputs:
+        response_message.outputs.add(name=output.name, datatype=output.datatype, shape=output.array.shape)
+        response_message.raw_output_contents.append(encode_array(output.datatype, output.array))
     for name, value in response.parameters.items():
-        set_parameter(found, name, value)
-    return found
+        set_parameter(response_message, name, value)
+    return response_message
 
 
 def set_parameter(message: Any, name: str, value: bool | int | float | str) -> None:

@@ -29,21 +29,21 @@ def config(call: Call, name: str, version: str) -> dict[str, Any]:
 
 def _of_method(method: Method) -> dict[str, Any]:
     how = method.running
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "name": method.name, "platform": "penstock_servable", "backend": "penstock", "version_policy": how.policy,
         "max_batch_size": method.max_batch_size,
-        "input": [_named(one.name, one.datatype, one.shape[1:]) for one in method.inputs],
-        "output": [_named(one.name, one.datatype, one.shape[1:]) for one in method.outputs],
+        "input": [_tensor_entry(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in method.inputs],
+        "output": [_tensor_entry(tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in method.outputs],
         "instance_group": [{"name": name, "kind": "KIND_CPU", "count": count} for name, count in how.processes.items()],
         "model_transaction_policy": {"decoupled": False},
     }  # fmt: skip
     if how.batch_sizes:
-        found["dynamic_batching"] = {
+        description["dynamic_batching"] = {
             "preferred_batch_size": [*how.batch_sizes],
             "max_queue_delay_microseconds": int(how.max_delay_s * 1e6),
             "default_queue_policy": {"allow_timeout_override": True, "max_queue_size": how.max_waiting},
         }
-    return found
+    return description
 
 
 def _of_backend(backend: Backend) -> dict[str, Any]:
@@ -52,12 +52,14 @@ def _of_backend(backend: Backend) -> dict[str, Any]:
     return {
         "name": backend.name, "platform": "penstock", "backend": "penstock",
         "version_policy": {"latest": {"num_versions": 1}}, "max_batch_size": 0,
-        "input": [_named(name, datatype, (-1,))],
-        "output": [_named(one, kind, (-1, -1) if one == "output_ids" else (-1,)) for one, kind in OUTPUTS.items()],
+        "input": [_tensor_entry(name, datatype, (-1,))],
+        "output": [
+            _tensor_entry(name, kind, (-1, -1) if name == "output_ids" else (-1,)) for name, kind in OUTPUTS.items()
+        ],
         "instance_group": [{"name": backend.name, "kind": "KIND_CPU", "count": len(backend.workers())}],
         "model_transaction_policy": {"decoupled": True},
     }  # fmt: skip
 
 
-def _named(name: str, datatype: str, sizes: Iterable[int]) -> dict[str, Any]:
+def _tensor_entry(name: str, datatype: str, sizes: Iterable[int]) -> dict[str, Any]:
     return {"name": name, "data_type": CONFIG_TYPES[datatype], "dims": [*sizes]}

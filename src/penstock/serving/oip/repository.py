@@ -60,7 +60,7 @@ def _servables(call: Call, name: str) -> Methods:
     call.facts["model"] = name[:128]
     if not name:
         raise RefusalError(400, "model_name is missing", param="model_name", code="missing_required_parameter")
-    if any(one.name == name for one in call.models.list()):
+    if any(backend.name == name for backend in call.models.list()):
         message = f"{show(name)} is a language model. Use the admin socket to change it (see `penstock models --help`)."
         raise RefusalError(400, message, param="model", code="language_model")
     if call.methods is None:

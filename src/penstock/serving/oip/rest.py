@@ -64,17 +64,17 @@ async def server(call: Call) -> Reply:
 
 async def model(call: Call) -> Reply:
     """Return a model's inputs and outputs."""
-    return json_reply(metadata(call, *_named(call)))
+    return json_reply(metadata(call, *_model_and_version(call)))
 
 
 async def model_config(call: Call) -> Reply:
     """Return a model's configuration."""
-    return json_reply(config(call, *_named(call)))
+    return json_reply(config(call, *_model_and_version(call)))
 
 
 async def model_ready(call: Call) -> Reply:
     """Report whether a model accepts requests; 503 if not."""
-    name, version = _named(call)
+    name, version = _model_and_version(call)
     if not is_model_ready(call, name, version):
         raise RefusalError(503, f"{name} is not ready", param="model", code="not_ready")
     return json_reply({"name": name, "ready": True})
@@ -82,7 +82,7 @@ async def model_ready(call: Call) -> Reply:
 
 async def model_statistics(call: Call) -> Reply:
     """Return the statistics of a model, or of all models."""
-    return json_reply(statistics(call, *_named(call)))
+    return json_reply(statistics(call, *_model_and_version(call)))
 
 
 async def repository_index(call: Call) -> Reply:
@@ -110,7 +110,7 @@ def _parameters(struct: msgspec.Struct | None) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _named(call: Call) -> tuple[str, str]:
+def _model_and_version(call: Call) -> tuple[str, str]:
     values = call.path_values
     return values.get("model", ""), values.get("version", "")
 
@@ -119,24 +119,24 @@ async def infer(call: Call) -> Reply:
     """Run inference on tensors and return the whole response."""
     json_bytes = _json_bytes(call)
     body = await decode(len(call.data), lambda: read_body(call.data, json_bytes))
-    name, version = _named(call)
+    name, version = _model_and_version(call)
     body.check_path(name, version)
     called, response = await answer(call, body.request, name, version)
     encoding = accepted(call.headers.get(b"accept-encoding", b""))
-    if sum(one.array.nbytes for one in response.outputs) < _LARGE:
+    if sum(output.array.nbytes for output in response.outputs) < _LARGE:
         return _reply(body, called, response, encoding)
     return await asyncio.to_thread(_reply, body, called, response, encoding)
 
 
 def _json_bytes(call: Call) -> int:
     """Return the length of the JSON part of the body in bytes."""
-    given = call.headers.get(_LENGTH_HEADER)
-    if given is None:
+    header = call.headers.get(_LENGTH_HEADER)
+    if header is None:
         return len(call.data)
-    if not given.isdigit() or len(given) > 19:
+    if not header.isdigit() or len(header) > 19:
         message = "Inference-Header-Content-Length must be a number of bytes"
         raise RefusalError(400, message, param="Inference-Header-Content-Length", code="invalid_header")
-    return int(given)
+    return int(header)
 
 
 def _reply(body: InferBody, model: str, response: InferResponse, encoding: str) -> Reply:

@@ -42,13 +42,13 @@ def metadata(call: Call, name: str, version: str) -> dict[str, Any]:
     if method is not None:
         return {
             "name": name, "versions": [*method.versions], "platform": "penstock_servable",
-            "inputs": [_spec(one.name, one.datatype, one.shape) for one in method.inputs],
-            "outputs": [_spec(one.name, one.datatype, one.shape) for one in method.outputs],
+            "inputs": [_spec(tensor.name, tensor.datatype, tensor.shape) for tensor in method.inputs],
+            "outputs": [_spec(tensor.name, tensor.datatype, tensor.shape) for tensor in method.outputs],
         }  # fmt: skip
     backend = model_called(call, name)
     check_version(backend, version)
     outputs = [
-        _spec(one, datatype, (-1, -1) if one == "output_ids" else (-1,)) for one, datatype in OUTPUTS.items()
+        _spec(output, datatype, (-1, -1) if output == "output_ids" else (-1,)) for output, datatype in OUTPUTS.items()
     ]  # fmt: skip
     return {
         "name": backend.name, "versions": [str(backend.card.version)], "platform": "penstock",
@@ -81,10 +81,10 @@ def statistics(call: Call, name: str = "", version: str = "") -> dict[str, Any]:
             backend = model_called(call, name)
             check_version(backend, version)
             return {"model_stats": [_of_backend(backend, call.metrics)]}
-        methods = [one for one in methods if one.name == method.name] if not version else [method]
-        return {"model_stats": [_of_method(one) for one in methods or [method]]}
-    ready = [one for one in call.models.list() if known_card(one) is not None]
-    return {"model_stats": [*(_of_backend(one, call.metrics) for one in ready), *map(_of_method, methods)]}
+        methods = [model for model in methods if model.name == method.name] if not version else [method]
+        return {"model_stats": [_of_method(model) for model in methods or [method]]}
+    ready = [model for model in call.models.list() if known_card(model) is not None]
+    return {"model_stats": [*(_of_backend(model, call.metrics) for model in ready), *map(_of_method, methods)]}
 
 
 def _duration(count: int = 0, ns: float = 0) -> dict[str, int]:
@@ -92,14 +92,14 @@ def _duration(count: int = 0, ns: float = 0) -> dict[str, int]:
 
 
 def _entry(name: str, version: str, counts: MethodStatistics, batches: list[dict[str, Any]]) -> dict[str, Any]:
-    done, none = counts.num_success, _duration()
+    num_success, none = counts.num_success, _duration()
     return {
         "name": name, "version": version, "last_inference": counts.last_inference_ms,
         "inference_count": counts.num_inferences, "execution_count": counts.num_executions,
         "inference_stats": {
-            "success": _duration(done, counts.success_ns), "fail": _duration(counts.num_fail, counts.fail_ns),
-            "queue": _duration(done, counts.queue_ns), "compute_input": none,
-            "compute_infer": _duration(done, counts.compute_ns), "compute_output": none,
+            "success": _duration(num_success, counts.success_ns), "fail": _duration(counts.num_fail, counts.fail_ns),
+            "queue": _duration(num_success, counts.queue_ns), "compute_input": none,
+            "compute_infer": _duration(num_success, counts.compute_ns), "compute_output": none,
             "cache_hit": none, "cache_miss": none,
         },
         "batch_stats": batches,
@@ -109,51 +109,54 @@ def _entry(name: str, version: str, counts: MethodStatistics, batches: list[dict
 def _of_method(method: Method) -> dict[str, Any]:
     counts, none = method.statistics, _duration()
     batches = [
-        {"batch_size": size, "compute_input": none, "compute_infer": _duration(*found), "compute_output": none}
-        for size, found in sorted(counts.batch_sizes.items())
+        {"batch_size": size, "compute_input": none, "compute_infer": _duration(*durations), "compute_output": none}
+        for size, durations in sorted(counts.batch_sizes.items())
     ]
     return _entry(method.name, method.version, counts, batches)
 
 
 def _of_backend(backend: Backend, metrics: Metrics) -> dict[str, Any]:
     """Return the statistics of a language model, summed over its versions and all protocols; times are from Metrics."""
-    noted, figures = metrics.of_model(backend.name), backend.figures()
-    ended, queued = noted.histograms["e2e_request_latency_seconds"], noted.histograms["request_queue_time_seconds"]
+    model_metrics, figures = metrics.of_model(backend.name), backend.figures()
+    latency, queue_time = (
+        model_metrics.histograms["e2e_request_latency_seconds"],
+        model_metrics.histograms["request_queue_time_seconds"],
+    )
     counts = MethodStatistics(
-        num_inferences=noted.finished["stop"] + noted.finished["length"],
+        num_inferences=model_metrics.finished["stop"] + model_metrics.finished["length"],
         num_executions=figures.num_steps if figures is not None else 0,
-        last_inference_ms=noted.last_ended_ms,
-        num_success=sum(ended.counts),
-        success_ns=int(ended.total * _NS),
-        num_fail=noted.finished["error"],
-        queue_ns=int(queued.total * _NS),
-        compute_ns=int(noted.histograms["request_inference_time_seconds"].total * _NS),
+        last_inference_ms=model_metrics.last_ended_ms,
+        num_success=sum(latency.counts),
+        success_ns=int(latency.total * _NS),
+        num_fail=model_metrics.finished["error"],
+        queue_ns=int(queue_time.total * _NS),
+        compute_ns=int(model_metrics.histograms["request_inference_time_seconds"].total * _NS),
     )
     return _entry(backend.name, str(backend.card.version), counts, [])
 
 
 def index(call: Call, is_ready: bool = False) -> list[dict[str, str]]:
     """Return all versions of all models and servables; with ``is_ready`` only those that are ready."""
-    found = [
+    entries = [
         {
-            "name": one.name,
-            "version": _version(one),
-            "state": _STATES[one.state],
-            "reason": without_folders(one.error)[:1000],
+            "name": version.name,
+            "version": _version(version),
+            "state": _STATES[version.state],
+            "reason": without_folders(version.error)[:1000],
         }
-        for one in call.models.list()
+        for version in call.models.list()
     ]
     if call.methods is not None:
-        found += [
+        entries += [
             {
-                "name": one.name,
-                "version": one.version,
-                "state": one.state,
-                "reason": without_folders(one.reason)[:1000],
+                "name": version.name,
+                "version": version.version,
+                "state": version.state,
+                "reason": without_folders(version.reason)[:1000],
             }
-            for one in call.methods.index()
+            for version in call.methods.index()
         ]
-    return [one for one in found if one["state"] == "READY" or not is_ready]
+    return [version for version in entries if version["state"] == "READY" or not is_ready]
 
 
 def _version(backend: Backend) -> str:

@@ -54,12 +54,12 @@ def check_id(request_id: str) -> None:
         raise MisfitError("id", f"id must have at most {MAX_ID_CHARS} characters, not {len(request_id)}")
 
 
-def check_new(name: str, found: Any, index: int) -> None:
+def check_new(name: str, names: Any, index: int) -> None:
     """Raise MisfitError if the name of input ``index`` is invalid, or if an earlier input has the same name."""
     if not 0 < len(name) <= MAX_NAME_CHARS:
         what = f"inputs[{index}]"
         raise wrong(what, f"{what} must have a name of 1 to {MAX_NAME_CHARS} characters, not {show(name)}")
-    if name in found:
+    if name in names:
         raise wrong(name, f"the input {show(name)} appears twice")
 
 

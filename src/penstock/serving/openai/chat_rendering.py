@@ -37,10 +37,10 @@ class ChatRendering(Rendering):
                 f'{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}'
             )
             out = self._begin + role + self._end
-        found = None if self._logprobs is None else self._logprobs.of(delta.logprobs or [])
-        if delta.text or delta.finish_reason is not None or (found is not None and found["content"]):
-            piece = f'"content":{quoted(delta.text)}' if delta.text or found is not None else ""
-            listed = "null" if found is None else json.dumps(found, separators=(",", ":"))
+        logprobs = None if self._logprobs is None else self._logprobs.of(delta.logprobs or [])
+        if delta.text or delta.finish_reason is not None or (logprobs is not None and logprobs["content"]):
+            piece = f'"content":{quoted(delta.text)}' if delta.text or logprobs is not None else ""
+            listed = "null" if logprobs is None else json.dumps(logprobs, separators=(",", ":"))
             reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
             choice = f'{{"index":{index},"delta":{{{piece}}},"logprobs":{listed},"finish_reason":{reason}}}'
             out += self._begin + choice + self._end

@@ -78,12 +78,12 @@ class CompletionRendering(Rendering):
     def event(self, prompt: int, answer: Answer, delta: Delta) -> bytes:
         """Return the event of a delta; empty for an incomplete character."""
         index = prompt * self._num_each + delta.index
-        text, found = self._texts[index].take(delta, answer)
-        if not text and found is None and delta.finish_reason is None:
+        text, logprobs = self._texts[index].take(delta, answer)
+        if not text and logprobs is None and delta.finish_reason is None:
             return b""
-        logprobs = "null" if found is None else json.dumps(found, separators=(",", ":"))
+        logprobs_json = "null" if logprobs is None else json.dumps(logprobs, separators=(",", ":"))
         reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
-        choice = f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs},"finish_reason":{reason}}}'
+        choice = f'{{"index":{index},"text":{quoted(text)},"logprobs":{logprobs_json},"finish_reason":{reason}}}'
         return (self._begin + choice + self._end).encode()
 
     def keep(self, prompt: int, answer: Answer, delta: Delta) -> None:

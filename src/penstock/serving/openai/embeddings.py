@@ -22,14 +22,14 @@ async def embeddings(call: Call) -> Reply:
     prompts = [ids for ids, _ in await prompts_of(backend, body.input, "input", body)]
     options = options_of(call, body)
     pooling, normalize = body.pooling or "mean", body.normalize is not False
-    found = await backend.embed(prompts, pooling, normalize, options, request_id=call.request_id)
+    results = await backend.embed(prompts, pooling, normalize, options, request_id=call.request_id)
     is_text = body.encoding_format == "base64"
     data: list[dict[str, Any]] = []
-    for index, one in enumerate(found):
-        vector: Any = one.vector.astype("<f4")
+    for index, embedding in enumerate(results):
+        vector: Any = embedding.vector.astype("<f4")
         value = base64.b64encode(vector.tobytes()).decode() if is_text else vector.tolist()
         data.append({"object": "embedding", "index": index, "embedding": value})
-    num_tokens = sum(len(one.token_ids) for one in found)
+    num_tokens = sum(len(embedding.token_ids) for embedding in results)
     call.facts["prompt_tokens"] = num_tokens
     counts = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return json_reply({"object": "list", "model": backend.name, "data": data, "usage": counts})

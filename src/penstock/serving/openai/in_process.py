@@ -49,12 +49,12 @@ class InProcessApi:
         A PenstockError has the message that a client of the service would get.
         """
         if url not in _ENDPOINTS:
-            raise InvalidArgumentError(f"url must be {', '.join(_ENDPOINTS)}, not {url!r:.100}")
+            raise InvalidArgumentError(f"url must be {', '.join(_ENDPOINTS)}, not {url!r:.100}", param="url")
         struct, handler = _ENDPOINTS[url]
         try:
             decoded = converted(body, struct)
             if getattr(decoded, "stream", None):
-                raise InvalidArgumentError("stream must be false: the response is a single object")
+                raise InvalidArgumentError("stream must be false: the response is a single object", param="stream")
             call = Call(request_id, {}, decoded, self._models, self._settings, self._metrics)
             reply = await handler(call)
         except DeadlineError as error:

@@ -24,8 +24,8 @@ class ChatLogprobs:
     def of(self, listed: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """Return the entries of tokens."""
         content = [
-            {**self._entry(one.token_id, one.logprob), "top_logprobs": [self._entry(*pair) for pair in one.top]}
-            for one in listed
+            {**self._entry(entry.token_id, entry.logprob), "top_logprobs": [self._entry(*pair) for pair in entry.top]}
+            for entry in listed
         ]
         return {"content": content}
 
@@ -49,8 +49,8 @@ class TextLogprobs:
     def prompt(self, ids: Sequence[int], listed: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Return the log-probabilities of an echoed prompt."""
         before = TextLogprobs(self._tokenizer)
-        found = before.of(ids, listed)
-        return found | {"text_offset": [min(offset, self._offset) for offset in found["text_offset"]]}
+        columns = before.of(ids, listed)
+        return columns | {"text_offset": [min(offset, self._offset) for offset in columns["text_offset"]]}
 
     def of(self, ids: Sequence[int], listed: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Return the log-probabilities of the next tokens."""
@@ -60,9 +60,10 @@ class TextLogprobs:
             self._offset += len(self._detokenizer.push(token))
         return {
             "tokens": [self._text(token) for token in ids],
-            "token_logprobs": [None if one is None else max(one.logprob, LEAST) for one in listed],
+            "token_logprobs": [None if entry is None else max(entry.logprob, LEAST) for entry in listed],
             "top_logprobs": [
-                None if one is None else {self._text(i): max(value, LEAST) for i, value in one.top} for one in listed
+                None if entry is None else {self._text(i): max(value, LEAST) for i, value in entry.top}
+                for entry in listed
             ],
             "text_offset": offsets,
         }

@@ -37,8 +37,8 @@ class WorkerRoutes(Protocol):
 
     crashes: CrashTracker
     suspects: asyncio.Lock
-    """Held by a request that may have crashed a worker, until its first event or its end.  Suspects thus run one at a
-    time, and another crash has only one suspect."""
+    """The lock of a request that may have crashed a worker, held until its first event or its end.
+    Suspects thus run one at a time, and another crash has only one suspect."""
 
     def choose(self, keys: Sequence[bytes]) -> WorkerConnection:
         """Return the worker for a prompt whose leading pages have these keys; UnavailableError."""

@@ -73,9 +73,9 @@ def _text(text: str) -> bytes:
     data = text.encode("ascii")
     if len(data) < 127:
         return bytes((len(data),)) + data
-    rest, head = len(data) - 127, bytearray((127,))
-    while rest >= 128:
-        head.append(rest % 128 + 128)
-        rest //= 128
-    head.append(rest)
+    remaining, head = len(data) - 127, bytearray((127,))
+    while remaining >= 128:
+        head.append(remaining % 128 + 128)
+        remaining //= 128
+    head.append(remaining)
     return bytes(head) + data

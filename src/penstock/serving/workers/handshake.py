@@ -1,4 +1,4 @@
-"""How a worker joins a primary: it sends Join, and the primary answers with Welcome, or with Stop and the reason."""
+"""The handshake of a worker: it sends Join, and the primary answers with Welcome, or with Stop and the reason."""
 
 from __future__ import annotations
 

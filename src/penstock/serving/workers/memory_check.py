@@ -35,12 +35,12 @@ def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[Progra
     # None: unknown; the plan handles that.
     available = max(0, machine.available - config.reserved_bytes) if machine.total else None
     requested = replace(options.limits, weights="mmap" if options.weights == "auto" else options.weights)
-    if options.tensor_parallel_size > 1:
+    if options.layout.world > 1:
         from penstock.runtime.ranks import plan_ranks
 
         group = plan_ranks(
             list(parts) or Path(config.path),
-            options.tensor_parallel_size,
+            options.layout,
             threads=options.threads,
             limits=requested,
             available=available,
@@ -85,8 +85,8 @@ def unwritten_bytes(pid: int, plan: pb.Plan) -> int:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    child_pids: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended, or the kernel has no such file
-            found += map(int, file.read_text().split())
-    return found
+            child_pids += map(int, file.read_text().split())
+    return child_pids

@@ -153,9 +153,9 @@ def stats_from(messages: Iterable[pb.Stats]) -> EngineStats:
     for message in messages:
         for name, value in message.numbers.items():
             numbers[name] = numbers.get(name, 0) + value
-        for name, named in message.counts.items():
+        for name, counter in message.counts.items():
             sums = counts.setdefault(name, {})
-            for key, count in named.by_name.items():
+            for key, count in counter.by_name.items():
                 sums[key] = sums.get(key, 0) + count
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(EngineStats):

@@ -292,9 +292,9 @@ class Primary:
     def _find(self, token: str) -> asyncio.Future[WorkerConnection] | None:
         """Return the launch that expects a token, which is valid once.  The time taken does not depend on the token."""
         offered, match = _digest(token), None
-        for known in self._expected:
-            if hmac.compare_digest(known, offered):
-                match = known
+        for expected_token in self._expected:
+            if hmac.compare_digest(expected_token, offered):
+                match = expected_token
         return None if match is None else self._expected.pop(match)
 
     def _tokenizer(self, files: dict[str, bytes]) -> Tokenizer | None:
@@ -311,20 +311,20 @@ class Primary:
 
 
 def _adopt_none(connection: WorkerConnection) -> None:
-    raise InvalidArgumentError(f"there is no model {connection.model!r:.140} here")
+    raise InvalidArgumentError(f"this service has no model {connection.model!r:.140}")
 
 
 def _digest(token: str) -> bytes:
     return sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
-async def _first(wanted: asyncio.Future[WorkerConnection], exited: asyncio.Future[int]) -> WorkerConnection:
-    """Wait for ``wanted``; raise UnavailableError if the process exits, or its connection ends, before that."""
-    await asyncio.wait((wanted, exited), return_when=asyncio.FIRST_COMPLETED)
-    if not wanted.done():  # its last message may be on its way; a lost connection says less than an exit status
-        await asyncio.wait((wanted,), timeout=_LAST_WORDS_S)
-    if wanted.done() and not isinstance(wanted.exception(), LostWorkerError):
-        return wanted.result()
+async def _first(connected: asyncio.Future[WorkerConnection], exited: asyncio.Future[int]) -> WorkerConnection:
+    """Wait for ``connected``; raise UnavailableError if the process exits, or its connection ends, before that."""
+    await asyncio.wait((connected, exited), return_when=asyncio.FIRST_COMPLETED)
+    if not connected.done():  # its last message may be on its way; a lost connection says less than an exit status
+        await asyncio.wait((connected,), timeout=_LAST_WORDS_S)
+    if connected.done() and not isinstance(connected.exception(), LostWorkerError):
+        return connected.result()
     with suppress(TimeoutError):
         await asyncio.wait_for(asyncio.shield(exited), _LAST_WORDS_S)
     raise not_started(exited.result() if exited.done() else None)

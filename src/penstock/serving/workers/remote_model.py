@@ -118,8 +118,8 @@ class RemoteBackend:
 
         Raises InvalidArgumentError if its weights or its context length do not suit this model.
         """
-        wanted = self._group.weights_id if self._group is not None else ""
-        if self._is_draining or not wanted or connection.weights_id != wanted:
+        weights_id = self._group.weights_id if self._group is not None else ""
+        if self._is_draining or not weights_id or connection.weights_id != weights_id:
             raise InvalidArgumentError(
                 f"{self.name}: the worker's bundle differs from the bundle that this service runs"
             )
@@ -204,7 +204,7 @@ class RemoteBackend:
 
     @property
     def _all_connections(self) -> list[WorkerConnection]:
-        """All connections, including those of workers that are being drained."""
+        """The connections, including those of workers that are being drained."""
         return [*(connection for group in self._groups for connection in group.connections), *self._joined]
 
     @property
@@ -358,12 +358,12 @@ class RemoteBackend:
     ) -> list[Embedding]:
         """Embed prompts; see ``Backend.embed``."""
         check_embedding(pooling, normalize)
-        start, given = time.monotonic(), check_options(options)
+        start, request_options = time.monotonic(), check_options(options)
 
         async def embed_one(ids: Sequence[int]) -> Embedding:
             answer = await self._start(
                 ids,
-                given.since(start),
+                request_options.since(start),
                 lambda options: pb.ToWorker(
                     embed=pb.Embed(
                         request_id=request_id, prompt_ids=ids, pooling=pooling, normalize=normalize, options=options

@@ -33,7 +33,8 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or ".." in name:
         raise InvalidArgumentError(
             "model name: expected 1 to 128 letters, digits and . _ : / -, beginning with a letter or digit and without "
-            f"'..', got {name!r:.140}"
+            f"'..', got {name!r:.140}",
+            param="name",
         )
     return name
 
@@ -86,10 +87,11 @@ class RemoteModels:
             raise UnavailableError("The service is shutting down.", 5.0)
         if name in self._backends:
             raise InvalidArgumentError(
-                f"the name {name!r} is taken. Update that model, or pass NAME=PATH to load this one under another name"
+                f"the name {name!r} is taken. Update that model, or pass NAME=PATH to load this one under another name",
+                param="name",
             )
         if other := self.taken_by(name):
-            raise InvalidArgumentError(f"the name {name!r} is taken by {other}. Choose another one")
+            raise InvalidArgumentError(f"the name {name!r} is taken by {other}. Choose another one", param="name")
         options = replace(self._options, network=self._networks.get(name, self._networks.get("")))
         backend = self._backends[name] = RemoteBackend(name, self._launcher, options, self._num_workers)
         try:

@@ -132,7 +132,7 @@ class RemoteWorkerServer:
                 stream = FrameStream(connection, pb.FromWorker.FromString, FIRST_BYTES, tls)
                 request = await handshake.receive_join(stream)
             if not hmac.compare_digest(_digest(self._settings.token), _digest(request.token)):
-                error = InvalidArgumentError("the token is not known here")
+                error = InvalidArgumentError("unknown worker token")
                 await handshake.refuse(stream, error, is_known=False)
                 return
             if request.protocol != handshake.PROTOCOL:

@@ -244,7 +244,11 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
         from penstock.runtime.open import OpenOptions, bundle_of, is_cut, rank_bundles
 
         opening = OpenOptions(
-            options.use_cache, verify=config.verify, tensor_parallel_size=options.tensor_parallel_size
+            options.use_cache,
+            verify=config.verify,
+            tensor_parallel_size=options.tensor_parallel_size,
+            pipeline_parallel_size=options.pipeline_parallel_size,
+            context_parallel_size=options.context_parallel_size,
         )
         if is_cut(Path(config.path)):
             parts = stack.enter_context(rank_bundles(Path(config.path), scheme, options.network, opening))
@@ -271,6 +275,8 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
             priority_s=options.engine.priority_s,
             verify=config.verify,
             tensor_parallel_size=options.tensor_parallel_size,
+            pipeline_parallel_size=options.pipeline_parallel_size,
+            context_parallel_size=options.context_parallel_size,
         )
     except OutOfMemoryError as error:
         raise OutOfMemoryError(f"{error}{hint}") from None
@@ -295,7 +301,7 @@ def ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
     program, info = llm.engine.program, llm.info
     plan = _plan_message(program.limits, info.plans)
     plan.num_threads, plan.cpu_level, plan.load_s = llm.info.num_threads, llm.info.cpu_level, load_s
-    plan.populate_s = llm.populate_s
+    plan.populate_s, plan.num_ranks = llm.populate_s, info.num_ranks
     max_open = program.limits.max_requests + llm.engine.options.max_waiting
     files = {name: data for name, data in llm.files.items() if name in TEXT_FILES}
     card = card_to(card_of(llm, config.name, config.path, config.version))

@@ -7,8 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.config import check_integer
-from penstock.core.comm import MAX_RANKS
+from penstock.core.rank_layout import RankLayout
 from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import WEIGHTS, ProgramLimits
@@ -26,7 +25,8 @@ class ModelOptions:
 
     ``engine.max_waiting`` limits its queue.  ``weights``: "mmap", "huge", or "auto".  "auto" copies weights into huge
     pages if the memory that the plan leaves is at least twice their size.  ``network`` applies to a folder only.
-    ``threads``: of each rank, if ``tensor_parallel_size`` makes the worker a group of several.
+    ``threads``: of each rank, if ``tensor_parallel_size``, ``pipeline_parallel_size`` or ``context_parallel_size`` make
+    the worker a group of several.
     """
 
     scheme: str | None = None
@@ -38,6 +38,13 @@ class ModelOptions:
     verify: str = "once"
     network: str | None = None
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
+
+    @property
+    def layout(self) -> RankLayout:
+        """How ranks divide the model."""
+        return RankLayout(self.tensor_parallel_size, self.pipeline_parallel_size, self.context_parallel_size)
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,8 @@ class WorkerConfig:
                 raise ValueError("weights: expected auto, mmap or huge")
             check_verify(fields["verify"])
             check_verify(options["verify"])
-            check_integer("tensor_parallel_size", options["tensor_parallel_size"], 1, MAX_RANKS)
-            return WorkerConfig(**fields, options=ModelOptions(**options, limits=limits, engine=engine))
+            model_options = ModelOptions(**options, limits=limits, engine=engine)
+            _ = model_options.layout  # refuses impossible numbers of ranks
+            return WorkerConfig(**fields, options=model_options)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidArgumentError(f"worker configuration: expected one line of JSON: {error}") from error

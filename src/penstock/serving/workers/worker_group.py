@@ -65,7 +65,7 @@ class WorkerGroup:
         stay known while none is ready."""
         self.tokenizer: Tokenizer | None = None
         self.weights_id = ""
-        """Equal for equal bundles; empty for a checkpoint folder."""
+        """The identity of the weights: equal for equal bundles, empty for a checkpoint folder."""
         self._launcher = launcher
         self._num_workers = num_workers
         self._on_change = on_change
@@ -109,7 +109,7 @@ class WorkerGroup:
                 if not first_start.done():
                     first_start.set_result(None)
                 start = time.monotonic()
-                death = await worker.ended()
+                death = await worker.wait_exit()
                 lived_s = time.monotonic() - start
                 num_lost, name = worker.connection.num_lost, worker.connection.name
             except Exception as error:  # of any kind: only this task starts the next process
@@ -178,10 +178,10 @@ class WorkerGroup:
 
     def _describe(self, connection: WorkerConnection) -> None:
         """Keep the first worker's description of the model, unless a later one opened another file at the same path."""
-        card, known = connection.card, self.card
+        card, previous = connection.card, self.card
         if card is None or (
-            known is not None
-            and replace(card, created=known.created) == known
+            previous is not None
+            and replace(card, created=previous.created) == previous
             and (connection.tokenizer, connection.weights_id) == (self.tokenizer, self.weights_id)
         ):
             return

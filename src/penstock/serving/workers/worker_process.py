@@ -47,7 +47,7 @@ class WorkerProcess:
         self._process = process
         self._watch = asyncio.ensure_future(connection.watch(hang_s))
 
-    async def ended(self) -> Death:
+    async def wait_exit(self) -> Death:
         """Wait until the process has ended and return how."""
         exited = asyncio.ensure_future(self._process.wait())
         gone = asyncio.ensure_future(self.connection.gone.wait())

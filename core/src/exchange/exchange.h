@@ -1,6 +1,6 @@
 // What the ops of several ranks share in a step, and how a value is cut over the ranks.
-#ifndef PENSTOCK_OPS_EXCHANGE_H
-#define PENSTOCK_OPS_EXCHANGE_H
+#ifndef PENSTOCK_EXCHANGE_EXCHANGE_H
+#define PENSTOCK_EXCHANGE_EXCHANGE_H
 
 #include "ops/ops.h"
 
@@ -32,15 +32,19 @@ struct Membership {
   int32_t rank, world;
 };
 Membership membership_of(int32_t op, const AttrValue* attrs);
+ps_status check_membership(const AttrValue& world, const AttrValue& rank);
 // The most bytes of this rank's part of an exchange, of a call whose sizes are the most that a step may have.
 int64_t part_bytes(int32_t op, const Call& call);
+int64_t context_part_bytes(const Call& call);  // of context_attention
 
 // Of a program whose context has a comm.  The first exchange that fails ends the step: later ones do nothing.
 struct Exchange {
-  const ps_comm* comm;
+  const ps_comm* comm;   // of the collectives
+  const ps_comm* links;  // of send and recv
   uint64_t tag;  // of the step's next exchange
   bool best_only;  // the step needs only the best token of each row of logits
   bool on_all;     // every rank reads the logits, not only rank 0
+  bool has_hidden;  // the step needs the hidden rows
   ps_status status;
   char message[512];
   const void* parts[PS_MAX_RANKS];

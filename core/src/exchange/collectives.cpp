@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "ops/exchange.h"
+#include "exchange/exchange.h"
 #include "ops/layout.h"
 
 namespace ps {
@@ -192,28 +192,50 @@ void run_barrier(const Call& c, int64_t, int64_t, int32_t) {
   if (is_alive(c)) c.exchange->keep(c.exchange->comm->barrier(c.exchange->comm->self, c.exchange->tag++));
 }
 
+// The bytes that a step moves of the rows of send and recv.
+int64_t moved_bytes(const Call& c) {
+  if (c.is_hidden && !c.exchange->has_hidden) return 0;
+  return rows(c) * static_cast<int64_t>(sends_best(c) ? sizeof(Best) : row_bytes(c));
+}
+
+// The best of one row of logits: of the row, or of what the ranks of the stage found best in their parts of it.
+Best best_of_row(const Call& c, int64_t row) {
+  const int64_t parts = c.exchange->comm ? c.exchange->comm->world : 1;
+  if (parts == 1) return best_of(c, row, 0);
+  const BestTokens found = best_tokens(c.in[0].data, rows(c), static_cast<int32_t>(parts));
+  const float* values = found.values + row * parts;
+  int64_t best = 0;
+  for (int64_t r = 0; r < parts; ++r) {
+    if (!(values[r] <= FLT_MAX)) return Best{NAN, 0};
+    if (values[r] > values[best]) best = r;
+  }
+  return Best{values[best], found.ids[row * parts + best]};
+}
+
+void run_put_sent(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  if (!c.exchange || !sends_best(c)) return run_copy(c, begin, end, thread);
+  const BestTokens out = best_tokens(c.out[0].data, rows(c), 1);
+  for (int64_t i = begin; i < end; ++i) {
+    const Best best = best_of_row(c, i);
+    out.values[i] = best.value;
+    out.ids[i] = best.id;
+  }
+}
+
 // Outputs lie row after row.
 void run_send(const Call& c, int64_t, int64_t, int32_t) {
   const int64_t target = c.attrs[kSendTarget].i;
   if (!is_alive(c) || target == c.attrs[rank_at(OP_SEND)].i) return;
-  const ps_comm* comm = c.exchange->comm;
-  c.exchange->keep(comm->send(comm->self, static_cast<int32_t>(target), c.out[0].data, rows(c) * static_cast<int64_t>(row_bytes(c))));
+  const ps_comm* links = c.exchange->links;
+  c.exchange->keep(links->send(links->self, static_cast<int32_t>(target), c.out[0].data, moved_bytes(c)));
 }
 
 void run_receive(const Call& c, int64_t, int64_t, int32_t thread) {
   const int64_t source = c.attrs[kRecvSource].i;
   if (source == c.attrs[rank_at(OP_RECV)].i) return run_copy(c, 0, rows(c), thread);
   if (!is_alive(c)) return;
-  const ps_comm* comm = c.exchange->comm;
-  c.exchange->keep(comm->recv(comm->self, static_cast<int32_t>(source), c.out[0].data, rows(c) * static_cast<int64_t>(row_bytes(c))));
-}
-
-ps_status check_membership(const AttrValue& world, const AttrValue& rank) {
-  if (world.i < 1 || world.i > PS_MAX_RANKS)
-    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %lld", PS_MAX_RANKS, static_cast<long long>(world.i));
-  if (rank.i >= 0 && rank.i < world.i) return PS_OK;
-  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %lld, found %lld", static_cast<long long>(world.i - 1),
-              static_cast<long long>(rank.i));
+  const ps_comm* links = c.exchange->links;
+  c.exchange->keep(links->recv(links->self, static_cast<int32_t>(source), c.out[0].data, moved_bytes(c)));
 }
 
 ps_status check_peer(const char* name, const AttrValue& peer, const AttrValue& world) {
@@ -235,7 +257,7 @@ constexpr Phase kBroadcast[] = {
 };
 // The second phase counts as a writer of the outputs, so that it is over before others read or reuse them.
 constexpr Phase kSend[] = {
-    {SPLIT_ROWS, rows, run_copy, 1, 0, true, false, true, false, false},
+    {SPLIT_ROWS, rows, run_put_sent, 1, 0, true, false, true, false, false},
     {SPLIT_ITEMS, once, run_send, 0, 0, true, true, true, false, false},
 };
 constexpr Phase kBarrier[] = {
@@ -255,6 +277,14 @@ constexpr Phase kShardedEmbedding[] = {
 };
 
 }  // namespace
+
+ps_status check_membership(const AttrValue& world, const AttrValue& rank) {
+  if (world.i < 1 || world.i > PS_MAX_RANKS)
+    return fail(PS_INVALID_ARGUMENT, "world: expected 1 to %d, found %lld", PS_MAX_RANKS, static_cast<long long>(world.i));
+  if (rank.i >= 0 && rank.i < world.i) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %lld, found %lld", static_cast<long long>(world.i - 1),
+              static_cast<long long>(rank.i));
+}
 
 bool read_cut(Str text, Cut* out) {
   int32_t count = 0;
@@ -283,6 +313,7 @@ Membership membership_of(int32_t op, const AttrValue* attrs) {
   if (op == OP_SEND) world = world_at(OP_SEND), rank = rank_at(OP_SEND);
   if (op == OP_RECV) world = world_at(OP_RECV), rank = rank_at(OP_RECV);
   if (op == OP_BARRIER) world = world_at(OP_BARRIER), rank = rank_at(OP_BARRIER);
+  if (op == OP_CONTEXT_ATTENTION) world = world_at(OP_CONTEXT_ATTENTION), rank = rank_at(OP_CONTEXT_ATTENTION);
   if (rank < 0) return Membership{0, 0};
   Cut cut{};
   if (starts >= 0) read_cut(attrs[starts].s, &cut);
@@ -290,6 +321,7 @@ Membership membership_of(int32_t op, const AttrValue* attrs) {
 }
 
 int64_t part_bytes(int32_t op, const Call& c) {
+  if (op == OP_CONTEXT_ATTENTION) return context_part_bytes(c);
   int64_t columns = 0;
   if (op == OP_ALL_GATHER || op == OP_BROADCAST) columns = c.in[0].dims[1];
   if (op == OP_SHARDED_EMBEDDING) columns = c.attrs[kShardedDim].i;

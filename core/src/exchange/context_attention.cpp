@@ -1,0 +1,125 @@
+// Attention whose partitions of the context are dealt out to ranks.  A rank leaves the results of its partitions in its part of
+// an exchange, and every rank merges those of all in ascending order, as one rank does (docs/explanation/ranks.md).
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/memory.h"
+#include "ops/attention.h"
+#include "exchange/exchange.h"
+
+namespace ps {
+namespace {
+
+// Tokens go in blocks, each with an exchange, so that the memory of an exchange stays small.
+constexpr int32_t kMaxBlocks = 4;
+constexpr int64_t kBlockBytes = 4 << 20;
+
+int64_t tokens(const Call& c) { return c.in[0].dims[0]; }
+int64_t world(const Call& c) { return c.attrs[world_at(OP_CONTEXT_ATTENTION)].i; }
+int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+// Partitions of the longest context that one rank has.
+int64_t num_parts(const Call& c) { return divide_up(divide_up(c.in[4].dims[2], kPartitionPages), world(c)); }
+
+// Of the results that a rank leaves for one token.  Saturates: a comm has less.
+int64_t token_bytes(const Call& c) {
+  int64_t bytes;
+  const int64_t heads = row_elements(c.in[0]) / c.in[1].dims[2], floats = 16 + round_up(c.in[1].dims[2], 16);
+  return checked_mul(heads * floats * 4, num_parts(c), &bytes) ? bytes : INT64_MAX;
+}
+
+int64_t tokens_together(const Call& c) {
+  return std::max({kBlockBytes / token_bytes(c), divide_up(tokens(c), kMaxBlocks), int64_t{1}});
+}
+
+struct Block {
+  int64_t begin, count;
+};
+Block block_of(const Call& c, int64_t index) {
+  const int64_t size = tokens_together(c), begin = std::min(index * size, tokens(c));
+  return Block{begin, std::min(size, tokens(c) - begin)};
+}
+
+AttentionArgs args_of(const Call& c, const Block& block) {
+  AttentionArgs args = attention_args(c);
+  args.first_token = block.begin;
+  args.num_parts = static_cast<int32_t>(num_parts(c));
+  args.num_ranks = static_cast<int32_t>(world(c));
+  args.rank = static_cast<int32_t>(c.attrs[rank_at(OP_CONTEXT_ATTENTION)].i);
+  return args;
+}
+
+template <int32_t kIndex>
+int64_t partial_items(const Call& c) { return block_of(c, kIndex).count * c.in[1].dims[1]; }
+
+template <int32_t kIndex>
+void run_partials(const Call& c, int64_t begin, int64_t end, int32_t thread) {
+  if (!c.exchange || c.exchange->status != PS_OK) return;  // others may read what was sent before an exchange that failed
+  const Block block = block_of(c, kIndex);
+  AttentionArgs args = args_of(c, block);
+  args.partials = static_cast<float*>(c.exchange->comm->part(c.exchange->comm->self));
+  const int64_t first = block.begin * c.in[1].dims[1];
+  c.kernels->attention(args, first + begin, first + end, c.thread_scratch + thread * c.thread_scratch_bytes);
+}
+
+template <int32_t kIndex>
+int64_t is_there(const Call& c) { return block_of(c, kIndex).count > 0; }
+
+template <int32_t kIndex>
+void run_exchange(const Call& c, int64_t, int64_t, int32_t) {
+  if (!c.exchange) return;
+  const int64_t bytes = block_of(c, kIndex).count * token_bytes(c);
+  for (int64_t r = 0; r < world(c); ++r) c.exchange->bytes[r] = bytes;
+  c.exchange->gather();
+}
+
+template <int32_t kIndex>
+int64_t merged_tokens(const Call& c) { return block_of(c, kIndex).count; }
+
+template <int32_t kIndex>
+void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
+  if (!c.exchange || c.exchange->status != PS_OK) return;
+  const Block block = block_of(c, kIndex);
+  AttentionArgs args = args_of(c, block);
+  args.rank_partials = c.exchange->parts;
+  c.kernels->attention_merge(args, block.begin + begin, block.begin + end);
+}
+
+template <int32_t... kIndex>
+constexpr std::array<Phase, 3 * sizeof...(kIndex)> make_phases(std::integer_sequence<int32_t, kIndex...>) {
+  std::array<Phase, 3 * sizeof...(kIndex)> out{};
+  ((out[3 * kIndex] = Phase{SPLIT_SHARES, partial_items<kIndex>, run_partials<kIndex>, 0, 1, false, false, true, true, false},
+    out[3 * kIndex + 1] = Phase{SPLIT_ITEMS, is_there<kIndex>, run_exchange<kIndex>, 0, 0, false, true, true, false, false},
+    out[3 * kIndex + 2] = Phase{SPLIT_ITEMS, merged_tokens<kIndex>, run_merge<kIndex>, 0, 0, true, true, false, false, false}),
+   ...);
+  return out;
+}
+constexpr std::array<Phase, 3 * kMaxBlocks> kPhases = make_phases(std::make_integer_sequence<int32_t, kMaxBlocks>{});
+
+}  // namespace
+
+// `c` has the most that a step may have.
+Phases context_attention_phases(const Call& c) {
+  if (world(c) < 2) return attention_phases(c);
+  return Phases{kPhases.data(), 3 * static_cast<int32_t>(divide_up(tokens(c), tokens_together(c)))};
+}
+
+int64_t context_part_bytes(const Call& c) {
+  int64_t bytes, all;
+  if (!checked_mul(divide_up(tokens(c), kMaxBlocks), token_bytes(c), &bytes)) return INT64_MAX;
+  if (!checked_mul(tokens(c), token_bytes(c), &all)) all = INT64_MAX;
+  return std::max(bytes, std::min(all, kBlockBytes));
+}
+
+ps_status context_attention_scratch(const Call& c, Scratch* out) {
+  PS_TRY(attention_scratch(c, out));
+  if (world(c) > 1) out->shared = 0;
+  return PS_OK;
+}
+
+ps_status infer_context_attention(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(check_membership(attrs[world_at(OP_CONTEXT_ATTENTION)], attrs[rank_at(OP_CONTEXT_ATTENTION)]));
+  return infer_attention(in, attrs, out);
+}
+
+}  // namespace ps
