@@ -206,6 +206,8 @@ PS_API void ps_program_destroy(ps_program* program);
 #define PS_BATCH_HIDDEN 1u /* ps_program_hidden will be called: else rows that no logits are made of may be left out */
 #define PS_BATCH_LOGITS 2u /* ps_program_logits will be called: else ranks may exchange only the best token of each rank, where
                               ps_program_step samples greedily and nothing else is asked of a row */
+#define PS_BATCH_ALL_RANKS 4u /* every rank runs this batch itself, and has its logits; else rank 0 runs it and the others follow
+                                 (ps_program_follow) */
 
 /* One step: num_tokens tokens of num_requests requests, flat.  A request's tokens follow each other; a prompt may come
  * whole or in chunks, and one step may hold prompts and single tokens of other requests.  Which pages belong to a

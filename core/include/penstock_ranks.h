@@ -65,6 +65,57 @@ PS_API void ps_shared_close(ps_comm* comm);
 /* Of a transport that is no part of this library: stores the thread's error message and returns `status`, as a function of a
  * ps_comm does that fails. */
 PS_API ps_status ps_fail(ps_status status, const char* message);
+
+/* ---- processes that meet by themselves -------------------------------------------------------------------------- */
+/* The place of this process among those that a launcher started together. */
+typedef struct ps_rank_place {
+  uint32_t struct_size;
+  int32_t rank, world;
+  int32_t local_rank, local_world; /* among those on this host */
+} ps_rank_place;
+/* Reads the variables of penstock launch and torchrun (RANK, WORLD_SIZE ...), MPICH, Open MPI or Slurm.  PS_INVALID_ARGUMENT
+ * without any, for one that is no number, and for two launchers that disagree. */
+PS_API ps_status ps_rank_from_environment(ps_rank_place* out);
+/* What a bundle needs of a group, for a program of these options. */
+typedef struct ps_rank_info {
+  uint32_t struct_size;
+  int32_t rank, world; /* that the bundle was cut for; 0 of 1: a whole bundle, which needs no group */
+  int32_t reserved;    /* 0 */
+  int64_t part_bytes;  /* of the comm; the same in the bundle of each rank */
+} ps_rank_info;
+PS_API ps_status ps_model_rank(const ps_model* model, const ps_program_options* options, ps_rank_info* out);
+
+typedef struct ps_join_options {
+  uint32_t struct_size;
+  int32_t rank, world;
+  int32_t yield;           /* as ps_shared_options has it */
+  int64_t part_bytes;      /* equal on all ranks */
+  int64_t timeout_ms;      /* how long one rank waits for another inside a step; 0: 60 s */
+  int64_t join_timeout_ms; /* how long the ranks wait for each other here; 0: 300 s */
+  const char* meeting;     /* equal on all ranks, and of no other group of this user; null: MASTER_ADDR and MASTER_PORT, or the
+                              process that launched this one */
+} ps_join_options;
+/* Waits for the other ranks, which are processes of this user on this host, and opens the transport over memory that rank 0
+ * sends them.  Nothing has a name in a file system.  A rank that ends without ps_shared_close ends the group: the others'
+ * waits fail within 0.1 s.  PS_ABORTED if the ranks do not come in time or one does not fit. */
+PS_API ps_status ps_shared_join(const ps_join_options* options, ps_comm** out);
+
+/* Ranks on several hosts, over the messages of an MPI library with the standard ABI of MPI 5 (libmpi_abi.so), which is loaded
+ * here and not before.  The ranks are started by its mpiexec. */
+typedef struct ps_mpi_options {
+  uint32_t struct_size;
+  int32_t rank, world;     /* as mpiexec says, too */
+  int32_t trusted_network; /* 1: only these ranks use the network.  MPI neither encrypts nor authenticates: else refused */
+  int64_t part_bytes;      /* equal on all ranks */
+  int64_t timeout_ms;      /* how long one rank waits for another inside a step; 0: 60 s */
+  const char* library;     /* null: PENSTOCK_MPI_LIBRARY, or where the system finds libraries */
+} ps_mpi_options;
+/* Waits for the other ranks.  MPI goes over TCP unless the environment names another network (MPIR_CVAR_CH4_NETMOD or
+ * FI_PROVIDER), and ends with the process.  A TCP connection between each two ranks carries a heartbeat: a rank that ends
+ * or is not heard of for 2 s ends the group.  PS_UNSUPPORTED without a library. */
+PS_API ps_status ps_mpi_join(const ps_mpi_options* options, ps_comm** out);
+PS_API void ps_mpi_close(ps_comm* comm);
+
 /* Compares what all ranks must have in common: `text` (the checksum of a file, say), the ABI version and the instruction level of
  * the context, whose comm it uses.  Every rank calls this once, before its first step.  PS_INVALID_ARGUMENT names what differs. */
 PS_API ps_status ps_context_agree(ps_context* context, const char* text);

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
     "cache_dir", "cache_max_bytes", "child_environment", "cpu_level", "enter_export_child", "in_export_child",
-    "library_path", "model_folders", "op_libraries", "pass_on_op_library", "state_dir", "use_reference",
+    "library_path", "model_folders", "mpi_library", "op_libraries", "pass_on_op_library", "state_dir", "use_reference",
 ]  # fmt: skip
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "amx", "neon", "neon_dot")
@@ -35,6 +36,15 @@ def library_path() -> Path | None:
     """``PENSTOCK_LIBRARY``: the build of the native core to load, for example one with sanitizers."""
     value = os.environ.get("PENSTOCK_LIBRARY")
     return Path(value) if value else None
+
+
+def mpi_library() -> str | None:
+    """``PENSTOCK_MPI_LIBRARY``: an MPI library with the standard ABI; by default that of the package mpich.
+
+    None leaves the search to the system.
+    """
+    packaged = Path(sys.prefix, "lib", "libmpi_abi.so.1")
+    return os.environ.get("PENSTOCK_MPI_LIBRARY") or (str(packaged) if packaged.exists() else None)
 
 
 def op_libraries() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from penstock.core.rank_layout import RankLayout
 from penstock.graph.export import export_bundle
 from penstock.graph.rank_bundle import write_rank_bundle
+from tests.support.builds import run
+from tests.support.command import DEMO
 from tests.support.families import save
 
 
@@ -65,3 +68,11 @@ def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, RankLa
         return parts
 
     return get
+
+
+@pytest.fixture(scope="session")
+def demo_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo bundle for two ranks, as ``penstock export`` writes it."""
+    folder = tmp_path_factory.mktemp("demo") / "ranks"
+    run(sys.executable, "-m", "penstock", "export", DEMO, folder, "--tp", "2")
+    return folder

@@ -1,6 +1,9 @@
-// The C API for ranks on one host, and what all ranks must have in common.
+// The C API for the transports of ranks, and what all ranks must have in common.
 #include "api/api.h"
+#include "comm/mpi.h"
+#include "comm/rendezvous.h"
 #include "comm/shared.h"
+#include "program/ranks.h"
 
 using namespace ps;
 
@@ -20,6 +23,24 @@ ps_status differ(const ps_comm& comm, int32_t rank, const char* name, const char
   return status;
 }
 
+template <typename Transport, typename Options, typename Open>
+ps_status open_transport(const Options* options, ps_comm** out, Open&& open) {
+  Options o;
+  if (!kBuildsRanks) return no_ranks();
+  PS_TRY(require(out, "out"));
+  *out = nullptr;
+  PS_TRY(read_struct(options, &o, "options"));
+  Transport* transport = create_object<Transport>();
+  if (!transport) return fail(PS_OUT_OF_MEMORY, "comm: out of memory");
+  const ps_status status = open(transport, o);
+  if (status != PS_OK) {
+    destroy_object(transport);
+    return status;
+  }
+  *out = transport->comm();
+  return PS_OK;
+}
+
 }  // namespace
 
 ps_status ps_shared_bytes(int32_t world, int64_t part_bytes, int64_t* bytes) {
@@ -29,20 +50,37 @@ ps_status ps_shared_bytes(int32_t world, int64_t part_bytes, int64_t* bytes) {
 }
 
 ps_status ps_shared_open(const ps_shared_options* options, ps_comm** out) {
-  ps_shared_options o;
+  return open_transport<SharedComm>(options, out, [](SharedComm* shared, const ps_shared_options& o) { return shared->open(o); });
+}
+
+ps_status ps_shared_join(const ps_join_options* options, ps_comm** out) {
+  return open_transport<SharedComm>(options, out, [](SharedComm* shared, const ps_join_options& o) { return join_ranks(o, shared); });
+}
+
+ps_status ps_mpi_join(const ps_mpi_options* options, ps_comm** out) {
+  return open_transport<MpiComm>(options, out, [](MpiComm* mpi, const ps_mpi_options& o) { return mpi->open(o); });
+}
+
+void ps_mpi_close(ps_comm* comm) {
+  if (kBuildsRanks && comm) destroy_object(static_cast<MpiComm*>(comm->self));
+}
+
+ps_status ps_rank_from_environment(ps_rank_place* out) {
   if (!kBuildsRanks) return no_ranks();
-  PS_TRY(require(out, "out"));
-  *out = nullptr;
+  ps_rank_place place{};
+  PS_TRY(read_rank_environment(&place));
+  return write_struct(place, out, "out");
+}
+
+ps_status ps_model_rank(const ps_model* model, const ps_program_options* options, ps_rank_info* out) {
+  if (!kBuildsRanks) return no_ranks();
+  PS_TRY(check_open(model));
+  ps_program_options o;
   PS_TRY(read_struct(options, &o, "options"));
-  SharedComm* shared = create_object<SharedComm>();
-  if (!shared) return fail(PS_OUT_OF_MEMORY, "comm: out of memory");
-  const ps_status status = shared->open(o);
-  if (status != PS_OK) {
-    destroy_object(shared);
-    return status;
-  }
-  *out = shared->comm();
-  return PS_OK;
+  ps_rank_info info{};
+  info.world = 1;
+  PS_TRY(describe_rank(*model, o, &info));
+  return write_struct(info, out, "out");
 }
 
 void ps_shared_close(ps_comm* comm) {

@@ -92,7 +92,7 @@ ps_status check_sample(const SampleSource& source, const ps_sampling& sampling, 
 
 // Whether nothing of a row of logits is needed but its best token.
 bool needs_best_only(const ps_program& program, const ps_batch& b, const ps_sampling& s, const ps_sampled& out) {
-  if (!kBuildsRanks || !program.gathers_head || b.flags & PS_BATCH_LOGITS) return false;
+  if (!kBuildsRanks || !program.gathers_head || b.flags & (PS_BATCH_LOGITS | PS_BATCH_ALL_RANKS)) return false;
   if (s.mask || s.history_starts || s.bias_starts) return false;
   if (program.model->graph.vocab_size < kBestFloats * all_ranks(*program.context)->world) return false;
   for (int32_t r = 0; r < s.num_rows; ++r) {

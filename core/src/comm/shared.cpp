@@ -5,20 +5,29 @@
 // after all have announced n + 1, which each does only when it has read what it needs of exchange n.
 #include "comm/shared.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "threads/wait.h"
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434  // newer than the headers
+#endif
 
 namespace ps {
 namespace {
 
 constexpr int32_t kSpins = 2000, kSpinsBeside = 40;  // before it looks whether it holds the core of the other
 constexpr int64_t kStayNanoseconds = 1000000;  // on a core before it leaves again
+constexpr int64_t kWatchNanoseconds = 50000000;  // between two looks whether a process has ended
 constexpr int64_t kPage = 4096, kDefaultTimeoutMs = 60000, kMaxPartBytes = int64_t{1} << 40;
 
 bool has_come(uint32_t arrivals, uint32_t number) { return static_cast<int32_t>(arrivals - number) >= 0; }
@@ -101,7 +110,36 @@ ps_status SharedComm::open(const ps_shared_options& o) {
   return PS_OK;
 }
 
+ps_status SharedComm::watch(const int32_t* pids) {
+  for (int32_t& descriptor : processes_) descriptor = -1;
+  watches_ = true;
+  for (int32_t r = 0; r < comm_.world; ++r) {
+    if (r == comm_.rank) continue;
+    processes_[r] = static_cast<int32_t>(syscall(SYS_pidfd_open, pids[r], 0));
+    if (processes_[r] < 0 && errno == ESRCH) return fail(PS_ABORTED, "ranks: rank %d ended before the group began", r);
+    if (processes_[r] < 0) return fail(PS_UNSUPPORTED, "ranks: expected Linux 5.3 or newer, which tells when a process ends: %s", strerror(errno));
+  }
+  return PS_OK;
+}
+
+int32_t SharedComm::ended_rank(int32_t peer) {
+  pollfd polls[PS_MAX_RANKS];
+  for (int32_t r = 0; r < comm_.world; ++r) polls[r] = pollfd{processes_[r], POLLIN, 0};
+  const bool any = poll(polls, static_cast<nfds_t>(comm_.world), 0) > 0;
+  for (int32_t r = 0; r < comm_.world; ++r) {
+    const bool left = words(r).left.load(std::memory_order_acquire) != 0;
+    if (left ? r == peer : any && polls[r].revents) return r;
+  }
+  return -1;
+}
+
 SharedComm::~SharedComm() {
+  if (watches_) {
+    words(comm_.rank).left.store(1, std::memory_order_seq_cst);
+    for (int32_t descriptor : processes_) {
+      if (descriptor >= 0) close(descriptor);
+    }
+  }
   if (mapped_) munmap(mapped_, static_cast<size_t>(mapped_bytes_));
 }
 
@@ -174,18 +212,24 @@ ps_status SharedComm::sleep(int32_t peer, bool forever, Done&& done) {
   for (;;) {
     const uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
     own.sleeping.store(1, std::memory_order_seq_cst);
+    const int32_t ended = watches_ ? ended_rank(peer) : -1;  // before done(): what a rank announced before it ended counts
     const bool is_done = done(), is_aborted = group_->aborted.load(std::memory_order_seq_cst) != 0;
-    const int64_t left = forever ? 0 : deadline - now_ns();
-    if (is_done || is_aborted || (!forever && left <= 0)) {
+    int64_t left = forever ? 0 : deadline - now_ns();
+    if (is_done || is_aborted || ended >= 0 || (!forever && left <= 0)) {
       own.sleeping.store(0, std::memory_order_relaxed);
       if (is_done) return PS_OK;
       if (is_aborted) return aborted_status();
       char reason[128];
-      snprintf(reason, sizeof(reason), "rank %d waited %lld ms for rank %d", comm_.rank,
-               static_cast<long long>(timeout_ns_ / 1000000), peer);
+      if (ended >= 0) {
+        snprintf(reason, sizeof(reason), "rank %d ended", ended);
+      } else {
+        snprintf(reason, sizeof(reason), "rank %d waited %lld ms for rank %d", comm_.rank,
+                 static_cast<long long>(timeout_ns_ / 1000000), peer);
+      }
       abort(reason);
       return aborted_status();
     }
+    if (watches_ && (forever || left > kWatchNanoseconds)) left = kWatchNanoseconds;
     futex_wait_shared(&own.doorbell, seen, left);
     own.sleeping.store(0, std::memory_order_relaxed);
   }

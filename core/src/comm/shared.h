@@ -21,6 +21,7 @@ struct alignas(128) RankWords {
   std::atomic<int32_t> core;       // that it ran on then, + 1
   alignas(128) std::atomic<uint32_t> doorbell;  // the rank sleeps on it
   std::atomic<uint32_t> sleeping;
+  std::atomic<uint32_t> left;  // 1: the rank closed its comm
 };
 // The way from one rank to another: a ring of two pieces.
 struct alignas(128) MailWords {
@@ -35,6 +36,8 @@ class SharedComm {
   SharedComm& operator=(const SharedComm&) = delete;
   ~SharedComm();
   ps_status open(const ps_shared_options& options);
+  // Ends the group when a process ends that has not closed its comm.  pids: of all ranks, in this process's namespace.
+  ps_status watch(const int32_t* pids);
   ps_comm* comm() { return &comm_; }
   static ps_status bytes(int32_t world, int64_t part_bytes, int64_t* out);
 
@@ -62,11 +65,14 @@ class SharedComm {
   bool shares_core(int32_t peer);
   void leave_core();
   ps_status aborted_status();
+  // A rank whose process has ended without leaving, or `peer` if it has left; -1: none.  Only of watched ranks.
+  int32_t ended_rank(int32_t peer);
 
   ps_comm comm_{};
   void* mapped_ = nullptr;
   int64_t mapped_bytes_ = 0, part_stride_ = 0, timeout_ns_ = 0;
-  bool yield_ = false;
+  bool yield_ = false, watches_ = false;
+  int32_t processes_[PS_MAX_RANKS];  // descriptors of the other ranks' processes, of a group that is watched
   uint64_t epoch_ = 0;
   uint32_t next_ = 1;  // the number of the next exchange
   int64_t left_ns_ = 0;  // when this rank last left a core

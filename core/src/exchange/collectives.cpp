@@ -14,7 +14,7 @@ float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 const int32_t* i32(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.data); }
 int64_t rows(const Call& c) { return c.in[0].dims[0]; }
 int64_t once(const Call& c) { return c.in[0].dims[0] > 0; }
-int64_t read_rows(const Call& c) { return c.is_head && c.exchange->comm->rank != 0 ? 0 : c.in[0].dims[0]; }
+int64_t read_rows(const Call& c) { return c.is_head && !c.exchange->on_all && c.exchange->comm->rank != 0 ? 0 : c.in[0].dims[0]; }
 
 ps_status read_attrs(const AttrValue& starts, const AttrValue& rank, Cut* out) {
   if (!read_cut(starts.s, out)) {

@@ -43,6 +43,7 @@ struct Exchange {
   const ps_comm* links;  // of send and recv
   uint64_t tag;  // of the step's next exchange
   bool best_only;  // the step needs only the best token of each row of logits
+  bool on_all;     // every rank reads the logits, not only rank 0
   bool has_hidden;  // the step needs the hidden rows
   ps_status status;
   char message[512];

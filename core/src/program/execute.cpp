@@ -31,7 +31,7 @@ ps_status check_counts(const ps_program& p, const ps_batch& b) {
   PS_TRY(check_count("num_tokens", b.num_tokens, 1, o.max_tokens));
   PS_TRY(check_count("num_requests", b.num_requests, 1, o.max_requests));
   PS_TRY(check_count("num_rows", b.num_rows, 0, o.max_rows));
-  if (b.flags & ~(PS_BATCH_HIDDEN | PS_BATCH_LOGITS))
+  if (b.flags & ~(PS_BATCH_HIDDEN | PS_BATCH_LOGITS | PS_BATCH_ALL_RANKS))
     return fail(PS_UNSUPPORTED, "flags: 0x%x has bits that this version does not know", b.flags);
   if (b.reserved) return fail(PS_UNSUPPORTED, "reserved: expected 0, found 0x%x", b.reserved);
   const bool has_pages = p.model->graph.page_groups.size() > 0;
@@ -360,15 +360,17 @@ ps_status run_program(ps_program* p, const ps_batch& batch, bool best_only) {
   const int64_t start_ns = p->profiling ? now_ns() : 0;
   p->num_spans = 0;
   if (kBuildsRanks && p->context->links) {
+    if (batch.flags & PS_BATCH_ALL_RANKS) return fail(PS_UNSUPPORTED, "flags: PS_BATCH_ALL_RANKS: expected ranks without stages");
     PS_TRY(check_in_flight(*p, false));
     PS_TRY(launch(p, batch, best_only));
     return collect_program(p);
   }
   PS_TRY(check_exchange(p));
-  if (has_ranks(*p)) PS_TRY(check_first_rank(*p));
+  const bool on_all = batch.flags & PS_BATCH_ALL_RANKS;
+  if (has_ranks(*p) && !on_all) PS_TRY(check_first_rank(*p));
   PS_TRY(take_batch(p, batch));
   p->best_only = has_ranks(*p) && best_only;
-  if (has_ranks(*p)) PS_TRY(send_batch(p, batch));
+  if (has_ranks(*p)) PS_TRY(p->context->comm->rank == 0 ? send_batch(p, batch) : receive_same_batch(p, batch));
   PS_TRY(take_own_pages(p, batch));
   return run_taken(p, batch, start_ns);
 }

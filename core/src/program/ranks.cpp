@@ -3,6 +3,11 @@
 
 #include <stdio.h>
 
+#include <algorithm>
+
+#include "bundle/validate.h"
+#include "exchange/exchange.h"
+
 namespace ps {
 namespace {
 
@@ -129,6 +134,7 @@ ps_status send_batch(ps_program* p, const ps_batch& b) {
   ++p->rank_step;
   exchange_of(p).tag = m.hash;
   note_kinds(p);
+  exchange_of(p).on_all = b.flags & PS_BATCH_ALL_RANKS;
   return PS_OK;
 }
 
@@ -174,6 +180,56 @@ ps_status receive_batch(ps_program* p, ps_batch* b) {
   exchange_of(p).tag = hash;
   exchange_of(p).best_only = p->best_only;
   exchange_of(p).has_hidden = m.flags & PS_BATCH_HIDDEN;
+  exchange_of(p).on_all = m.flags & PS_BATCH_ALL_RANKS;
+  return PS_OK;
+}
+
+ps_status receive_same_batch(ps_program* p, const ps_batch& own) {
+  ps_batch first{};
+  PS_TRY(receive_batch(p, &first));
+  const int64_t most = p->plan.symbols[ROLE_PAGES];
+  const int64_t width = own.page_table_width < most ? own.page_table_width : most;
+  const auto equal = [](const int32_t* a, const int32_t* b, int64_t count) {
+    return count == 0 || memcmp(a, b, static_cast<size_t>(count) * 4) == 0;
+  };
+  const bool same_sizes = own.num_tokens == first.num_tokens && own.num_requests == first.num_requests &&
+                          own.num_rows == first.num_rows && width == first.page_table_width;
+  const int64_t tables = p->model->graph.page_groups.size() * own.num_requests * width;
+  const char* what = own.flags != first.flags                                                      ? "flags"
+                     : !same_sizes                                                                 ? "sizes"
+                     : !equal(p->token_ids, first.token_ids, own.num_tokens)                       ? "token_ids"
+                     : !equal(own.positions, first.positions, own.num_tokens)                      ? "positions"
+                     : !equal(own.request_starts, first.request_starts, int64_t{own.num_requests} + 1) ? "request_starts"
+                     : !equal(own.output_rows, first.output_rows, own.num_rows)                    ? "output_rows"
+                     : !equal(p->page_tables, first.page_tables, tables)                           ? "page_tables"
+                                                                                                   : nullptr;
+  if (!what) return PS_OK;
+  const ps_comm& comm = *p->context->comm;
+  const ps_status status = fail(PS_INVALID_ARGUMENT, "batch: expected equal batches on all ranks, found other %s on rank %d than on rank 0",
+                                what, comm.rank);
+  comm.abort(comm.self, error_message());
+  return status;
+}
+
+ps_status describe_rank(const ps_model& model, const ps_program_options& o, ps_rank_info* out) {
+  const Graph& graph = model.graph;
+  const int64_t tables = graph.page_groups.size() * o.max_requests * max_table_width(graph);
+  const int64_t most_rows = std::max({o.max_tokens, o.max_rows, o.max_requests});
+  int64_t bytes = std::max(kShortBytes, static_cast<int64_t>(sizeof(Message)) +
+                                            (2 * int64_t{o.max_tokens} + o.max_requests + 1 + o.max_rows + tables) * 4);
+  for (const Node& node : graph.nodes) {
+    AttrValue attrs[kMaxAttrs];
+    Cut cut{};
+    PS_TRY(bind_node_attrs(node, attrs));
+    if (node.op == OP_ALL_GATHER) read_cut(attrs[kAllGatherStarts].s, &cut);
+    int64_t columns = node.op == OP_SHARDED_EMBEDDING ? attrs[kShardedDim].i : 0;
+    for (int32_t r = 0; r < cut.world; ++r) columns = std::max(columns, cut.size(r));
+    if (node.op == OP_BROADCAST) columns = graph.values[node.inputs[0].index].dims[1].offset;
+    bytes = std::max(bytes, most_rows * columns * 4);
+    const Membership member = membership_of(node.op, attrs);
+    if (member.world > 1) out->rank = member.rank, out->world = member.world;
+  }
+  out->part_bytes = bytes;
   return PS_OK;
 }
 

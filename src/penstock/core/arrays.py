@@ -18,7 +18,7 @@ __all__ = [
     "sampled_struct", "sampling_struct",
 ]  # fmt: skip
 
-BATCH_HIDDEN, BATCH_LOGITS = 1, 2  # PS_BATCH_*
+BATCH_HIDDEN, BATCH_LOGITS, BATCH_ALL_RANKS = 1, 2, 4  # PS_BATCH_*
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class StepBatch:
     ``hidden``: keep the hidden rows of all tokens, so that ``CoreProgram.hidden`` can return them after the step.
     ``logits``: ``CoreProgram.logits`` will be called after ``step``; without it ranks bring together only their best
     tokens where every row is sampled greedily.
+    ``all_ranks``: every rank runs this batch and has the logits; without it the other ranks follow rank 0.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -42,6 +43,7 @@ class StepBatch:
     output_rows: npt.NDArray[np.int32]
     hidden: bool = False
     logits: bool = False
+    all_ranks: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def batch_struct(batch: StepBatch, num_page_groups: int) -> BatchStruct:
         request_starts=_pointer(batch.request_starts, i32, (num_requests + 1,), "request_starts"),
         page_tables=_pointer(batch.page_tables, i32, (num_page_groups, num_requests, width), "page_tables"),
         output_rows=_pointer(batch.output_rows, i32, (num_rows,), "output_rows"),
-        flags=(BATCH_HIDDEN if batch.hidden else 0) | (BATCH_LOGITS if batch.logits else 0),
+        flags=BATCH_HIDDEN * batch.hidden | BATCH_LOGITS * batch.logits | BATCH_ALL_RANKS * batch.all_ranks,
     )
     return struct
 

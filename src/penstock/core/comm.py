@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Final, Protocol
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
-from penstock.core.library import CommStruct, SharedOptions, check, library, sized
+from penstock import env
+from penstock.core.library import CommStruct, JoinOptions, MpiOptions, SharedOptions, check, library, sized
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["MAX_RANKS", "RankComm", "SharedComm", "shared_bytes"]
+__all__ = ["MAX_RANKS", "JoinedComm", "MpiComm", "RankComm", "SharedComm", "shared_bytes"]
 
 MAX_RANKS: Final = 64
 """PS_MAX_RANKS of penstock_ranks.h."""
@@ -108,4 +112,84 @@ class SharedComm:
         """Unmap the memory, after the contexts that use it are closed.  A second call does nothing."""
         if self._struct:
             struct, self._struct = self._struct, ctypes.POINTER(CommStruct)()
-            library().ps_shared_close(struct)
+            self._close(struct)
+
+    def _close(self, struct: Any) -> None:
+        library().ps_shared_close(struct)
+
+
+class JoinedComm(SharedComm):
+    """The same of processes that a launcher started together: they meet here, and the memory comes from rank 0.
+
+    A process that ends without ``close`` ends the group.  ``join_timeout_s``: how long the ranks wait for each other
+    here.  Raises UnavailableError if they do not come in time, or one does not fit.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        part_bytes: int,
+        *,
+        timeout_s: float = 0.0,
+        join_timeout_s: float = 0.0,
+        oversubscribed: bool = False,
+    ) -> None:
+        self.rank, self.world = rank, world
+        self._struct = ctypes.POINTER(CommStruct)()
+        options = sized(
+            JoinOptions,
+            rank=rank,
+            world=world,
+            yield_=int(oversubscribed),
+            part_bytes=part_bytes,
+            timeout_ms=int(timeout_s * 1000),
+            join_timeout_ms=int(join_timeout_s * 1000),
+        )
+        _interruptible(lambda: check(library().ps_shared_join(ctypes.byref(options), ctypes.byref(self._struct))))
+
+
+class MpiComm(SharedComm):
+    """A rank's end of a group on several hosts, over MPI; the ranks are started by ``mpiexec``.
+
+    ``trusted_network``: True says that only these ranks use the network, because MPI neither encrypts nor
+    authenticates; InvalidArgumentError without it.  The library is the one of the package mpich, or that of
+    ``PENSTOCK_MPI_LIBRARY``; UnsupportedError without one.
+    """
+
+    def __init__(
+        self, rank: int, world: int, part_bytes: int, *, trusted_network: bool, timeout_s: float = 0.0
+    ) -> None:
+        self.rank, self.world = rank, world
+        self._struct = ctypes.POINTER(CommStruct)()
+        path = env.mpi_library()
+        options = sized(
+            MpiOptions,
+            rank=rank,
+            world=world,
+            trusted_network=int(trusted_network),
+            part_bytes=part_bytes,
+            timeout_ms=int(timeout_s * 1000),
+            library=path and os.fsencode(path),
+        )
+        check(library().ps_mpi_join(ctypes.byref(options), ctypes.byref(self._struct)))
+
+    def _close(self, struct: Any) -> None:
+        library().ps_mpi_close(struct)
+
+
+def _interruptible(work: Callable[[], None]) -> None:
+    """Do work in another thread, so that Ctrl-C ends the wait for it."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]

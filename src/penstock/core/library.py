@@ -86,6 +86,41 @@ class SharedOptions(ctypes.Structure):
     ]
 
 
+class JoinOptions(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("rank", c_int32),
+        ("world", c_int32),
+        ("yield_", c_int32),
+        ("part_bytes", c_int64),
+        ("timeout_ms", c_int64),
+        ("join_timeout_ms", c_int64),
+        ("meeting", c_char_p),
+    ]
+
+
+class MpiOptions(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("rank", c_int32),
+        ("world", c_int32),
+        ("trusted_network", c_int32),
+        ("part_bytes", c_int64),
+        ("timeout_ms", c_int64),
+        ("library", c_char_p),
+    ]
+
+
+class RankInfoStruct(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("struct_size", c_uint32),
+        ("rank", c_int32),
+        ("world", c_int32),
+        ("reserved", c_int32),
+        ("part_bytes", c_int64),
+    ]
+
+
 class ModelOptions(ctypes.Structure):
     _fields_: ClassVar = [("struct_size", c_uint32), ("verify", c_int32), ("private_copy", c_int32)]
 
@@ -270,6 +305,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_shared_open": (c_int32, (POINTER(SharedOptions), POINTER(POINTER(CommStruct)))),
     "ps_fail": (c_int32, (c_int32, c_char_p)),
     "ps_shared_close": (None, (POINTER(CommStruct),)),
+    "ps_shared_join": (c_int32, (POINTER(JoinOptions), POINTER(POINTER(CommStruct)))),
+    "ps_mpi_join": (c_int32, (POINTER(MpiOptions), POINTER(POINTER(CommStruct)))),
+    "ps_mpi_close": (None, (POINTER(CommStruct),)),
+    "ps_model_rank": (c_int32, (c_void_p, POINTER(ProgramOptionsStruct), POINTER(RankInfoStruct))),
     "ps_context_num_threads": (c_int32, (c_void_p,)),
     "ps_context_cpu_level": (c_char_p, (c_void_p,)),
     "ps_cpu_level_at": (c_char_p, (c_int32, _P32)),

@@ -33,6 +33,7 @@ from penstock.core.library import (
     ModelOptions,
     PlanStruct,
     ProgramOptionsStruct,
+    RankInfoStruct,
     TensorStruct,
     check,
     library,
@@ -46,9 +47,9 @@ from penstock.validation import refusal
 
 __all__ = [
     "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Biases", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo",
-    "Penalties", "Plan", "ProgramOptions", "QuantizedRows", "Sampled", "Sampling", "StepBatch", "StepCall",
-    "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas", "pack", "pack_quantized", "plan",
-    "probe_bandwidth", "probe_compute", "run_op", "sample_logits", "unpack", "unpack_quantized", "version",
+    "Penalties", "Plan", "ProgramOptions", "QuantizedRows", "RankInfo", "Sampled", "Sampling", "StepBatch",
+    "StepCall", "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas", "pack", "pack_quantized", "plan",
+    "probe_bandwidth", "probe_compute", "rank_info", "run_op", "sample_logits", "unpack", "unpack_quantized", "version",
 ]  # fmt: skip
 
 pack, unpack = Context.pack, Context.unpack
@@ -213,6 +214,22 @@ def plan(model: Model, context: Context, options: ProgramOptions) -> Plan:
     struct = _options_struct(options)
     check(library().ps_program_plan(model.handle, context.handle, ctypes.byref(struct), ctypes.byref(out)))
     return Plan(**{name: getattr(out, name) for name, *_ in PlanStruct._fields_ if name != "struct_size"})
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """The rank that a bundle was cut for, 0 of 1 for a whole one, and the ``part_bytes`` that its comm needs."""
+
+    rank: int
+    world: int
+    part_bytes: int
+
+
+def rank_info(model: Model, options: ProgramOptions) -> RankInfo:
+    """Return what a program with these limits needs of a group of ranks."""
+    out, struct = sized(RankInfoStruct), _options_struct(options)
+    check(library().ps_model_rank(model.handle, ctypes.byref(struct), ctypes.byref(out)))
+    return RankInfo(out.rank, out.world, out.part_bytes)
 
 
 class CoreProgram(Handle):

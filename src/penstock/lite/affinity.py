@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core import native as core
+from penstock.core.comm import SharedComm
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.device import CpuOptions
 
-__all__ = ["BoundContext", "chosen_cores"]
+__all__ = ["BoundContext", "chosen_cores", "default_threads"]
 
 _TASKS: Final = Path("/proc/self/task")
 _CPUS: Final = Path("/sys/devices/system/cpu")
@@ -41,6 +42,12 @@ def chosen_cores(options: CpuOptions) -> list[int]:
     return [core for core in cores if speeds[core] == kinds[mode - 1]]
 
 
+def default_threads() -> int:
+    """Return the number of threads that the affinity mask and the cgroup allow this process."""
+    with core.Context() as context:
+        return context.num_threads
+
+
 def _speed(core: int) -> int:
     """Return the relative speed of a core: its capacity as the kernel reports it, or its highest frequency in kHz."""
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
@@ -54,13 +61,13 @@ def _speed(core: int) -> int:
 class BoundContext:
     """A native context whose threads are bound to ``cores``; without cores they run anywhere.
 
-    ``num_threads`` 0 uses one thread per core.
+    ``num_threads`` 0 uses one thread per core.  ``comm``: connects its programs with those of other ranks.
     """
 
-    def __init__(self, num_threads: int, cores: Sequence[int] = ()) -> None:
-        self._cores = tuple(cores)
+    def __init__(self, num_threads: int, cores: Sequence[int] = (), comm: SharedComm | None = None) -> None:
+        self._cores, self._comm = tuple(cores), comm
         if not self._cores:
-            self.native = core.Context(num_threads)
+            self.native = core.Context(num_threads, comm=comm)
             return
         made: list[core.Context | BaseException] = []
         thread = threading.Thread(target=self._make, args=(num_threads, made))
@@ -79,7 +86,7 @@ class BoundContext:
             name = f"ps-{secrets.token_hex(5)}"
             (_TASKS / str(threading.get_native_id()) / "comm").write_text(name)
             os.sched_setaffinity(0, self._cores)
-            made.append(core.Context(num_threads))
+            made.append(core.Context(num_threads, comm=self._comm))
             own = threading.get_native_id()
             workers = sorted(task for task in _tasks_named(name) if task != own)
             for index, task in enumerate(workers, 1):

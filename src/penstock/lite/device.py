@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.config import check_integer
+from penstock.core.comm import MAX_RANKS
 from penstock.core.context import MAX_THREADS
 from penstock.core.library import load_ops
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.launch.environment import read_rank_environment
 from penstock.validation import refusal
 
 __all__ = ["Context", "CpuOptions", "GpuOptions", "ParallelOptions"]
@@ -28,11 +30,18 @@ class CpuOptions:
     beginning again.  The thread that calls ``predict`` is one of the threads for the duration of the call.
     ``precision_mode``: "" (the default) runs any bundle; a scheme ("w8a8" ...) or "enforce_fp32" (scheme f32 with
     float32 keys and values) refuses bundles of another precision.
+    ``rank_id``: the rank of this process, of the bundle of a rank; by default as its launcher says, or 0.
+    ``device_id``: binds the threads to a share of this host's cores, which has as many equal shares as ranks; -1 (the
+    default) binds none.
+    ``group_size``: the number of processes that the launcher started, or 1.
+    ``provider``: "" only, because this build has one backend.
     """
 
-    __slots__ = ("_affinity_mode", "_core_list", "_precision_mode", "_thread_num")
+    __slots__ = ("_affinity_mode", "_core_list", "_device_id", "_precision_mode", "_rank_id", "_thread_num")
 
     def __init__(self) -> None:
+        self._rank_id: int | None = None
+        self._device_id = -1
         self._thread_num = self._affinity_mode = 0
         self._core_list: list[int] = []
         self._precision_mode = ""
@@ -87,6 +96,48 @@ class CpuOptions:
             listed = ", ".join(map(repr, _PRECISIONS))
             raise refusal("precision_mode", f"one of {listed}", value)
         self._precision_mode = value
+
+    @property
+    def rank_id(self) -> int:
+        """The rank of this process.  Raises InvalidArgumentError when two launchers disagree."""
+        if self._rank_id is not None:
+            return self._rank_id
+        place = read_rank_environment()
+        return place.rank if place else 0
+
+    @rank_id.setter
+    def rank_id(self, value: int) -> None:
+        self._rank_id = check_integer("rank_id", value, 0, MAX_RANKS - 1)
+
+    @property
+    def explicit_rank(self) -> int | None:
+        """The rank that was set; None without."""
+        return self._rank_id
+
+    @property
+    def device_id(self) -> int:
+        """The share of this host's cores; -1 binds no thread."""
+        return self._device_id
+
+    @device_id.setter
+    def device_id(self, value: int) -> None:
+        self._device_id = check_integer("device_id", value, -1, MAX_RANKS - 1)
+
+    @property
+    def group_size(self) -> int:
+        """The number of processes that the launcher started together."""
+        place = read_rank_environment()
+        return place.world if place else 1
+
+    @property
+    def provider(self) -> str:
+        """The backend: ""."""
+        return ""
+
+    @provider.setter
+    def provider(self, value: str) -> None:
+        if value != "":
+            raise UnsupportedError(f"provider: expected '', since this build has one backend, found {value!r:.60}")
 
 
 class GpuOptions:
@@ -150,6 +201,8 @@ class Context:
         thread_affinity_mode: int = 0,
         thread_affinity_core_list: Sequence[int] = (),
         precision_mode: str = "",
+        rank_id: int | None = None,
+        device_id: int = -1,
         ops: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         self.ops = ops
@@ -159,6 +212,9 @@ class Context:
         self.cpu.thread_affinity_mode = thread_affinity_mode
         self.cpu.thread_affinity_core_list = thread_affinity_core_list
         self.cpu.precision_mode = precision_mode
+        if rank_id is not None:
+            self.cpu.rank_id = rank_id
+        self.cpu.device_id = device_id
 
     @property
     def ops(self) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 from penstock.core import native as core
 from penstock.core.forked import check_process, is_forked
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.device import Context
 from penstock.lite.inputs import check_inputs, check_outputs, checked_dims, input_tensors
 from penstock.lite.open_model import ModelType, OpenModel
@@ -63,7 +63,7 @@ class Model:
         context: Context | None = None,
         config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None = None,
     ) -> None:
-        """Open a bundle, plan its memory and start its threads.
+        """Open a bundle, plan its memory and start its threads; with the bundle of a rank, wait for the other ranks.
 
         ``config``: the fields of ``settings.ModelConfig`` in a dictionary or a file.  Raises InvalidArgumentError,
         InvalidFileError, UnsupportedError, OutOfMemoryError or FileAccessError, which name the field or the file; the
@@ -82,7 +82,9 @@ class Model:
                 _check_seq_len(settings.seq_len, sequences)
                 if self.group is not None:
                     joining.enter_context(self.group.joining(self, opened))
-            except BaseException:
+                opened.agree()
+            except BaseException as error:
+                opened.abort(str(error))
                 opened.close()
                 raise
             if is_forked(self._pid):  # a thread of the parent may have held the lock
@@ -113,6 +115,11 @@ class Model:
         with self.in_use() as (opened, sequences):
             batch_size, seq_len = checked_dims(inputs, dims)
             _check_seq_len(seq_len, sequences)
+            if opened.rank.world > 1 and batch_size > opened.config.batch_size:
+                raise UnsupportedError(
+                    f"dims: expected at most {opened.config.batch_size} sequences (the config's batch_size), because "
+                    f"the ranks have shared memory for so many, found {batch_size}"
+                )
             if batch_size != sequences.batch_size:
                 self._sequences = Sequences(opened.native, opened.bind(), opened.config, batch_size)
                 sequences.close()
@@ -147,6 +154,8 @@ class Model:
         InvalidFileError when the file was replaced or changed.
         """
         with self.in_use() as (opened, sequences):
+            if opened.rank.world > 1:
+                raise UnsupportedError("update_weights: expected a whole bundle, found that of a rank; export it again")
             opened.check_unchanged()
             updates = pack_updates(opened, weights)
             native = opened.native if opened.is_private else core.Model.open(opened.path, mmap=False)

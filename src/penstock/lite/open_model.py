@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core import native as core
+from penstock.core.comm import SharedComm
 from penstock.core.metadata import check_same
 from penstock.errors import UnsupportedError
 from penstock.lite.affinity import BoundContext, chosen_cores
 from penstock.lite.device import Context, check_target
+from penstock.lite.ranks import agreement, check_rank, join_group, share_of_cores, threads_of_rank
+from penstock.lite.sequences import program_options
 from penstock.lite.settings import ModelConfig, read_config
 from penstock.validation import refusal, wrong_type
 
@@ -46,7 +49,7 @@ class OpenModel:
         check_target(self.context.target)
         self.config = read_config(config)
         self.path = Path(path)
-        self._cores = chosen_cores(self.context.cpu)
+        self._comm: SharedComm | None = None
         self._bound: BoundContext | None = None
         self.is_private = False
         self.shared_bytes = 0
@@ -56,6 +59,7 @@ class OpenModel:
         self._stamp = self.native.stamp  # of the first opening; ``replace`` does not change it
         try:
             self._check_precision()
+            self._join()
             if self.config.weights == "huge":
                 self.native.load_huge(self.bind().native)
         except BaseException:
@@ -76,6 +80,26 @@ class OpenModel:
                 f"--scheme {mode}"
             )
 
+    def _join(self) -> None:
+        """Choose threads and cores; of the bundle of a rank, wait for the other ranks."""
+        options = program_options(self.info, self.config, self.config.batch_size)
+        self.rank = core.rank_info(self.native, options)
+        cpu = self.context.cpu
+        check_rank(self.path, self.rank, cpu)
+        self._cores = share_of_cores(cpu, self.rank) or chosen_cores(cpu)
+        self._num_threads = threads_of_rank(cpu, self.rank)
+        self._comm = join_group(self.rank, self.config, self._num_threads)
+
+    def agree(self) -> None:
+        """Wait until every rank has opened its part; the error names what differs."""
+        if self._comm is not None:
+            self.bind().native.agree(agreement(self.path, self._stamp, self.config))
+
+    def abort(self, reason: str) -> None:
+        """End the other ranks' waits for this one."""
+        if self._comm is not None:
+            self._comm.abort(f"rank {self.rank.rank}: {reason}")
+
     def bind(self, num_threads: int | None = None, first: int = 0) -> BoundContext:
         """Return the context that all programs share.
 
@@ -86,7 +110,7 @@ class OpenModel:
             at = first % max(1, len(self._cores))
             return BoundContext(num_threads, self._cores[at:] + self._cores[:at])
         if self._bound is None:
-            self._bound = BoundContext(self.context.cpu.thread_num, self._cores)
+            self._bound = BoundContext(self._num_threads, self._cores, self._comm)
         return self._bound
 
     def replace(self, native: core.Model) -> None:
@@ -121,3 +145,5 @@ class OpenModel:
         self.native.close()
         if self._bound is not None:
             self._bound.native.close()
+        if self._comm is not None:
+            self._comm.close()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from penstock.core.forked import check_process, is_forked
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.affinity import BoundContext
 from penstock.lite.device import Context
 from penstock.lite.inputs import check_inputs, check_outputs, input_tensors
@@ -65,6 +65,8 @@ class ModelParallelRunner:
             opened = OpenModel(model_path, model_type, context, config)
             workers: list[_Worker] = []
             try:
+                if opened.rank.world > 1:
+                    raise UnsupportedError(f"{opened.path}: expected a whole bundle, found that of a rank; use a Model")
                 num_threads = opened.context.cpu.thread_num or 1
                 cores = len(os.sched_getaffinity(0))
                 for index in range(opened.context.parallel.workers_num or max(1, cores // num_threads)):

@@ -13,7 +13,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.lite.affinity import BoundContext
 from penstock.lite.settings import ModelConfig
 
-__all__ = ["OutputSpec", "Sequences", "output_specs"]
+__all__ = ["OutputSpec", "Sequences", "output_specs", "program_options"]
 
 
 class OutputSpec(NamedTuple):
@@ -30,6 +30,28 @@ def output_specs(info: native.ModelInfo) -> list[OutputSpec]:
         return [OutputSpec("logits", np.float32, info.vocab_size)]
     ids = OutputSpec("token_ids", np.int32, info.tail_k)
     return [ids] if info.tail == "argmax" else [ids, OutputSpec("logits", np.float32, info.tail_k)]
+
+
+def program_options(info: native.ModelInfo, config: ModelConfig, batch_size: int) -> native.ProgramOptions:
+    """Return the limits of a program for ``batch_size`` sequences.
+
+    Raises InvalidArgumentError for a context longer than the model's.
+    """
+    if config.context_len > info.context_len:
+        raise InvalidArgumentError(
+            f"context_len: expected at most {info.context_len}, the model's limit, found {config.context_len}",
+            param="context_len",
+        )
+    context_len = config.context_len or info.context_len
+    max_tokens = min(config.max_tokens, context_len * batch_size)
+    num_requests = min(batch_size, max_tokens)
+    return native.ProgramOptions(
+        max_tokens=max_tokens,
+        max_requests=num_requests,
+        max_rows=max_tokens if config.logits == "all" else num_requests,
+        num_pages=pages_for(context_len) * batch_size,
+        kv_layout=KV_NUMBERS[kv_layout_of(config.kv_cache, info.scheme)],
+    )
 
 
 class _Chunk(NamedTuple):
@@ -49,11 +71,7 @@ class Sequences:
 
     def __init__(self, model: native.Model, context: BoundContext, config: ModelConfig, batch_size: int) -> None:
         info = model.info
-        if config.context_len > info.context_len:
-            raise InvalidArgumentError(
-                f"context_len: expected at most {info.context_len}, the model's limit, found {config.context_len}",
-                param="context_len",
-            )
+        self.options = program_options(info, config, batch_size)
         self.context_len = config.context_len or info.context_len
         self.batch_size = batch_size
         self.specs = output_specs(info)
@@ -61,15 +79,7 @@ class Sequences:
         self._whole = info.bidirectional
         self._context = context
         self._num_groups = info.num_page_groups
-        self._max_tokens = min(config.max_tokens, self.context_len * batch_size)
-        num_requests = min(batch_size, self._max_tokens)
-        self.options = native.ProgramOptions(
-            max_tokens=self._max_tokens,
-            max_requests=num_requests,
-            max_rows=self._max_tokens if self._all_rows else num_requests,
-            num_pages=pages_for(self.context_len) * batch_size,
-            kv_layout=KV_NUMBERS[kv_layout_of(config.kv_cache, info.scheme)],
-        )
+        self._max_tokens = self.options.max_tokens
         self._program = native.CoreProgram(model, context.native, self.options)
         self._lens = np.zeros(batch_size, np.int64)
 
@@ -146,6 +156,7 @@ class Sequences:
             request_starts=starts,
             page_tables=np.ascontiguousarray(np.broadcast_to(table, (self._num_groups, *table.shape))),
             output_rows=rows,
+            all_ranks=True,
         )
 
     def _take(self, chunks: list[_Chunk], counts: npt.NDArray[np.int64], outputs: list[npt.NDArray[Any]]) -> None:

@@ -28,6 +28,8 @@ _BOUNDS: Final = {
     "seq_len": (1, 1 << 24),
     "context_len": (0, 1 << 24),
     "max_tokens": (1, 1 << 20),
+    "rank_timeout_s": (1, 86_400),
+    "join_timeout_s": (1, 86_400),
 }
 
 
@@ -44,6 +46,10 @@ class ModelConfig:
     ``logits``: "last" returns one row per sequence, "all" one row per token.
     ``weights``: "mmap" shares the file's pages with other processes, "huge" copies them into private huge pages.
     ``verify``: check the checksums of the file, which reads it completely.
+    ``transport``: of the bundle of a rank: "shared" (shared memory of one host) or "mpi" (several hosts).
+    ``trusted_network``: needed by "mpi", which neither encrypts nor authenticates: only the ranks use the network.
+    ``rank_timeout_s``: of the bundle of a rank: the seconds that a rank waits for another within ``predict``.
+    ``join_timeout_s``: the same: the seconds that the ranks wait for each other in ``build_from_file``.
     """
 
     batch_size: int = 1
@@ -54,6 +60,10 @@ class ModelConfig:
     logits: str = "last"
     weights: str = "mmap"
     verify: bool = False
+    transport: str = "shared"
+    trusted_network: bool = False
+    rank_timeout_s: int = 300
+    join_timeout_s: int = 300
 
     def __post_init__(self) -> None:
         """Refuse a value that is out of range, by name."""
@@ -61,9 +71,11 @@ class ModelConfig:
             check_integer(name, getattr(self, name), low, high)
         for name, allowed in (
             ("kv_cache", KV_LAYOUTS), ("logits", ("last", "all")), ("weights", ("mmap", "huge")),
+            ("transport", ("shared", "mpi")),
         ):  # fmt: skip
             check_choice(name, getattr(self, name), allowed)
         check_flag("verify", self.verify)
+        check_flag("trusted_network", self.trusted_network)
 
 
 def read_config(config: str | os.PathLike[str] | Mapping[str, Any] | ModelConfig | None) -> ModelConfig:

@@ -1,0 +1,171 @@
+"""Ranks over MPI: real processes under the mpiexec of the mpich wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.comm import MpiComm
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.lite.settings import read_config
+from tests.support.builds import run
+from tests.support.command import environment
+from tests.support.rank_programs import (
+    EXAMPLE,
+    MPI_COMM,
+    MPI_FAULT,
+    PREDICT,
+    SHARED_FILES,
+    expected_lines,
+    mpiexec,
+    pattern,
+    run_ranks,
+)
+
+MPI = "'transport': 'mpi', 'trusted_network': True"
+
+pytestmark = pytest.mark.usefixtures("mpich")
+
+
+@pytest.fixture(scope="module")
+def mpich() -> str:
+    return mpiexec()
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "config_file.ini"
+    path.write_text("[model]\ntransport = mpi\ntrusted_network = true\n")
+    return path
+
+
+def test_the_example_over_mpi(demo_ranks: Path, config_file: Path) -> None:
+    before = set(os.listdir(SHARED_FILES))
+    command = [sys.executable, EXAMPLE / "main.py", "--model_path", pattern(demo_ranks), "--config_file", config_file]
+    done = run_ranks("mpiexec", 2, *command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [done.stdout.count(line) for line in expected_lines()] == [2, 2]
+    assert set(os.listdir(SHARED_FILES)) == before
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("scheme", ["w8a8", "f32"])
+def test_the_bits_over_mpi_are_those_of_one_process(
+    world: int,
+    scheme: str,
+    bundle_of: Callable[[str, str], Path],
+    parts_of: Callable[[Path, int], list[Path]],
+    tmp_path: Path,
+) -> None:
+    whole = bundle_of("llama", scheme)
+    parts = parts_of(whole, world)
+    options = "'batch_size': 2, 'context_len': 90, 'logits': 'all', 'max_tokens': 16"
+    run(sys.executable, "-c", PREDICT, whole, tmp_path / "whole.npz", f"{{{options}}}")
+    source = str(parts[0]).replace("-0-of-", "-{rank}-of-")
+    out = tmp_path / "{rank}.npz"
+    done = run_ranks("mpiexec", world, sys.executable, "-c", PREDICT, source, out, f"{{{options}, {MPI}}}")
+    assert done.returncode == 0, done.stderr
+    whole_bytes = (tmp_path / "whole.npz").read_bytes()
+    for rank in range(world):
+        assert (tmp_path / f"{rank}.npz").read_bytes() == whole_bytes
+
+
+EXCHANGES = (
+    MPI_COMM
+    + """
+for tag in range(200):
+    sizes = [(tag * 7919 * (r + 1)) % 50_000 if tag % 3 else 0 for r in range(world)]
+    data = [bytes((tag + r + i) % 251 for i in range(251)) * (n // 251 + 1) for r, n in enumerate(sizes)]
+    ctypes.memmove(struct.part(struct.self), data[own], sizes[own])
+    parts = (ctypes.c_void_p * world)()
+    check(struct.all_gather(struct.self, tag, (ctypes.c_int64 * world)(*sizes), parts))
+    assert [ctypes.string_at(parts[r], n) for r, n in enumerate(sizes)] == [d[:n] for d, n in zip(data, sizes)]
+    root = tag % world
+    if own == root:
+        ctypes.memmove(struct.part(struct.self), data[own], sizes[own])
+    found = ctypes.c_void_p()
+    pointer = ctypes.cast(ctypes.byref(found), type(parts._type_ and ctypes.pointer(found)))
+    check(struct.broadcast(struct.self, tag, root, sizes[root], 1, pointer))
+    assert ctypes.string_at(found, sizes[root]) == data[root][: sizes[root]]
+    check(struct.barrier(struct.self, tag))
+rows = np.random.default_rng(1).random(1 << 20)
+for source in range(1, world):
+    if own == 0:
+        check(struct.send(struct.self, source, rows.ctypes.data, rows.nbytes))
+    if own == source:
+        other = np.empty_like(rows)
+        check(struct.recv(struct.self, 0, other.ctypes.data, other.nbytes))
+        assert np.array_equal(other, rows)
+times = sorted(comm.probe(16384, 200))
+say(median_us=times[100] / 1000)
+comm.close()
+"""
+)
+
+
+def test_exchanges(capfd: pytest.CaptureFixture[str]) -> None:
+    for world in (1, 2, 3):
+        done = run_ranks("mpiexec", world, sys.executable, "-c", EXCHANGES)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert done.stdout.count("median_us") == world
+
+
+def run_faulty(fault: str, world: int = 2) -> tuple[str, float]:
+    """Run ranks of which one fails; return the error that rank 0 gets, and after how many seconds.
+
+    Without Hydra's own clean-up, so that it is ours that ends the ranks.
+    """
+    script = MPI_FAULT.replace("FAULT", fault)
+    command = [mpiexec(), "-disable-auto-cleanup", "-n", str(world), sys.executable, "-c", script]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+    error: dict[str, Any] = {}
+    pids = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        message = json.loads(line)
+        pids += [message["pid"]] if "pid" in message else []
+        if "error" in message and message["rank"] == 0:
+            error = message
+            break
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    return error["error"], error["seconds"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("if own == 1: os.kill(os.getpid(), 9)", "rank 1 ended"),
+        ("if own == 1: comm.close(); time.sleep(4)", "rank 1 ended"),
+        ("if own == 1: comm.abort('rank 1: a fault of the program')", "rank 1: a fault of the program"),
+        ("if own == 1: struct.barrier(struct.self, 7)", "ranks 0 and 1 do not run the same step: exchange"),
+        (f"if own == 1: os.kill(os.getpid(), {int(signal.SIGSTOP)})", "rank 1 is lost: no heartbeat for 2000 ms"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_group(fault: str, expected: str) -> None:
+    before = set(os.listdir(SHARED_FILES))
+    error, seconds = run_faulty(fault)
+    assert f"the group was ended: {expected}" in error
+    assert seconds < 5.0
+    assert set(os.listdir(SHARED_FILES)) == before
+
+
+def test_mpi_is_refused_where_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgumentError, match="trusted_network: expected true, because MPI neither encrypts"):
+        MpiComm(0, 1, 4096, trusted_network=False)
+    with pytest.raises(InvalidArgumentError, match="transport"):
+        read_config({"transport": "carrier pigeon"})
+    monkeypatch.setenv("PENSTOCK_MPI_LIBRARY", "/nowhere/libmpi_abi.so")
+    with pytest.raises(UnsupportedError, match=r"no MPI library: pip install 'penstock\[mpi\]'"):
+        MpiComm(0, 1, 4096, trusted_network=True)

@@ -1,0 +1,406 @@
+"""Distributed offline inference: penstock.lite in a process per rank, under each launcher and by hand."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock import lite
+from penstock.core.comm import JoinedComm
+from penstock.core.library import library
+from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
+from penstock.launch.environment import read_rank_environment
+from tests.support.builds import run, tool
+from tests.support.command import DEMO
+from tests.support.rank_programs import (
+    EXAMPLE,
+    PREDICT,
+    SHARED_FILES,
+    ends_within,
+    expected_lines,
+    pattern,
+    run_ranks,
+    start_by_hand,
+)
+
+ROOT = Path(__file__).parents[2]
+LAUNCHERS = ("penstock launch", "mpiexec")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_example_in_python(launcher: str, demo_ranks: Path) -> None:
+    before = set(os.listdir(SHARED_FILES))
+    done = run_ranks(launcher, 2, sys.executable, EXAMPLE / "main.py", "--model_path", pattern(demo_ranks))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == sorted(expected_lines() * 2)
+    assert set(os.listdir(SHARED_FILES)) == before
+
+
+@pytest.fixture(scope="module")
+def example_in_c(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("c")
+    library_file = Path(library()._name)
+    shutil.copy(library_file, folder / "libpenstock.so.3")
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror"]
+    linked = ["-I", ROOT / "core" / "include", folder / "libpenstock.so.3", f"-Wl,-rpath,{folder}"]
+    run(tool("cc"), *flags, EXAMPLE / "main.c", *linked, "-o", folder / "main")
+    return folder / "main"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_example_in_c(launcher: str, example_in_c: Path, demo_ranks: Path) -> None:
+    done = run_ranks(launcher, 2, example_in_c, pattern(demo_ranks))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    names, values = expected_lines()
+    assert [line for line in lines if line.startswith("tensor")] == [names, names]
+    expected = np.array(values.split()[3:], np.float32)
+    for line in (line for line in lines if line.startswith("output")):
+        assert np.array_equal(np.array(line.split()[3:], np.float32), expected)
+
+
+def predict(folder: Path, source: str, options: str, world: int = 2, launcher: str = "penstock launch") -> list[bytes]:
+    """The outputs of each rank, as bytes."""
+    folder.mkdir()
+    if world == 1:
+        run(sys.executable, "-c", PREDICT, source, folder / "0.npz", options)
+    else:
+        done = run_ranks(launcher, world, sys.executable, "-c", PREDICT, source, folder / "{rank}.npz", options)
+        assert done.returncode == 0, done.stderr
+    outputs = []
+    for rank in range(world):
+        with np.load(folder / f"{rank}.npz") as arrays:
+            outputs.append(b"".join(arrays[name].tobytes() for name in sorted(arrays.files)))
+    return outputs
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [
+        ("w8a8", "{'batch_size': 2, 'context_len': 90}"),
+        ("f32", "{'batch_size': 2, 'context_len': 90, 'logits': 'all', 'max_tokens': 16}"),
+        ("bf16", "{'batch_size': 2, 'context_len': 90, 'kv_cache': 'int8'}"),
+    ],
+)
+def test_every_rank_has_the_bits_of_one_process(
+    world: int,
+    scheme: str,
+    options: str,
+    bundle_of: Callable[[str, str], Path],
+    parts_of: Callable[[Path, int], list[Path]],
+    tmp_path: Path,
+) -> None:
+    whole = bundle_of("llama", scheme)
+    parts = parts_of(whole, world)
+    (expected,) = predict(tmp_path / "one", str(whole), options, 1)
+    source = str(parts[0]).replace("-0-of-", "-{rank}-of-")
+    assert predict(tmp_path / "ranks", source, options, world) == [expected] * world
+
+
+def build(folder: Path, rank: int, **config: object) -> lite.Model:
+    model = lite.Model()
+    context = lite.Context(rank_id=rank, thread_num=1)
+    model.build_from_file(
+        folder / f"rank_{rank}.psm", lite.ModelType.PENSTOCK, context, {"join_timeout_s": 30, **config}
+    )
+    return model
+
+
+def in_threads(work: Callable[[int], object], world: int = 2) -> list[object]:
+    """The result, or the error, of each rank."""
+    results: list[object] = [None] * world
+
+    def call(rank: int) -> None:
+        try:
+            results[rank] = work(rank)
+        except PenstockError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=call, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def messages(results: list[object]) -> str:
+    assert all(isinstance(result, PenstockError) for result in results), results
+    return " / ".join(map(str, results))
+
+
+@pytest.fixture
+def meeting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address of this test's own, for ranks that are threads."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
+
+
+@pytest.mark.usefixtures("meeting")
+def test_ranks_with_other_inputs_name_what_differs(demo_ranks: Path) -> None:
+    def work(rank: int) -> None:
+        with build(demo_ranks, rank) as model:
+            inputs = model.get_inputs()
+            inputs[0].set_data_from_numpy(np.array([[5 + rank]], np.int32))
+            model.predict(inputs)
+
+    text = messages(in_threads(work))
+    assert "batch: expected equal batches on all ranks, found other token_ids on rank 1 than on rank 0" in text
+
+
+@pytest.mark.usefixtures("meeting")
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [({"kv_cache": "f32"}, "kv_cache"), ({"context_len": 64}, "context_len")],
+)
+def test_ranks_with_other_settings_name_what_differs(config: dict[str, object], named: str, demo_ranks: Path) -> None:
+    text = messages(in_threads(lambda rank: build(demo_ranks, rank, **(config if rank else {}))))
+    assert "expected equal values on all ranks" in text or "part_bytes" in text
+    assert named in text or "part_bytes" in text
+
+
+@pytest.mark.usefixtures("meeting")
+def test_bundles_of_other_weights_do_not_meet(
+    demo_ranks: Path, tmp_path: Path, parts_of: Callable[[Path, int], list[Path]]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(demo_ranks, other)
+    changed = tmp_path / "changed.psm"
+    run(sys.executable, "-m", "penstock", "export", ROOT / "demo" / "model", changed, "--scheme", "w4a8", "--yes")
+    shutil.copy(parts_of(changed, 2)[1], other / "rank_1.psm")
+    text = messages(in_threads(lambda rank: build(other if rank else demo_ranks, rank)))
+    assert "text: expected equal values on all ranks, found bundle " in text
+
+
+def test_the_rank_must_be_that_of_the_bundle(demo_ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(expected: str, path: Path = demo_ranks / "rank_1.psm", **options: object) -> None:
+        with pytest.raises(InvalidArgumentError, match=expected):
+            lite.Model().build_from_file(path, lite.ModelType.PENSTOCK, lite.Context(**options))
+
+    refused("rank_id: .*bundle of rank 1 of 2; start each rank with penstock launch, or set rank_id")
+    refused("rank_id: .*expected the bundle of rank 0, found that of rank 1", rank_id=0)
+    refused("rank_id: .*expected 0, because this is a whole bundle, found 1", DEMO, rank_id=1)
+    refused("device_id: expected -1 to 1, one per process of this host, found 2", rank_id=1, device_id=2)
+    refused("device_id: expected no thread affinity", rank_id=1, device_id=1, thread_affinity_mode=1)
+    refused("rank_id: expected an integer from 0 to 63", rank_id=64)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    refused("expected 2 processes, the ranks that the bundle was cut for, found 3 of torchrun")
+    refused("rank_id: expected 1, as the launcher of this process says, found 0", rank_id=0)
+    with lite.Model() as model:  # each process of a launcher may have a whole bundle
+        model.build_from_file(DEMO, lite.ModelType.PENSTOCK, lite.Context(device_id=1))
+    assert (lite.Context().cpu.rank_id, lite.Context().cpu.group_size) == (1, 3)
+    context = lite.Context()
+    context.cpu.provider = ""
+    with pytest.raises(UnsupportedError, match="provider: expected '', since this build has one backend"):
+        context.cpu.provider = "ge"
+
+
+@pytest.mark.usefixtures("meeting")
+def test_what_a_rank_cannot_do(demo_ranks: Path) -> None:
+    def work(rank: int) -> list[str]:
+        refusals = []
+        with build(demo_ranks, rank) as model:
+            for call in (
+                lambda: model.update_weights([lite.Tensor(np.ones(256, np.float32), name="model.norm.weight")]),
+                lambda: model.resize(model.get_inputs(), [[2, 1], [2], [2]]),
+            ):
+                with pytest.raises(UnsupportedError) as refusal:
+                    call()
+                refusals.append(str(refusal.value))
+        context, runner = lite.Context(rank_id=rank, thread_num=1), lite.ModelParallelRunner()
+        with pytest.raises(UnsupportedError) as refusal:
+            runner.build_from_file(demo_ranks / f"rank_{rank}.psm", lite.ModelType.PENSTOCK, context)
+        return [*refusals, str(refusal.value)]
+
+    for update, resize, runner in in_threads(work):
+        assert update.startswith("update_weights: expected a whole bundle")
+        assert resize.startswith("dims: expected at most 1 sequences")
+        assert runner.endswith("found that of a rank; use a Model")
+
+
+@pytest.mark.usefixtures("meeting")
+def test_models_of_one_rank_share_weights(demo_ranks: Path, tmp_path: Path) -> None:
+    shutil.copytree(demo_ranks, tmp_path / "copy")
+
+    def work(rank: int) -> tuple[int, int, bytes, bytes]:
+        group = lite.ModelGroup()
+        with build(demo_ranks, rank) as first, build(tmp_path / "copy", rank) as second:
+            group.add_model([first, second])
+            outputs = [model.predict(model.get_inputs())[0].get_data_to_numpy().tobytes() for model in (second, first)]
+            return group.shared_bytes, second.get_model_info("weight_bytes"), *outputs
+
+    for shared, weight_bytes, second, first in in_threads(work):
+        assert 0.9 * weight_bytes < shared <= weight_bytes
+        assert first == second
+
+
+WAIT = """
+import os, sys, time
+from penstock import lite
+rank, folder, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+context = lite.Context(rank_id=rank, thread_num=1)
+model = lite.Model()
+model.build_from_file(f"{folder}/rank_{rank}.psm", lite.ModelType.PENSTOCK, context)
+model.predict(model.get_inputs())
+print("ready", flush=True)
+if rank == 1 and what == "raise":
+    raise ValueError("a fault of the program")
+if rank == 1 and what == "close":
+    model.close()
+if rank == 1 and what in ("kill", "close"):
+    time.sleep(600)
+while True:
+    model.predict(model.get_inputs())
+"""
+
+
+@pytest.mark.parametrize("what", ["kill", "kill in a step", "raise", "close", "kill rank 0"])
+def test_a_rank_that_ends_ends_the_others(what: str, demo_ranks: Path) -> None:
+    command = [sys.executable, "-c", WAIT, "{rank}", demo_ranks, what]
+    processes = start_by_hand(2, *command)
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", process.communicate()
+    ended = 0 if what == "kill rank 0" else 1
+    start = time.monotonic()
+    if what.startswith("kill"):
+        processes[ended].send_signal(signal.SIGKILL)
+    if what == "close":
+        ((status, err),) = ends_within(processes[:1], 5.0)
+        processes[1].kill()
+        processes[1].communicate()
+    else:
+        status, err = ends_within(processes, 5.0)[1 - ended]
+    assert time.monotonic() - start < 5.0
+    assert status == 1
+    assert f"UnavailableError: ranks: the group was ended: rank {ended} ended" in err
+
+
+def test_ranks_wait_for_each_other_no_longer_than_asked(demo_ranks: Path, meeting: None) -> None:
+    with pytest.raises(UnavailableError, match="ranks: 1 of 2 ranks came within 1000 ms"):
+        build(demo_ranks, 0, join_timeout_s=1)
+    with pytest.raises(UnavailableError, match="ranks: rank 0 did not come within 1000 ms"):
+        build(demo_ranks, 1, join_timeout_s=1)
+
+
+@pytest.mark.usefixtures("meeting")
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"world": 3}, "world: rank 0 has 2, rank 1 has 3"),
+        ({"part_bytes": 8192}, "part_bytes: rank 0 has 4096, rank 1 has 8192"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_named(changes: dict[str, int], expected: str) -> None:
+    def work(rank: int) -> JoinedComm:
+        options = {"rank": rank, "world": 2, "part_bytes": 4096, "join_timeout_s": 20.0, **(changes if rank else {})}
+        return JoinedComm(**options)
+
+    results = in_threads(work)
+    assert messages(results).count(expected) == 2
+
+
+@pytest.mark.usefixtures("meeting")
+def test_a_second_group_does_not_take_the_place_of_the_first() -> None:
+    results = in_threads(lambda rank: JoinedComm(0, 2, 4096, join_timeout_s=2.0))
+    assert "taken by another group" in messages(results)
+
+
+@pytest.mark.usefixtures("meeting")
+def test_groups_follow_each_other() -> None:
+    def work(rank: int) -> int:
+        for round_ in range(50):
+            comm = JoinedComm(rank, 3, 4096, join_timeout_s=60.0, oversubscribed=True)
+            comm.struct.barrier(comm.struct.self, round_)
+            comm.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = len(os.listdir("/proc/self/fd"))
+    assert in_threads(work, 3)[0] <= before + 9
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def abstract_names() -> list[str]:
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return [line.rpartition("@")[2] for line in lines if "@penstock-ranks-" in line]
+
+
+@pytest.mark.usefixtures("meeting")
+def test_a_stranger_at_the_meeting_changes_nothing() -> None:
+    before = set(abstract_names())
+    results: list[object] = []
+    first = threading.Thread(target=lambda: results.append(JoinedComm(0, 2, 4096, join_timeout_s=60.0)))
+    first.start()
+    while not (names := set(abstract_names()) - before):
+        time.sleep(0.01)
+    (name,) = names
+    with ExitStack() as opened:
+        for data in (b"", b"GET / HTTP/1.1", b"psranks1" + bytes(200), bytes(48)):
+            stranger = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            stranger.connect("\0" + name)
+            if data:
+                stranger.send(data)
+        other = JoinedComm(1, 2, 4096, join_timeout_s=60.0)
+        first.join()
+        assert isinstance(results[0], JoinedComm)
+        for comm in (other, results[0]):
+            comm.close()
+
+
+class Place(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint32) for name in ("struct_size", "rank", "world", "local_rank", "local_world")]
+
+
+ENVIRONMENTS = [
+    {},
+    {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+    {"RANK": "3", "WORLD_SIZE": "4"},
+    {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+    {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+    {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+    {"SLURM_PROCID": "2", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "2(x4)"},
+    {"RANK": "0", "WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2"},
+    {"RANK": "0", "WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"},
+    {"PENSTOCK_RANK": "1", "PENSTOCK_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"},
+    {"RANK": "2", "WORLD_SIZE": "2"},
+    {"RANK": "-1", "WORLD_SIZE": "2"},
+    {"RANK": "1x", "WORLD_SIZE": "2"},
+    {"RANK": "1"},
+    {"PMI_SIZE": "2"},
+]
+
+
+@pytest.mark.parametrize("environ", ENVIRONMENTS, ids=lambda environ: " ".join(environ) or "none")
+def test_the_core_reads_launchers_variables_as_the_package_does(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for names in ENVIRONMENTS:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    try:
+        place = read_rank_environment()
+        expected = None if place is None else (place.rank, place.world, place.local_rank, place.local_world)
+    except InvalidArgumentError:
+        expected = None
+    found = Place(struct_size=ctypes.sizeof(Place))
+    function = ctypes.CDLL(library()._name).ps_rank_from_environment
+    status = function(ctypes.byref(found))
+    assert (None if status else (found.rank, found.world, found.local_rank, found.local_world)) == expected
