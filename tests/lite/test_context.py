@@ -54,7 +54,7 @@ def test_the_fastest_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert affinity.chosen_cores(context.cpu) == CORES or len({affinity._speed(core) for core in CORES}) > 1
     monkeypatch.setattr(affinity, "_speed", lambda core: 0)
     context.cpu.thread_affinity_mode = 2
-    with pytest.raises(UnsupportedError, match="thread_affinity_mode: expected 0 or 1, found 2"):
+    with pytest.raises(UnsupportedError, match=r"^thread_affinity_mode: .*found 2"):
         build(context=context)
     monkeypatch.setattr(affinity.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
     monkeypatch.setattr(affinity, "_speed", lambda core: 1024 if core in (1, 3) else 300)
@@ -62,28 +62,28 @@ def test_the_fastest_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     context.cpu.thread_affinity_mode = 1
     assert affinity.chosen_cores(context.cpu) == [1, 3]
     context.cpu.thread_affinity_core_list = CORES[:1]
-    with pytest.raises(InvalidArgumentError, match="expected none with thread_affinity_mode"):
+    with pytest.raises(InvalidArgumentError, match=r"^thread_affinity_core_list: .*thread_affinity_mode"):
         affinity.chosen_cores(context.cpu)
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "value", "words"),
     [
-        ("", "target", ["gpu"], "target: expected 'cpu', found 'gpu'"),
-        ("", "target", ["Ascend"], "target: expected 'cpu', got 'Ascend'"),
-        ("", "target", [], "target: expected"),
-        ("", "target", ["cpu", "cpu"], "target: expected one"),
-        ("cpu", "thread_num", -1, "thread_num: expected an integer from 0 to 1024, got -1"),
-        ("cpu", "thread_num", 1025, "thread_num: expected an integer from 0 to 1024, got 1025"),
+        ("", "target", ["gpu"], "target: .*'cpu', found 'gpu'"),
+        ("", "target", ["Ascend"], "target: .*'Ascend'"),
+        ("", "target", [], "target: .*got "),
+        ("", "target", ["cpu", "cpu"], "target: .*one "),
+        ("cpu", "thread_num", -1, "thread_num: .* 0 to 1024, got -1"),
+        ("cpu", "thread_num", 1025, "thread_num: .* 0 to 1024, got 1025"),
         ("cpu", "thread_num", True, "thread_num"),
-        ("cpu", "thread_affinity_mode", 3, "thread_affinity_mode: expected an integer from 0 to 2"),
-        ("cpu", "thread_affinity_core_list", [100000], "thread_affinity_core_list: expected cores of"),
-        ("cpu", "thread_affinity_core_list", [CORES[0], CORES[0]], "each core once"),
-        ("cpu", "thread_affinity_core_list", "0", "expected a list of cores"),
-        ("cpu", "precision_mode", "preferred_fp16", "precision_mode: expected one of"),
-        ("gpu", "provider", "tensorrt", r"gpu\.provider: .* no GPU backend"),
+        ("cpu", "thread_affinity_mode", 3, "thread_affinity_mode: .* 0 to 2"),
+        ("cpu", "thread_affinity_core_list", [100000], "thread_affinity_core_list: .*100000"),
+        ("cpu", "thread_affinity_core_list", [CORES[0], CORES[0]], "core once"),
+        ("cpu", "thread_affinity_core_list", "0", "list of cores"),
+        ("cpu", "precision_mode", "preferred_fp16", "precision_mode: .*preferred_fp16"),
+        ("gpu", "provider", "tensorrt", r"gpu\.provider: .* GPU"),
         ("gpu", "device_id", 1, r"gpu\.device_id"),
-        ("parallel", "workers_num", 257, "workers_num: expected an integer from 0 to 256"),
+        ("parallel", "workers_num", 257, "workers_num: .* 0 to 256"),
     ],
 )
 def test_values_that_are_refused(owner: str, name: str, value: object, words: str) -> None:
@@ -95,7 +95,7 @@ def test_values_that_are_refused(owner: str, name: str, value: object, words: st
 def test_a_model_is_one_worker() -> None:
     context = lite.Context()
     context.parallel.workers_num = 2
-    with pytest.raises(InvalidArgumentError, match=r"parallel\.workers_num: expected 0 or 1 for a Model, found 2"):
+    with pytest.raises(InvalidArgumentError, match=r"^parallel\.workers_num: .*Model, found 2"):
         build(context=context)
     context.parallel.workers_num = 1
     build(context=context).close()

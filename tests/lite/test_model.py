@@ -146,7 +146,7 @@ def test_model_info_and_files() -> None:
         for name in (3, "config.json\0"):
             with raises(InvalidArgumentError, param="name"):
                 model.get_file(name)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgumentError, match="'vocab'; did you mean vocab_size"):
+        with pytest.raises(InvalidArgumentError, match=r"'vocab'; .*vocab_size"):
             model.get_model_info("vocab")
 
 
@@ -177,10 +177,10 @@ def test_config_files(tmp_path: Path) -> None:
         assert [one.shape for one in other.get_inputs()] == [[2, 1], [2], [2]]
         assert other.get_outputs()[0].shape == [2, 1, VOCAB]
         for text, words in (
-            ("[ascend_context]\nprovider=ge\n", r"expected only the section \[model\], found \[ascend_context\]"),
+            ("[ascend_context]\nprovider=ge\n", r"\[model\], found \[ascend_context\]"),
             ("[model]\nbatch = 2\n", "got 'batch'"),
-            ("[model]\nbatch_size = two\n", "batch_size: expected an integer"),
-            ("batch_size = 2\n", "no section headers"),
+            ("[model]\nbatch_size = two\n", "batch_size: .*integer"),
+            ("batch_size = 2\n", "section headers"),
         ):
             file.write_text(text)
             with pytest.raises(InvalidFileError, match=words):
@@ -197,12 +197,12 @@ def test_huge_weights_compute_the_same(rows: npt.NDArray[np.float32]) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"batch_size": 0}, "batch_size: expected an integer from 1"),
-        ({"context_len": 2000}, "context_len: expected at most 1024"),
-        ({"seq_len": 2000}, "seq_len: expected at most the context's 1024"),
-        ({"kv_cache": "f8"}, "kv_cache: expected one of auto, f32, bf16, int8"),
-        ({"logits": "first"}, "logits: expected one of last, all"),
-        ({"device": 0}, "config: expected the fields .* got 'device'"),
+        ({"batch_size": 0}, "batch_size: .* from 1 "),
+        ({"context_len": 2000}, "context_len: .*1024"),
+        ({"seq_len": 2000}, "seq_len: .*context's 1024"),
+        ({"kv_cache": "f8"}, "kv_cache: .*auto, f32, bf16, int8"),
+        ({"logits": "first"}, "logits: .*last, all"),
+        ({"device": 0}, "config: .*got 'device'"),
     ],
 )
 def test_configs_that_are_refused(config: dict[str, object], words: str) -> None:
@@ -216,11 +216,11 @@ def test_files_that_are_not_bundles_are_refused() -> None:
         model.build_from_file(ROOT / "demo" / "model" / "model.safetensors", lite.ModelType.PENSTOCK)
     with raises(InvalidArgumentError, param="model_type", match="'mindir'"):
         model.build_from_file(BUNDLE, "mindir")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="call build_from_file first"):
+    with pytest.raises(InvalidArgumentError, match="build_from_file"):
         model.get_inputs()
-    with pytest.raises(UnsupportedError, match="precision_mode: w4a8 requires a bundle with scheme w4a8, found w8a8"):
+    with pytest.raises(UnsupportedError, match=r"^precision_mode: w4a8 .*found w8a8"):
         build(context=lite.Context(precision_mode="w4a8"))
-    with pytest.raises(UnsupportedError, match="enforce_fp32 requires a bundle with scheme f32"):
+    with pytest.raises(UnsupportedError, match=r"^precision_mode: enforce_fp32 .* f32"):
         build(context=lite.Context(precision_mode="enforce_fp32"))
 
 

@@ -101,9 +101,9 @@ def test_logits_of_a_greedy_step_must_be_asked_for(bundle_of: BundleOf, parts_of
     with RankThreads(parts_of(path, 2)) as ranks:
         program, rows = ranks.program, len(step.output_rows)
         program.step(step, greedy(rows))
-        with pytest.raises(InvalidArgumentError, match="logits: expected a step that was asked for them"):
+        with pytest.raises(InvalidArgumentError, match=r"^logits: .*asked"):
             program.logits()
-        with pytest.raises(InvalidArgumentError, match="logits: expected a step that was asked for them"):
+        with pytest.raises(InvalidArgumentError, match=r"^logits: .*asked"):
             program.sample(greedy(rows))
         for asked in (
             lambda: program.step(dataclasses.replace(step, logits=True), greedy(rows)),

@@ -115,7 +115,7 @@ def test_a_rank_that_is_one_step_behind_ends_the_group(whole: Path, parts_of: Pa
 
         return FaultyComm(comm, broadcast=broadcast)
 
-    with pytest.raises(UnavailableError, match="rank 1 expected step 1 from rank 0, found 0"):
+    with pytest.raises(UnavailableError, match=r"rank 1 .*step 1 .*rank 0, found 0"):
         run(parts_of(whole, 2), behind)
 
 
@@ -131,7 +131,7 @@ def test_a_batch_that_arrives_damaged_ends_the_group(whole: Path, parts_of: Part
 
         return FaultyComm(comm, broadcast=broadcast)
 
-    with pytest.raises(UnavailableError, match="rank 1 expected a batch of the hash"):
+    with pytest.raises(UnavailableError, match=r"rank 1 .*hash"):
         run(parts_of(whole, 2), damaging)
 
 
@@ -199,6 +199,6 @@ def test_a_rank_that_raises_in_any_exchange_ends_the_step(when: int, whole: Path
         return FaultyComm(comm, all_gather=all_gather)
 
     start = time.monotonic()
-    with pytest.raises(UnavailableError, match="the group was ended: rank 1: out of luck"):
+    with pytest.raises(UnavailableError, match="rank 1: out of luck"):
         run(parts_of(whole, 2), failing)
     assert time.monotonic() - start < 2

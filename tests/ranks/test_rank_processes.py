@@ -61,10 +61,10 @@ def test_a_rank_that_is_killed_ends_the_request_at_once() -> None:
         next(stream)
         os.kill(pid, signal.SIGKILL)
         start = time.monotonic()
-        with pytest.raises(UnavailableError, match="rank 1 was killed by SIGKILL"):
+        with pytest.raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
             list(stream)
         assert time.monotonic() - start < 2
-        with pytest.raises(UnavailableError, match="rank 1 was killed by SIGKILL"):
+        with pytest.raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
             llm.generate(PROMPTS[1], SamplingParams(max_tokens=2))
     assert rank_pids() == []
     assert set(os.listdir(SHARED_MEMORY)) == before
@@ -73,7 +73,7 @@ def test_a_rank_that_is_killed_ends_the_request_at_once() -> None:
 def test_an_idle_rank_that_is_killed_is_noticed() -> None:
     with open_llm(3) as llm:
         os.kill(rank_pids()[1], signal.SIGKILL)
-        with pytest.raises(UnavailableError, match=r"rank . was killed by SIGKILL"):
+        with pytest.raises(UnavailableError, match=r"rank . .*SIGKILL"):
             llm.generate(PROMPTS[0], SamplingParams(max_tokens=2))
 
 
@@ -114,7 +114,7 @@ def test_a_group_that_is_closed_leaves_nothing_behind() -> None:
 def test_ranks_of_another_instruction_level_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     others = lambda: env.child_environment() | {"PENSTOCK_CPU": "generic"}  # noqa: E731
     monkeypatch.setattr(rank_group, "child_environment", others)
-    with pytest.raises((InvalidArgumentError, UnavailableError), match="cpu_level: expected equal values on all ranks"):
+    with pytest.raises((InvalidArgumentError, UnavailableError), match=r"^cpu_level: "):
         open_llm(2)
     assert rank_pids() == []
 
@@ -127,9 +127,9 @@ def test_impossible_numbers_of_ranks_are_refused(world: int, found: str) -> None
 
 def test_a_bundle_of_one_rank_is_no_whole_network(parts_of: Callable[[Path, int], list[Path]]) -> None:
     part = parts_of(DEMO, 2)[1]
-    with pytest.raises(InvalidArgumentError, match="comm: expected that of rank 1 of 2"):
+    with pytest.raises(InvalidArgumentError, match=r"^comm: .*rank 1 of 2"):
         LLM(part)
-    with pytest.raises(UnsupportedError, match="expected a bundle of the whole network"):
+    with pytest.raises(UnsupportedError, match=r"^tensor_parallel_size: .*whole network"):
         LLM(part, tensor_parallel_size=2)
 
 
@@ -183,7 +183,7 @@ def test_a_rank_that_is_killed_while_programs_are_made_is_named(
 
     monkeypatch.setattr(Context, "agree", kill_and_agree)
     descriptors = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(UnavailableError, match="rank 1 was killed by SIGKILL"):
+    with pytest.raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
         open_llm(2)
     assert rank_pids() == []
     assert len(os.listdir("/proc/self/fd")) == descriptors

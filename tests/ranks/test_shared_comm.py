@@ -138,7 +138,7 @@ def test_an_abort_ends_every_wait_at_once(delay_s: float) -> None:
         ended: list[float] = []
 
         def wait(comm: SharedComm, ended: list[float] = ended) -> None:
-            with pytest.raises(UnavailableError, match="rank 2 was killed"):
+            with pytest.raises(UnavailableError, match=r"rank 2 .*killed"):
                 all_gather(comm, b"", [0, 0, 0])
             ended.append(time.perf_counter())
 
@@ -155,16 +155,16 @@ def test_an_abort_ends_every_wait_at_once(delay_s: float) -> None:
         if best < 0.001:
             break
     assert best < 0.001
-    with pytest.raises(UnavailableError, match="rank 2 was killed"):
+    with pytest.raises(UnavailableError, match=r"rank 2 .*killed"):
         all_gather(comms[0], b"", [0, 0, 0])
 
 
 def test_a_wait_for_a_rank_that_does_not_come_has_an_end() -> None:
     memory = SharedMemory(2)
     comm = memory.comm(0, 2, timeout_s=0.05)
-    with pytest.raises(UnavailableError, match="rank 0 waited 50 ms for rank 1"):
+    with pytest.raises(UnavailableError, match=r"rank 0 .*50 ms .*rank 1"):
         all_gather(comm, b"", [0, 0])
-    with pytest.raises(UnavailableError, match="rank 0 waited 50 ms"):
+    with pytest.raises(UnavailableError, match=r"rank 0 .*50 ms"):
         receive(memory.comm(1, 2), 0, 8)
 
 
@@ -189,15 +189,15 @@ def test_ranks_compare_what_they_must_have_in_common() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rank": 2}, "rank: expected 0 to 1, found 2"),
-        ({"rank": -1}, "rank: expected 0 to 1, found -1"),
-        ({"world": 0}, "world: expected 1 to 64, found 0"),
-        ({"world": 65}, "world: expected 1 to 64, found 65"),
-        ({"part_bytes": 0}, "part_bytes: expected 1 to"),
-        ({"part_bytes": 1 << 50}, "part_bytes: expected 1 to"),
-        ({"timeout_s": -1.0}, "timeout_ms: expected 0 or more"),
-        ({"memory": 0, "fd": 0}, "fd: expected a file of at least"),
-        ({"memory": 64}, "memory: expected a multiple of 128"),
+        ({"rank": 2}, "rank: .*0 to 1, found 2"),
+        ({"rank": -1}, "rank: .*0 to 1, found -1"),
+        ({"world": 0}, "world: .*1 to 64, found 0"),
+        ({"world": 65}, "world: .*1 to 64, found 65"),
+        ({"part_bytes": 0}, "part_bytes: .*1 to"),
+        ({"part_bytes": 1 << 50}, "part_bytes: .*1 to"),
+        ({"timeout_s": -1.0}, "timeout_ms: .*-1000"),
+        ({"memory": 0, "fd": 0}, "fd: .*file"),
+        ({"memory": 64}, "memory: .* 128"),
     ],
 )
 def test_bad_options_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
@@ -210,12 +210,12 @@ def test_bad_options_are_refused_by_name(arguments: dict[str, Any], message: str
 def test_bad_calls_are_refused_by_name() -> None:
     comm = SharedMemory(2).comm(0, 2)
     too_much = shared_bytes(2, PART_BYTES)
-    with pytest.raises(InvalidArgumentError, match=r"bytes\[1\]: expected 0 to"):
+    with pytest.raises(InvalidArgumentError, match=r"^bytes\[1\]: "):
         all_gather(comm, b"", [0, too_much])
     for peer in (0, 2, -1):
-        with pytest.raises(InvalidArgumentError, match="to: expected another rank"):
+        with pytest.raises(InvalidArgumentError, match=r"^to: "):
             send(comm, peer, b"x")
-        with pytest.raises(InvalidArgumentError, match="from: expected another rank"):
+        with pytest.raises(InvalidArgumentError, match=r"^from: "):
             receive(comm, peer, 1)
     comm.close()
     comm.close()

@@ -18,7 +18,6 @@ from penstock.errors import InvalidFileError, TokenizerError
 from penstock.llm.llm import LLM
 from penstock.serving.request_fields import ServingFields
 from penstock.serving.translation import prompts_of
-from tests.support.errors import raises
 from tests.support.hostile_tokenizers import DEMO, backtracks, bundle_with, grows, replace, words
 from tests.support.http_service import Service
 from tests.support.worker_processes import pids, service, tokens_of
@@ -121,7 +120,7 @@ def test_a_growing_tokenizer_is_refused_at_load(bundles) -> None:
     async def main() -> None:
         async with service() as running:
             demo = await running.models.load(str(DEMO))
-            with raises(InvalidFileError, param="normalizer", match=r"^tokenizer\.json: normalizer:"):
+            with pytest.raises(InvalidFileError, match=r"^tokenizer\.json: normalizer:"):
                 await running.models.load(str(bundles["growing"]))
             assert len(await tokens_of(demo, [5, 6], GREEDY)) == 4
 

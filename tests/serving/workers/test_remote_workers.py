@@ -169,7 +169,7 @@ def test_a_stranger_without_the_token_is_refused(remote, certificate) -> None:
                 async with Stranger(running.primary.port, certificate[0]) as stranger:
                     answer = await stranger.answer(frame(first) + frame(pb.FromWorker(failed=pb.Error())) * 3)
                     assert answer.stop.reason.kind == "InvalidArgumentError"
-                    assert "token is not known" in answer.stop.reason.text
+                    assert "unknown worker token" in answer.stop.reason.text
 
     asyncio.run(main())
 
