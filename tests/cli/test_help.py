@@ -92,6 +92,13 @@ def test_help_loads_rich_only_for_colour():
         (["cache"], "the following arguments are required: list|clear"),
         (["completion", "tcsh"], "unknown value 'tcsh': expected one of bash, zsh, fish"),
         (["models", "lsit"], "Did you mean list?"),
+        (["--verbos"], "unknown option --verbos."),
+        (["-v"], "unknown option -v. Did you mean --version?"),
+        (["run", "m", "p", "--max-token", "4"], "unknown option --max-token. Did you mean --max-tokens?"),
+        (["serve", "m", "--api-key", "secret"], "unknown option --api-key. Did you mean --api-key-file?"),
+        (["serve", "m", "--tensor-parallel-size", "2"], "Did you mean --tp?"),
+        (["run", "m", "p", "-n", "four"], "-n/--max-tokens: expected an integer, got 'four'."),
+        (["run", "m", "p", "--temperature", "hot"], "--temperature: expected a number, got 'hot'."),
     ],
 )
 def test_wrong_usage_is_one_line_with_a_suggestion(capsys, arguments, expected):

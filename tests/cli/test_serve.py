@@ -119,7 +119,7 @@ REFUSED = {
     "traces over gRPC": "OTLP/HTTP URL",
     "no port": "penstock: --port: expected an integer from 0 to 65535, got 99999",
     "no port for gRPC": "penstock: --grpc-port: expected an integer from 0 to 65535, got 70000",
-    "half of TLS": "penstock: --tls-key must be given together with tls_certificate",
+    "half of TLS": "penstock: --tls-key must be given together with --tls-certificate",
 }
 
 

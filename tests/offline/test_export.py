@@ -126,6 +126,8 @@ def test_a_script_of_ones_own(here: list[dict[str, Any]], tmp_path: Path) -> Non
         ("processor: {}\n", "unknown field 'processor'"),
         ("load_checkpoint: [a]\n", "load_checkpoint must be a string"),
         ("infer:\n  prefill_model_path: a.mindir\n", r"prefill_model_path must end in \.psm, not 'a\.mindir'"),
+        ("infer: []\n", r"infer must be a mapping, not \[\]"),
+        ("run_mode: [export\n", 'in "[a-z]+.yaml", line 1'),
         ("infer:\n  model_type: mindir\n", "model_type must be 'penstock'"),
         ("infer:\n  increment_model_path: a.psm\n", "increment_model_path requires prefill_model_path"),
         ("load_checkpoint: none\n", "none"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
@@ -137,9 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         text, option = _one_line(error), _option_at_fault(error, args, arguments)
-        field = option[2:].replace("-", "_")
-        if option and text.startswith(field):
-            text = option + text.removeprefix(field)
+        if option:
+            text = _with_options(text, option, args)
         print(f"penstock: {text}", file=sys.stderr)
         _settle_stdout()
         is_option = bool(option or text.startswith("--")) and not isinstance(error, OSError)  # a file may be missing
@@ -176,6 +176,17 @@ def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: 
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     given |= {argument[:2] for argument in arguments if not argument.startswith("--")}
     return option if given & {option, SHORT_FORMS.get(option)} else ""
+
+
+def _with_options(text: str, option: str, args: argparse.Namespace) -> str:
+    """Return a message with options in place of the fields: the one at fault, and any whose name cannot be a word."""
+    field = option[2:].replace("-", "_")
+    if text.startswith(field):
+        text = option + text.removeprefix(field)
+    names = "|".join(re.escape(name) for name in vars(args) if "_" in name)
+    if not names:
+        return text
+    return re.sub(rf"(?<![\w.'/-])({names})(?![\w.'/-])", lambda match: f"--{match[1].replace('_', '-')}", text)
 
 
 def _one_line(error: BaseException) -> str:

@@ -26,6 +26,11 @@ _OTHER_NAMES: Final = {
     "--cache-type-k": "--kv-cache",
     "--no-enable-prefix-caching": "--no-prefix-cache",
     "--system-prompt": "--system",
+    "--tensor-parallel-size": "--tp",
+    "--tensor-parallel": "--tp",
+    "--pipeline-parallel-size": "--pp",
+    "-v": "--version",
+    "-V": "--version",
     "--api-key": "--api-key-file",
     "--ssl-certfile": "--tls-certificate",
     "--ssl-keyfile": "--tls-key",
@@ -42,7 +47,8 @@ class CommandParser(argparse.ArgumentParser):
     """Report wrong usage in one line and with the nearest correct name; colour the help on a terminal."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | options
+        super().__init__(**options)
         self._operand_flags: dict[str, bool] = {}
 
     def add_operand_flag(self, group: argparse._ActionsContainer, *flags: str, metavar: str, is_first: bool) -> None:
@@ -99,8 +105,18 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"unexpected argument {argument!r:.60}")
         options = [option for option in self._option_string_actions if option.startswith("--")]
         other = _OTHER_NAMES.get(name.replace("_", "-"), "")
-        near = other if other in options else nearest(name, options) if len(name) > 2 else ""
+        near = other if other in options else nearest(name, options) if name.startswith("--") else ""
         self.error(f"unknown option {name:.60}{f'. Did you mean {near}?' if near else ''}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Return the converted value; an error about a number says which kind is expected."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if action.type not in (int, float):
+                raise
+            expected = "an integer" if action.type is int else "a number"
+            raise argparse.ArgumentError(action, f"expected {expected}, got {arg_string!r:.60}") from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is no choice; name the nearest choice and all of them."""
@@ -144,6 +160,13 @@ class OverviewParser(CommandParser):
         super().__init__(**options)
         self._groups = groups
         self._commands = [name for commands in groups.values() for name in commands]
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; an unknown option in place of the command is the error, not the missing command."""
+        given = list(sys.argv[1:] if args is None else args)
+        if given and given[0].startswith("-") and given[0] not in self._option_string_actions:
+            self._refuse(given[0])
+        return super().parse_known_args(given, namespace)
 
     def format_help(self) -> str:
         """Return the description, the commands in groups, the options and the examples."""

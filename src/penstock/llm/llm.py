@@ -336,7 +336,8 @@ class LLM:
         if not several:
             raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
         if not is_one:
-            raise InvalidArgumentError("stream takes one prompt; use generate for several", param="stream")
+            message = f"prompt: expected one, got {len(several)}. LLM.generate takes several, AsyncLLM a task for each."
+            raise InvalidArgumentError(message, param="prompt")
         one = split_params(params, 1)[0]
         if (one.best_of or one.n) > 1:
             raise InvalidArgumentError("n and best_of must be 1 for a stream, which returns one answer")

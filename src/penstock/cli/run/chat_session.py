@@ -160,7 +160,7 @@ class ChatSession:
             "help": lambda: note(_HELP),
             "?": lambda: note(_HELP),
             "settings": self._show_settings,
-            "set": lambda: self._set(*rest.partition(" ")[::2]) if rest else self._show_fields(),
+            "set": lambda: self._set(*rest.replace("=", " ", 1).partition(" ")[::2]) if rest else self._show_fields(),
             "system": lambda: self._begin_again(rest),
             **dict.fromkeys(("clear", "new", "reset"), lambda: self._begin_again(self._system)),
             "undo": self._undo,
