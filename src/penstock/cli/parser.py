@@ -47,8 +47,8 @@ class CommandParser(argparse.ArgumentParser):
     """Report wrong usage in one line and with the nearest correct name; colour the help on a terminal."""
 
     def __init__(self, **options: Any) -> None:
-        options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | options
-        super().__init__(**options)
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**{"allow_abbrev": False, **options})
         self._operand_flags: dict[str, bool] = {}
 
     def add_operand_flag(self, group: argparse._ActionsContainer, *flags: str, metavar: str, is_first: bool) -> None:
