@@ -19,7 +19,7 @@ from typing import Final
 
 from penstock.cli.parser import CommandParser, OverviewParser
 from penstock.cli.progress import printable
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
 from penstock.version import __version__
 
 __all__ = ["main", "make_parser"]
@@ -79,6 +79,8 @@ _EXAMPLES: Final = """examples:
   penstock serve demo/demo.psm
 
 `penstock COMMAND --help` shows the options of a command, with examples."""
+_OPTIONS: Final = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp"}
+"""The options whose names differ from the fields that they set."""
 _GRACE_SECONDS = 0.8
 
 
@@ -142,7 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = _with_options(text, option, args)
         print(f"penstock: {text}", file=sys.stderr)
         _settle_stdout()
-        is_option = bool(option or text.startswith("--")) and not isinstance(error, OSError)  # a file may be missing
+        is_elsewhere = isinstance(error, (OSError, UnavailableError))  # a file or a machine may be missing
+        is_option = bool(option or text.startswith("--")) and not is_elsewhere
         return 2 if isinstance(error, InvalidArgumentError) or is_option else 1
     return status
 
@@ -170,6 +173,7 @@ def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: 
     from penstock.cli.options import SHORT_FORMS
 
     param = error.param if isinstance(error, PenstockError) else None
+    param = _OPTIONS.get(param or "", param)
     if param is None or param not in vars(args):
         return ""
     option = f"--{param.replace('_', '-')}"
@@ -180,9 +184,9 @@ def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: 
 
 def _with_options(text: str, option: str, args: argparse.Namespace) -> str:
     """Return a message with options in place of the fields: the one at fault, and any whose name cannot be a word."""
-    field = option[2:].replace("-", "_")
-    if text.startswith(field):
-        text = option + text.removeprefix(field)
+    for field in (option[2:].replace("-", "_"), *_OPTIONS):
+        if text.startswith(field):
+            text = option + text.removeprefix(field)
     names = "|".join(re.escape(name) for name in vars(args) if "_" in name)
     if not names:
         return text
