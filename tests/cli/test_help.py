@@ -65,14 +65,17 @@ def test_help_has_colour_only_on_a_terminal(penstock_command):
             assert "\x1b" not in terminal.rest()
 
 
-def test_help_loads_rich_only_for_colour():
+@pytest.mark.parametrize("has_colour", [True, False])
+def test_help_loads_nothing_heavy(has_colour):
     script = (
-        "import sys; from penstock.cli.main import main\ntry: main(['run', '--help'])\nfinally: print(*sys.modules)"
+        f"import sys; from penstock.cli import main, parser\nparser.has_colour = lambda: {has_colour}\n"
+        "try: main.main(['run', '--help'])\nfinally: print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
     loaded = done.stdout.splitlines()[-1].split()
-    for heavy in ("rich", "rich_argparse", "argcomplete", "numpy", "asyncio"):
+    for heavy in ("rich", "argcomplete", "numpy", "asyncio"):
         assert heavy not in loaded
+    assert ("\x1b[36m--seed\x1b[0m\x1b[32m S\x1b[0m" in done.stdout) == has_colour
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 __all__ = ["CommandParser", "OverviewParser", "has_colour"]
@@ -36,6 +37,8 @@ _OTHER_NAMES: Final = {
     "--ssl-keyfile": "--tls-key",
 }
 """What llama.cpp, ollama, transformers and vLLM call an option, and the option here."""
+_OPTION: Final = r"(?<![\w-])(--?[a-zA-Z][\w-]*)( (?:[A-Z]+(?![a-z])[\w.:|]*(?:,[A-Z])*|\{[^}]*\}))?"
+"""An option, and what it takes, in help."""
 
 
 def has_colour() -> bool:
@@ -139,15 +142,13 @@ class CommandParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help with a short usage line, coloured where standard output is a terminal."""
-        plain = self.formatter_class
         operands = [_operand(action) for action in self._actions if not action.option_strings]
         self.usage = " ".join(["%(prog)s [OPTION ...]", *operands])
-        if has_colour():
-            self.formatter_class = _coloured()
         try:
-            return super().format_help()
+            text = super().format_help()
         finally:
-            self.usage, self.formatter_class = None, plain
+            self.usage = None
+        return _coloured(text) if has_colour() else text
 
 
 class OverviewParser(CommandParser):
@@ -170,7 +171,7 @@ class OverviewParser(CommandParser):
 
     def format_help(self) -> str:
         """Return the description, the commands in groups, the options and the examples."""
-        formatter = (_coloured() if has_colour() else self.formatter_class)(prog=self.prog)
+        formatter = self.formatter_class(prog=self.prog)
         formatter.add_usage("%(prog)s COMMAND [OPTION ...]", [], [])
         formatter.add_text(self.description)
         for heading, commands in self._groups.items():
@@ -181,7 +182,8 @@ class OverviewParser(CommandParser):
         formatter.add_arguments([action for action in self._actions if action.option_strings])
         formatter.end_section()
         formatter.add_text(self.epilog)
-        return formatter.format_help()
+        text = formatter.format_help()
+        return _coloured(text) if has_colour() else text
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse an unknown command, whichever commands this parser was made with."""
@@ -202,14 +204,13 @@ def _operand(action: argparse.Action) -> str:
     return forms.get(str(action.nargs), name)
 
 
-def _coloured() -> Callable[..., argparse.HelpFormatter]:
-    from rich_argparse import RawDescriptionRichHelpFormatter
+def _coloured(text: str) -> str:
+    """Return help with headings in bold, commands and options in cyan, and what an option takes in green."""
+    text = re.sub(r"(?m)^(\S.*:)$|^usage:", "\x1b[1m\\g<0>\x1b[0m", text)
+    text = re.sub(r"(?m)^(  |    )([a-zA-Z][\w.-]*)(?=  )", "\\1\x1b[36m\\2\x1b[0m", text)
+    return re.sub(_OPTION, _in_colour, text)
 
-    class Coloured(RawDescriptionRichHelpFormatter):
-        """Text stays as it is: brackets are no markup, and headings keep their case."""
 
-        group_name_formatter = str
-        styles = RawDescriptionRichHelpFormatter.styles | {"argparse.groups": "bold", "argparse.metavar": "green"}
-        help_markup = text_markup = False
-
-    return Coloured
+def _in_colour(match: re.Match[str]) -> str:
+    value = f"\x1b[32m{match[2]}\x1b[0m" if match[2] else ""
+    return f"\x1b[36m{match[1]}\x1b[0m{value}"
