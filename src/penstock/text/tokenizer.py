@@ -32,6 +32,7 @@ class _Backend(Protocol):
 
     def longest_token(self) -> int: ...
 
+
 _HINTS: Final = {"apply_chat_template": "LLM.chat", "batch_decode": "decode_each", "tokenize": "encode"}
 
 
