@@ -12,6 +12,14 @@ function applyTheme(): void {
   classList.toggle("dark-mode", dataset.theme ? dataset.theme === "dark" : dark.matches);
 }
 
+// Swagger UI has no headings between the title and those of the groups and schemas, which are of levels 3 and 4.
+function setLevels(): void {
+  for (const heading of document.querySelectorAll("h3.opblock-tag:not([aria-level]), section.models > h4:not([aria-level])")) {
+    heading.setAttribute("role", "heading");
+    heading.setAttribute("aria-level", "2");
+  }
+}
+
 async function show(): Promise<void> {
   const spec = await getDescription();
   const ui = SwaggerUI({
@@ -27,6 +35,7 @@ async function show(): Promise<void> {
   if (used) ui.preauthorizeApiKey("key", used);
 }
 
+new MutationObserver(setLevels).observe(field("docs"), { childList: true, subtree: true });
 onKeyWanted(askForKey);
 applyTheme();
 dark.addEventListener("change", applyTheme);

@@ -218,6 +218,8 @@ def test_missing_names_say_what_to_use(model):
         model.save_pretrained("x")
     with pytest.raises(AttributeError, match="Use tokenizer"):
         model.llm.get_tokenizer()
+    with pytest.raises(AttributeError, match=r"Tokenizer has no attribute 'apply_chat_template'\. Use LLM\.chat"):
+        model.llm.tokenizer.apply_chat_template([])
     with pytest.raises(AttributeError, match="choices, text and token_ids"):
         _ = model.llm.generate("x", max_tokens=1).outputs
     assert copy.copy(model.llm.generate("x", max_tokens=1)).finish_reason == "length"

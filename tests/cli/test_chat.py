@@ -36,7 +36,7 @@ def chat_model(tmp_path):
 
 
 def test_a_model_without_a_template_completes_text(penstock_command):
-    lines = "/set temperature 0\n/set max_tokens 12\nimport os\\\nimport \n/settings\n/exit\n"
+    lines = "/set temperature=0\n/set max_tokens 12\nimport os\\\nimport \n/settings\n/exit\n"
     done = penstock_command("chat", DEMO, "--context-len", 256, stdin=lines)
     assert done.returncode == 0, done.stderr
     with LLM(DEMO) as llm:

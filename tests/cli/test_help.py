@@ -65,14 +65,17 @@ def test_help_has_colour_only_on_a_terminal(penstock_command):
             assert "\x1b" not in terminal.rest()
 
 
-def test_help_loads_rich_only_for_colour():
+@pytest.mark.parametrize("has_colour", [True, False])
+def test_help_loads_nothing_heavy(has_colour):
     script = (
-        "import sys; from penstock.cli.main import main\ntry: main(['run', '--help'])\nfinally: print(*sys.modules)"
+        f"import sys; from penstock.cli import main, parser\nparser.has_colour = lambda: {has_colour}\n"
+        "try: main.main(['run', '--help'])\nfinally: print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
     loaded = done.stdout.splitlines()[-1].split()
-    for heavy in ("rich", "rich_argparse", "argcomplete", "numpy", "asyncio"):
+    for heavy in ("rich", "argcomplete", "numpy", "asyncio"):
         assert heavy not in loaded
+    assert ("\x1b[36m--seed\x1b[0m\x1b[32m S\x1b[0m" in done.stdout) == has_colour
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,13 @@ def test_help_loads_rich_only_for_colour():
         (["cache"], "the following arguments are required: list|clear"),
         (["completion", "tcsh"], "unknown value 'tcsh': expected one of bash, zsh, fish"),
         (["models", "lsit"], "Did you mean list?"),
+        (["--verbos"], "unknown option --verbos."),
+        (["-v"], "unknown option -v. Did you mean --version?"),
+        (["run", "m", "p", "--max-token", "4"], "unknown option --max-token. Did you mean --max-tokens?"),
+        (["serve", "m", "--api-key", "secret"], "unknown option --api-key. Did you mean --api-key-file?"),
+        (["serve", "m", "--tensor-parallel-size", "2"], "Did you mean --tp?"),
+        (["run", "m", "p", "-n", "four"], "-n/--max-tokens: expected an integer, got 'four'."),
+        (["run", "m", "p", "--temperature", "hot"], "--temperature: expected a number, got 'hot'."),
     ],
 )
 def test_wrong_usage_is_one_line_with_a_suggestion(capsys, arguments, expected):

@@ -120,7 +120,8 @@ REFUSED = {
     "traces over gRPC": "OTLP/HTTP URL",
     "no port": "penstock: --port: expected an integer from 0 to 65535, got 99999",
     "no port for gRPC": "penstock: --grpc-port: expected an integer from 0 to 65535, got 70000",
-    "half of TLS": "penstock: --tls-key must be given together with tls_certificate",
+    "two of one name": "penstock: the name 'demo' is taken",
+    "half of TLS": "penstock: --tls-key must be given together with --tls-certificate",
 }
 
 
@@ -140,6 +141,7 @@ def test_a_failing_start_prints_one_line_and_leaves_no_files(case: str, tmp_path
             "traces over gRPC": (DEMO, "--port", 0, "--otlp-traces-endpoint", "grpc://localhost:4317"),
             "no port": (DEMO, "--port", 99999),
             "no port for gRPC": (DEMO, "--port", 0, "--grpc-port=70000"),
+            "two of one name": (DEMO, DEMO, "--port", 0),
             "half of TLS": (DEMO, "--port", 0, "--tls-key", tmp_path / "key"),
         }[case]
         done = penstock_command("serve", *args, TMPDIR=str(tmp_path / "temporary"))

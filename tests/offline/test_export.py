@@ -125,6 +125,8 @@ def test_a_script_of_ones_own(here: list[dict[str, Any]], tmp_path: Path) -> Non
         ("infer:\n  prefill_model_path: a.mindir\n", r"prefill_model_path .*\.psm, not 'a\.mindir'"),
         ("infer:\n  model_type: mindir\n", "model_type .*'penstock'"),
         ("infer:\n  increment_model_path: a.psm\n", "increment_model_path .*prefill_model_path"),
+        ("infer: []\n", r"infer .*mapping, not \[\]"),
+        ("run_mode: [export\n", 'in "[a-z]+.yaml", line 1'),
         ("load_checkpoint: none\n", "none"),
         ("network: net.py:Net\n", ": network: "),
     ],

@@ -1,19 +1,39 @@
-"""The commands and programs that the tutorial and the guides show run, in their order, outside the repository."""
+"""The commands and programs that the documents show run, in their order, outside the repository."""
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.support.documents import ROOT, Runner, blocks
+from penstock.cli.main import COMMANDS, make_parser
+from tests.support.documents import ROOT, Runner, blocks, inline_commands
 from tests.system_packages import PACKAGES, skip_reason
 
-PAGES = sorted([*(ROOT / "docs" / "tutorial").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])
+PAGES = sorted(
+    [
+        *(path for path in (ROOT / "docs").rglob("*.md") if "history" not in path.parts),
+        *ROOT.glob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        *(ROOT / "demo").rglob("*.md"),
+    ]
+)
 RUNNABLE = [page for page in PAGES if any(block.is_runnable for block in blocks(page))]
 SHORT = [page for page in RUNNABLE if any(block.is_runnable and not block.is_long for block in blocks(page))]
 LONG = [page for page in RUNNABLE if any(block.is_long for block in blocks(page))]
+
+
+def known_options(command: str) -> set[str]:
+    """The options of a command and of its own subcommands, and those before it."""
+    parsers, options = [make_parser([command])], set()
+    for parser in parsers:
+        for action in parser._actions:
+            options |= set(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    return options
 
 
 def run_page(page: Path, folder: Path, with_long: bool) -> None:
@@ -40,8 +60,20 @@ def test_whole_page_runs(page: Path, short_folder: Path) -> None:
     run_page(page, short_folder, with_long=True)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks_that_do_not_run_say_why(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_runs_or_says_why_not(page: Path) -> None:
     for block in blocks(page):
-        if block.mark.startswith("not run: "):
-            assert len(block.mark) > len("not run: ") + 10, f"{page.name}:{block.line}"
+        place = f"{page.name}:{block.line}"
+        assert not block.is_code or block.is_runnable or block.test or len(block.reason) > 20, place
+        if block.test:
+            file, _, name = block.test.partition("::")
+            assert f"def {name}(" in (ROOT / file).read_text(), f"{place}: {block.test}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_within_sentences_exist(page: Path) -> None:
+    """A command in a sentence or a table is one of penstock's, with options that it has."""
+    for command, options in inline_commands(page):
+        assert command in COMMANDS, f"{page.name}: penstock {command}"
+        known = known_options(command)
+        assert set(options) <= known, f"{page.name}: penstock {command} {set(options) - known}"

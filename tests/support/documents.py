@@ -19,10 +19,12 @@ from tests.support.command import ROOT, environment
 
 SECONDS = 600.0
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 _MARKS = ("long", "service")
 _NOT_RUN = "not run: "
+_TESTED_BY = "tested by: "
+_SHELL_OR_PYTHON = ("sh", "bash", "console", "python")
 _DRIVER = """
 import json, sys, traceback
 names = {"__name__": "__main__"}
@@ -49,8 +51,23 @@ class Block:
 
     @property
     def is_runnable(self) -> bool:
-        """True if it is a block of shell or Python that runs."""
-        return self.language in ("sh", "python") and not self.mark.startswith(_NOT_RUN)
+        """True if it is a block of shell or Python that the test of its page runs."""
+        return self.language in _SHELL_OR_PYTHON and not self.reason and not self.test
+
+    @property
+    def is_code(self) -> bool:
+        """True if a reader may run it."""
+        return self.language in _SHELL_OR_PYTHON or self.code.startswith("$ ")
+
+    @property
+    def reason(self) -> str:
+        """Why no test runs it, or ""."""
+        return self.mark.removeprefix(_NOT_RUN) if self.mark.startswith(_NOT_RUN) else ""
+
+    @property
+    def test(self) -> str:
+        """The test that runs its commands, FILE::NAME, or ""."""
+        return self.mark.removeprefix(_TESTED_BY) if self.mark.startswith(_TESTED_BY) else ""
 
     @property
     def is_long(self) -> bool:
@@ -65,7 +82,7 @@ def blocks(document: Path) -> list[Block]:
     for match in _BLOCK.finditer(text):
         mark = match["mark"] or ""
         line = text[: match.start("code")].count("\n") + 1
-        if mark and mark not in _MARKS and not mark.startswith(_NOT_RUN):
+        if mark and mark not in _MARKS and not mark.startswith((_NOT_RUN, _TESTED_BY)):
             raise ValueError(f"{document.name}:{line}: unknown mark {mark!r}")
         found.append(Block(match["language"], match["code"], line, mark))
     return found
@@ -81,16 +98,23 @@ def commands(document: Path) -> list[list[str]]:
     return shown
 
 
+def inline_commands(document: Path) -> list[tuple[str, list[str]]]:
+    """Return the subcommand and the options of each `penstock ...` within a sentence or a table."""
+    sentences = _BLOCK.sub("", document.read_text())
+    shown = re.findall(r"`penstock ([a-z][\w-]*)([^`]*)`", sentences)
+    return [(command, re.findall(r"(?<!\S)(--?[a-zA-Z][\w-]*)", rest)) for command, rest in shown]
+
+
 class Runner:
     """Run the blocks of a page in a folder: Python in one process, a service beside the blocks that follow it.
 
-    The folder has links to ``demo``, ``examples`` and the sources, as a clone has.  The ports 8000 and 8001 are
-    replaced by free ones.
+    The folder has links to ``demo``, ``examples`` and the sources, as a clone has.  The ports 8000, 8001 and
+    29400 are replaced by free ones.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {"8000": _free_port(), "8001": _free_port()}
+        self.ports = {port: _free_port() for port in ("8000", "8001", "29400")}
         for name in ("demo", "examples", "core", "src", "CMakeLists.txt", "pyproject.toml"):
             (folder / name).symlink_to(ROOT / name)
         programs = folder / ".programs"
@@ -108,13 +132,13 @@ class Runner:
 
     def run(self, block: Block) -> None:
         """Run a block; AssertionError has the output of one that failed."""
-        code = re.sub(r"\b800[01]\b", lambda match: self.ports[match[0]], block.code)
+        code = re.sub(r"\b(800[01]|29400)\b", lambda match: self.ports[match[0]], block.code)
         if block.mark == "service":
             self._serve(code)
-        elif block.language == "sh":
-            self._shell(code)
-        else:
+        elif block.language == "python":
             self._python(code)
+        else:
+            self._shell(code)
 
     def close(self) -> None:
         """End what runs."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import Final
 
 from penstock.cli.parser import CommandParser, OverviewParser
 from penstock.cli.progress import printable
-from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnavailableError
 from penstock.version import __version__
 
 __all__ = ["main", "make_parser"]
@@ -79,6 +80,8 @@ _EXAMPLES: Final = """examples:
   penstock serve demo/demo.psm
 
 `penstock COMMAND --help` shows the options of a command, with examples."""
+_OPTIONS: Final = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "context_parallel_size": "cp"}
+"""The options whose names differ from the fields that they set."""
 _GRACE_SECONDS = 0.8
 
 
@@ -138,12 +141,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         text, option = _one_line(error), _option_at_fault(error, args, arguments)
-        field = option[2:].replace("-", "_")
-        if option and text.startswith(field):
-            text = option + text.removeprefix(field)
+        if option:
+            text = _with_options(text, option, args)
         print(f"penstock: {text}", file=sys.stderr)
         _settle_stdout()
-        is_option = bool(option or text.startswith("--")) and not isinstance(error, OSError)  # a file may be missing
+        is_elsewhere = isinstance(error, (OSError, UnavailableError))  # a file or a machine may be missing
+        is_option = bool(option or text.startswith("--")) and not is_elsewhere
         return 2 if isinstance(error, InvalidArgumentError) or is_option else 1
     return status
 
@@ -172,13 +175,24 @@ def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: 
 
     if not isinstance(error, PenstockError) or type(error) is InvalidFileError:  # its ``param`` is a field of the file
         return ""
-    param = error.param
+    param = _OPTIONS.get(error.param or "", error.param)
     if param is None or param not in vars(args):
         return ""
     option = f"--{param.replace('_', '-')}"
     options = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     options |= {argument[:2] for argument in arguments if not argument.startswith("--")}
     return option if options & {option, SHORT_FORMS.get(option)} else ""
+
+
+def _with_options(text: str, option: str, args: argparse.Namespace) -> str:
+    """Return a message with options in place of the fields: the one at fault, and any whose name cannot be a word."""
+    for field in (option[2:].replace("-", "_"), *_OPTIONS):
+        if text.startswith(field):
+            text = option + text.removeprefix(field)
+    names = "|".join(re.escape(name) for name in vars(args) if "_" in name)
+    if not names:
+        return text
+    return re.sub(rf"(?<![\w.'/-])({names})(?![\w.'/-])", lambda match: f"--{match[1].replace('_', '-')}", text)
 
 
 def _one_line(error: BaseException) -> str:

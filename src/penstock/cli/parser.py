@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 __all__ = ["CommandParser", "OverviewParser", "has_colour"]
@@ -26,11 +27,18 @@ _OTHER_NAMES: Final = {
     "--cache-type-k": "--kv-cache",
     "--no-enable-prefix-caching": "--no-prefix-cache",
     "--system-prompt": "--system",
+    "--tensor-parallel-size": "--tp",
+    "--tensor-parallel": "--tp",
+    "--pipeline-parallel-size": "--pp",
+    "-v": "--version",
+    "-V": "--version",
     "--api-key": "--api-key-file",
     "--ssl-certfile": "--tls-certificate",
     "--ssl-keyfile": "--tls-key",
 }
 """Options of llama.cpp, ollama, transformers and vLLM, and the option here that replaces each."""
+_OPTION: Final = r"(?<![\w-])(--?[a-zA-Z][\w-]*)( (?:[A-Z]+(?![a-z])[\w.:|]*(?:,[A-Z])*|\{[^}]*\}))?"
+"""An option, and what it takes, in help."""
 
 
 def has_colour() -> bool:
@@ -42,7 +50,8 @@ class CommandParser(argparse.ArgumentParser):
     """Report wrong usage in one line and with the nearest correct name; colour the help on a terminal."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**{"allow_abbrev": False, **options})
         self._operand_flags: dict[str, bool] = {}
 
     def add_operand_flag(self, group: argparse._ActionsContainer, *flags: str, metavar: str, is_first: bool) -> None:
@@ -99,8 +108,18 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"unexpected argument {argument!r:.60}")
         options = [option for option in self._option_string_actions if option.startswith("--")]
         other = _OTHER_NAMES.get(name.replace("_", "-"), "")
-        near = other if other in options else nearest(name, options) if len(name) > 2 else ""
+        near = other if other in options else nearest(name, options) if name.startswith("--") else ""
         self.error(f"unknown option {name:.60}{f'. Did you mean {near}?' if near else ''}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Return the converted value; an error about a number says which kind is expected."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if action.type not in (int, float):
+                raise
+            expected = "an integer" if action.type is int else "a number"
+            raise argparse.ArgumentError(action, f"expected {expected}, got {arg_string!r:.60}") from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is no choice; name the nearest choice and all of them."""
@@ -123,15 +142,13 @@ class CommandParser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help with a short usage line, coloured where standard output is a terminal."""
-        plain = self.formatter_class
         operands = [_operand(action) for action in self._actions if not action.option_strings]
         self.usage = " ".join(["%(prog)s [OPTION ...]", *operands])
-        if has_colour():
-            self.formatter_class = _coloured()
         try:
-            return super().format_help()
+            text = super().format_help()
         finally:
-            self.usage, self.formatter_class = None, plain
+            self.usage = None
+        return _coloured(text) if has_colour() else text
 
 
 class OverviewParser(CommandParser):
@@ -145,9 +162,16 @@ class OverviewParser(CommandParser):
         self._groups = groups
         self._commands = [name for commands in groups.values() for name in commands]
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; an unknown option in place of the command is the error, not the missing command."""
+        given = list(sys.argv[1:] if args is None else args)
+        if given and given[0].startswith("-") and given[0] not in self._option_string_actions:
+            self._refuse(given[0])
+        return super().parse_known_args(given, namespace)
+
     def format_help(self) -> str:
         """Return the description, the commands in groups, the options and the examples."""
-        formatter = (_coloured() if has_colour() else self.formatter_class)(prog=self.prog)
+        formatter = self.formatter_class(prog=self.prog)
         formatter.add_usage("%(prog)s COMMAND [OPTION ...]", [], [])
         formatter.add_text(self.description)
         for heading, commands in self._groups.items():
@@ -158,7 +182,8 @@ class OverviewParser(CommandParser):
         formatter.add_arguments([action for action in self._actions if action.option_strings])
         formatter.end_section()
         formatter.add_text(self.epilog)
-        return formatter.format_help()
+        text = formatter.format_help()
+        return _coloured(text) if has_colour() else text
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse an unknown command, whichever commands this parser was made with."""
@@ -179,14 +204,13 @@ def _operand(action: argparse.Action) -> str:
     return forms.get(str(action.nargs), name)
 
 
-def _coloured() -> Callable[..., argparse.HelpFormatter]:
-    from rich_argparse import RawDescriptionRichHelpFormatter
+def _coloured(text: str) -> str:
+    """Return help with headings in bold, commands and options in cyan, and what an option takes in green."""
+    text = re.sub(r"(?m)^(\S.*:)$|^usage:", "\x1b[1m\\g<0>\x1b[0m", text)
+    text = re.sub(r"(?m)^(  |    )([a-zA-Z][\w.-]*)(?=  )", "\\1\x1b[36m\\2\x1b[0m", text)
+    return re.sub(_OPTION, _in_colour, text)
 
-    class Coloured(RawDescriptionRichHelpFormatter):
-        """Text stays as it is: brackets are no markup, and headings keep their case."""
 
-        group_name_formatter = str
-        styles = RawDescriptionRichHelpFormatter.styles | {"argparse.groups": "bold", "argparse.metavar": "green"}
-        help_markup = text_markup = False
-
-    return Coloured
+def _in_colour(match: re.Match[str]) -> str:
+    value = f"\x1b[32m{match[2]}\x1b[0m" if match[2] else ""
+    return f"\x1b[36m{match[1]}\x1b[0m{value}"

@@ -113,7 +113,7 @@ def read_values(path: Path) -> dict[str, Any]:
         raise InvalidFileError(f"{path}: invalid UTF-8 at byte {error.start}") from None
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
-        parser.read_string(text)
+        parser.read_string(text, source=path.name)
     except configparser.Error as error:
         raise InvalidFileError(f"{path}: {' '.join(str(error).split())}") from None
     for section in parser.sections():

@@ -350,7 +350,8 @@ class LLM:
         if not several:
             raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
         if not is_one:
-            raise InvalidArgumentError("stream takes one prompt; use generate for several", param="stream")
+            message = f"prompt: expected one, got {len(several)}. LLM.generate takes several, AsyncLLM a task for each."
+            raise InvalidArgumentError(message, param="prompt")
         stream_params = split_params(params, 1)[0]
         if (stream_params.best_of or stream_params.n) > 1:
             raise InvalidArgumentError("n and best_of must be 1 for a stream, which returns one answer", param="n")

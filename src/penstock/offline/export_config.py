@@ -60,7 +60,7 @@ def check_sections(path: Path, values: Mapping[str, Any]) -> None:
         except InvalidArgumentError as error:
             raise InvalidFileError(f"{path}: {error}", param="scheme") from None
     for name in ("model", "infer"):
-        if not isinstance(values.get(name) or {}, dict):
+        if values.get(name) is not None and not isinstance(values[name], dict):
             raise InvalidFileError(f"{path}: {name} must be a mapping, not {values[name]!r:.60}")
     _check_model(path, values.get("model") or {})
 

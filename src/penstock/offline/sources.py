@@ -134,6 +134,8 @@ def _infer_section(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     check_file(section, path)
     for name in ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path"):
         if section.get(name):
+            if not isinstance(section[name], str):
+                raise InvalidFileError(f"{path}: infer: {name} must be a path, not {section[name]!r:.60}", param=name)
             section[name] = str(path.parent / str(section[name]))
     return section
 
@@ -159,7 +161,9 @@ def _search(name: str, search_path: Sequence[Path] | None) -> Path:
         if paths:
             return paths[0]
     if not folders:
-        raise FileAccessError(f"model {name!r}: there are no folders to search; set PENSTOCK_MODELS or search_path")
+        raise FileAccessError(
+            f"model {name!r}: no such file or folder, and no folders to search; set PENSTOCK_MODELS or search_path"
+        )
     where = ", ".join(str(folder) for folder in folders)
     raise FileAccessError(f"model {name!r}: no {', '.join(names[:-1])} or {names[-1]} found in {where}")
 

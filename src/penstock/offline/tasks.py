@@ -65,7 +65,8 @@ class InferTask:
         try:
             inspect.signature(task.make).bind(config, **options)
         except TypeError as error:
-            raise InvalidArgumentError(f"{task_type}: {error}") from None
+            known = ", ".join(list(inspect.signature(task.make).parameters)[1:])
+            raise InvalidArgumentError(f"{task_type}: {error}; it takes {known}") from None
         return task.make(config, **options)
 
     @classmethod

@@ -44,6 +44,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         loader = Loader(data)
+        loader.name = path.name  # what errors call the file
         root = loader.get_single_node()
         if root is not None:
             _check_expansion(root, path)

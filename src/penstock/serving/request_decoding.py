@@ -17,6 +17,7 @@ from penstock.api_errors import MisfitError, RefusalError
 from penstock.config import parse_json, show
 from penstock.errors import InvalidFileError
 from penstock.serving.json_bounds import check_counts
+from penstock.validation import nearest
 
 __all__ = ["converted", "decode_body", "misfit_of", "refused"]
 
@@ -42,9 +43,13 @@ def _type_info(kind: Any) -> inspect.Type:
 
 
 def refused(why: str = "") -> Any:
-    """Return the type of a field that is known, but not supported: only null.  ``why`` says what to use instead."""
+    """Return the type of a field that is known, but not supported: only null or [], which some clients always send.
+
+    ``why`` says what to use instead.
+    """
     text = f"Not supported{': ' if why else ''}{why}."
-    return Annotated[None, msgspec.Meta(description=text, extra={_WHY: why})]
+    nothing = Annotated[list[Any], msgspec.Meta(max_length=0)] | None
+    return Annotated[nothing, msgspec.Meta(description=text, extra={_WHY: why})]
 
 
 def decode_body(data: bytes, kind: type[T]) -> T:
@@ -142,12 +147,14 @@ def _member_misfit(info: inspect.StructType, value: Any, path: str) -> MisfitErr
     fields, prefix = {field.encode_name: field for field in info.fields}, f"{path}." if path else ""
     for name in value:
         if name not in fields:
-            message = f"Unknown field of {info.cls.__name__}: {prefix}{show(name)[1:-1]}."
+            near = nearest(name[:_MAX_PARAM_CHARS], fields)
+            hint = f" Did you mean {prefix}{near}?" if near else ""
+            message = f"Unknown field of {info.cls.__name__}: {prefix}{show(name)[1:-1]}.{hint}"
             return MisfitError(f"{prefix}{name}"[:_MAX_PARAM_CHARS], message, "unknown")
     for name, item in value.items():
         own = fields[name].type
         why = (own.extra or {}).get(_WHY) if isinstance(own, inspect.Metadata) else None
-        if why is not None and item is not None:
+        if why is not None and item is not None and item != []:
             message = f"{prefix}{name} is not supported{': ' if why else ''}{why}"
             return MisfitError(f"{prefix}{name}", message, "unsupported")
     for name, field in fields.items():

@@ -230,8 +230,14 @@ def _listeners(
 
 
 async def _load(models: RemoteModels, servables: ServableRepository | None, settings: ServiceSettings) -> None:
-    """Load models, then servables, which may use the models."""
-    await asyncio.gather(*(models.load(path, name) for name, path in settings.models))
+    """Load models, then servables, which may use the models.  If one fails, the others are ended first."""
+    loads = [asyncio.ensure_future(models.load(path, name)) for name, path in settings.models]
+    try:
+        await asyncio.gather(*loads)
+    finally:
+        for load in loads:
+            load.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
     if servables is not None:
         for root in settings.servables:
             await servables.open(root)

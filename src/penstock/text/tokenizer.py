@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.generation import find_chat_template, read_tokenizer_config
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.core import tokenizer as core_tokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from penstock.validation import listed_token_ids, wrong_type
+from penstock.validation import listed_token_ids, missing_attribute, wrong_type
 
 __all__ = ["Tokenizer"]
 
@@ -31,6 +31,9 @@ class _Backend(Protocol):
     def token(self, token: int) -> tuple[bytes, bool]: ...
 
     def longest_token(self) -> int: ...
+
+
+_HINTS: Final = {"apply_chat_template": "LLM.chat", "batch_decode": "decode_each", "tokenize": "encode"}
 
 
 class Tokenizer:
@@ -128,6 +131,11 @@ class Tokenizer:
         """Return the bytes of a token, possibly part of a character; b"" for a special or an unknown token."""
         text, special = self._backend.token(token)
         return b"" if special else text
+
+    if not TYPE_CHECKING:  # type checkers know the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute("Tokenizer", name, dir(type(self)), _HINTS)
 
 
 def _open_compiled(files: Mapping[str, bytes | memoryview]) -> core_tokenizer.Tokenizer | None:

@@ -166,12 +166,14 @@ CASES = [
     (CompletionRequest, {"prompt": [[1, 2], [1, -1]]}, "prompt[1][1]", "invalid_value"),
     (CompletionRequest, {"prompt": [1] * 20_000 + [-1]}, "prompt[20000]", "invalid_value"),
     (ChatCompletionRequest, {"messages": [USER, {"role": "x", "content": "x"}]}, "messages[1].role", "invalid_value"),
-    (ChatCompletionRequest, {"messages": [{**USER, "tool_calls": []}]}, "messages[0].tool_calls",
+    (ChatCompletionRequest, {"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls",
      "unsupported_parameter"),
     (ChatCompletionRequest, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
      "messages[0].content[0].image_url", "unsupported_parameter"),
     (ChatCompletionRequest, {"messages": [{"role": "user", "content": [PART, {"type": "text"}]}]},
      "messages[0].content[1].text", "missing_required_parameter"),
+    (ChatCompletionRequest, {"messages": [USER], "response_format": {"type": "json_schema", "json_schema": {}}},
+     "response_format.json_schema", "unsupported_parameter"),
     (EmbeddingRequest, {"input": ["a", ""]}, "input[1]", "invalid_value"),
     (InferRequest, {"inputs": [{"name": "a", "datatype": "INT32", "shape": [-1]}]}, "inputs[0].shape[0]",
      "invalid_value"),
@@ -183,6 +185,11 @@ def test_the_field_at_fault_is_named(struct, body, param, code):
     with pytest.raises(MisfitError) as raised:
         converted(body, struct)
     assert (raised.value.param, raised.value.code) == (param, code)
+
+
+def test_an_unknown_field_comes_with_the_nearest_known_one():
+    with pytest.raises(MisfitError, match=r"temprature\. Did you mean temperature\?"):
+        converted({"prompt": "x", "temprature": 1}, CompletionRequest)
 
 
 def test_paths_of_errors_begin_with_the_path_of_the_value():

@@ -164,7 +164,9 @@ HARMLESS = {
     "safety_identifier": "u",
     "service_tier": "auto",
     "store": False,
+    "functions": [],
     "tool_choice": "none",
+    "tools": [],
     "verbosity": "medium",
 }
 

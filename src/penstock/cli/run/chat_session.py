@@ -160,7 +160,9 @@ class ChatSession:
             "help": lambda: note(_HELP),
             "?": lambda: note(_HELP),
             "settings": self._show_settings,
-            "set": lambda: self._set(*argument.partition(" ")[::2]) if argument else self._show_fields(),
+            "set": lambda: (
+                self._set(*argument.replace("=", " ", 1).partition(" ")[::2]) if argument else self._show_fields()
+            ),
             "system": lambda: self._begin_again(argument),
             **dict.fromkeys(("clear", "new", "reset"), lambda: self._begin_again(self._system)),
             "undo": self._undo,

@@ -6,9 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.serving.admission import Admission
-from penstock.serving.call import Call, Reply
+from penstock.serving.call import Call, Headers, Reply
 from penstock.serving.gateway import Gateway
 from penstock.serving.http import health, page_files, status
+from penstock.serving.http.compression import accepted, deflated
 from penstock.serving.http.openapi import describe
 from penstock.serving.keys import ApiKeys
 from penstock.serving.oip.rest import oip_operations
@@ -91,12 +92,18 @@ def operations() -> list[Operation]:
 
 def description_of(table: list[Operation]) -> Operation:
     """Return the operation that describes all operations of ``table``, itself included."""
-    texts: list[bytes] = []
+    replies: dict[str, Reply] = {}
 
     async def openapi(call: Call) -> Reply:
-        if not texts:
-            texts.append(json.dumps(describe(table)).encode())
-        return Reply(200, texts[0])
+        encoding = accepted(call.headers.get(b"accept-encoding", b""))
+        if encoding not in replies:
+            text = json.dumps(describe(table)).encode()
+            headers: Headers = [(b"vary", b"Accept-Encoding")]
+            if encoding:
+                text = deflated(text, encoding)
+                headers.append((b"content-encoding", encoding.encode()))
+            replies[encoding] = Reply(200, text, headers=headers)
+        return replies[encoding]
 
     return Operation("GET", "/openapi.json", "openapi", "This OpenAPI description.", openapi, Any)
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     _EmbeddingFields = ServingFields
     _MessageFields = Body
     _PartFields = Body
+    _FormatFields = Body
 else:
     _CompletionFields = extended(
         "CompletionFields",
@@ -75,6 +76,7 @@ else:
     _PartFields = extended(
         "PartFields", Body, refusals={"image_url input_audio audio_url video_url file": "only text input is supported"}
     )
+    _FormatFields = extended("FormatFields", Body, refusals={"json_schema": "answers are plain text"})
 
 
 class StreamOptions(Body):
@@ -134,7 +136,7 @@ _Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], _Note], Meta(max
 _WITHOUT_EFFECT: Final = Meta(description="Accepted for OpenAI's clients; it has no effect.")
 
 
-class ResponseFormat(Body):
+class ResponseFormat(_FormatFields, kw_only=True):
     """The format of an answer."""
 
     type: Literal["text"]
