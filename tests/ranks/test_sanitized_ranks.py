@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.rank_layout import RankLayout
 from tests.support.builds import build, configured
 
 BundleOf = Callable[[str, str], Path]
-PartsOf = Callable[[Path, int], list[Path]]
+PartsOf = Callable[[Path, RankLayout | int], list[Path]]
 
 
 @pytest.mark.long
@@ -24,7 +25,8 @@ def test_ranks_under_a_sanitizer(
     folder = configured(tmp_path_factory, name, f"-DPENSTOCK_SANITIZE={sanitizer}", "-DPENSTOCK_TOOLS=ON")
     build(folder, "rank_check")
     whole = bundle_of("llama_head_dim", "w8a8")
-    for world in (2, 3):
-        command = [folder / "core" / "tools" / "rank_check", "12", whole, *parts_of(whole, world)]
+    stages = ["--stages", *parts_of(whole, RankLayout(pp=2))]
+    for parts in (parts_of(whole, 2), parts_of(whole, 3), stages):
+        command = [folder / "core" / "tools" / "rank_check", "12", whole, *parts]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=1200)
         assert done.returncode == 0, done.stdout + done.stderr
