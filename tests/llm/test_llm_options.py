@@ -51,8 +51,6 @@ def test_names_of_other_engines_work():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pipeline_parallel_size": 2}, "tensor_parallel_size=N"),
-        ({"pipeline_parallel_size": True}, "tensor_parallel_size=N"),
         ({"trust_remote_code": True}, "network='file.py:Class'"),
         ({"quantization": "awq"}, "scheme='w8a8'"),
         ({"gpu_memory_utilization": 0.9}, "context_len=N"),
