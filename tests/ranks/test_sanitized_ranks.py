@@ -30,8 +30,11 @@ def test_ranks_under_a_sanitizer(
     build(folder, "rank_check")
     whole = bundle_of("llama_head_dim", "w8a8")
     longer = long_context_of("llama_head_dim", "w8a8")
-    cases = [(whole, 2), (whole, 3), (longer, RankLayout(cp=2)), (longer, RankLayout(cp=3))]
+    cases = [(whole, RankLayout(2)), (whole, RankLayout(3)), (whole, RankLayout(pp=2))]
+    cases += [(longer, RankLayout(cp=2)), (longer, RankLayout(cp=3))]
     for path, layout in cases:
-        command = [folder / "core" / "tools" / "rank_check", "24", path, *parts_of(path, layout)]
+        options = ["--stages"] if layout.pp > 1 else []
+        parts = parts_of(path, layout)
+        command = [folder / "core" / "tools" / "rank_check", "24", path, *options, *parts]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=1200)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,8 @@
 // Ranks as threads, over the C API: random batches whose logits must be equal to those of the whole bundle bit for bit, and
 // groups that are ended in the middle of a step.  Built with sanitizers by the tests.
 //
-//   rank_check STEPS WHOLE RANK_0 RANK_1 ...      bundles; prints what went otherwise, and then exits with status 1
+//   rank_check STEPS WHOLE [--stages] RANK_0 RANK_1 ...   bundles, with --stages of a pipeline whose stages are of one rank;
+//                                                           prints what went otherwise, and then exits with status 1
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@ constexpr int32_t kMaxTokens = 160, kTableWidth = 10, kNumPages = 2 * kTableWidt
 constexpr int64_t kPartBytes = 1 << 22;
 
 int32_t num_failures = 0;
+bool in_stages = false;
 
 void expect(bool good, const char* what) {
   if (good) return;
@@ -33,7 +35,8 @@ struct Open {
   ps_model_info info{};
 
   bool open(const char* path, const ps_comm* comm, int32_t kv_layout, int32_t num_pages = kNumPages) {
-    const ps_context_options context_options{sizeof(ps_context_options), kThreads, nullptr, comm};
+    ps_context_options context_options{sizeof(ps_context_options), kThreads, nullptr, comm, nullptr, 0, 0};
+    if (in_stages && comm) context_options = {sizeof(ps_context_options), kThreads, nullptr, nullptr, comm, 1, 0};
     const ps_model_options model_options{sizeof(ps_model_options), 0, 0};
     const ps_program_options options{sizeof(ps_program_options), kMaxTokens, 2, kMaxTokens, num_pages, 2, kv_layout, 0};
     info.struct_size = sizeof(info);
@@ -170,10 +173,12 @@ void run_group(int64_t num_steps, const char* whole_path, char** paths, int32_t 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 4) return fprintf(stderr, "usage: rank_check STEPS WHOLE RANK_0 RANK_1 ...\n"), 2;
+  if (argc < 4) return fprintf(stderr, "usage: rank_check STEPS WHOLE [--stages] RANK_0 RANK_1 ...\n"), 2;
   const int64_t num_steps = atoll(argv[1]);
-  const int32_t world = argc - 3;
-  for (int32_t kv_layout = PS_KV_F32; kv_layout <= PS_KV_INT8; ++kv_layout) run_group(num_steps, argv[2], argv + 3, world, kv_layout, 0);
-  for (useconds_t i = 1; i <= 20; ++i) run_group(0, argv[2], argv + 3, world, PS_KV_BF16, i * i * 400);
+  in_stages = strcmp(argv[3], "--stages") == 0;
+  char** parts = argv + 3 + in_stages;
+  const int32_t world = argc - 3 - in_stages;
+  for (int32_t kv_layout = PS_KV_F32; kv_layout <= PS_KV_INT8; ++kv_layout) run_group(num_steps, argv[2], parts, world, kv_layout, 0);
+  for (useconds_t i = 1; i <= 20; ++i) run_group(0, argv[2], parts, world, PS_KV_BF16, i * i * 400);
   return num_failures ? 1 : 0;
 }

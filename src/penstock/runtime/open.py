@@ -239,18 +239,18 @@ def _open_bundle(
     except BaseException:
         program.close()
         raise
-    notes = _notes(program, limits, model.info.context_len)
+    notes = _notes(program, limits, model.info.context_len, is_local=options.stage_server is None)
     load_s = time.perf_counter() - start - program.populate_s - program.verify_s
     return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)
 
 
-def _notes(program: Program, limits: ProgramLimits, longest: int) -> list[str]:
-    """Return lines for the user.  ``longest``: the context length of the model."""
+def _notes(program: Program, limits: ProgramLimits, longest: int, *, is_local: bool) -> list[str]:
+    """Return lines for the user.  ``longest``: the context length of the model.  ``is_local``: all ranks are here."""
     from penstock.runtime.ranks import default_threads
 
     notes = []
     num_threads = program.info.num_ranks * program.info.num_threads
-    if program.info.num_ranks > 1 and num_threads > (num_cores := default_threads()):
+    if is_local and program.info.num_ranks > 1 and num_threads > (num_cores := default_threads()):
         notes.append(
             f"The {program.info.num_ranks} ranks have {num_threads} threads, but only {num_cores} cores. "
             "Set --tp, --pp, --cp or --threads to change it."
