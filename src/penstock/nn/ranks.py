@@ -6,6 +6,7 @@ and values are whole on each rank.  The processes make the same calls in the sam
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import hashlib
 import os
@@ -52,6 +53,13 @@ def join_ranks(world: int) -> None:
             param="tensor_parallel_size",
         )
     dist.init_process_group("gloo", rank=place.rank, world_size=world, timeout=_TIMEOUT)
+    atexit.register(_leave_ranks)
+
+
+def _leave_ranks() -> None:
+    """End gloo's threads, which would abort a process that ends while they run."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def shard_network(network: nn.Module) -> None:
