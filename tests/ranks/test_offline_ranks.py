@@ -404,3 +404,10 @@ def test_the_core_reads_launchers_variables_as_the_package_does(
     function = ctypes.CDLL(library()._name).ps_rank_from_environment
     status = function(ctypes.byref(found))
     assert (None if status else (found.rank, found.world, found.local_rank, found.local_world)) == expected
+
+
+def test_the_example_under_torchrun(demo_ranks: Path) -> None:
+    command = [tool("torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python", sys.executable]
+    words = [*command, EXAMPLE / "main.py", "--model_path", pattern(demo_ranks), "--device_id", "0"]
+    out = run(*words)
+    assert [out.count(line) for line in expected_lines()] == [2, 2]

@@ -79,7 +79,8 @@ def launched(launcher: str, world: int) -> list[str]:
 def run_ranks(launcher: str, world: int, *command: object, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run a command as ranks under a launcher."""
     words = [*launched(launcher, world), *map(str, command)]
-    return subprocess.run(words, capture_output=True, text=True, env=environment(**extra), timeout=300)
+    env = environment(PYTHONUNBUFFERED="", **extra)  # mpiexec mixes what ranks write in pieces
+    return subprocess.run(words, capture_output=True, text=True, env=env, timeout=300)
 
 
 def start_by_hand(world: int, *command: object, **options: object) -> list[subprocess.Popen[str]]:

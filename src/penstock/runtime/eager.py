@@ -31,6 +31,7 @@ from penstock.nn import (
     shared_matrices,
 )
 from penstock.nn.packing import pack_matrix, pack_quantized
+from penstock.nn.ranks import check_same_batch, join_ranks, shard_network
 from penstock.ops.eager import use_context
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
 
@@ -48,7 +49,8 @@ class EagerProgram:
     """A checkpoint folder as a Program.  Only one thread at a time may use it.
 
     ``scheme`` None keeps the checkpoint's own type; ``network`` is "file.py:Class".  The attributes ``network`` (the
-    module) and ``states`` are for inspection.
+    module) and ``states`` are for inspection.  ``num_ranks``: the processes of a launcher, each of which opens the
+    folder and runs the same batches (``nn/ranks.py``).
     """
 
     def __init__(
@@ -59,7 +61,11 @@ class EagerProgram:
         threads: int = 0,
         limits: ProgramLimits,
         network: str | None = None,
+        num_ranks: int = 1,
     ) -> None:
+        self._num_ranks = num_ranks
+        if num_ranks > 1:
+            join_ranks(num_ranks)
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint.open(checkpoint)
         self._context = native.Context(threads)
@@ -71,6 +77,8 @@ class EagerProgram:
         limits = _complete(limits, built.context_len, scheme, bidirectional)
         with use_context(self._context), torch.no_grad():
             _WeightReader(checkpoint, scheme).load(self.network)
+            if num_ranks > 1:
+                shard_network(self.network)
             allocate_states(self.network, limits.num_pages, _KV_DTYPES[limits.kv_layout])
         heads = [module for module in self.network.modules() if isinstance(module, LMHead)]
         if len(heads) == 1:
@@ -116,6 +124,8 @@ class EagerProgram:
         token_ids[failed] = 0  # lets the rest of the batch run; the failed requests get NaN logits below
         self._check(batch, token_ids)
         arrays = (token_ids, batch.positions, batch.request_starts, batch.page_tables, batch.output_rows)
+        if self._num_ranks > 1:
+            check_same_batch(arrays)
         with use_context(self._context), torch.no_grad(), script_errors(self._script):
             logits = self.network(Batch(*(torch.from_numpy(array.copy()) for array in arrays)))
         self._check_output(logits, len(batch.output_rows))

@@ -123,7 +123,7 @@ def open_program(
     limits = limits or ProgramLimits()
     if path.is_dir():
         if mode == "eager":
-            for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
+            for name in ("pipeline_parallel_size", "context_parallel_size"):
                 if getattr(options, name) > 1:
                     raise UnsupportedError(f"{name}: expected 1 in eager mode; use mode graph", param=name)
             if options.verify == "always":
@@ -131,7 +131,7 @@ def open_program(
                     f"verify: expected a bundle, found the checkpoint folder {path}, which has no checksums",
                     param="verify",
                 )
-            return _open_eager(path, scheme, threads, limits, network)
+            return _open_eager(path, scheme, threads, limits, network, options.tensor_parallel_size)
         if is_cut(path):
             return _open_cut(path, scheme, threads, limits, network, options)
         network = network or registered_script(path)
@@ -405,7 +405,9 @@ def _suggestion(program: Program) -> list[str]:
     ]
 
 
-def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramLimits, network: str | None) -> Opened:
+def _open_eager(
+    folder: Path, scheme: str | None, threads: int, limits: ProgramLimits, network: str | None, num_ranks: int
+) -> Opened:
     from penstock.checkpoint.folder import Checkpoint
     from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
 
@@ -440,5 +442,7 @@ def _open_eager(folder: Path, scheme: str | None, threads: int, limits: ProgramL
         raise UnsupportedError(
             f"Eager mode requires PyTorch, which is not installed. Run `{install_command('torch')}`."
         ) from error
-    program = EagerProgram(checkpoint, scheme=scheme, threads=threads, limits=eager_limits, network=network)
+    program = EagerProgram(
+        checkpoint, scheme=scheme, threads=threads, limits=eager_limits, network=network, num_ranks=num_ranks
+    )
     return Opened(program, files, folder, [])
