@@ -65,13 +65,15 @@ def test_a_conversation_remembers_and_starts_again(penstock_command, chat_model)
 
 
 def test_wrong_commands_are_named_and_the_chat_continues(penstock_command):
-    lines = "/frob\n/set temprature 1\n/set temperature hot\n/set n 2\n/system x\n/retry\n/set max_tokens 2\n"
+    lines = "/frob\n/temperature 1\n/set temprature 1\n/set temperature hot\n/set n 2\n/system x\n/retry\n"
+    lines += "/set max_tokens 2\n"
     lines += "".join(f"/set logit_bias {'[' * depth}{']' * depth}\n" for depth in (3000, 900))
     lines += "/set echo true\n/set logprobs 1\n/set prompt_logprobs 1\nx\n"
     done = penstock_command("chat", DEMO, "--context-len", 64, stdin=lines)
     assert done.returncode == 0
     for message in (
         "unknown command /frob",
+        "unknown command /temperature; did you mean /set temperature?",
         "'temprature'",
         "temperature: expected",
         "n and best_of",

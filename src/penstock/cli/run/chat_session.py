@@ -171,7 +171,9 @@ class ChatSession:
             "load": lambda: self._load(argument),
         }
         if name not in commands:
-            near = nearest(name, [*commands, "exit"])
+            from penstock.sampling_fields import FIELD_NAMES
+
+            near = f"set {name}" if name in FIELD_NAMES else nearest(name, [*commands, "exit"])
             hint = f"did you mean /{near}?" if near else "/help lists the commands"
             raise InvalidArgumentError(f"unknown command /{name}; {hint}")
         commands[name]()
