@@ -205,6 +205,7 @@ WRONG = {
     "open prompts": (lambda: servable.language_model("a.psm", max_open=True), "max_open"),
     "a limit": (lambda: servable.settings(memory_limit_mib=1), "memory_limit_mib"),
     "a timeout": (lambda: servable.settings(timeout_s=0), "timeout_s"),
+    "an option of a stage": (lambda: servable.stage(batch=3), "stage: .*outputs, inputs, batch_size"),
     "a setting": (lambda: servable.settings(worker=1), "settings: .*workers, .*, got worker$"),
     "a label's version": (lambda: servable.settings(labels={"stable": 0}), "labels: stable: "),
     "a label's flag": (lambda: servable.settings(labels={"stable": True}), "labels: stable: "),

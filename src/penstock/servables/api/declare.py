@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final, SupportsIndex, TypeVar
+from typing import Any, Final, ParamSpec, SupportsIndex, TypeVar
 
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
@@ -26,6 +27,8 @@ __all__ = [
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 MAX_OPEN: Final = 65_536
 MAX_DELAY_MS: Final = 1_000_000_000
 TEXT_SPEC: Final = Spec("TEXT", ())
@@ -179,6 +182,21 @@ def _loaded_declarations() -> Declarations:
     return (_collecting or _running or [Declarations()])[-1]
 
 
+def _naming_options(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return a function that names its options where it is called with an unknown one."""
+    known = [name for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY]
+
+    @wraps(function)
+    def checked(*args: _P.args, **named: _P.kwargs) -> _T:
+        if unknown := named.keys() - set(inspect.signature(function).parameters):
+            name = function.__name__
+            raise InvalidArgumentError(f"{name}: expected only {', '.join(known)}, got {', '.join(sorted(unknown))}")
+        return function(*args, **named)
+
+    return checked
+
+
+@_naming_options
 def stage(
     *,
     outputs: Mapping[str, str],
@@ -206,6 +224,7 @@ def stage(
     return lambda function: Stage(function, specs, rules)
 
 
+@_naming_options
 def model(
     path: str,
     *,
@@ -274,6 +293,7 @@ def language_model(
     return declared
 
 
+@_naming_options
 def method(
     *, inputs: Mapping[str, str], outputs: Mapping[str, str], max_open: int | None = None
 ) -> Callable[[_Function], _Function]:
