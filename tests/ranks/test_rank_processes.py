@@ -133,9 +133,10 @@ def test_a_bundle_of_one_rank_is_no_whole_network(parts_of: Callable[[Path, int]
         LLM(part, tensor_parallel_size=2)
 
 
-def test_eager_mode_has_one_rank(tmp_path: Path) -> None:
-    with raises(UnsupportedError, param="tensor_parallel_size"):
-        LLM(tmp_path, mode="eager", tensor_parallel_size=2)
+@pytest.mark.parametrize("name", ["pipeline_parallel_size", "context_parallel_size"])
+def test_eager_mode_has_no_stages_and_no_partitions(name: str, tmp_path: Path) -> None:
+    with raises(UnsupportedError, param=name):
+        LLM(tmp_path, mode="eager", **{name: 2})
 
 
 def test_a_checkpoint_folder_runs_on_ranks_without_a_cache(tmp_path: Path) -> None:
