@@ -179,6 +179,10 @@ class EngineSteps:
                 raise request.error
         return time.perf_counter() - begin
 
+    def decode(self, batch: int) -> float:
+        """Run the steps that give each of ``batch`` answers a token, and return their seconds: one for each stage."""
+        return sum(self.step() for _ in range(min(batch, self._engine.program.info.num_stages)))
+
     def abort(self, requests: Sequence[Request]) -> None:
         """End the requests and free their pages."""
         for request in requests:
@@ -275,7 +279,7 @@ class _Measurement:
         requests = self.engine.start(batch, self.settings.prompt_tokens)
         before = self._bandwidth()
         first = sum(r.num_tokens for r in requests) / batch
-        times = [self.engine.step() for _ in range(self.settings.new_tokens)]
+        times = [self.engine.decode(batch) for _ in range(self.settings.new_tokens)]
         if any(r.status is not Status.RUNNING or r.num_preemptions for r in requests):
             raise InternalError("decode: a request ended or was preempted during the measurement")
         bandwidth = max(before, self._bandwidth())
