@@ -130,10 +130,10 @@ namespace ps {
 
 // A build without penstock_dev.h has none of the flags, nor what they would do.
 // Whether the program is a rank's.
-// How many best tokens of a row a step of the best tokens only leaves.
-inline int32_t best_parts(const ps_context& context) { return context.links ? 1 : context.comm->world; }
 inline bool has_ranks(const ProgramMemory& program) { return kBuildsRanks && program.exchange.data(); }
 inline bool has_flag(const ProgramMemory& program, uint32_t flag) { return kBuildsDev && (program.flags & flag); }
+// How many best tokens of a row a step of the best tokens only leaves.
+inline int32_t best_parts(const ps_context& context) { return context.links ? 1 : context.comm->world; }
 // `flags` are PS_PROGRAM_*, as ps_program_create_flagged takes them.
 ps_status create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out);
 int64_t max_table_width(const Graph& graph);

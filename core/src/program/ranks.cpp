@@ -63,7 +63,7 @@ ps_status end_group(const ps_program& p, const char* what, uint64_t expected, ui
 
 Exchange& exchange_of(ps_program* p) { return *reinterpret_cast<Exchange*>(p->exchange.data()); }
 
-// The data of rank 0.  In a pipeline each rank gets it from the stage before, and passes it on before it computes.
+// In a pipeline each rank gets the data of rank 0 from the stage before, and passes it on before it computes.
 ps_status pass_on(ps_program* p, const uint8_t* data, int64_t bytes) {
   const ps_comm& links = *p->context->links;
   const int32_t stage_ranks = p->context->stage_ranks, first = links.rank ? links.rank + stage_ranks : 1;
@@ -80,6 +80,7 @@ ps_status take_passed(ps_program* p, uint8_t* data, int64_t bytes, bool forever)
   return exchange_of(p).keep(links.recv(links.self, from, data, bytes));
 }
 
+// The data of rank 0.
 ps_status broadcast(ps_program* p, uint64_t tag, int64_t bytes, bool forever, const void** data) {
   if (const ps_comm* links = p->context->links) {
     uint8_t* part = static_cast<uint8_t*>(links->part(links->self));
