@@ -37,17 +37,17 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], 
 
 
 @pytest.fixture(scope="session")
-def long_context_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """(family, scheme) -> whole bundle, for contexts of 1,024 tokens."""
+def long_context_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """(family, scheme, context length = 1,024) -> whole bundle."""
     base = tmp_path_factory.mktemp("long")
 
     @cache
-    def get(family: str, scheme: str) -> Path:
-        folder, path = base / f"{family}-{scheme}", base / f"{family}-{scheme}.psm"
-        config = save(family, folder) / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024}))
-        export_bundle(folder, path, scheme=scheme)
-        return path
+    def get(family: str, scheme: str, context_len: int = 1024) -> Path:
+        name = f"{family}-{scheme}-{context_len}"
+        config = save(family, base / name) / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": context_len}))
+        export_bundle(base / name, base / f"{name}.psm", scheme=scheme)
+        return base / f"{name}.psm"
 
     return get
 

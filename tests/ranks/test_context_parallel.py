@@ -22,7 +22,7 @@ from tests.support.families import FAMILIES
 from tests.support.marks import mostly_long
 from tests.support.rank_threads import OPTIONS, RankThreads, logits_of, whole_logits
 
-BundleOf = Callable[[str, str], Path]
+BundleOf = Callable[..., Path]
 PartsOf = Callable[[Path, RankLayout], list[Path]]
 WORLDS = (2, 3, 4)
 PAGES_OF_RANK = 32
@@ -82,6 +82,22 @@ def test_schemes_and_kv_types_match(scheme: str, long_context_of: BundleOf, part
             options, whole = (dataclasses.replace(o, kv_layout=kv) for o in (CONTEXT, whole_options(2)))
             with RankThreads(parts_of(path, RankLayout(cp=2)), options, num_threads) as ranks:
                 assert logits_of(ranks.program, batches) == whole_logits(path, batches, whole), (kv.name, num_threads)
+
+
+@pytest.mark.parametrize("max_tokens", [5, 6, 9])
+def test_every_token_of_wide_tables_is_computed(max_tokens: int, long_context_of: BundleOf, parts_of: PartsOf) -> None:
+    """A token's partial results are so many that an exchange takes two tokens: the blocks differ from step to step."""
+    path = long_context_of("llama_head_dim", "w8a8", 2 * 2180 * 256)
+    sizes = {"max_tokens": max_tokens, "max_rows": max_tokens, "num_pages": PAGES_OF_RANK}
+    options = dataclasses.replace(CONTEXT, **sizes)
+    (table,) = tables(2, (1, 0))
+    width = 2 * 2180 * 8
+    batches = [
+        batch([(0, [*range(7, 7 + count)], [*table, *[-1] * (width - 1)])]) for count in range(1, max_tokens + 1)
+    ]
+    with RankThreads(parts_of(path, RankLayout(cp=2)), options) as ranks:
+        actual = logits_of(ranks.program, batches)
+    assert actual == whole_logits(path, batches, dataclasses.replace(options, num_pages=2 * PAGES_OF_RANK))
 
 
 def test_pages_of_another_rank_are_refused(long_context_of: BundleOf, parts_of: PartsOf) -> None:

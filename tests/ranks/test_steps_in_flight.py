@@ -12,8 +12,12 @@ import pytest
 
 from penstock.core.native import Context, CoreProgram, Model
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from penstock.engine.params import SamplingParams
+from penstock.engine.scheduler import Chunk
+from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
+from penstock.llm.llm import LLM
 from tests.support.core_steps import batch, sampling
+from tests.support.rank_processes import DEMO, LIMITS, PROMPTS
 from tests.support.rank_threads import OPTIONS, RankThreads, SharedMemory, logits_of, steps, whole_logits
 
 BundleOf = Callable[[str, str], Path]
@@ -139,3 +143,42 @@ def test_a_stage_that_fails_ends_all_waits(whole: Path, parts_of: PartsOf) -> No
         with pytest.raises(UnavailableError, match="out of luck"):
             ranks.program.run(steps(1)[2])
         assert time.monotonic() - start < 2
+
+
+def test_a_later_launch_leaves_the_logits_that_were_collected(whole: Path, parts_of: PartsOf) -> None:
+    greedy = {"per_row": True, "num_logprobs": np.full(1, -1, np.int32)}
+    first, second = (
+        batch([(0, [token], [page])], logits=logits) for token, page, logits in ((5, 0, True), (6, 1, False))
+    )
+    (expected,) = whole_logits(whole, [first])
+    with open_stages(whole, parts_of) as ranks:
+        calls = [ranks.program.step_call(step, sampling(1, **greedy)) for step in (first, second)]
+        calls[0].launch()
+        calls[0].collect()
+        calls[1].launch()  # needs only the best token
+        assert ranks.program.logits().tobytes() == expected
+        calls[1].collect()
+
+
+def test_an_error_after_a_launch_ends_only_its_step() -> None:
+    """The step is collected all the same, so that later ones get their own rows."""
+    greedy = SamplingParams(max_tokens=12, temperature=0.0)
+    with (
+        LLM(DEMO, threads=1, limits=LIMITS) as one,
+        LLM(DEMO, threads=1, limits=LIMITS, pipeline_parallel_size=2) as llm,
+    ):
+        expected = [result.token_ids for result in one.generate(PROMPTS, greedy)]
+        scheduler = llm.engine.scheduler
+        advance, calls = scheduler.advance, iter(range(1000))
+
+        def fail_once(chunk: Chunk) -> None:
+            if next(calls) == 6:
+                raise RuntimeError("planted")
+            advance(chunk)
+
+        scheduler.advance = fail_once
+        results = dict(llm.generate_each([(prompt, greedy) for prompt in PROMPTS]))
+        assert any(isinstance(result, PenstockError) for result in results.values())
+        for index, result in results.items():
+            assert isinstance(result, PenstockError) or result.token_ids == expected[index]
+        assert [result.token_ids for result in llm.generate(PROMPTS, greedy)] == expected

@@ -17,7 +17,7 @@ from penstock.core.native import ALL_THREADS, POISON, Context, CoreProgram, Mode
 from penstock.errors import UnavailableError
 from tests.support.core_steps import batch
 
-PART_BYTES = 1 << 22
+PART_BYTES = 1 << 23
 OPTIONS = ProgramOptions(
     max_tokens=128, max_requests=4, max_rows=128, num_pages=16, num_slots=4, flags=ALL_THREADS | POISON
 )

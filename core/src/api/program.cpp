@@ -56,6 +56,7 @@ ps_status resize(ps_program* program, const ps_program_options& options) {
   other.context = hold(program->context);
   other.options = options;
   other.flags = program->flags;
+  other.rank_step = program->rank_step;
   PS_TRY(build(&other));
   const Graph& graph = program->model->graph;
   const int64_t num_pages = std::min(program->options.num_pages, options.num_pages);
@@ -210,6 +211,8 @@ ps_status ps_program_resize(ps_program* program, const ps_program_options* optio
   if (!o.kv_layout) o.kv_layout = program->options.kv_layout;
   if (o.kv_layout != program->options.kv_layout)
     return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 0 or the program's own %d, found %d", program->options.kv_layout, o.kv_layout);
+  if (program->num_in_flight > 0)
+    return fail(PS_INVALID_ARGUMENT, "program: expected no step in flight, found %d", program->num_in_flight);
   return resize(program, o);
 }
 

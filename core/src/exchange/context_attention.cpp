@@ -101,7 +101,9 @@ constexpr std::array<Phase, 3 * kMaxBlocks> kPhases = make_phases(std::make_inte
 // `c` has the most that a step may have.
 Phases context_attention_phases(const Call& c) {
   if (world(c) < 2) return attention_phases(c);
-  return Phases{kPhases.data(), 3 * static_cast<int32_t>(divide_up(tokens(c), tokens_together(c)))};
+  // Not the blocks of the largest step: five tokens may go in three blocks, and four of them in four.
+  const int64_t num_blocks = divide_up(tokens(c), std::max(kBlockBytes / token_bytes(c), int64_t{1}));
+  return Phases{kPhases.data(), 3 * static_cast<int32_t>(std::min(num_blocks, int64_t{kMaxBlocks}))};
 }
 
 int64_t context_part_bytes(const Call& c) {

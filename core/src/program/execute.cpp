@@ -318,17 +318,28 @@ static ps_status check_in_flight(const ps_program& p, bool some) {
 static ps_status launch(ps_program* p, const ps_batch& batch, bool best_only) {
   PS_TRY(check_exchange(p));
   PS_TRY(check_first_rank(*p));
-  PS_TRY(take_batch(p, batch));
-  p->best_only = best_only;
-  PS_TRY(send_batch(p, batch));
-  p->in_flight[p->num_in_flight++] = InFlight{batch.num_tokens, batch.num_requests, batch.num_rows, batch.page_table_width,
-                                              p->num_wanted,    p->has_hidden,      best_only};
-  return PS_OK;
+  // The results of the step that was collected last stay readable.
+  const InFlight collected{0, 0, 0, 0, p->num_wanted, p->has_hidden, p->best_only};
+  const auto take_and_send = [&] {
+    PS_TRY(take_batch(p, batch));
+    p->best_only = best_only;
+    return send_batch(p, batch);
+  };
+  const ps_status status = take_and_send();
+  if (status == PS_OK) {
+    p->in_flight[p->num_in_flight++] = InFlight{batch.num_tokens, batch.num_requests, batch.num_rows, batch.page_table_width,
+                                                p->num_wanted,    p->has_hidden,      best_only};
+  }
+  p->num_wanted = collected.num_wanted;
+  p->has_hidden = collected.has_hidden;
+  p->best_only = collected.best_only;
+  return status;
 }
 
 ps_status launch_program(ps_program* p, const ps_batch& batch, bool best_only) {
   const ps_context& context = *p->context;
   if (!kBuildsRanks || !context.links) return fail(PS_INVALID_ARGUMENT, "program: expected one of a pipeline");
+  if (batch.flags & PS_BATCH_ALL_RANKS) return fail(PS_UNSUPPORTED, "flags: PS_BATCH_ALL_RANKS: expected ranks without stages");
   const int32_t num_stages = (context.links->world - 1) / context.stage_ranks;
   if (p->num_in_flight >= num_stages)
     return fail(PS_INVALID_ARGUMENT, "program: expected at most %d steps in flight, one for each stage", num_stages);

@@ -358,12 +358,15 @@ class Engine:
             return False
         try:
             cast("PipelinedProgram", self.program).launch(*self._arrays(step))
+        except Exception as error:
+            self._fail(step, error)
+            return False
+        self._in_flight.append(step)  # whatever comes, it has to be collected
+        try:
             for chunk in step.chunks:
                 self.scheduler.advance(chunk)
         except Exception as error:
             self._fail(step, error)
-            return False
-        self._in_flight.append(step)
         return True
 
     def _fail(self, step: Step, error: Exception) -> None:

@@ -86,6 +86,12 @@ class OpenOptions:
             raise wrong_type("progress", "a function", self.progress)
         check_verify(self.verify)
         _ = self.layout
+        if self.stage_server is not None and self.context_parallel_size > 1:
+            raise UnsupportedError(
+                "context_parallel_size: expected 1 with stages on other machines, got "
+                f"{self.context_parallel_size}; these divide the layers",
+                param="context_parallel_size",
+            )
 
     @property
     def layout(self) -> RankLayout:
@@ -126,6 +132,8 @@ def open_program(
             for name in ("pipeline_parallel_size", "context_parallel_size"):
                 if getattr(options, name) > 1:
                     raise UnsupportedError(f"{name}: expected 1 in eager mode; use mode graph", param=name)
+            if options.stage_server is not None:
+                raise UnsupportedError("stage_server: expected none in eager mode", param="stage_server")
             if options.verify == "always":
                 raise UnsupportedError(
                     f"verify: expected a bundle, found the checkpoint folder {path}, which has no checksums",
