@@ -118,7 +118,7 @@ ps_status send_batch(ps_program* p, const ps_batch& b) {
     int32_t* const first = reinterpret_cast<int32_t*>(part + sizeof(Message));
     int32_t* at = first;
     const auto put = [&](const int32_t* from, int64_t count) {
-      memcpy(at, from, static_cast<size_t>(count) * 4);
+      if (count > 0) memcpy(at, from, static_cast<size_t>(count) * 4);  // a batch without rows may have a null pointer
       at += count;
     };
     if (bytes <= kShortBytes || sending) {
