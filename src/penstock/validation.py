@@ -68,11 +68,11 @@ def strings(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(several, (list, tuple)) or not all(isinstance(s, str) for s in several):
         raise refusal(name, "a string or a list of strings", value)
     if len(several) > MAX_STRINGS:
-        raise InvalidArgumentError(f"{name} must be at most {MAX_STRINGS} strings, not {len(several)}", param=name)
+        raise InvalidArgumentError(f"{name}: expected at most {MAX_STRINGS} strings, got {len(several)}", param=name)
     for text in several:
         if not 0 < len(text) <= MAX_STRING_CHARS:
             raise InvalidArgumentError(
-                f"{name} must be strings of 1 to {MAX_STRING_CHARS} characters, not of {len(text)}", param=name
+                f"{name}: expected strings of 1 to {MAX_STRING_CHARS} characters, got one of {len(text)}", param=name
             )
     return tuple(several)
 
@@ -119,7 +119,7 @@ def biases(value: object) -> Biases:
         raise refusal("logit_bias", "a mapping of token ids to numbers", value)
     if len(value) > MAX_BIASES:
         raise InvalidArgumentError(
-            f"logit_bias must be a mapping of at most {MAX_BIASES} token ids, not of {len(value)}", param="logit_bias"
+            f"logit_bias: expected at most {MAX_BIASES} token ids, got {len(value)}", param="logit_bias"
         )
     checked = {}
     for key, bias in value.items():
@@ -188,7 +188,7 @@ def check_vocabulary(name: str, ids: Iterable[int], vocab_size: int) -> None:
     """Refuse token ids outside of the vocabulary, which in a step would end the other requests as well."""
     greatest = max(ids, default=0)
     if greatest >= vocab_size:
-        raise InvalidArgumentError(f"{name}: token id {greatest} is not in 0 to {vocab_size - 1}", param=name)
+        raise InvalidArgumentError(f"{name}: expected token ids from 0 to {vocab_size - 1}, got {greatest}", param=name)
 
 
 def check_listed(name: str, num_listed: int, vocab_size: int) -> None:

@@ -51,7 +51,7 @@ def test_results_equal_the_library_and_errors_stay_local(penstock_command, tmp_p
     done = penstock_command("batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--context-len", 256)
     assert done.returncode == 1, done.stderr  # some failed
     assert "10/10 requests, 5 failed" in done.stderr
-    assert "first failure: 'hot': temperature must be" in done.stderr
+    assert "first failure: 'hot': temperature: expected" in done.stderr
     found = read(tmp_path / "out.jsonl")
     assert set(found) == {str(one["custom_id"]) for one in requests}
     with LLM(DEMO) as llm:

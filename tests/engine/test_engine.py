@@ -158,11 +158,11 @@ def test_no_prompts_give_no_results(make_llm, capsys):
     assert (llm.generate([]), llm.generate([], []), llm.generate([], progress=True)) == ([], [], [])
     with raises(InvalidArgumentError, param="progress", match="'yes'"):
         llm.generate([], progress="yes")
-    with raises(InvalidArgumentError, param="prompt", match="empty"):
+    with raises(InvalidArgumentError, param="prompt", match="at least one token"):
         llm.stream([])
     assert (llm.score([]), llm.embed([])) == ([], [])
     assert capsys.readouterr().err == ""
-    with raises(InvalidArgumentError, param="prompt", match="empty"):
+    with raises(InvalidArgumentError, param="prompt", match="at least one token"):
         llm.stream([])
 
 
@@ -172,7 +172,7 @@ def test_only_malformed_items_fail(make_llm):
     found = dict(llm.generate_each([*items, ("x", good), ("x", None), ("x", good, None)]))
     for index, item in enumerate(items):
         assert isinstance(found[index], InvalidArgumentError), item
-        assert re.match(r"an item must be|params: expected|options: expected", str(found[index]))
+        assert re.match(r"items: expected|params: expected|options: expected", str(found[index]))
     assert len(found[8].token_ids) == len(found[10].token_ids) == 2
     assert found[9].finish_reason
     for wrong in (5, None, "xy", {"a": good}):
@@ -235,12 +235,12 @@ def test_an_error_among_prompts_tells_what_was_done(make_llm):
 @pytest.mark.parametrize(
     ("prompt", "param", "fact"),
     [
-        ([[]], "prompt", r"prompts\[0\]: .*empty"),
-        ("", "prompt", "empty"),
-        ([3, 259], "prompt", "259 at 1"),
-        ([-1], "prompt", "-1 at 0"),
+        ([[]], "prompt", r"prompts\[0\]: .*at least one token"),
+        ("", "prompt", "at least one token"),
+        ([3, 259], "prompt", r"^prompt\[1\]: .* got 259$"),
+        ([-1], "prompt", r"^prompt\[0\]: .* got -1$"),
         ([1.5], "prompt", r"1\.5"),
-        ([True], "prompt", "True at 0"),
+        ([True], "prompt", r"^prompt\[0\]: .* got True$"),
         ([3] * 512, "prompt", "holds 512"),
         (["the", [3] * 600], "prompt", r"prompts\[1\]: .*600"),
         ({"a": 1}, "prompts", "dict"),

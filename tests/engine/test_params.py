@@ -227,11 +227,11 @@ def test_unordered_collections_are_refused_as_prompts(make_llm, prompts):
 @pytest.mark.parametrize(
     ("field", "value", "fact"),
     [
-        ("stop", ["x"] * 65, "64 strings, not 65$"),
-        ("bad_words", ["x"] * 65, "64 strings, not 65$"),
-        ("stop", "x" * 5000, "1 to 4096 characters, not of 5000$"),
-        ("stop", ["x", ""], "1 to 4096 characters, not of 0$"),
-        ("logit_bias", dict.fromkeys(range(4097), 1.0), "4096 token ids, not of 4097$"),
+        ("stop", ["x"] * 65, "64 strings, got 65$"),
+        ("bad_words", ["x"] * 65, "64 strings, got 65$"),
+        ("stop", "x" * 5000, "1 to 4096 characters, got one of 5000$"),
+        ("stop", ["x", ""], "1 to 4096 characters, got one of 0$"),
+        ("logit_bias", dict.fromkeys(range(4097), 1.0), "4096 token ids, got 4097$"),
         ("logit_bias", [1, 2], r"mapping .*\[1, 2\]$"),
     ],
 )

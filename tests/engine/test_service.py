@@ -232,9 +232,9 @@ def test_a_conversation_takes_options(make_llm):
 def test_the_prompt_that_cannot_be_scored_or_embedded_is_named(make_llm):
     llm = make_llm()
     for call in (llm.score, llm.embed):
-        with raises(InvalidArgumentError, param="prompt", match=r"prompts\[1\]: .* 999 at 0"):
+        with raises(InvalidArgumentError, param="prompt", match=r"^prompts\[1\]: prompt\[0\]: .* got 999"):
             call([[5], [999]])
-        with raises(InvalidArgumentError, param="prompt", match=r"^prompt: .* 999 at 0"):
+        with raises(InvalidArgumentError, param="prompt", match=r"^prompt\[0\]: .* got 999"):
             call([999])
         llm.engine.program.fail_next = InternalError("planted")
         with pytest.raises(InternalError, match=r"prompts\[0\]: planted"):
@@ -281,7 +281,7 @@ def test_a_prompt_is_truncated_only_when_asked(make_llm):
     for length in (50, 110, 127):  # 127 fit, whether there is room for the whole answer or for one token
         whole = llm.stream(prompt[:length], params, RequestOptions(truncate_prompt=True))
         assert whole._request.prompt_ids == prompt[:length]
-    with raises(InvalidArgumentError, param="prompt", match="empty"):
+    with raises(InvalidArgumentError, param="prompt", match="at least one token"):
         llm.stream([], params, RequestOptions(truncate_prompt=True))
 
 

@@ -98,7 +98,7 @@ def test_exceptions_of_a_streamer_end_the_request(llm, fail_at):
         ([PROMPT, PROMPT], PARAMS, {}, "n", "has 2"),
         (PROMPT, SamplingParams(n=3), {}, "n", "has 3"),
         ([], PARAMS, {}, "n", "has 0"),
-        ("", PARAMS, {}, "prompt", "empty"),
+        ("", PARAMS, {}, "prompt", "at least one token"),
         (PROMPT, PARAMS, {"progress": True}, "progress", "False"),
     ],
 )

@@ -1,6 +1,6 @@
 """Write a checkpoint folder again: in another float type, with linears split or fused, with an adapter added.
 
-Tensors stream in runs of rows, so memory use does not depend on the model.  What is not asked for stays as it is.
+Tensors stream in runs of rows, so memory use does not depend on the model.  Everything else stays as it is.
 """
 
 from __future__ import annotations

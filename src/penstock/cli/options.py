@@ -117,8 +117,8 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
         "type": int,
         "default": 1,
         "metavar": "N",
-        "help": "divide each layer, and the keys and values of each context, over N processes (context parallel, for "
-        "long prompts), with the tokens of one (default: 1)",
+        "help": "divide each layer and the keys and values of each context over N processes (context parallel, for "
+        "long prompts); the tokens stay the same (default: 1)",
     },
     "--max-requests": {"type": int, "default": 32, "metavar": "N", "help": "requests per step (default: 32)"},
     "--max-tokens": {

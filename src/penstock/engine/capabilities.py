@@ -63,8 +63,8 @@ def check_continues(max_tokens: int) -> None:
     """
     if max_tokens > 1:
         raise UnsupportedError(
-            f"max_tokens: expected 1, found {max_tokens}: the network's attention is not causal, so only the token "
-            "after the prompt can be computed",
+            f"max_tokens: expected 1, got {max_tokens}. The network's attention is not causal, so only the token "
+            "after the prompt can be computed.",
             param="max_tokens",
         )
 
@@ -85,7 +85,7 @@ def check_scoring(tail: str, options: object) -> RequestOptions:
     fixed = check_options(options)
     if fixed.truncate_prompt:
         raise InvalidArgumentError(
-            "truncate_prompt must be False here, because a text is scored whole", param="truncate_prompt"
+            "truncate_prompt: expected False, got True. A text is scored whole.", param="truncate_prompt"
         )
     return fixed
 

@@ -20,7 +20,7 @@ def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, an
     if isinstance(prompt_ids, (str, bytes, Mapping, Set)) or not hasattr(prompt_ids, "__len__"):
         raise wrong_type("prompt", "a list of token ids", prompt_ids)
     if not len(prompt_ids):
-        raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
+        raise InvalidArgumentError("prompt: expected at least one token, got none", param="prompt")
     if len(prompt_ids) + answer_len > max_len:
         reserved = f", {answer_len} of them for the answer" if answer_len else ""
         raise InvalidArgumentError(
@@ -34,10 +34,10 @@ def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, an
             ids.append(as_index(token))
         except TypeError:
             raise InvalidArgumentError(
-                f"prompt: token ids must be whole numbers, got {token!r} at position {position}", param="prompt"
+                f"prompt[{position}]: expected a token id, got {token!r:.200}", param="prompt"
             ) from None
         if isinstance(token, bool) or not 0 <= ids[-1] < vocab_size:
             raise InvalidArgumentError(
-                f"prompt: token id {token} at {position} is not in 0 to {vocab_size - 1}", param="prompt"
+                f"prompt[{position}]: expected a token id from 0 to {vocab_size - 1}, got {token}", param="prompt"
             )
     return ids

@@ -97,11 +97,11 @@ class Scheduler:
         priority_s: float = PRIORITY_S,
     ) -> None:
         if max_requests < 1:
-            raise InvalidArgumentError(f"max_requests must be at least 1, not {max_requests}", param="max_requests")
+            raise InvalidArgumentError(f"max_requests: expected at least 1, got {max_requests}", param="max_requests")
         for name, value in (("max_tokens", max_tokens), ("max_rows", max_rows or max_requests)):
             if value < max_requests:  # else the last running request would never have a turn
                 raise InvalidArgumentError(
-                    f"{name} must be at least max_requests ({max_requests}), not {value}", param=name
+                    f"{name}: expected at least max_requests ({max_requests}), got {value}", param=name
                 )
         self.ledger = ledger
         self.max_tokens = max_tokens

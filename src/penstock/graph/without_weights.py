@@ -63,7 +63,7 @@ def _layer_of(name: str) -> int | None:
 def cut_layers(graph: Graph, count: int) -> Graph:
     """Return a copy with the first ``count`` layers, the embedding and the output head.
 
-    What follows the last layer reads the values of layer ``count - 1`` instead.  Raises UnsupportedError for a graph
+    Nodes after the last layer read the values of layer ``count - 1`` instead.  Raises UnsupportedError for a graph
     whose layers differ or are not numbered.
     """
     total = num_layers(graph)

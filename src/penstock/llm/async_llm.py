@@ -146,7 +146,7 @@ class AsyncLLM:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            raise InvalidArgumentError("AsyncLLM must be created in a running event loop, inside `async def`") from None
+            raise InvalidArgumentError("No running event loop. Create AsyncLLM inside `async def`.") from None
         if not isinstance(llm, LLM):
             llm = LLM(llm, **options)
         elif options:

@@ -107,13 +107,13 @@ class Conversation:
             raise InvalidArgumentError("The last answer has not ended. Read it to its end or abort it.")
         if check_options(options).truncate_prompt:
             raise InvalidArgumentError(
-                "truncate_prompt must be False in a conversation; use drop_oldest, which drops whole turns",
+                "truncate_prompt: expected False, got True. Use drop_oldest, which drops whole turns.",
                 param="truncate_prompt",
             )
         sampling = split_params(params, 1)[0]
         if sampling.echo:
             raise InvalidArgumentError(
-                "echo must be False in a conversation, because each answer is a message", param="echo"
+                "echo: expected False, got True. Each answer of a conversation is a message.", param="echo"
             )
         prompt_messages, ids = self._fit(messages, sampling)
         turn = Turn(

@@ -241,12 +241,13 @@ class LLM:
         """
         if not all(callable(getattr(streamer, name, None)) for name in ("put", "end")):
             raise InvalidArgumentError(
-                f"streamer must have put(token_ids) and end(); {streamer!r:.60} does not", param="streamer"
+                f"streamer: expected an object with put(token_ids) and end(), got {streamer!r:.60}", param="streamer"
             )
         try:
             if progress:
                 raise InvalidArgumentError(
-                    "progress must be False with a streamer, which shows the progress itself", param="progress"
+                    f"progress: expected False, got {progress!r:.60}. A streamer shows the progress itself.",
+                    param="progress",
                 )
             several, is_one = split_prompts(prompts)
             params_each = split_params(params, len(several))
@@ -348,13 +349,14 @@ class LLM:
         params = self._sampling(params, sampling, "stream")
         several, is_one = split_prompts(prompt)
         if not several:
-            raise InvalidArgumentError("prompt is empty: expected at least one token", param="prompt")
+            raise InvalidArgumentError("prompt: expected at least one token, got none", param="prompt")
         if not is_one:
             message = f"prompt: expected one, got {len(several)}. LLM.generate takes several, AsyncLLM a task for each."
             raise InvalidArgumentError(message, param="prompt")
         stream_params = split_params(params, 1)[0]
         if (stream_params.best_of or stream_params.n) > 1:
-            raise InvalidArgumentError("n and best_of must be 1 for a stream, which returns one answer", param="n")
+            num_answers = stream_params.best_of or stream_params.n
+            raise InvalidArgumentError(f"n: expected 1, got {num_answers}. A stream returns one answer.", param="n")
         request = self._submit(
             self.prompt_ids(several[0]), stream_params, self._resolve(stream_params), several[0], options
         )

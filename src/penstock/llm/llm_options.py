@@ -166,7 +166,7 @@ def network_name(network: str | type | None) -> str | None:
         return network
     if not any(base.__module__.startswith("torch.") for base in network.__mro__):  # without importing PyTorch
         raise InvalidArgumentError(
-            f"network: expected a subclass of torch.nn.Module, or 'file.py:Class', found {network!r:.80}",
+            f"network: expected a subclass of torch.nn.Module, or 'file.py:Class', got {network!r:.80}",
             param="network",
         )
     module = sys.modules.get(network.__module__)

@@ -32,7 +32,9 @@ def split_prompts(prompts: object) -> tuple[list[Any], bool]:
     if hasattr(prompts, "tolist"):  # a numpy array
         prompts = prompts.tolist()
     if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
-        raise wrong_type("prompts", "a string, token ids, or a list of those", prompts)
+        raise wrong_type(
+            "prompts", "a string, a list of strings, a list of token ids, or a list of such lists", prompts
+        )
     several = list(prompts)
     if all(isinstance(item, (str, list, tuple)) or hasattr(item, "__len__") for item in several):
         return several, False
@@ -55,7 +57,8 @@ def split_item(item: object, options: RequestOptions) -> tuple[Any, SamplingPara
         raise item
     if not isinstance(item, (list, tuple)) or not 2 <= len(item) <= 3:
         raise InvalidArgumentError(
-            f"an item must be (prompt, SamplingParams) or with RequestOptions, not {item!r:.60}", param="items"
+            f"items: expected (prompt, SamplingParams) or (prompt, SamplingParams, RequestOptions), got {item!r:.60}",
+            param="items",
         )
     prompt, params, *own = item
     return prompt, split_params(params, 1)[0], check_options(own[0]) if own and own[0] is not None else options

@@ -53,7 +53,9 @@ class TextStreamer:
             raise wrong_type("tokenizer", "that of a model (llm.tokenizer)", tokenizer)
         if skip_special_tokens is not True:
             raise UnsupportedError(
-                "skip_special_tokens must be True: a TextStreamer prints text without them", param="skip_special_tokens"
+                f"skip_special_tokens: expected True, got {skip_special_tokens!r:.60}. "
+                "A TextStreamer prints text without special tokens.",
+                param="skip_special_tokens",
             )
         self._tokenizer = tokenizer
         self._skip_prompt = skip_prompt

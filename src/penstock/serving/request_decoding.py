@@ -183,12 +183,12 @@ def _value_misfit(info: inspect.Type, value: Any, path: str) -> MisfitError:
                 return _value_misfit(own.item_type, value[0], f"{path}[0]")  # a wrong type before a wrong length
             what, unit = _LENGTHS[type(own)]
             span = f"{low} or more" if high is None else f"{low} to {high}"
-            return MisfitError(path, f"{name} must be {what} of {span} {unit}, not of {count}")
+            return MisfitError(path, f"{name}: expected {what} of {span} {unit}, got {count}")
     if isinstance(own, inspect.DictType) and isinstance(value, dict):
         pattern = _key_pattern(own)
         key = next((key for key in value if re.search(pattern, key) is None), "")
-        return MisfitError(path, f"{name} must be an object whose keys match {_shown(pattern)}, not {show(key)}")
-    return MisfitError(path, f"{name} must be {_expected(own)}, not {show(value)}")
+        return MisfitError(path, f"{name}: expected an object whose keys match {_shown(pattern)}, got {show(key)}")
+    return MisfitError(path, f"{name}: expected {_expected(own)}, got {show(value)}")
 
 
 def _key_pattern(info: inspect.DictType) -> str:
@@ -221,9 +221,9 @@ def _expected(info: inspect.Type) -> str:
         case inspect.BoolType():
             return "true or false"
         case inspect.IntType() if info.le is not None:
-            return f"a whole number from {info.ge} to {info.le}"
+            return f"an integer from {info.ge} to {info.le}"
         case inspect.IntType():
-            return "a whole number"
+            return "an integer"
         case inspect.FloatType() if info.le is not None:
             return f"a number from {info.ge:g} to {info.le:g}"
         case inspect.FloatType():

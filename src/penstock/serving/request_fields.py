@@ -103,7 +103,7 @@ class ServingFields(Body, kw_only=True):
         """Refuse a prompt of no tokens, which the type cannot exclude."""
         if self.truncate_prompt_tokens == 0:
             name = "truncate_prompt_tokens"
-            raise MisfitError(name, f"{name} must be -1 or a whole number above 0, not 0")
+            raise MisfitError(name, f"{name}: expected -1 or an integer above 0, got 0")
 
     @property
     def timeout_s(self) -> float | None:
@@ -138,15 +138,15 @@ Inputs = Annotated[Any, _any_of(_Input, _Inputs, TokenIds, _TokenLists)]
 
 
 def checked_prompts(value: Any, path: str, *, allows_empty: bool = True) -> Any:
-    """Return a text, a list of texts, token ids or a list of those; ``allows_empty`` allows empty texts.
+    """Return a text, a list of texts, token ids or a list of lists of them; ``allows_empty`` allows empty texts.
 
     Raises MisfitError.
     """
     if isinstance(value, str):
         kind: Any = str if allows_empty else _Input
     elif not isinstance(value, list):
-        message = f"{path} must be a text, a list of token ids, or a list of those, not {show(value)}"
-        raise MisfitError(path, message)
+        expected = "a string, a list of strings, a list of token ids, or a list of such lists"
+        raise MisfitError(path, f"{path}: expected {expected}, got {show(value)}")
     elif not value or isinstance(value[0], str):
         kind = _Texts if allows_empty else _Inputs
     elif isinstance(value[0], list):

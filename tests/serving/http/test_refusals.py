@@ -15,40 +15,44 @@ from penstock.serving.openai.bodies import (
 from penstock.serving.request_decoding import converted
 
 LENGTHS = [
-    (CompletionRequest, {"prompt": "x", "stop": ["a"] * 65}, "stop must be a list of 0 to 64 items, not of 65"),
+    (CompletionRequest, {"prompt": "x", "stop": ["a"] * 65}, "stop: expected a list of 0 to 64 items, got 65"),
     (
         CompletionRequest,
         {"prompt": "x", "stop": "a" * 4097},
-        "stop must be a string of 1 to 4096 characters, not of 4097",
+        "stop: expected a string of 1 to 4096 characters, got 4097",
     ),
-    (CompletionRequest, {"prompt": "x", "stop": ""}, "stop must be a string of 1 to 4096 characters, not of 0"),
+    (CompletionRequest, {"prompt": "x", "stop": ""}, "stop: expected a string of 1 to 4096 characters, got 0"),
     (
         CompletionRequest,
         {"prompt": "x", "bad_words": ["a"] * 65},
-        "bad_words must be a list of 0 to 64 items, not of 65",
+        "bad_words: expected a list of 0 to 64 items, got 65",
     ),
-    (CompletionRequest, {"prompt": ["x"] * 257}, "prompt must be a list of 1 to 256 items, not of 257"),
-    (CompletionRequest, {"prompt": [[1]] * 257}, "prompt must be a list of 1 to 256 items, not of 257"),
-    (CompletionRequest, {"prompt": []}, "prompt must be a list of 1 to 256 items, not of 0"),
-    (EmbeddingRequest, {"input": ["x"] * 257}, "input must be a list of 1 to 256 items, not of 257"),
-    (EmbeddingRequest, {"input": ""}, "input must be a string of 1 or more characters, not of 0"),
+    (CompletionRequest, {"prompt": ["x"] * 257}, "prompt: expected a list of 1 to 256 items, got 257"),
+    (CompletionRequest, {"prompt": [[1]] * 257}, "prompt: expected a list of 1 to 256 items, got 257"),
+    (CompletionRequest, {"prompt": []}, "prompt: expected a list of 1 to 256 items, got 0"),
+    (EmbeddingRequest, {"input": ["x"] * 257}, "input: expected a list of 1 to 256 items, got 257"),
+    (EmbeddingRequest, {"input": ""}, "input: expected a string of 1 or more characters, got 0"),
     (
         ChatCompletionRequest,
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 4097}]},
-        "messages[0].content must be a list of 1 to 4096 items, not of 4097",
+        "messages[0].content: expected a list of 1 to 4096 items, got 4097",
     ),
     (
         TokenizeRequest,
         {"messages": [{"role": "user", "content": "x"}] * 4097},
-        "messages must be a list of 1 to 4096 items, not of 4097",
+        "messages: expected a list of 1 to 4096 items, got 4097",
     ),
 ]
 TYPES = [
-    (CompletionRequest, {"prompt": "x", "stop": 5}, "stop must be a string or a list of strings, not 5"),
-    (CompletionRequest, {"prompt": "x", "stop": ["a", 5]}, "stop[1] must be a string, not 5"),
-    (CompletionRequest, {"prompt": "x", "stop": [5] * 65}, "stop[0] must be a string, not 5"),
-    (CompletionRequest, {"prompt": [1, "x"]}, "prompt[1] must be a whole number from 0 to 2147483647, not 'x'"),
-    (CompletionRequest, {"prompt": {}}, "prompt must be a text, a list of token ids, or a list of those, not"),
+    (CompletionRequest, {"prompt": "x", "stop": 5}, "stop: expected a string or a list of strings, got 5"),
+    (CompletionRequest, {"prompt": "x", "stop": ["a", 5]}, "stop[1]: expected a string, got 5"),
+    (CompletionRequest, {"prompt": "x", "stop": [5] * 65}, "stop[0]: expected a string, got 5"),
+    (CompletionRequest, {"prompt": [1, "x"]}, "prompt[1]: expected an integer from 0 to 2147483647, got 'x'"),
+    (
+        CompletionRequest,
+        {"prompt": {}},
+        "prompt: expected a string, a list of strings, a list of token ids, or a list of such lists, got",
+    ),
 ]
 
 

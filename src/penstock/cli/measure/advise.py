@@ -22,8 +22,8 @@ __all__ = ["add_parser", "run"]
 _WISHES: Final = {
     "first_token": ("MS", "longest time to the first token, in ms, when nothing else runs"),
     "latency": ("MS", "longest time per further token, in ms, with all requests running"),
-    "throughput": ("TOK/S", "least tokens per second that all requests together generate, prompts included"),
-    "memory": ("GIB", "most memory, in GiB"),
+    "throughput": ("TOK/S", "minimum tokens per second, summed over all requests, prompts included"),
+    "memory": ("GIB", "maximum memory, in GiB"),
 }
 _MAX_WISH: Final = 1e9
 _NAMES: Final = {name: f"--{name.replace('_', '-')}" for name in _WISHES} | {"available_memory": "available memory"}
@@ -42,10 +42,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_options(parser, "local model")
     for name, (unit, text) in _WISHES.items():
-        parser.add_argument(_NAMES[name], type=float, metavar=unit, help=f"{text} (default: no wish)")
+        parser.add_argument(_NAMES[name], type=float, metavar=unit, help=f"{text} (default: no limit)")
     parser.add_argument("--concurrency", type=int, default=1, metavar="N", help="requests at once (default: 1)")
-    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="tokens per prompt (default: 512, or as fit)")
-    parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, or as fit)")
+    parser.add_argument(
+        "--prompt-tokens", type=int, metavar="N", help="tokens per prompt (default: 512, or as many as fit)"
+    )
+    parser.add_argument(
+        "--new-tokens", type=int, metavar="N", help="tokens per answer (default: 128, or as many as fit)"
+    )
     parser.add_argument("--schemes", metavar="S,S...", help="schemes to compare (default: all)")
     add_options(parser, "--kv-cache", "--threads", "--network")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: tables)")

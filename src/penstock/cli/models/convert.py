@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "convert",
         "Write a checkpoint folder from another folder, from pickled PyTorch weights, from a sharded folder or from a "
-        "bundle; or a bundle, if OUT ends in .psm. What is not asked for stays as it is, bit for bit.",
+        "bundle; or a bundle, if OUT ends in .psm. Everything else stays as it is, bit for bit.",
         "penstock convert my-model my-model-bf16 --dtype bf16\npenstock convert old-model-with-bin my-model\n"
         "penstock convert my-model.psm my-model\npenstock convert phi3-model split-model --layout split\n"
         "penstock convert my-model my-model-tuned --lora adapter",

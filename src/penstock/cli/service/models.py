@@ -13,11 +13,16 @@ from penstock.errors import InvalidArgumentError
 __all__ = ["add_parser", "run"]
 
 _ACTIONS = (
-    ("list", "", "list the models and their workers (default)", ""),
+    ("list", "", "list the models and their workers", ""),
     ("load", "[NAME=]PATH", "load a bundle or a checkpoint folder, and wait until it is ready", "code=new.psm"),
     ("update", "NAME=PATH", "replace the weights of a model without failing a request", "code=better.psm"),
     ("unload", "NAME", "wait for open requests, then free the memory of a model", "code"),
 )
+_MODEL_HELP = {
+    "load": "path of a bundle or a checkpoint folder; NAME= sets its name",
+    "update": "name of the model, and path of a bundle or a checkpoint folder with the new weights",
+    "unload": "name of the model",
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,10 +38,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     actions = parser.add_subparsers(dest="action", metavar="ACTION", help="the action (default: list)")
     for action, metavar, note, value in _ACTIONS:
         subparser = actions.add_parser(
-            action, help=note, description=note, epilog=f"example: {_example(action, value)}"
+            action, help=note, description=f"{note[0].upper()}{note[1:]}.", epilog=f"example: {_example(action, value)}"
         )
         if metavar:
-            subparser.add_argument("model", metavar=metavar, help="the model, as the examples of penstock models show")
+            subparser.add_argument("model", metavar=metavar, help=_MODEL_HELP[action])
         _add_options(subparser, argparse.SUPPRESS, argparse.SUPPRESS)  # accepted after the action, too
     parser.set_defaults(run=run, action="list")
 

@@ -195,7 +195,7 @@ class ServerReady(Body):
 
 
 class ModelReady(Body):
-    """Whether a model accepts requests."""
+    """The readiness of a model."""
 
     name: str
     ready: bool
@@ -379,7 +379,7 @@ class ModelVersionPolicy(Body):
 
 
 class ModelTransactionPolicy(Body):
-    """Whether a request of a stream may have several responses."""
+    """The transaction policy: ``decoupled`` allows several responses to a request."""
 
     decoupled: bool | UnsetType = UNSET
 

@@ -148,7 +148,7 @@ class WorkerGroup:
     def _config_of(self, slot: int, is_first: bool) -> WorkerConfig:
         """Return the configuration of the next worker.
 
-        Of workers that start together the first one verifies a bundle: if it is damaged, none becomes ready.  The
+        The first of several workers that start together verifies the bundle: if it is damaged, none becomes ready.  The
         bundle of a folder may be made again meanwhile, so the others check that theirs is the verified one.
         """
         if slot == 0 or not is_first or self.config.verify == "never":
