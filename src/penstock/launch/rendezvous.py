@@ -315,7 +315,14 @@ async def join(address: tuple[str, int], meeting: Meeting) -> tuple[NodePlace, L
             await asyncio.sleep(_RETRY_S)
     peer = _Peer(reader, writer)
     peer.name = f"the host at {where}"
-    if not await peer.prove(meeting.token, is_host=False):
+    try:
+        is_proved = await asyncio.wait_for(
+            peer.prove(meeting.token, is_host=False), max(1.0, deadline - time.monotonic())
+        )
+    except TimeoutError:
+        peer.writer.close()
+        raise UnavailableError(f"--rdzv: {peer.name} did not answer within {meeting.timeout_s:g} s") from None
+    if not is_proved:
         raise InvalidArgumentError(f"--rdzv-token-file: {peer.name} has another token", param="rdzv_token_file")
     peer.send(
         version=__version__,

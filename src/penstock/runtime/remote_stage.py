@@ -49,7 +49,7 @@ async def join_pipeline(
         try:
             reason = await stage.serve(address, TlsSession(context, address[0]), token, stopped)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = error.strerror or str(error) or f"no answer within {_CONNECT_S:g} s"  # of asyncio.timeout
         if stopped.is_set() or (reason == CLOSED and not again):
             return 0
         where = f"{address[0]}:{address[1]}"
