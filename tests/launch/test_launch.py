@@ -255,4 +255,4 @@ def test_command_that_does_not_exist_is_named():
         command = [*BASE, "--master-port", port, "--", "true"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (1, 2)
-    assert f"--master-port: {port} cannot be used: Address already in use" in done.stderr
+    assert f"--master-port: failed to bind port {port}: Address already in use" in done.stderr
