@@ -77,7 +77,7 @@ class ModelGroup:
                 self._models.append(weakref.ref(model))
 
     @contextmanager
-    def joining(self, model: Model, opened: OpenModel) -> Iterator[None]:
+    def share_weights(self, model: Model, opened: OpenModel) -> Iterator[None]:
         """Share the weights of a bundle that ``model`` is about to take; no other model joins during the block."""
         check_process(self._pid, "group", "made", "make")
         with self._lock:

@@ -26,7 +26,7 @@ __all__ = ["Model", "WeightGroup"]
 class WeightGroup(Protocol):
     """Models that hold equal weights once (``group.ModelGroup``), as a model sees them."""
 
-    def joining(self, model: Model, opened: OpenModel) -> AbstractContextManager[None]:
+    def share_weights(self, model: Model, opened: OpenModel) -> AbstractContextManager[None]:
         """Share the weights of a bundle that ``model`` is about to take; no other model joins during the block."""
 
 
@@ -81,7 +81,7 @@ class Model:
                 sequences = Sequences(opened.native, opened.bind(), settings, settings.batch_size)
                 _check_seq_len(settings.seq_len, sequences)
                 if self.group is not None:
-                    joining.enter_context(self.group.joining(self, opened))
+                    joining.enter_context(self.group.share_weights(self, opened))
                 opened.agree()
             except BaseException as error:
                 opened.abort(str(error))
