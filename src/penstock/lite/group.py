@@ -60,7 +60,9 @@ class ModelGroup:
             if not isinstance(model, Model):
                 raise wrong_type("add_model", "a Model", model)
             if model.group is not None:
-                raise InvalidArgumentError("add_model: expected a Model without a group, found one in a group")
+                raise InvalidArgumentError(
+                    "add_model: expected a Model without a group, found one in a group", param="add_model"
+                )
         for model in several:
             if model.opened is not None:
                 self.share(model)
@@ -98,7 +100,8 @@ class ModelGroup:
 def _refuse_private(opened: OpenModel) -> None:
     if opened.is_private or opened.config.weights != "mmap":
         raise UnsupportedError(
-            "add_model: expected mapped weights (weights 'mmap', not updated), found a model with a private copy"
+            "add_model: expected mapped weights (weights 'mmap', not updated), found a model with a private copy",
+            param="add_model",
         )
 
 
