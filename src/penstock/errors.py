@@ -128,8 +128,10 @@ class UnavailableError(PenstockError):
 
     default_code = "unavailable"
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, retry_after_s: float = 1.0, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
         self.retry_after_s = retry_after_s
 
 

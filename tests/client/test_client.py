@@ -386,6 +386,12 @@ def test_invalid_urls_are_refused(url):
         Client(url)
 
 
+@pytest.mark.parametrize("option", [{"retries": "a"}, {"retries": 1.5}, {"timeout_s": "x"}, {"timeout_s": True}])
+def test_options_of_another_type_are_refused(option):
+    with raises(InvalidArgumentError, param=next(iter(option))):
+        Client("http://localhost", **option)
+
+
 def test_refused_connection_has_status_0():
     with closing(socket.socket()) as taken:  # nobody else gets the port meanwhile, and nobody listens
         taken.bind(("127.0.0.1", 0))

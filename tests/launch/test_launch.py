@@ -210,6 +210,18 @@ def test_machines_that_do_not_fit_are_refused(tmp_path, other, words):
     assert host.returncode == 128 + signal.SIGTERM
 
 
+def test_silent_host_is_given_up_after_the_timeout():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        rdzv = f"127.0.0.1:{silent.getsockname()[1]}"
+        child = launch("--nnodes", "2", "--rdzv", rdzv, "--node-rank", "1", "--timeout", "1", script="pass")
+        try:
+            _, err = child.communicate(timeout=20)
+        finally:
+            child.kill()
+    assert child.returncode == 1
+    assert err == f"penstock: --rdzv: the host at {rdzv} did not answer within 1 s\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -243,4 +255,4 @@ def test_command_that_does_not_exist_is_named():
         command = [*BASE, "--master-port", port, "--", "true"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (1, 2)
-    assert f"--master-port: {port} cannot be used: Address already in use" in done.stderr
+    assert f"--master-port: failed to bind port {port}: Address already in use" in done.stderr

@@ -11,6 +11,7 @@ import pytest
 from penstock import lite
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.lite import affinity
+from tests.support.errors import raises
 from tests.support.lite_demo import IDS, ask, build
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -54,7 +55,7 @@ def test_the_fastest_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert affinity.chosen_cores(context.cpu) == CORES or len({affinity._speed(core) for core in CORES}) > 1
     monkeypatch.setattr(affinity, "_speed", lambda core: 0)
     context.cpu.thread_affinity_mode = 2
-    with pytest.raises(UnsupportedError, match=r"^thread_affinity_mode: .*found 2"):
+    with raises(UnsupportedError, param="thread_affinity_mode", match="found 2"):
         build(context=context)
     monkeypatch.setattr(affinity.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
     monkeypatch.setattr(affinity, "_speed", lambda core: 1024 if core in (1, 3) else 300)
@@ -62,7 +63,7 @@ def test_the_fastest_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     context.cpu.thread_affinity_mode = 1
     assert affinity.chosen_cores(context.cpu) == [1, 3]
     context.cpu.thread_affinity_core_list = CORES[:1]
-    with pytest.raises(InvalidArgumentError, match=r"^thread_affinity_core_list: .*thread_affinity_mode"):
+    with raises(InvalidArgumentError, param="thread_affinity_core_list", match="thread_affinity_mode"):
         affinity.chosen_cores(context.cpu)
 
 
@@ -95,7 +96,7 @@ def test_values_that_are_refused(owner: str, name: str, value: object, words: st
 def test_a_model_is_one_worker() -> None:
     context = lite.Context()
     context.parallel.workers_num = 2
-    with pytest.raises(InvalidArgumentError, match=r"^parallel\.workers_num: .*Model, found 2"):
+    with raises(InvalidArgumentError, param="parallel.workers_num", match="Model, found 2"):
         build(context=context)
     context.parallel.workers_num = 1
     build(context=context).close()

@@ -218,9 +218,9 @@ def test_files_that_are_not_bundles_are_refused() -> None:
         model.build_from_file(BUNDLE, "mindir")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="build_from_file"):
         model.get_inputs()
-    with pytest.raises(UnsupportedError, match=r"^precision_mode: w4a8 .*found w8a8"):
+    with raises(UnsupportedError, param="precision_mode", match="w4a8 .*found w8a8"):
         build(context=lite.Context(precision_mode="w4a8"))
-    with pytest.raises(UnsupportedError, match=r"^precision_mode: enforce_fp32 .* f32"):
+    with raises(UnsupportedError, param="precision_mode", match="enforce_fp32 .* f32"):
         build(context=lite.Context(precision_mode="enforce_fp32"))
 
 

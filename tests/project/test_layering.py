@@ -208,11 +208,10 @@ def test_no_model_names_outside_models() -> None:
         assert not {n for n in names if n.lower().startswith(("llama", "qwen", "mistral"))}, name_of(path)
 
 
-def test_configs_have_few_fields() -> None:
-    ends = ("Params", "Options", "Config", "Limits", "Sampling")
+def test_classes_have_few_fields() -> None:
     for path in modules():
         for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef) and node.name.endswith(ends):
+            if isinstance(node, ast.ClassDef):
                 count = sum(isinstance(line, ast.AnnAssign) for line in node.body)
                 assert count <= MAX_CONFIG_FIELDS, f"{name_of(path)}: {node.name} has {count} fields"
 
@@ -294,17 +293,18 @@ def test_modules_import_without_cycles() -> None:
     assert not cycles, f"import cycles: {[sorted(cycle) for cycle in cycles]}"
 
 
+def is_of_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
 def private_reads(path: Path) -> set[str]:
     """The ``_private`` names that a file reads from other modules."""
     tree = tree_of(path)
-    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    own = {node.attr for node in attributes if isinstance(node.ctx, ast.Store) and is_of_self(node)}
     own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    found = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self")
-    } - own
+    found = {node.attr for node in attributes if not is_of_self(node)} - own
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
             found |= {alias.name for alias in node.names}

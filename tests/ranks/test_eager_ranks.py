@@ -10,6 +10,7 @@ import pytest
 
 from penstock import LLM
 from penstock.errors import UnsupportedError
+from tests.support.errors import raises
 from tests.support.families import save
 from tests.support.rank_programs import run_ranks
 
@@ -48,7 +49,7 @@ def test_eager_ranks_have_the_bits_of_graph_mode(
 
 def test_eager_ranks_need_a_launcher(tmp_path: Path) -> None:
     folder = save("llama", tmp_path / "llama")
-    with pytest.raises(UnsupportedError, match="start the program with penstock launch --nproc 2"):
+    with raises(UnsupportedError, param="tensor_parallel_size", match="penstock launch --nproc 2"):
         LLM(folder, mode="eager", tensor_parallel_size=2)
 
 

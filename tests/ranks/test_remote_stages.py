@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from penstock.env import child_environment
 from penstock.errors import PenstockError, UnavailableError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.runtime.remote_group import StageServer
+from penstock.runtime.remote_stage import join_pipeline
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
 from tests.support.services import certificate
 
@@ -152,6 +155,15 @@ def test_stages_that_do_not_come_are_named(stages: Stages) -> None:
     with pytest.raises(UnavailableError, match=r"stage_server: 0 of 2 stages joined within 0.2 s"):
         LLM(DEMO, pipeline_parallel_size=2, stage_server=server)
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_rank_0_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.runtime.remote_stage._CONNECT_S", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(UnavailableError, match=r"127\.0\.0\.1:\d+: no answer within 0\.2 s$"),
+    ):
+        asyncio.run(join_pipeline(DEMO, silent.getsockname(), TOKEN, None, again=False))
 
 
 def test_stages_of_several_ranks_are_refused(stages: Stages) -> None:

@@ -15,6 +15,7 @@ from penstock.core.comm import SharedComm, shared_bytes
 from penstock.core.library import check
 from penstock.core.native import Context
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
+from tests.support.errors import raises
 from tests.support.rank_threads import PART_BYTES, SharedMemory
 
 
@@ -159,6 +160,15 @@ def test_an_abort_ends_every_wait_at_once(delay_s: float) -> None:
         all_gather(comms[0], b"", [0, 0, 0])
 
 
+@pytest.mark.parametrize(("reason", "code"), [("closed", "group_closed"), ("a link was closed", "unavailable")])
+def test_a_group_that_was_closed_has_its_code(reason: str, code: str) -> None:
+    memory = SharedMemory(2)
+    comm = memory.comm(0, 2)
+    comm.abort(reason)
+    with raises(UnavailableError, code=code):
+        all_gather(comm, b"", [0, 0])
+
+
 def test_a_wait_for_a_rank_that_does_not_come_has_an_end() -> None:
     memory = SharedMemory(2)
     comm = memory.comm(0, 2, timeout_s=0.05)
@@ -208,7 +218,8 @@ def test_bad_options_are_refused_by_name(arguments: dict[str, Any], message: str
 
 
 def test_bad_calls_are_refused_by_name() -> None:
-    comm = SharedMemory(2).comm(0, 2)
+    memory = SharedMemory(2)
+    comm = memory.comm(0, 2)
     too_much = shared_bytes(2, PART_BYTES)
     with pytest.raises(InvalidArgumentError, match=r"^bytes\[1\]: "):
         all_gather(comm, b"", [0, too_much])

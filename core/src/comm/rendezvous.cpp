@@ -54,7 +54,7 @@ class Descriptor {
   int fd_;
 };
 
-struct Meeting {
+struct Rendezvous {
   const ps_join_options& options;
   sockaddr_un address;
   socklen_t address_bytes;
@@ -62,7 +62,7 @@ struct Meeting {
   Hello hello;
 };
 
-ps_status late(const Meeting& m, const char* what) {
+ps_status late(const Rendezvous& m, const char* what) {
   const long long ms = m.options.join_timeout_ms ? m.options.join_timeout_ms : kDefaultJoinMs;
   return fail(PS_ABORTED, "ranks: %s within %lld ms", what, ms);
 }
@@ -145,7 +145,7 @@ void name_meeting(const char* given, char* text, size_t bytes) {
   }
 }
 
-void set_address(const char* given, Meeting* m) {
+void set_address(const char* given, Rendezvous* m) {
   char text[512];
   name_meeting(given, text, sizeof(text));
   uint64_t hash = 0xcbf29ce484222325u;
@@ -223,7 +223,7 @@ ps_status make_memory(const ps_join_options& o, Descriptor* out) {
   return PS_OK;
 }
 
-ps_status open_comm(const Meeting& m, int memory, const Welcome& welcome, SharedComm* out) {
+ps_status open_comm(const Rendezvous& m, int memory, const Welcome& welcome, SharedComm* out) {
   const ps_join_options& o = m.options;
   ps_shared_options shared{};
   shared.struct_size = sizeof(shared);
@@ -238,7 +238,7 @@ ps_status open_comm(const Meeting& m, int memory, const Welcome& welcome, Shared
   return out->watch(welcome.pids);
 }
 
-ps_status host_group(const Meeting& m, SharedComm* out) {
+ps_status host_group(const Rendezvous& m, SharedComm* out) {
   const int32_t world = m.options.world;
   Descriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)), memory;
   if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&m.address), m.address_bytes) != 0 || listen(listener.get(), PS_MAX_RANKS) != 0) {
@@ -286,7 +286,7 @@ ps_status host_group(const Meeting& m, SharedComm* out) {
 }
 
 // PS_IO_ERROR: nobody listens yet.
-ps_status ask_host(const Meeting& m, SharedComm* out) {
+ps_status ask_host(const Rendezvous& m, SharedComm* out) {
   const Descriptor link(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   int32_t pid = 0;
   if (connect(link.get(), reinterpret_cast<const sockaddr*>(&m.address), m.address_bytes) != 0) return PS_IO_ERROR;
@@ -303,7 +303,7 @@ ps_status ask_host(const Meeting& m, SharedComm* out) {
   return open_comm(m, memory.get(), welcome, out);
 }
 
-ps_status join_group(const Meeting& m, SharedComm* out) {
+ps_status join_group(const Rendezvous& m, SharedComm* out) {
   for (;;) {
     const ps_status status = ask_host(m, out);
     if (status != PS_IO_ERROR) return status;
@@ -320,7 +320,7 @@ ps_status join_ranks(const ps_join_options& o, SharedComm* out) {
   if (o.rank < 0 || o.rank >= o.world) return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %d", o.world - 1, o.rank);
   if (o.join_timeout_ms < 0)
     return fail(PS_INVALID_ARGUMENT, "join_timeout_ms: expected 0 or more, found %lld", static_cast<long long>(o.join_timeout_ms));
-  Meeting m{o, {}, 0, now_ns() + (o.join_timeout_ms ? o.join_timeout_ms : kDefaultJoinMs) * 1000000, {}};
+  Rendezvous m{o, {}, 0, now_ns() + (o.join_timeout_ms ? o.join_timeout_ms : kDefaultJoinMs) * 1000000, {}};
   set_address(o.meeting, &m);
   memcpy(m.hello.magic, kMagic, sizeof(kMagic));
   memcpy(m.hello.version, kVersion, sizeof(kVersion));

@@ -42,7 +42,7 @@ class StepSize:
         return sum(self.lens)
 
     @property
-    def of_kept(self) -> StepSize:
+    def for_wanted_rows(self) -> StepSize:
         """The step of nodes that run only for rows of logits, if these are at most half of the tokens."""
         if 2 * self.num_rows > self.num_tokens:
             return self
@@ -107,7 +107,7 @@ def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float, wanted_only:
     """
     width = sum(state.num_kv_heads * state.head_dim for state in graph.states.values())
     per_element = kv_token_bytes / width if width else 0.0
-    steps = {False: step, True: step.of_kept}
+    steps = {False: step, True: step.for_wanted_rows}
     return [_node_cost(graph, node, steps[k], per_element) for node, k in zip(graph.nodes, wanted_only, strict=True)]
 
 

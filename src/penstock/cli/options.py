@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SHORT_FORMS", "add_model", "add_options", "add_parser_of",
-    "limits_of", "open_llm", "sampling_params", "sampling_values", "spellings", "utf8_text",
+    "host_and_port", "limits_of", "open_llm", "sampling_params", "sampling_values", "spellings", "utf8_text",
 ]  # fmt: skip
 
 
@@ -221,6 +221,18 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 def spellings(name: str) -> tuple[str, ...]:
     """Return an option with hyphens and with underscores; scripts for MindFormers use the latter."""
     return tuple(dict.fromkeys((name, "--" + name[2:].replace("-", "_"))))
+
+
+def host_and_port(name: str, text: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT; an IPv6 address stands in brackets.  ``name``: of the option.
+
+    Raises InvalidArgumentError.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port[:6]) <= 65535:
+        raise InvalidArgumentError(f"--{name}: expected HOST:PORT, got {text!r:.100}", param=name)
+    return host, int(port)
 
 
 def utf8_text(data: str | bytes, name: str) -> str:

@@ -54,12 +54,12 @@ class Address:
             raise InvalidArgumentError(
                 "api_key: expected a string of printable ASCII characters without spaces", param="api_key"
             )
-        if not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
+        if type(self.timeout_s) not in (int, float) or not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
             raise InvalidArgumentError(
                 f"timeout_s: expected seconds above 0 and at most {_MAX_TIMEOUT_S:g}, got {self.timeout_s!r}",
                 param="timeout_s",
             )
-        if isinstance(self.retries, bool) or not 0 <= self.retries <= _MAX_RETRIES:
+        if type(self.retries) is not int or not 0 <= self.retries <= _MAX_RETRIES:
             raise InvalidArgumentError(
                 f"retries: expected an integer from 0 to {_MAX_RETRIES}, got {self.retries!r}", param="retries"
             )

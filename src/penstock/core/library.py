@@ -8,7 +8,7 @@ import os
 import warnings
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from penstock import env
 from penstock.errors import (
@@ -23,8 +23,10 @@ from penstock.errors import (
 )
 from penstock.validation import refusal
 
-__all__ = ["check", "library", "library_file", "load_ops", "sized", "warn_of_newer"]
+__all__ = ["CLOSED", "check", "library", "library_file", "load_ops", "sized", "warn_of_newer"]
 
+CLOSED: Final = "closed"
+"""The reason with which a group of ranks ends that is not needed any more."""
 _ABI_VERSION = 3
 _P32, _P64, _PP = POINTER(c_int32), POINTER(c_int64), POINTER(c_void_p)
 _ERRORS: dict[int, type[PenstockError]] = {
@@ -432,7 +434,8 @@ def check(status: int) -> None:
 def _raise(lib: ctypes.CDLL, status: int, prefix: str = "") -> None:
     if status:
         message = lib.ps_error_message().decode("utf-8", "replace")
-        raise _ERRORS.get(status, InternalError)(prefix + message)
+        code = "group_closed" if message == f"ranks: the group was ended: {CLOSED}" else None
+        raise _ERRORS.get(status, InternalError)(prefix + message, code=code)
 
 
 def warn_of_newer(path: str | os.PathLike[str], minor: int, known_minor: int) -> None:

@@ -72,6 +72,11 @@ class LinkComm:
         """The address of the struct, for the C API."""
         return ctypes.addressof(self._struct)
 
+    @property
+    def reason(self) -> str | None:
+        """Why the group was ended; None before that."""
+        return self._reason
+
     def deliver(self, kind: int, source: int, data: bytes) -> None:
         """Take a message that has arrived, from any thread."""
         with self._arrived:

@@ -255,7 +255,7 @@ class CoreProgram(Handle):
     def follow(self) -> None:
         """On a rank other than 0: wait for the next step of rank 0, and compute this rank's part of it.
 
-        Raises UnavailableError when the group was ended.
+        Raises UnavailableError when the group was ended; its code is "group_closed" if the reason is ``CLOSED``.
         """
         self._check_parents()
         check(library().ps_program_follow(self.handle))

@@ -18,7 +18,7 @@ from typing import Final
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.launch.environment import LAUNCHER_VARIABLES, RankEnvironment, variables_of
 from penstock.launch.local_group import GRACE_S, LocalGroup, describe_end
-from penstock.launch.rendezvous import Link, Meeting, NodePlace, host, join
+from penstock.launch.rendezvous import Link, NodePlace, Rendezvous, host, join
 
 __all__ = ["LaunchSettings", "launch"]
 
@@ -103,13 +103,13 @@ def _reserve(number: int) -> socket.socket:
         reserved.bind(("", number))
     except OSError as error:
         reserved.close()
-        message = f"--master-port: {number} cannot be used: {error.strerror}"
+        message = f"--master-port: failed to bind port {number}: {error.strerror}"
         raise FileAccessError(message, param="master_port") from None
     return reserved
 
 
 async def _meet(settings: LaunchSettings, rdzv: tuple[str, int], master_port: int) -> tuple[NodePlace, Link]:
-    meeting = Meeting(
+    rendezvous = Rendezvous(
         run_id=settings.run_id,
         token=settings.token,
         num_nodes=settings.nnodes,
@@ -120,8 +120,8 @@ async def _meet(settings: LaunchSettings, rdzv: tuple[str, int], master_port: in
     )
     server = _listen(rdzv) if settings.node_rank in (None, 0) else None
     if server is not None:
-        return await host(server, meeting, rdzv[0])
-    return await join(rdzv, meeting)
+        return await host(server, rendezvous, rdzv[0])
+    return await join(rdzv, rendezvous)
 
 
 def _listen(address: tuple[str, int]) -> socket.socket | None:
@@ -129,7 +129,7 @@ def _listen(address: tuple[str, int]) -> socket.socket | None:
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise InvalidArgumentError(f"--rdzv: {address[0]} is no known host: {error.strerror}", param="rdzv") from None
+        raise InvalidArgumentError(f"--rdzv: unknown host {address[0]}: {error.strerror}", param="rdzv") from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

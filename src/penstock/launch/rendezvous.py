@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
 from penstock.version import __version__
 
-__all__ = ["BEAT_LIMIT_S", "Link", "Meeting", "NodePlace", "host", "join"]
+__all__ = ["BEAT_LIMIT_S", "Link", "NodePlace", "Rendezvous", "host", "join"]
 
 BEAT_LIMIT_S: Final = 2.0
 _BEAT_S: Final = 0.5
@@ -42,8 +42,8 @@ class NodePlace:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What a launcher brings to the rendezvous.  ``node_rank`` is None where the host may choose it."""
+class Rendezvous:
+    """The settings that a launcher brings to the rendezvous.  ``node_rank`` None lets the host choose it."""
 
     run_id: str
     token: bytes
@@ -98,10 +98,12 @@ class _Peer:
         try:
             line = await self.reader.readuntil(b"\n")
             message = json.loads(line)
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, ValueError, RecursionError):
+        except (asyncio.IncompleteReadError, OSError):
             raise UnavailableError(f"{self.name} closed the connection") from None
+        except (asyncio.LimitOverrunError, ValueError, RecursionError):
+            message = None
         if not isinstance(message, dict):
-            raise UnavailableError(f"{self.name} sent a message that is no object")
+            raise UnavailableError(f"{self.name} sent a malformed message")
         self._heard = time.monotonic()
         return message
 
@@ -208,7 +210,7 @@ class _Links:
             self._server.close()
 
 
-async def host(server_socket: Any, meeting: Meeting, address: str) -> tuple[NodePlace, Link]:
+async def host(server_socket: Any, rendezvous: Rendezvous, address: str) -> tuple[NodePlace, Link]:
     """Wait for the other machines; return the place of this one and the links.  ``address``: by which others reach it.
 
     UnavailableError if they do not come in time.
@@ -216,20 +218,20 @@ async def host(server_socket: Any, meeting: Meeting, address: str) -> tuple[Node
     joined: asyncio.Queue[_Member] = asyncio.Queue()
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        member = await _admit(_Peer(reader, writer), meeting)
+        member = await _admit(_Peer(reader, writer), rendezvous)
         if member is not None:
             joined.put_nowait(member)
 
     server = await asyncio.start_server(greet, sock=server_socket, limit=_LINE)
-    members = [_Member(None, meeting.node_rank, meeting.nproc, (address, meeting.master_port))]
-    deadline = time.monotonic() + meeting.timeout_s
-    while len(members) < meeting.num_nodes:
+    members = [_Member(None, rendezvous.node_rank, rendezvous.nproc, (address, rendezvous.master_port))]
+    deadline = time.monotonic() + rendezvous.timeout_s
+    while len(members) < rendezvous.num_nodes:
         try:
             member = await asyncio.wait_for(joined.get(), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             server.close()
             raise UnavailableError(
-                f"--nnodes: {len(members)} of {meeting.num_nodes} machines came within {meeting.timeout_s:g} s"
+                f"--nnodes: {len(members)} of {rendezvous.num_nodes} machines joined within {rendezvous.timeout_s:g} s"
             ) from None
         if member.wanted is not None and any(member.wanted == other.wanted for other in members):
             if member.peer is not None:
@@ -239,17 +241,17 @@ async def host(server_socket: Any, meeting: Meeting, address: str) -> tuple[Node
     return _places(members, server)
 
 
-async def _admit(peer: _Peer, meeting: Meeting) -> _Member | None:
+async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _Member | None:
     """Check what a machine brings; return it, or None after it was refused."""
     host, port, *_ = peer.writer.get_extra_info("peername")
     peer.name = f"the machine at {host}:{port}"
     try:
-        proved = await asyncio.wait_for(peer.prove(meeting.token, is_host=True), 10.0)
+        proved = await asyncio.wait_for(peer.prove(rendezvous.token, is_host=True), 10.0)
         message = await asyncio.wait_for(peer.receive(), 10.0) if proved else {}
     except (TimeoutError, UnavailableError):
         peer.writer.close()
         return None
-    reason = _misfit(message, meeting) if proved else "the token is not that of the host"
+    reason = _misfit(message, rendezvous) if proved else "the token is not that of the host"
     if reason:
         await peer.refuse(reason)
         return None
@@ -279,12 +281,12 @@ def _places(members: list[_Member], server: asyncio.Server) -> tuple[NodePlace, 
     return own, _Links(peers, server)
 
 
-def _misfit(message: Mapping[str, Any], meeting: Meeting) -> str:
+def _misfit(message: Mapping[str, Any], rendezvous: Rendezvous) -> str:
     """Return why a machine cannot join; empty if it can."""
     for name, own, theirs in (
         ("version", __version__, message.get("version")),
-        ("--rdzv-id", meeting.run_id, message.get("run_id")),
-        ("--nnodes", meeting.num_nodes, message.get("num_nodes")),
+        ("--rdzv-id", rendezvous.run_id, message.get("run_id")),
+        ("--nnodes", rendezvous.num_nodes, message.get("num_nodes")),
     ):
         if own != theirs:
             return f"{name}: this machine has {str(theirs)[:100]}, the host has {own}"
@@ -293,17 +295,17 @@ def _misfit(message: Mapping[str, Any], meeting: Meeting) -> str:
         return "--master-port: expected an integer from 1 to 65535"
     if type(nproc) is not int or not 1 <= nproc <= 4096:
         return "--nproc: expected an integer from 1 to 4096"
-    if wanted is not None and (type(wanted) is not int or not 0 <= wanted < meeting.num_nodes):
-        return f"--node-rank: expected an integer from 0 to {meeting.num_nodes - 1}"
+    if wanted is not None and (type(wanted) is not int or not 0 <= wanted < rendezvous.num_nodes):
+        return f"--node-rank: expected an integer from 0 to {rendezvous.num_nodes - 1}"
     return ""
 
 
-async def join(address: tuple[str, int], meeting: Meeting) -> tuple[NodePlace, Link]:
+async def join(address: tuple[str, int], rendezvous: Rendezvous) -> tuple[NodePlace, Link]:
     """Join the host; return the place of this machine and the link.
 
     UnavailableError if the host does not answer in time, InvalidArgumentError if it refuses.
     """
-    deadline = time.monotonic() + meeting.timeout_s
+    deadline = time.monotonic() + rendezvous.timeout_s
     where = f"{address[0]}:{address[1]}"
     while True:
         try:
@@ -311,30 +313,38 @@ async def join(address: tuple[str, int], meeting: Meeting) -> tuple[NodePlace, L
             break
         except OSError as error:
             if time.monotonic() > deadline:
-                raise UnavailableError(f"--rdzv: no host at {where} within {meeting.timeout_s:g} s ({error})") from None
+                text = f"--rdzv: no host at {where} within {rendezvous.timeout_s:g} s ({error})"
+                raise UnavailableError(text) from None
             await asyncio.sleep(_RETRY_S)
     peer = _Peer(reader, writer)
     peer.name = f"the host at {where}"
-    if not await peer.prove(meeting.token, is_host=False):
+    try:
+        is_proved = await asyncio.wait_for(
+            peer.prove(rendezvous.token, is_host=False), max(1.0, deadline - time.monotonic())
+        )
+    except TimeoutError:
+        peer.writer.close()
+        raise UnavailableError(f"--rdzv: {peer.name} did not answer within {rendezvous.timeout_s:g} s") from None
+    if not is_proved:
         raise InvalidArgumentError(f"--rdzv-token-file: {peer.name} has another token", param="rdzv_token_file")
     peer.send(
         version=__version__,
-        run_id=meeting.run_id,
-        num_nodes=meeting.num_nodes,
-        nproc=meeting.nproc,
-        node_rank=meeting.node_rank,
-        master_port=meeting.master_port,
+        run_id=rendezvous.run_id,
+        num_nodes=rendezvous.num_nodes,
+        nproc=rendezvous.nproc,
+        node_rank=rendezvous.node_rank,
+        master_port=rendezvous.master_port,
     )
     try:
         message = await asyncio.wait_for(peer.receive(), max(1.0, deadline - time.monotonic()))
     except TimeoutError:
         raise UnavailableError(
-            f"--nnodes: not all {meeting.num_nodes} machines came within {meeting.timeout_s:g} s"
+            f"--nnodes: not all {rendezvous.num_nodes} machines joined within {rendezvous.timeout_s:g} s"
         ) from None
     if "refused" in message:
         raise InvalidArgumentError(f"{peer.name} refused this machine: {str(message['refused'])[:2000]}")
     try:
         place = NodePlace(**message["place"])
     except (KeyError, TypeError):
-        raise UnavailableError(f"{peer.name} sent no place") from None
+        raise UnavailableError(f"{peer.name} sent a malformed reply") from None
     return place, _Links([peer])

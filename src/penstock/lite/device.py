@@ -79,10 +79,13 @@ class CpuOptions:
             if core not in allowed:
                 raise InvalidArgumentError(
                     f"thread_affinity_core_list: expected cores of {sorted(allowed)}, which this process may use, "
-                    f"found {core}"
+                    f"found {core}",
+                    param="thread_affinity_core_list",
                 )
         if len(set(cores)) != len(cores):
-            raise InvalidArgumentError(f"thread_affinity_core_list: expected each core once, found {cores}")
+            raise InvalidArgumentError(
+                f"thread_affinity_core_list: expected each core once, found {cores}", param="thread_affinity_core_list"
+            )
         self._core_list = cores
 
     @property
@@ -137,7 +140,9 @@ class CpuOptions:
     @provider.setter
     def provider(self, value: str) -> None:
         if value != "":
-            raise UnsupportedError(f"provider: expected '', since this build has one backend, found {value!r:.60}")
+            raise UnsupportedError(
+                f"provider: expected '', since this build has one backend, found {value!r:.60}", param="provider"
+            )
 
 
 class GpuOptions:
@@ -156,7 +161,8 @@ class GpuOptions:
             raise AttributeError(f"gpu: expected one of the options {', '.join(self._FIXED)}, found {name!r}")
         if value != self._FIXED[name]:
             raise UnsupportedError(
-                f"gpu.{name}: expected {self._FIXED[name]!r}, since this build has no GPU backend, found {value!r:.60}"
+                f"gpu.{name}: expected {self._FIXED[name]!r}, since this build has no GPU backend, found {value!r:.60}",
+                param=f"gpu.{name}",
             )
 
 
@@ -254,5 +260,5 @@ def check_target(targets: object) -> list[str]:
         if target != "cpu":
             raise refusal("target", "'cpu'", target)
     if len(targets) > 1:
-        raise InvalidArgumentError(f"target: expected one target, found {list(targets)}")
+        raise InvalidArgumentError(f"target: expected one target, found {list(targets)}", param="target")
     return ["cpu"]

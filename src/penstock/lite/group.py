@@ -60,7 +60,9 @@ class ModelGroup:
             if not isinstance(model, Model):
                 raise wrong_type("add_model", "a Model", model)
             if model.group is not None:
-                raise InvalidArgumentError("add_model: expected a Model without a group, found one in a group")
+                raise InvalidArgumentError(
+                    "add_model: expected a Model without a group, found one in a group", param="add_model"
+                )
         for model in several:
             if model.opened is not None:
                 self.share(model)
@@ -77,7 +79,7 @@ class ModelGroup:
                 self._models.append(weakref.ref(model))
 
     @contextmanager
-    def joining(self, model: Model, opened: OpenModel) -> Iterator[None]:
+    def share_weights(self, model: Model, opened: OpenModel) -> Iterator[None]:
         """Share the weights of a bundle that ``model`` is about to take; no other model joins during the block."""
         check_process(self._pid, "group", "made", "make")
         with self._lock:
@@ -98,7 +100,8 @@ class ModelGroup:
 def _refuse_private(opened: OpenModel) -> None:
     if opened.is_private or opened.config.weights != "mmap":
         raise UnsupportedError(
-            "add_model: expected mapped weights (weights 'mmap', not updated), found a model with a private copy"
+            "add_model: expected mapped weights (weights 'mmap', not updated), found a model with a private copy",
+            param="add_model",
         )
 
 

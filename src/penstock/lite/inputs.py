@@ -40,9 +40,13 @@ def _tensors(given: object, what: str, names: Sequence[str]) -> list[Tensor]:
     for index, tensor in enumerate(given):
         if not isinstance(tensor, Tensor):
             hint = "; use Tensor(array)" if isinstance(tensor, np.ndarray) else ""
-            raise InvalidArgumentError(f"{what}[{index}]: expected a Tensor, found {type(tensor).__name__}{hint}")
+            raise InvalidArgumentError(
+                f"{what}[{index}]: expected a Tensor, found {type(tensor).__name__}{hint}", param=f"{what}[{index}]"
+            )
     if len(given) != len(names):
-        raise InvalidArgumentError(f"{what}: expected {len(names)} ({', '.join(names)}), found {len(given)}")
+        raise InvalidArgumentError(
+            f"{what}: expected {len(names)} ({', '.join(names)}), found {len(given)}", param=what
+        )
     if sorted(tensor.name for tensor in given) == sorted(names):
         by_name = {tensor.name: tensor for tensor in given}
         return [by_name[name] for name in names]
@@ -52,11 +56,13 @@ def _tensors(given: object, what: str, names: Sequence[str]) -> list[Tensor]:
 def _checked(tensor: Tensor, name: str, dtype: npt.DTypeLike, shape: Sequence[int | None]) -> npt.NDArray[Any]:
     array = array_of(tensor)
     if array.dtype != dtype:
-        raise InvalidArgumentError(f"{name}: dtype: expected {np.dtype(dtype).name}, found {array.dtype.name}")
+        raise InvalidArgumentError(
+            f"{name}: dtype: expected {np.dtype(dtype).name}, found {array.dtype.name}", param=name
+        )
     if array.ndim != len(shape) or any(w is not None and w != n for w, n in zip(shape, array.shape, strict=True)):
         expected = ", ".join("any" if size is None else str(size) for size in shape)
         hint = "; call resize first" if None not in shape else ""
-        raise InvalidArgumentError(f"{name}: shape: expected [{expected}], found {list(array.shape)}{hint}")
+        raise InvalidArgumentError(f"{name}: shape: expected [{expected}], found {list(array.shape)}{hint}", param=name)
     return array
 
 
@@ -77,7 +83,8 @@ def check_inputs(given: object, vocab_size: int, dims: tuple[int, int] | None) -
     if wrong.size:
         row, column = wrong[0].tolist()
         raise InvalidArgumentError(
-            f"token_ids: expected 0 to {vocab_size - 1}, found {token_ids[row, column]} at [{row}, {column}]"
+            f"token_ids: expected 0 to {vocab_size - 1}, found {token_ids[row, column]} at [{row}, {column}]",
+            param="token_ids",
         )
     return token_ids, num_tokens, reset
 
@@ -85,7 +92,9 @@ def check_inputs(given: object, vocab_size: int, dims: tuple[int, int] | None) -
 def _check_range(array: npt.NDArray[np.int32], name: str, low: int, high: int) -> None:
     wrong = np.flatnonzero((array < low) | (array > high))
     if wrong.size:
-        raise InvalidArgumentError(f"{name}: expected {low} to {high}, found {array[wrong[0]]} at [{wrong[0]}]")
+        raise InvalidArgumentError(
+            f"{name}: expected {low} to {high}, found {array[wrong[0]]} at [{wrong[0]}]", param=name
+        )
 
 
 def check_outputs(given: object, specs: Sequence[OutputSpec], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -93,7 +102,9 @@ def check_outputs(given: object, specs: Sequence[OutputSpec], shapes: Sequence[S
     tensors = _tensors(given, "outputs", [spec.name for spec in specs])
     for tensor, spec, shape in zip(tensors, specs, shapes, strict=True):
         if not _checked(tensor, spec.name, spec.dtype, shape).flags.writeable:
-            raise InvalidArgumentError(f"{spec.name}: expected writable memory, found read-only memory")
+            raise InvalidArgumentError(
+                f"{spec.name}: expected writable memory, found read-only memory", param=spec.name
+            )
     return tensors
 
 
@@ -111,9 +122,11 @@ def checked_dims(inputs: object, dims: object) -> tuple[int, int]:
             or not all(map(is_integer, shape, (1, 1), _MAX_DIMS))
         ):
             expected = ", ".join(f"{size} from 1 to {high}" for size, high in zip("BT"[:rank], _MAX_DIMS, strict=False))
-            raise InvalidArgumentError(f"dims of {name}: expected [{expected}], found {shape!r:.60}")
+            raise InvalidArgumentError(f"dims of {name}: expected [{expected}], found {shape!r:.60}", param="dims")
     batch_size, seq_len = (int(size) for size in shapes[0])
     for name, shape in zip(INPUTS[1:], shapes[1:], strict=True):
         if shape[0] != batch_size:
-            raise InvalidArgumentError(f"dims of {name}: expected [{batch_size}] as of token_ids, found {list(shape)}")
+            raise InvalidArgumentError(
+                f"dims of {name}: expected [{batch_size}] as of token_ids, found {list(shape)}", param="dims"
+            )
     return batch_size, seq_len

@@ -26,7 +26,7 @@ __all__ = ["Model", "WeightGroup"]
 class WeightGroup(Protocol):
     """Models that hold equal weights once (``group.ModelGroup``), as a model sees them."""
 
-    def joining(self, model: Model, opened: OpenModel) -> AbstractContextManager[None]:
+    def share_weights(self, model: Model, opened: OpenModel) -> AbstractContextManager[None]:
         """Share the weights of a bundle that ``model`` is about to take; no other model joins during the block."""
 
 
@@ -72,7 +72,8 @@ class Model:
         if isinstance(context, Context) and context.parallel.workers_num > 1:
             raise InvalidArgumentError(
                 f"parallel.workers_num: expected 0 or 1 for a Model, found {context.parallel.workers_num}; use a "
-                "ModelParallelRunner for more"
+                "ModelParallelRunner for more",
+                param="parallel.workers_num",
             )
         opened = OpenModel(model_path, model_type, context, config)
         with ExitStack() as joining:
@@ -81,7 +82,7 @@ class Model:
                 sequences = Sequences(opened.native, opened.bind(), settings, settings.batch_size)
                 _check_seq_len(settings.seq_len, sequences)
                 if self.group is not None:
-                    joining.enter_context(self.group.joining(self, opened))
+                    joining.enter_context(self.group.share_weights(self, opened))
                 opened.agree()
             except BaseException as error:
                 opened.abort(str(error))
@@ -118,7 +119,8 @@ class Model:
             if opened.rank.world > 1 and batch_size > opened.config.batch_size:
                 raise UnsupportedError(
                     f"dims: expected at most {opened.config.batch_size} sequences (the config's batch_size), because "
-                    f"the ranks have shared memory for so many, found {batch_size}"
+                    f"the ranks have shared memory for so many, found {batch_size}",
+                    param="dims",
                 )
             if batch_size != sequences.batch_size:
                 self._sequences = Sequences(opened.native, opened.bind(), opened.config, batch_size)
@@ -155,7 +157,10 @@ class Model:
         """
         with self.in_use() as (opened, sequences):
             if opened.rank.world > 1:
-                raise UnsupportedError("update_weights: expected a whole bundle, found that of a rank; export it again")
+                raise UnsupportedError(
+                    "update_weights: expected a whole bundle, found that of a rank; export it again",
+                    param="update_weights",
+                )
             opened.check_unchanged()
             updates = pack_updates(opened, weights)
             native = opened.native if opened.is_private else core.Model.open(opened.path, mmap=False)
@@ -226,7 +231,7 @@ class Model:
         with self._lock:
             if self._opened is None or self._sequences is None:
                 state = "closed" if self._closed else "not built; call build_from_file first"
-                raise InvalidArgumentError(f"model: expected a built model, found one that is {state}")
+                raise InvalidArgumentError(f"model: expected a built model, found one that is {state}", param="model")
             yield self._opened, self._sequences
 
     def __enter__(self) -> Self:
@@ -238,12 +243,14 @@ class Model:
 
 def _check_seq_len(seq_len: int, sequences: Sequences) -> None:
     if seq_len > sequences.context_len:
-        raise InvalidArgumentError(f"seq_len: expected at most the context's {sequences.context_len}, found {seq_len}")
+        raise InvalidArgumentError(
+            f"seq_len: expected at most the context's {sequences.context_len}, found {seq_len}", param="seq_len"
+        )
 
 
 def _entry(info: dict[str, Any], key: str) -> Any:
     if key not in info:
         near = nearest(str(key), info)
         hint = f"did you mean {near}?" if near else f"the entries are {', '.join(info)}"
-        raise InvalidArgumentError(f"key: expected an entry of the model info, found {key!r:.60}; {hint}")
+        raise InvalidArgumentError(f"key: expected an entry of the model info, found {key!r:.60}; {hint}", param="key")
     return info[key]

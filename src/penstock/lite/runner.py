@@ -61,7 +61,9 @@ class ModelParallelRunner:
         check_process(self._pid, "runner", "built", "build")
         with self._lock:
             if self._pid:
-                raise InvalidArgumentError("runner: already built or closed; create another ModelParallelRunner")
+                raise InvalidArgumentError(
+                    "runner: already built or closed; create another ModelParallelRunner", param="runner"
+                )
             opened = OpenModel(model_path, model_type, context, config)
             workers: list[_Worker] = []
             try:
@@ -107,12 +109,14 @@ class ModelParallelRunner:
         if not 0 < batch_size <= opened.config.batch_size:
             raise InvalidArgumentError(
                 f"token_ids: expected 1 to {opened.config.batch_size} sequences (the config's batch_size), found "
-                f"{batch_size}"
+                f"{batch_size}",
+                param="token_ids",
             )
         if (reset != 1).any():
             raise InvalidArgumentError(
                 f"reset: expected 1, because calls of a runner share no state, found 0 at "
-                f"[{np.flatnonzero(reset != 1)[0]}]"
+                f"[{np.flatnonzero(reset != 1)[0]}]",
+                param="reset",
             )
         specs, shape_of = self._workers[0].sequences.specs, self._workers[0].sequences.shape_of
         targets = None
@@ -121,7 +125,7 @@ class ModelParallelRunner:
         worker = self._free.get()
         if worker is None:
             self._free.put(None)  # wakes the next waiting call
-            raise InvalidArgumentError("runner: expected a built runner, found one that is closed")
+            raise InvalidArgumentError("runner: expected a built runner, found one that is closed", param="runner")
         try:
             rows = worker.sequences.forward(token_ids, num_tokens, reset)
         finally:
@@ -149,7 +153,7 @@ class ModelParallelRunner:
         opened = self._opened
         if opened is None:
             state = "closed" if self._pid else "not built; call build_from_file first"
-            raise InvalidArgumentError(f"runner: expected a built runner, found one that is {state}")
+            raise InvalidArgumentError(f"runner: expected a built runner, found one that is {state}", param="runner")
         return opened
 
     def __enter__(self) -> Self:

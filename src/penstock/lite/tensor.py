@@ -65,7 +65,8 @@ class Tensor:
             tensor = np.zeros(_checked_shape(shape), _checked_dtype(dtype))
         elif dtype is not None or shape is not None:
             raise InvalidArgumentError(
-                f"{'dtype' if dtype is not None else 'shape'}: expected none with an array, which has its own"
+                f"{'dtype' if dtype is not None else 'shape'}: expected none with an array, which has its own",
+                param="dtype" if dtype is not None else "shape",
             )
         if isinstance(tensor, Tensor):
             name, tensor = name or tensor.name, tensor._array
@@ -111,10 +112,14 @@ class Tensor:
         be represented, and for an array that is not C-contiguous.
         """
         if not self._array.flags.writeable:
-            raise InvalidArgumentError(f"{self._called()}: expected writable memory, found read-only memory")
+            raise InvalidArgumentError(
+                f"{self._called()}: expected writable memory, found read-only memory", param=self._name or None
+            )
         array = _checked_array(numpy_obj, "numpy_obj")
         if array.shape != self._array.shape:
-            raise InvalidArgumentError(f"numpy_obj: shape: expected {self.shape}, found {list(array.shape)}")
+            raise InvalidArgumentError(
+                f"numpy_obj: shape: expected {self.shape}, found {list(array.shape)}", param="numpy_obj"
+            )
         self._array[...] = self._exact(array)
 
     def _exact(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -126,7 +131,8 @@ class Tensor:
         if wrong.size:
             raise InvalidArgumentError(
                 f"numpy_obj: expected values of {self.dtype.name} for {self._called()}, found {array.dtype.name} "
-                f"{array.reshape(-1)[wrong[0]]} at element {wrong[0]}"
+                f"{array.reshape(-1)[wrong[0]]} at element {wrong[0]}",
+                param="numpy_obj",
             )
         return converted
 
@@ -145,11 +151,13 @@ class Tensor:
             raise wrong_type("data", "an array with __dlpack__", data)
         device = data.__dlpack_device__()
         if int(device[0]) != _CPU:
-            raise UnsupportedError(f"data: expected CPU memory, found DLPack device type {int(device[0])}")
+            raise UnsupportedError(
+                f"data: expected CPU memory, found DLPack device type {int(device[0])}", param="data"
+            )
         try:
             array = np.from_dlpack(data)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"data: DLPack conversion failed: {error}") from error
+            raise InvalidArgumentError(f"data: DLPack conversion failed: {error}", param="data") from error
         return cls(array, name=name)
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -175,14 +183,15 @@ def _checked_array(array: object, name: str = "tensor") -> npt.NDArray[Any]:
     if not isinstance(array, np.ndarray):
         raise wrong_type(name, "a numpy array", array)
     if array.dtype not in _TYPES or not array.dtype.isnative:
-        raise InvalidArgumentError(f"{name}: dtype: expected numbers or booleans, found {array.dtype}")
+        raise InvalidArgumentError(f"{name}: dtype: expected numbers or booleans, found {array.dtype}", param=name)
     if not array.flags.c_contiguous:
         raise InvalidArgumentError(
             f"{name}: expected a C-contiguous array, found strides {list(array.strides)} of shape {list(array.shape)}; "
-            "use numpy.ascontiguousarray"
+            "use numpy.ascontiguousarray",
+            param=name,
         )
     if array.ndim > _MAX_DIMS:
-        raise InvalidArgumentError(f"{name}: expected up to {_MAX_DIMS} dimensions, found {array.ndim}")
+        raise InvalidArgumentError(f"{name}: expected up to {_MAX_DIMS} dimensions, found {array.ndim}", param=name)
     return array
 
 
@@ -192,7 +201,7 @@ def _checked_dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any]:
     except TypeError:
         raise refusal("dtype", "one of DataType", dtype) from None
     if found not in _TYPES:
-        raise InvalidArgumentError(f"dtype: expected one of DataType, found {found}")
+        raise InvalidArgumentError(f"dtype: expected one of DataType, found {found}", param="dtype")
     return found
 
 
@@ -205,6 +214,6 @@ def _checked_shape(shape: Sequence[int] | None) -> tuple[int, ...]:
             raise refusal("shape", "integers from 0", size)
     if len(sizes) > _MAX_DIMS or math.prod(sizes) > _MAX_BYTES:
         raise InvalidArgumentError(
-            f"shape: expected up to {_MAX_DIMS} dimensions and 2^40 elements, found {list(sizes)}"
+            f"shape: expected up to {_MAX_DIMS} dimensions and 2^40 elements, found {list(sizes)}", param="shape"
         )
     return tuple(int(size) for size in sizes)

@@ -32,7 +32,9 @@ def pack_updates(opened: OpenModel, new_weights: object) -> Updates:
         if name not in known:
             near = nearest(name, known)
             hint = f"; did you mean {near}?" if near else ""
-            raise InvalidArgumentError(f"weights: expected tensors of the model, found {name!r:.200}{hint}")
+            raise InvalidArgumentError(
+                f"weights: expected tensors of the model, found {name!r:.200}{hint}", param="weights"
+            )
     updates: Updates = []
     for weight in weights:
         parts = [part for part in weight.parts if part.name in tensors]
@@ -40,7 +42,9 @@ def pack_updates(opened: OpenModel, new_weights: object) -> Updates:
             continue
         segment = opened.native.segment(weight.segment)
         if segment is None:
-            raise InvalidArgumentError(f"weights: expected a segment {weight.segment!r} in the bundle, found none")
+            raise InvalidArgumentError(
+                f"weights: expected a segment {weight.segment!r} in the bundle, found none", param="weights"
+            )
         packed = np.frombuffer(segment, np.uint8)[weight.offset : weight.offset + weight.num_bytes].copy()
         for part in parts:
             _pack_part(opened.bind().native, weight, part, tensors[part.name], packed)
@@ -57,18 +61,26 @@ def write_updates(model: native.Model, updates: Updates) -> None:
 def _by_name(new_weights: object) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays by name; a list of lists is flattened."""
     if not isinstance(new_weights, (list, tuple)) or not new_weights:
-        raise InvalidArgumentError("weights: expected a list of Tensors that are named as in the checkpoint")
+        raise InvalidArgumentError(
+            "weights: expected a list of Tensors that are named as in the checkpoint", param="weights"
+        )
     flat = [tensor for item in new_weights for tensor in (item if isinstance(item, (list, tuple)) else [item])]
     arrays: dict[str, npt.NDArray[Any]] = {}
     for tensor in flat:
         if not isinstance(tensor, Tensor):
             raise wrong_type("weights", "Tensors", tensor)
         if not tensor.name:
-            raise InvalidArgumentError("weights: expected Tensors named as in the checkpoint, found one without a name")
+            raise InvalidArgumentError(
+                "weights: expected Tensors named as in the checkpoint, found one without a name", param="weights"
+            )
         if tensor.name in arrays:
-            raise InvalidArgumentError(f"weights: expected each tensor once, found {tensor.name!r:.200} twice")
+            raise InvalidArgumentError(
+                f"weights: expected each tensor once, found {tensor.name!r:.200} twice", param="weights"
+            )
         if tensor.dtype not in _DTYPES:
-            raise InvalidArgumentError(f"{tensor.name}: dtype: expected float32 or float16, found {tensor.dtype.name}")
+            raise InvalidArgumentError(
+                f"{tensor.name}: dtype: expected float32 or float16, found {tensor.dtype.name}", param=tensor.name
+            )
         arrays[tensor.name] = array_of(tensor)
     return arrays
 
@@ -92,7 +104,7 @@ def _pack_part(
     if weight.rows == 1 and len(shape) == 2 and shape[0] == 1:
         shape = shape[1:]
     if shape != expected:
-        raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, found {shape}")
+        raise InvalidArgumentError(f"{part.name}: shape: expected {expected}, found {shape}", param=part.name)
     dtype = _DTYPES[array.dtype]
     try:
         check_finite(array, dtype)
@@ -103,7 +115,7 @@ def _pack_part(
         vector = np.zeros(native.layout_bytes(weight.layout, 1, array.size), np.uint8)
         native.pack(context, weight.layout, 1, array.size, 0, 1, dtype, np.ascontiguousarray(array), vector)
     except InvalidArgumentError as error:  # for example a NaN: the check knows its place but not the tensor's name
-        raise InvalidArgumentError(f"{part.name}: {error}") from None
+        raise InvalidArgumentError(f"{part.name}: {error}", param=part.name) from None
     if len(weight.parts) == 1:
         packed[:] = vector
     else:

@@ -37,11 +37,11 @@ def join_ranks(world: int) -> None:
     Raises UnsupportedError (``tensor_parallel_size``) if a launcher has not started ``world`` processes.
     """
     place = read_rank_environment()
-    found = dist.get_world_size() if dist.is_initialized() else place.world if place else 1
-    if found != world:
+    num_processes = dist.get_world_size() if dist.is_initialized() else place.world if place else 1
+    if num_processes != world:
         raise UnsupportedError(
-            f"tensor_parallel_size: expected {found} in eager mode, the number of processes, found {world}; start the "
-            f"program with penstock launch --nproc {world}",
+            f"tensor_parallel_size: expected {num_processes}, the number of processes in eager mode, got {world}. "
+            f"Start the program with `penstock launch --nproc {world}`.",
             param="tensor_parallel_size",
         )
     if dist.is_initialized() or place is None:

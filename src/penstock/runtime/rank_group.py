@@ -24,14 +24,13 @@ from typing import IO, Any, Final
 
 from penstock import errors
 from penstock.core.comm import RankComm, SharedComm, shared_bytes
+from penstock.core.library import CLOSED
 from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment
 from penstock.errors import FileAccessError, PenstockError, UnavailableError, UnsupportedError
 
-__all__ = ["CLOSED", "RankComms", "RankGroup", "error_of"]
+__all__ = ["RankComms", "RankGroup", "error_of"]
 
-CLOSED: Final = "closed"
-"""The reason with which a group ends that is not needed any more."""
 _LOAD_S: Final = 600.0
 _END_S: Final = 0.5
 """A rank has this time to exit by itself before it is killed."""

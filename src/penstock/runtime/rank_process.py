@@ -14,7 +14,7 @@ from penstock.core.rank_layout import RankLayout
 from penstock.errors import PenstockError, UnavailableError
 from penstock.processes.parent import die_with_parent
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.rank_group import CLOSED, RankComms
+from penstock.runtime.rank_group import RankComms
 from penstock.runtime.ranks import open_rank
 
 __all__ = ["main"]
@@ -40,8 +40,7 @@ def main() -> int:
         while True:
             program.core_program.follow()
     except UnavailableError as error:
-        is_closed = str(error).endswith(CLOSED)
-        return 0 if is_closed else _fail(comms, rank, error)
+        return 0 if error.code == "group_closed" else _fail(comms, rank, error)
     except Exception as error:
         return _fail(comms, rank, error)
 

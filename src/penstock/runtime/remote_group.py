@@ -22,12 +22,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.core.library import CLOSED
 from penstock.core.link_comm import PART, ROWS, LinkComm
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnavailableError, UnsupportedError
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.tls import TlsSession, keep_alive, server_context
-from penstock.runtime.rank_group import CLOSED, RankComms, error_of
+from penstock.runtime.rank_group import RankComms, error_of
 from penstock.version import __version__
 
 __all__ = ["ALPN", "BEAT_LIMIT_S", "BEAT_S", "MAX_FRAME_BYTES", "Frame", "Kind", "RemoteGroup", "StageServer"]

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.core.library import CLOSED
 from penstock.core.link_comm import PART, ROWS, LinkComm
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
@@ -18,7 +19,7 @@ from penstock.processes.frames import FrameStream
 from penstock.processes.tls import TlsSession, client_context, keep_alive
 from penstock.runtime.machine import memory
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.rank_group import CLOSED, RankComms
+from penstock.runtime.rank_group import RankComms
 from penstock.runtime.ranks import default_threads, open_rank
 from penstock.runtime.remote_group import ALPN, BEAT_LIMIT_S, BEAT_S, MAX_FRAME_BYTES, Frame, Kind
 from penstock.version import __version__
@@ -49,7 +50,7 @@ async def join_pipeline(
         try:
             reason = await stage.serve(address, TlsSession(context, address[0]), token, stopped)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = error.strerror or str(error) or f"no answer within {_CONNECT_S:g} s"  # of asyncio.timeout
         if stopped.is_set() or (reason == CLOSED and not again):
             return 0
         where = f"{address[0]}:{address[1]}"
@@ -171,7 +172,7 @@ class _Stage:
             while True:
                 program.core_program.follow()
         except UnavailableError as error:
-            return str(error).removeprefix("ranks: the group was ended: ")
+            return comm.reason or str(error)
         except Exception as error:
             name = type(error).__name__
             text = str(error) if isinstance(error, PenstockError) else f"{name}: {error}"

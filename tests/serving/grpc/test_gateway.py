@@ -276,6 +276,8 @@ def test_limits(serve):
     too_long = refused(service, method, data, (("x", "y" * 10_000),))
     for error in (too_large, too_many, too_long):
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert trailers(too_many)["error-code"] == "too_many_headers"
+    assert trailers(refused(service, method, b"x"))["error-code"] == "invalid_message"
     with channel(service, ("grpc.default_compression_algorithm", 2)) as found:
         rpc = found.unary_unary(method)
         assert rpc(data + b"\x1a\x00" * 500, timeout=60)

@@ -124,9 +124,9 @@ def test_errors_round_trip_by_class() -> None:
         kind = getattr(errors, name)
         again = wire.error_from(wire.error_to(kind("what")))
         assert (type(again), str(again)) == (kind, "what")
-    again = wire.error_from(wire.error_to(UnavailableError("later", 7.5)))
+    again = wire.error_from(wire.error_to(UnavailableError("later", 7.5, param="model", code="loading")))
     assert isinstance(again, UnavailableError)
-    assert again.retry_after_s == 7.5
+    assert (again.retry_after_s, again.param, again.code) == (7.5, "model", "loading")
     assert isinstance(wire.error_from(wire.error_to(KeyError("x"))), InternalError)
     assert type(wire.error_from(pb.Error(kind="SystemExit", text="x"))) is InternalError
 

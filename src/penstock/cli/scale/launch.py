@@ -6,7 +6,7 @@ import argparse
 import ipaddress
 from pathlib import Path
 
-from penstock.cli.options import add_parser_of
+from penstock.cli.options import add_parser_of, host_and_port
 from penstock.config import check_integer, check_number
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         check_integer("node_rank", args.node_rank, 0, nnodes - 1)
     if nnodes > 1 and args.rdzv is None:
         raise InvalidArgumentError("--rdzv: expected HOST:PORT, since --nnodes is above 1", param="rdzv")
-    rdzv = None if args.rdzv is None else _address(args.rdzv)
+    rdzv = None if args.rdzv is None else host_and_port("rdzv", args.rdzv)
     token = b"" if args.rdzv_token_file is None else _token(Path(args.rdzv_token_file))
     if rdzv is not None and not token and not args.trusted_network and not _is_loopback(rdzv[0]):
         raise InvalidArgumentError(
@@ -95,14 +95,6 @@ def run(args: argparse.Namespace) -> int:
             is_prefixed=not args.no_prefix,
         )
     )
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port[:6]) <= 65535:
-        raise InvalidArgumentError(f"--rdzv: expected HOST:PORT, got {text!r:.100}", param="rdzv")
-    return host, int(port)
 
 
 def _token(path: Path) -> bytes:

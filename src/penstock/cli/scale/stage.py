@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from penstock.cli.options import add_options, add_parser_of
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.cli.options import add_options, add_parser_of, host_and_port
+from penstock.errors import FileAccessError
 
 __all__ = ["add_parser", "run"]
 
@@ -45,13 +45,10 @@ def run(args: argparse.Namespace) -> int:
     from penstock.runtime.remote_stage import join_pipeline
     from penstock.serving.workers.remote_worker_client import read_bytes, read_token
 
-    host, _, port = args.primary.rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidArgumentError(f"--primary must be HOST:PORT, not {args.primary!r}")
+    address = host_and_port("primary", args.primary)
     path = Path(args.model)
     if not path.is_file():
         raise FileAccessError(f"{path}: no such file; a stage needs the same .psm bundle that the other machine runs")
     ca = None if args.ca_file is None else read_bytes(args.ca_file)
-    address = host.removeprefix("[").removesuffix("]"), int(port)
     token = read_token(args.token_file)
     return asyncio.run(join_pipeline(path, address, token, ca, threads=args.threads, again=not args.once))

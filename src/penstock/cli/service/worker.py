@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from penstock.cli.options import add_options, add_parser_of
+from penstock.cli.options import add_options, add_parser_of, host_and_port
 from penstock.cli.service.serve import add_run_options, options_of
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import FileAccessError
 
 __all__ = ["add_parser", "run"]
 
@@ -52,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from penstock.serving.workers.remote_worker_client import join_primary, read_bytes, read_token
     from penstock.serving.workers.worker_config import WorkerConfig
 
-    host, _, port = args.primary.rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidArgumentError(f"--primary must be HOST:PORT, not {args.primary!r}")
+    host_and_port("primary", args.primary)
     path = Path(args.model)
     if not path.is_file():
         raise FileAccessError(f"{path}: no such file; a worker needs the same .psm bundle that the service runs")

@@ -159,7 +159,8 @@ class GrpcCall:
                 check_fields(message, self.method.request.DESCRIPTOR)
                 return self.method.request.FromString(message)
             except (BadMessageError, DecodeError) as error:
-                raise RefusalError(400, f"Invalid {self.method.request.DESCRIPTOR.name} message: {error}") from None
+                text = f"Invalid {self.method.request.DESCRIPTOR.name} message: {error}"
+                raise RefusalError(400, text, code="invalid_message") from None
 
         return await decode(num_bytes, parse)
 
@@ -274,7 +275,8 @@ class GrpcGateway(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Make all checks that do not need the message."""
         request, admission = call.request, self.admission
         if len(metadata) > self.limits.num_headers:
-            raise RefusalError(431, f"The metadata has more than {self.limits.num_headers} entries.")
+            text = f"The metadata has more than {self.limits.num_headers} entries."
+            raise RefusalError(431, text, code="too_many_headers")
         check_single(metadata, request.headers, (b"authorization", b"origin"), "metadata key")
         admission.check_origin(request)
         if not call.method.is_open:

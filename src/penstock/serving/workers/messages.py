@@ -118,9 +118,8 @@ def error_to(error: BaseException) -> pb.Error:
 def error_from(message: pb.Error) -> PenstockError:
     """Return the error of a message."""
     kind = _KINDS.get(message.kind, InternalError)
-    if kind is UnavailableError:
-        return UnavailableError(message.text, message.retry_after_s)
-    error: PenstockError = kind(message.text, param=message.param or None, code=message.code or None)
+    after = {"retry_after_s": message.retry_after_s} if kind is UnavailableError else {}
+    error: PenstockError = kind(message.text, **after, param=message.param or None, code=message.code or None)
     return error
 
 
