@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,15 +144,14 @@ def test_a_stage_with_another_token_or_bundle_is_refused(stages: Stages, tmp_pat
     other.write_bytes(DEMO.read_bytes()[:-100])
 
     def start() -> None:
-        stages.start("--once", token="cd" * 32)
+        refused = stages.start("--once", token="cd" * 32)
+        assert "the token is not known here" in refused.communicate(timeout=10)[1]
+        assert refused.returncode != 0
         stages.start("--once", model=other)
         stages.start("--once")
 
     with pytest.raises(PenstockError, match=r"Rank [12]: .*other.psm"):
         stages.open_llm(on_listen=start)
-    refused = stages.processes[0].communicate(timeout=10)[1]
-    assert "the token is not known here" in refused
-    assert stages.processes[0].returncode != 0
 
 
 def test_a_stage_that_a_group_does_not_need_waits_for_the_next_one(stages: Stages) -> None:
@@ -201,15 +200,22 @@ class Group:
             stream.send(Frame(Kind.READY))
         await asyncio.to_thread(self.group.await_ready)
 
-    def close(self) -> None:
-        self.group.close()
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        async def main() -> None:
+            try:
+                await work
+            finally:
+                for stream in self.streams:
+                    stream.close()
+
+        asyncio.run(main())
 
 
 @pytest.fixture
 def group(certificate: tuple[Path, Path]) -> Iterator[Group]:
     found = Group(certificate)
     yield found
-    found.close()
+    found.group.close()
 
 
 def test_a_stage_that_leaves_before_the_group_begins_is_named(group: Group) -> None:
@@ -222,9 +228,8 @@ def test_a_stage_that_leaves_before_the_group_begins_is_named(group: Group) -> N
             await asyncio.sleep(0.01)
         with pytest.raises(UnavailableError, match=f"stage_server: the stage at {address} left before the pipeline"):
             group.group.connect(4096)
-        group.streams[0].close()
 
-    asyncio.run(main())
+    group.run(main())
 
 
 def test_a_peer_that_breaks_the_protocol_is_disconnected(
@@ -241,9 +246,8 @@ def test_a_peer_that_breaks_the_protocol_is_disconnected(
         refusal = await unnamed.read()
         assert refusal is not None
         assert refusal.message()["message"] == "the token is not known here"
-        unnamed.close()
 
-    asyncio.run(main())
+    group.run(main())
     gc.collect()  # asyncio reports the error of a task when it deletes the task
     assert not caplog.records
 
@@ -269,7 +273,7 @@ def test_a_slow_message_is_a_sign_of_life(group: Group, monkeypatch: pytest.Monk
             await asyncio.sleep(0.02)
         assert "is lost: no message for 0.4 s" in deaths[0]
 
-    asyncio.run(main())
+    group.run(main())
 
 
 def test_a_message_that_is_too_long_is_named(group: Group) -> None:
@@ -285,7 +289,7 @@ def test_a_message_that_is_too_long_is_named(group: Group) -> None:
         assert "rank 1 at" in deaths[0]
         assert f"broke the protocol: received a message of {MAX_FRAME_BYTES + 1} bytes" in deaths[0]
 
-    asyncio.run(main())
+    group.run(main())
 
 
 @pytest.mark.parametrize(
