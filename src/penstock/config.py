@@ -17,8 +17,8 @@ from typing import Any, Final
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = [
-    "ConfigReader", "RopeConfig", "check_choice", "check_flag", "check_integer", "check_number", "is_integer",
-    "is_number", "parse_json", "parse_object", "show", "show_tensors",
+    "TOKEN_RULE", "ConfigReader", "RopeConfig", "check_choice", "check_flag", "check_integer", "check_number",
+    "is_integer", "is_number", "is_token", "parse_json", "parse_object", "show", "show_tensors",
 ]  # fmt: skip
 
 MAX_CONFIG_BYTES: Final = 16 << 20
@@ -27,6 +27,10 @@ MAX_VALUES: Final = 1 << 20
 """Limit on the values of a JSON text, counted by commas and brackets; parsing so many takes up to 0.5 s."""
 MAX_INT: Final = 2**31 - 1
 MAX_ROTARY_DIM: Final = 1024
+MIN_TOKEN_CHARS: Final = 32
+TOKEN_RULE: Final = (
+    f"a token of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces. `openssl rand -hex 32` makes one"
+)
 _SHOWN_CHARS = 80
 _MAX_NAMED: Final = 5
 
@@ -418,6 +422,13 @@ def check_number(name: str, value: Any, high: float, *, may_be_zero: bool = Fals
         low = "from 0 to" if may_be_zero else "above 0 and up to"
         raise InvalidArgumentError(f"{name}: expected a number {low} {high:,.0f}, got {value!r:.100}", param=name)
     return float(value)
+
+
+def is_token(value: object) -> bool:
+    """Return True for a shared secret that cannot be guessed and fits into one line."""
+    if not isinstance(value, str) or len(value) < MIN_TOKEN_CHARS:
+        return False
+    return value.isascii() and value.isprintable() and " " not in value
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> str:

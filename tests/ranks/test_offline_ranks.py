@@ -301,25 +301,72 @@ def test_ranks_wait_for_each_other_no_longer_than_asked(demo_ranks: Path, meetin
 
 @pytest.mark.usefixtures("meeting")
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "join_timeout_s", "expected"),
     [
-        ({"world": 3}, "world: rank 0 has 2, rank 1 has 3"),
-        ({"part_bytes": 8192}, "part_bytes: rank 0 has 4096, rank 1 has 8192"),
+        ({"world": 3}, 1.0, "world: rank 0 has 2, rank 1 has 3"),
+        ({"part_bytes": 8192}, 20.0, "part_bytes: rank 0 has 4096, rank 1 has 8192"),
     ],
 )
-def test_ranks_that_do_not_fit_are_named(changes: dict[str, int], expected: str) -> None:
+def test_ranks_that_do_not_fit_are_named(changes: dict[str, int], join_timeout_s: float, expected: str) -> None:
     def work(rank: int) -> JoinedComm:
-        options = {"rank": rank, "world": 2, "part_bytes": 4096, "join_timeout_s": 20.0, **(changes if rank else {})}
-        return JoinedComm(**options)
+        options = {"rank": rank, "world": 2, "part_bytes": 4096, "join_timeout_s": join_timeout_s}
+        return JoinedComm(**{**options, **(changes if rank else {})})
 
     results = in_threads(work)
     assert messages(results).count(expected) == 2
 
 
 @pytest.mark.usefixtures("meeting")
+def test_ranks_of_another_group_do_not_end_a_meeting() -> None:
+    ranks = ((0, 3), (1, 3), (1, 3), (1, 2))  # the second rank 1 that comes is the one too many
+    refused = threading.Semaphore(0)
+
+    def work(number: int) -> JoinedComm:
+        if number == len(ranks):  # the last rank comes when the others have been answered
+            for _ in range(2):
+                assert refused.acquire(timeout=20.0)
+            return JoinedComm(2, 3, 4096, join_timeout_s=20.0)
+        try:
+            return JoinedComm(*ranks[number], 4096, join_timeout_s=20.0)
+        except PenstockError:
+            refused.release()
+            raise
+
+    results = in_threads(work, len(ranks) + 1)
+    joined = [result for result in results if isinstance(result, JoinedComm)]
+    assert len(joined) == 3, results
+    text = messages([result for result in results if not isinstance(result, JoinedComm)])
+    assert "world: rank 0 has 3, rank 1 has 2" in text
+    assert "rank: expected each of 0 to 2 once, found a second 1" in text
+    for comm in joined:
+        comm.close()
+
+
+@pytest.mark.usefixtures("meeting")
 def test_a_second_group_does_not_take_the_place_of_the_first() -> None:
-    results = in_threads(lambda rank: JoinedComm(0, 2, 4096, join_timeout_s=2.0))
-    assert "taken by another group" in messages(results)
+    results = in_threads(lambda rank: JoinedComm(0, 2, 4096, join_timeout_s=1.0))
+    assert f"taken by another group (process {os.getpid()}): expected another MASTER_PORT" in messages(results)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+@pytest.mark.usefixtures("meeting")
+def test_another_user_at_the_meeting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    key = 0xCBF29CE484222325  # FNV-1a, as rendezvous.cpp names a meeting
+    for byte in f"master {os.environ['MASTER_ADDR']} {os.environ['MASTER_PORT']}  ".encode():
+        key = (key ^ byte) * 0x100000001B3 % 2**64
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0penstock-ranks-0-{key:016x}")
+        os.seteuid(65534)
+        try:
+            listener.listen()  # the kernel tells the user of this call
+        finally:
+            os.seteuid(0)
+        with pytest.raises(PenstockError, match=rf"taken by process {os.getpid()} of user 65534: expected another"):
+            JoinedComm(0, 2, 4096, join_timeout_s=1.0)
+        with pytest.raises(PenstockError, match="another user's process listens where rank 0 should"):
+            JoinedComm(1, 2, 4096, join_timeout_s=1.0)
 
 
 @pytest.mark.usefixtures("meeting")

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.core.link_comm import ROWS
+from penstock.core.rank_layout import RankLayout
 from penstock.engine.params import SamplingParams
 from penstock.env import child_environment
-from penstock.errors import PenstockError, UnavailableError, UnsupportedError
+from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
 from penstock.llm.llm import LLM
-from penstock.runtime.remote_group import StageServer
+from penstock.processes.frames import FrameStream
+from penstock.processes.tls import TlsSession, client_context, connect
+from penstock.runtime.remote_group import ALPN, MAX_FRAME_BYTES, Frame, Kind, RemoteGroup, StageServer
 from penstock.runtime.remote_stage import join_pipeline
+from penstock.version import __version__
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
 from tests.support.services import certificate
 
@@ -138,15 +146,178 @@ def test_a_stage_with_another_token_or_bundle_is_refused(stages: Stages, tmp_pat
     other.write_bytes(DEMO.read_bytes()[:-100])
 
     def start() -> None:
-        stages.start("--once", token="cd" * 32)
+        refused = stages.start("--once", token="cd" * 32)
+        assert "the token is not known here" in refused.communicate(timeout=10)[1]
+        assert refused.returncode != 0
         stages.start("--once", model=other)
         stages.start("--once")
 
     with pytest.raises(PenstockError, match=r"Rank [12]: .*other.psm"):
         stages.open_llm(on_listen=start)
-    refused = stages.processes[0].communicate(timeout=10)[1]
-    assert "the token is not known here" in refused
-    assert stages.processes[0].returncode != 0
+
+
+def test_a_stage_that_a_group_does_not_need_waits_for_the_next_one(stages: Stages) -> None:
+    with stages.open_llm():
+        third = stages.start()
+        assert third.stderr is not None
+        assert "the group has all its stages; trying again" in third.stderr.readline()
+        assert third.poll() is None
+
+
+class Group:
+    """A group of two stages, whose ends are connections of this process."""
+
+    def __init__(self, certificate: tuple[Path, Path]) -> None:
+        ports: list[int] = []
+        self.certificate = certificate[0]
+        server = StageServer("localhost", 0, *certificate, TOKEN, 10.0, ports.append)
+        self.group = RemoteGroup(server, RankLayout(pp=2))
+        (self.port,) = ports
+        self.streams: list[FrameStream[Frame]] = []
+
+    async def connect(self) -> FrameStream[Frame]:
+        connection = await connect("localhost", self.port, 10.0)
+        tls = TlsSession(client_context(self.certificate.read_bytes(), [ALPN]), "localhost")
+        await tls.handshake(connection)
+        stream = FrameStream(connection, Frame.parse, MAX_FRAME_BYTES, tls)
+        self.streams.append(stream)
+        return stream
+
+    async def join(self) -> None:
+        """Let both stages join, in the order of their ranks."""
+        for number in range(2):
+            stream = await self.connect()
+            stream.send(Frame.of(Kind.JOIN, token=TOKEN, version=__version__, threads=1, available=1 << 30))
+            while len(self.group._members) == number:
+                await asyncio.sleep(0.01)
+
+    async def begin(self) -> None:
+        """Bring the group to the point at which it computes."""
+        await self.join()
+        self.group.await_stages()
+        self.group.connect(4096)
+        self.group.start({"limits": {}})
+        for stream in self.streams:
+            stream.listen(lambda _: None)
+            stream.send(Frame(Kind.READY))
+        await asyncio.to_thread(self.group.await_ready)
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        async def main() -> None:
+            try:
+                await work
+            finally:
+                for stream in self.streams:
+                    stream.close()
+
+        asyncio.run(main())
+
+
+@pytest.fixture
+def group(certificate: tuple[Path, Path]) -> Iterator[Group]:
+    found = Group(certificate)
+    yield found
+    found.group.close()
+
+
+def test_a_stage_that_leaves_before_the_group_begins_is_named(group: Group) -> None:
+    async def main() -> None:
+        await group.join()
+        assert len(group.group.await_stages()) == 2
+        address = group.group._members[1].address
+        group.streams[1].close()
+        while len(group.group._members) == 2:
+            await asyncio.sleep(0.01)
+        with pytest.raises(UnavailableError, match=f"stage_server: the stage at {address} left before the pipeline"):
+            group.group.connect(4096)
+
+    group.run(main())
+
+
+def test_a_peer_that_breaks_the_protocol_is_disconnected(
+    group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.remote_group._FLUSH_S", 0.05)
+
+    async def main() -> None:
+        deep = await group.connect()
+        deep.send(Frame(Kind.JOIN, data=b'{"a":' + b"[" * 60_000))
+        await asyncio.wait_for(deep.ended.wait(), 5.0)
+        unnamed = await group.connect()
+        unnamed.send(Frame.of(Kind.JOIN, version=__version__))
+        refusal = await unnamed.read()
+        assert refusal is not None
+        assert refusal.message()["message"] == "the token is not known here"
+
+    group.run(main())
+    gc.collect()  # asyncio reports the error of a task when it deletes the task
+    assert not caplog.records
+
+
+def test_a_slow_message_is_a_sign_of_life(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.runtime.remote_group.BEAT_S", 0.05)
+    monkeypatch.setattr("penstock.runtime.remote_group.BEAT_LIMIT_S", 0.4)
+
+    async def main() -> None:
+        deaths: list[str] = []
+        group.group.watch(deaths.append)
+        await group.begin()
+        first, second = group.streams
+        frame = Frame(ROWS, 1, 0, bytes(1 << 16)).SerializeToString()
+        data = struct.pack("<I", len(frame)) + frame
+        for piece in range(0, len(data), 1 << 12):  # for twice the limit
+            assert first._tls is not None
+            first._transmit(first._tls.encrypt(data[piece : piece + (1 << 12)]))
+            second.send(Frame(Kind.BEAT))
+            await asyncio.sleep(0.05)
+        assert not deaths
+        while not deaths:  # nothing comes any more
+            await asyncio.sleep(0.02)
+        assert "is lost: no message for 0.4 s" in deaths[0]
+
+    group.run(main())
+
+
+def test_a_message_that_is_too_long_is_named(group: Group) -> None:
+    async def main() -> None:
+        deaths: list[str] = []
+        group.group.watch(deaths.append)
+        await group.begin()
+        stream = group.streams[0]
+        assert stream._tls is not None
+        stream._transmit(stream._tls.encrypt(struct.pack("<I", MAX_FRAME_BYTES + 1)))
+        while not deaths:
+            await asyncio.sleep(0.02)
+        assert "rank 1 at" in deaths[0]
+        assert f"broke the protocol: received a message of {MAX_FRAME_BYTES + 1} bytes" in deaths[0]
+
+    group.run(main())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("host", ""),
+        ("port", 99_999),
+        ("certificate", None),
+        ("key", 1),
+        ("token", ""),
+        ("token", None),
+        ("token", "short"),
+        ("join_s", "x"),
+        ("join_s", 0),
+    ],
+)
+def test_a_wrong_field_of_a_stage_server_is_named(field: str, value: Any) -> None:
+    fields: dict[str, Any] = {"host": "localhost", "port": 0, "certificate": Path("c"), "key": Path("k")}
+    with pytest.raises(InvalidArgumentError, match=f"^{field}: expected ") as refusal:
+        StageServer(**{**fields, "token": TOKEN, field: value})
+    assert refusal.value.param == field
+
+
+def test_a_stage_server_of_another_type_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="stage_server: expected a StageServer, got 'x'"):
+        LLM(DEMO, pipeline_parallel_size=2, stage_server="x")  # type: ignore[arg-type]
 
 
 def test_stages_that_do_not_come_are_named(stages: Stages) -> None:

@@ -31,6 +31,12 @@ struct Greeting {
   int32_t rank, reserved;
 };
 
+// When one try ends.
+int64_t soonest(int64_t deadline) {
+  const int64_t soon = now_ns() + kTry;
+  return soon < deadline ? soon : deadline;
+}
+
 bool wait_for(int fd, short events, int64_t deadline) {
   for (;;) {
     const int64_t left = (deadline - now_ns()) / kMillisecond;
@@ -96,11 +102,10 @@ int try_connect(const Contact& contact, int32_t i, int64_t deadline) {
   const socklen_t bytes = fill_address(contact, i, &address);
   const int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
-  const int64_t soon = now_ns() + kTry;
   int error = 0;
   socklen_t size = sizeof(error);
   if ((connect(fd, reinterpret_cast<const sockaddr*>(&address), bytes) == 0 || errno == EINPROGRESS) &&
-      wait_for(fd, POLLOUT, soon < deadline ? soon : deadline) && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && !error)
+      wait_for(fd, POLLOUT, soonest(deadline)) && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && !error)
     return fd;
   close(fd);
   return -1;
@@ -147,7 +152,8 @@ ps_status Heartbeat::connect_to(int32_t peer, const Contact& contact, int64_t de
       const Greeting greeting{contact.nonce, rank_, 0};
       uint64_t answer = 0;
       const bool sent = send(fd, &greeting, sizeof(greeting), MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(greeting));
-      if (sent && receive_whole(fd, &answer, sizeof(answer), deadline) && answer == own_.nonce) {
+      if (sent && receive_whole(fd, &answer, sizeof(answer), soonest(deadline)) && answer == own_.nonce &&
+          send(fd, &kBeatByte, 1, MSG_NOSIGNAL) == 1) {
         keep(peer, fd);
         return PS_OK;
       }
@@ -162,12 +168,18 @@ ps_status Heartbeat::accept_others(const Contact* contacts, int64_t deadline) {
   for (int32_t missing = world_ - 1 - rank_; missing > 0;) {
     if (!wait_for(listener_, POLLIN, deadline)) return fail(PS_ABORTED, "ranks: %d ranks found no connection to rank %d for heartbeats", missing, rank_);
     const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd < 0) continue;
+    if (fd < 0) {  // no file descriptor is left: the rank stays in the queue
+      usleep(kPollMs * 1000);
+      continue;
+    }
     Greeting greeting{};
-    const int64_t soon = now_ns() + kTry;
-    if (receive_whole(fd, &greeting, sizeof(greeting), soon < deadline ? soon : deadline) && greeting.nonce == own_.nonce &&
-        greeting.rank > rank_ && greeting.rank < world_ && links_[greeting.rank].fd < 0 &&
-        send(fd, &contacts[greeting.rank].nonce, sizeof(uint64_t), MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(uint64_t))) {
+    char confirmed = 0;
+    const int64_t soon = soonest(deadline);
+    // The last byte shows that the rank did not give up this connection while it was in the queue.
+    if (receive_whole(fd, &greeting, sizeof(greeting), soon) && greeting.nonce == own_.nonce && greeting.rank > rank_ &&
+        greeting.rank < world_ && links_[greeting.rank].fd < 0 &&
+        send(fd, &contacts[greeting.rank].nonce, sizeof(uint64_t), MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(uint64_t)) &&
+        receive_whole(fd, &confirmed, 1, soon) && confirmed == kBeatByte) {
       keep(greeting.rank, fd);
       --missing;
     } else {

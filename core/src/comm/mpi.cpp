@@ -9,7 +9,8 @@
 namespace ps {
 namespace {
 
-constexpr int64_t kDefaultTimeoutMs = 60000, kJoinMs = 300000, kMaxMessage = int64_t{1} << 30, kMaxPart = kMaxMessage - 4096;
+constexpr int64_t kDefaultTimeoutMs = 60000, kJoinMs = 300000, kMaxPart = (int64_t{1} << 30) - 4096;
+constexpr int64_t kMessageBytes = 4 << 20;  // in one message of send
 constexpr int64_t kSpin = 50000, kYield = 2000000;  // ns, before it yields, and before it sleeps
 constexpr int64_t kGrace = 1000000000;  // ns, for what a rank sent before it left
 constexpr int kExchangeTag = 1, kMailTag = 2;
@@ -124,10 +125,12 @@ ps_status MpiComm::exchange(uint64_t tag, int32_t root, const int64_t* bytes, bo
 ps_status MpiComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
   if (to < 0 || to >= comm_.world || to == comm_.rank) return fail(PS_INVALID_ARGUMENT, "to: expected another rank, found %d", to);
   if (heartbeat_.is_aborted()) return end("");
-  for (int64_t at = 0; at < bytes; at += kMaxMessage) {
+  for (int64_t at = 0; at < bytes; at += kMessageBytes) {
+    const int64_t size = bytes - at < kMessageBytes ? bytes - at : kMessageBytes;
     Wait wait;
     wait.count = 0;
-    PS_TRY(add_send(&wait, to, kMailTag, data + at, bytes - at < kMaxMessage ? bytes - at : kMaxMessage));
+    memcpy(mail(), data + at, static_cast<size_t>(size));
+    PS_TRY(add_send(&wait, to, kMailTag, mail(), size));
     PS_TRY(finish(&wait, false));
   }
   return PS_OK;
@@ -136,11 +139,13 @@ ps_status MpiComm::send(int32_t to, const uint8_t* data, int64_t bytes) {
 ps_status MpiComm::receive(int32_t from, uint8_t* data, int64_t bytes) {
   if (from < 0 || from >= comm_.world || from == comm_.rank) return fail(PS_INVALID_ARGUMENT, "from: expected another rank, found %d", from);
   if (heartbeat_.is_aborted()) return end("");
-  for (int64_t at = 0; at < bytes; at += kMaxMessage) {
+  for (int64_t at = 0; at < bytes; at += kMessageBytes) {
+    const int64_t size = bytes - at < kMessageBytes ? bytes - at : kMessageBytes;
     Wait wait;
     wait.count = 0;
-    PS_TRY(add_receive(&wait, from, kMailTag, data + at, bytes - at < kMaxMessage ? bytes - at : kMaxMessage));
+    PS_TRY(add_receive(&wait, from, kMailTag, mail(), size));
     PS_TRY(finish(&wait, false));
+    memcpy(data + at, mail(), static_cast<size_t>(size));
   }
   return PS_OK;
 }
@@ -218,7 +223,7 @@ ps_status MpiComm::open(const ps_mpi_options& o) {
   comm_.part_bytes = round_up(o.part_bytes > least ? o.part_bytes : least, 4096);
   stride_ = comm_.part_bytes + 4096;
   timeout_ns_ = (o.timeout_ms ? o.timeout_ms : kDefaultTimeoutMs) * 1000000;
-  if (!buffers_.allocate(2 * o.world * stride_)) return fail(PS_OUT_OF_MEMORY, "part_bytes: the system refused the memory");
+  if (!buffers_.allocate(2 * o.world * stride_ + kMessageBytes)) return fail(PS_OUT_OF_MEMORY, "part_bytes: the system refused the memory");
   fill_struct();
   // A communicator of its own: messages of other groups of these processes stay apart.
   PS_TRY(check(mpi_->comm_dup(mpi_handle(kMpiCommWorld), &group_)));

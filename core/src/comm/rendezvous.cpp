@@ -60,11 +60,13 @@ struct Rendezvous {
   socklen_t address_bytes;
   int64_t deadline;
   Hello hello;
+  const char* named_by;  // what the user may change to meet elsewhere
 };
 
-ps_status late(const Rendezvous& m, const char* what) {
+// `refused`: why the last rank that came was none of this group; may be empty.
+ps_status late(const Rendezvous& m, const char* what, const char* refused = "") {
   const long long ms = m.options.join_timeout_ms ? m.options.join_timeout_ms : kDefaultJoinMs;
-  return fail(PS_ABORTED, "ranks: %s within %lld ms", what, ms);
+  return fail(PS_ABORTED, "ranks: %s within %lld ms%s%s", what, ms, refused[0] ? "; refused one: " : "", refused);
 }
 
 // Whether `fd` has something to read, or a connection to accept, before the time is up.
@@ -133,21 +135,25 @@ void name_launcher(char* text, size_t bytes) {
   snprintf(text, bytes, "launcher %d %llu", pid, start);
 }
 
-void name_meeting(const char* given, char* text, size_t bytes) {
+// Returns what the name is taken from.
+const char* name_meeting(const char* given, char* text, size_t bytes) {
   const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT"), *run = getenv("TORCHELASTIC_RUN_ID"),
              *restart = getenv("TORCHELASTIC_RESTART_COUNT");
   if (given) {
     snprintf(text, bytes, "meeting %s", given);
-  } else if (address && port) {
-    snprintf(text, bytes, "master %s %s %s %s", address, port, run ? run : "", restart ? restart : "");
-  } else {
-    name_launcher(text, bytes);
+    return "meeting";
   }
+  if (address && port) {
+    snprintf(text, bytes, "master %s %s %s %s", address, port, run ? run : "", restart ? restart : "");
+    return "MASTER_PORT";
+  }
+  name_launcher(text, bytes);
+  return "launcher process, or MASTER_ADDR and MASTER_PORT";
 }
 
 void set_address(const char* given, Rendezvous* m) {
   char text[512];
-  name_meeting(given, text, sizeof(text));
+  m->named_by = name_meeting(given, text, sizeof(text));
   uint64_t hash = 0xcbf29ce484222325u;
   for (const char* c = text; *c; ++c) hash = (hash ^ static_cast<uint8_t>(*c)) * 0x100000001b3u;
   m->address.sun_family = AF_UNIX;
@@ -195,15 +201,21 @@ bool receive_welcome(int fd, Welcome* welcome, Descriptor* memory) {
   return welcome->reason[0] || memory->get() >= 0;
 }
 
-// What keeps a rank that has come from being one of this group; empty: nothing.
-void find_misfit(const Hello& own, const Hello& other, const bool* has_come, char* reason) {
+// Why a rank belongs to another group, one that was not ended for example; empty: it does not.
+void find_stranger(const Hello& own, const Hello& other, const bool* has_come, char* reason) {
   const int32_t r = other.rank;
-  if (strncmp(own.version, other.version, sizeof(own.version))) {
-    snprintf(reason, kReasonBytes, "version: rank 0 has %s, rank %d has %.15s", own.version, r, other.version);
-  } else if (own.world != other.world) {
+  if (own.world != other.world) {
     snprintf(reason, kReasonBytes, "world: rank 0 has %d, rank %d has %d", own.world, r, other.world);
   } else if (r < 1 || r >= own.world || has_come[r]) {
     snprintf(reason, kReasonBytes, "rank: expected each of 0 to %d once, found a second %d", own.world - 1, r);
+  }
+}
+
+// What keeps a rank of this group from working with rank 0; empty: nothing.
+void find_misfit(const Hello& own, const Hello& other, char* reason) {
+  const int32_t r = other.rank;
+  if (strncmp(own.version, other.version, sizeof(own.version))) {
+    snprintf(reason, kReasonBytes, "version: rank 0 has %s, rank %d has %.15s", own.version, r, other.version);
   } else if (own.part_bytes != other.part_bytes) {
     snprintf(reason, kReasonBytes, "part_bytes: rank 0 has %lld, rank %d has %lld: expected bundles of one network, and equal limits",
              static_cast<long long>(own.part_bytes), r, static_cast<long long>(other.part_bytes));
@@ -238,34 +250,66 @@ ps_status open_comm(const Rendezvous& m, int memory, const Welcome& welcome, Sha
   return out->watch(welcome.pids);
 }
 
+// Rank 0 cannot listen.  Whoever holds the name is asked who it is: another user may hold it too.
+ps_status fail_taken(const Rendezvous& m) {
+  const Descriptor link(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  ucred peer{};
+  socklen_t bytes = sizeof(peer);
+  char holder[80] = "another group";
+  if (connect(link.get(), reinterpret_cast<const sockaddr*>(&m.address), m.address_bytes) == 0 &&
+      getsockopt(link.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0) {
+    if (peer.uid == geteuid()) {
+      snprintf(holder, sizeof(holder), "another group (process %d)", peer.pid);
+    } else {
+      snprintf(holder, sizeof(holder), "process %d of user %u", peer.pid, peer.uid);
+    }
+  }
+  return fail(PS_IO_ERROR, "ranks: the meeting of this group is taken by %s: expected another %s", holder, m.named_by);
+}
+
 ps_status host_group(const Rendezvous& m, SharedComm* out) {
   const int32_t world = m.options.world;
   Descriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)), memory;
-  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&m.address), m.address_bytes) != 0 || listen(listener.get(), PS_MAX_RANKS) != 0) {
-    return fail(PS_IO_ERROR, "ranks: the meeting of this group is taken by another group (%s): expected another MASTER_PORT", strerror(errno));
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&m.address), m.address_bytes) != 0) {
+    if (errno == EADDRINUSE) return fail_taken(m);
+    return fail(PS_IO_ERROR, "ranks: no socket for the meeting: %s", strerror(errno));
   }
+  if (listen(listener.get(), PS_MAX_RANKS) != 0) return fail(PS_IO_ERROR, "ranks: no socket for the meeting: %s", strerror(errno));
   Descriptor peers[PS_MAX_RANKS];
   bool has_come[PS_MAX_RANKS] = {};
   Welcome welcome{};
   welcome.pids[0] = getpid();
   welcome.epoch = static_cast<uint64_t>(now_ns()) ^ static_cast<uint64_t>(getpid()) << 40;
+  Welcome refusal{};  // of the last rank of another group
   int32_t missing = world - 1;
   while (missing && !welcome.reason[0]) {
     if (!wait_readable(listener.get(), m.deadline)) {
       snprintf(welcome.reason, kReasonBytes, "%d of %d ranks came", world - missing, world);
-      late(m, welcome.reason);
+      late(m, welcome.reason, refusal.reason);
       break;
     }
     const int fd = accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC);
+    if (fd < 0) {  // no file descriptor is left: the rank stays in the queue
+      usleep(kRetryMs * 1000);
+      continue;
+    }
     Hello hello{};
     int32_t pid = 0;
     const int64_t soon = now_ns() + 1000000000;
-    if (fd < 0 || !is_own_user(fd, &pid) || !wait_readable(fd, soon < m.deadline ? soon : m.deadline) ||
+    if (!is_own_user(fd, &pid) || !wait_readable(fd, soon < m.deadline ? soon : m.deadline) ||
         recv(fd, &hello, sizeof(hello), MSG_TRUNC) != static_cast<ssize_t>(sizeof(hello)) || memcmp(hello.magic, kMagic, sizeof(kMagic))) {
-      if (fd >= 0) close(fd);
+      close(fd);
       continue;
     }
-    find_misfit(m.hello, hello, has_come, welcome.reason);
+    char stranger[kReasonBytes] = "";
+    find_stranger(m.hello, hello, has_come, stranger);
+    if (stranger[0]) {  // it alone is told: the ranks of this group may still come
+      memcpy(refusal.reason, stranger, kReasonBytes);
+      send_welcome(fd, refusal, -1);
+      close(fd);
+      continue;
+    }
+    find_misfit(m.hello, hello, welcome.reason);
     if (welcome.reason[0]) {
       peers[0].reset(fd);  // to be told why
       fail(PS_ABORTED, "ranks: %s", welcome.reason);
@@ -320,7 +364,7 @@ ps_status join_ranks(const ps_join_options& o, SharedComm* out) {
   if (o.rank < 0 || o.rank >= o.world) return fail(PS_INVALID_ARGUMENT, "rank: expected 0 to %d, found %d", o.world - 1, o.rank);
   if (o.join_timeout_ms < 0)
     return fail(PS_INVALID_ARGUMENT, "join_timeout_ms: expected 0 or more, found %lld", static_cast<long long>(o.join_timeout_ms));
-  Rendezvous m{o, {}, 0, now_ns() + (o.join_timeout_ms ? o.join_timeout_ms : kDefaultJoinMs) * 1000000, {}};
+  Rendezvous m{o, {}, 0, now_ns() + (o.join_timeout_ms ? o.join_timeout_ms : kDefaultJoinMs) * 1000000, {}, ""};
   set_address(o.meeting, &m);
   memcpy(m.hello.magic, kMagic, sizeof(kMagic));
   memcpy(m.hello.version, kVersion, sizeof(kVersion));

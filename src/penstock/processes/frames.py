@@ -11,6 +11,7 @@ import asyncio
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,6 +57,8 @@ class FrameStream(Generic[Incoming]):
     ) -> None:
         connection.setblocking(False)
         self.max_bytes = max_bytes
+        self.heard = time.monotonic()
+        """When data arrived last, a part of a message too: a long one takes its time on a slow network."""
         self.error: Exception | None = None
         self.ended = asyncio.Event()
         self.on_room: Callable[[], None] = lambda: None
@@ -146,6 +149,7 @@ class FrameStream(Generic[Incoming]):
         except OSError:
             data = b""
         if data:
+            self.heard = time.monotonic()
             self._receive(data)
         else:
             self.close()

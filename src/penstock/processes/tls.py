@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.errors import FileAccessError, InvalidFileError
 
-__all__ = ["MAX_HANDSHAKE_BYTES", "TlsSession", "client_context", "keep_alive", "server_context"]
+__all__ = ["MAX_HANDSHAKE_BYTES", "TlsSession", "client_context", "connect", "keep_alive", "server_context"]
 
 MAX_HANDSHAKE_BYTES: Final = 1 << 16
 """Limit on the bytes that the peer may send before the handshake is complete."""
@@ -67,6 +67,26 @@ def client_context(ca: bytes | None, protocols: list[str]) -> ssl.SSLContext:
     except (ssl.SSLError, ValueError) as error:
         raise InvalidFileError(f"expected trusted certificates in PEM: {error}") from error
     return context
+
+
+async def connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    """Connect to the first address of a host that accepts, each within ``timeout_s``; OSError of the last one."""
+    loop = asyncio.get_running_loop()
+    failure = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        connection.setblocking(False)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.sock_connect(connection, address)
+            return connection
+        except OSError as error:
+            connection.close()
+            failure = error
+        except BaseException:
+            connection.close()
+            raise
+    raise failure
 
 
 def keep_alive(connection: socket.socket) -> None:

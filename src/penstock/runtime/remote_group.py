@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import os
 import secrets
 import socket
 import struct
@@ -17,15 +18,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.config import TOKEN_RULE, check_integer, check_number, is_token
 from penstock.core.library import CLOSED
 from penstock.core.link_comm import PART, ROWS, LinkComm
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import FileAccessError, InternalError, PenstockError, UnavailableError, UnsupportedError
+from penstock.errors import (
+    FileAccessError,
+    InternalError,
+    InvalidArgumentError,
+    PenstockError,
+    UnavailableError,
+    UnsupportedError,
+)
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.runtime.rank_group import RankComms, error_of
@@ -41,6 +50,8 @@ _JOIN_S: Final = 10.0
 _LOAD_S: Final = 600.0
 _FLUSH_S: Final = 1.0
 _BACKLOG: Final = 64
+_MAX_JOINING: Final = 64
+"""Limit on the connections that have not said yet who they are."""
 _HEAD: Final = struct.Struct("<BBB")  # kind, source, target
 
 
@@ -53,6 +64,7 @@ class Kind:
     FAILED: Final = 13
     BEAT: Final = 14
     ENDED: Final = 15
+    BUSY: Final = 16
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,10 @@ class Frame:
 
     def message(self) -> dict[str, Any]:
         """Return the message in JSON; ValueError."""
-        message = json.loads(self.data)
+        try:
+            message = json.loads(self.data)
+        except RecursionError:
+            raise ValueError("expected fewer levels") from None
         if not isinstance(message, dict):
             raise ValueError("expected an object")
         return message
@@ -92,7 +107,7 @@ class StageServer:
     """Where the stages of other machines join.
 
     ``certificate`` and ``key`` are files in PEM.  Each stage proves itself with ``token``.  Port 0 takes a free one,
-    which ``on_listen`` is told.  ``join_s``: how long to wait for all stages.
+    which ``on_listen`` is told.  ``join_s``: how long to wait for all stages, in seconds.  Raises InvalidArgumentError.
     """
 
     host: str
@@ -103,14 +118,24 @@ class StageServer:
     join_s: float = 600.0
     on_listen: Callable[[int], None] | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.host, str) or not self.host:
+            raise InvalidArgumentError(f"host: expected a name or an address, got {self.host!r:.100}", param="host")
+        check_integer("port", self.port, 0, 65_535)
+        for name in ("certificate", "key"):
+            if not isinstance(path := getattr(self, name), str | os.PathLike):
+                raise InvalidArgumentError(f"{name}: expected the path of a file, got {path!r:.100}", param=name)
+        if not is_token(self.token):
+            raise InvalidArgumentError(f"token: expected {TOKEN_RULE}", param="token")
+        check_number("join_s", self.join_s, 1e6)
 
-@dataclass
+
+@dataclass(eq=False)
 class _Member:
     stream: FrameStream[Frame]
     address: str
     join: dict[str, Any]
     rank: int = 0
-    heard: float = field(default_factory=time.monotonic)
     is_ready: bool = False
     error: dict[str, Any] | None = None
 
@@ -122,6 +147,10 @@ class RemoteGroup:
     """
 
     def __init__(self, server: StageServer, layout: RankLayout) -> None:
+        if not isinstance(server, StageServer):
+            raise InvalidArgumentError(
+                f"stage_server: expected a StageServer, got {server!r:.100}", param="stage_server"
+            )
         if layout.tp > 1 or layout.pp == 1:
             raise UnsupportedError(
                 "stage_server: expected pipeline_parallel_size above 1 and tensor_parallel_size 1, found "
@@ -133,8 +162,10 @@ class RemoteGroup:
         self._tls = server_context(server.certificate, server.key, [ALPN])
         self._epoch = secrets.randbits(63)
         self._members: list[_Member] = []
+        self._awaited: list[_Member] = []  # for which rank 0 has planned
         self._changed = threading.Condition()
         self._is_full = self._is_closed = False
+        self._num_joining = 0
         self._death = ""
         self._on_death: Callable[[str], None] | None = None
         self._comm: LinkComm | None = None
@@ -148,9 +179,10 @@ class RemoteGroup:
 
     def _listen(self) -> socket.socket:
         host, port = self._server.host, self._server.port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, *_, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+            listener = socket.create_server(address, family=family, backlog=_BACKLOG)
         except OSError as error:
             raise FileAccessError(f"{host}:{port}: failed to listen for stages: {error.strerror or error}") from error
         listener.setblocking(False)
@@ -175,23 +207,30 @@ class RemoteGroup:
             except OSError:  # no file descriptor is left; the connection stays in the queue
                 await asyncio.sleep(BEAT_S)
                 continue
+            if self._num_joining >= _MAX_JOINING:
+                connection.close()
+                continue
+            self._num_joining += 1
             self._add_task(self._handle(connection, f"{host}:{port}"))
 
     async def _handle(self, connection: socket.socket, address: str) -> None:
         """Handle one connection until it ends.  A peer that does not follow the protocol is disconnected."""
         stream: FrameStream[Frame] | None = None
         try:
-            async with asyncio.timeout(_JOIN_S):
-                keep_alive(connection)
-                tls = TlsSession(self._tls)
-                await tls.handshake(connection)
-                stream = FrameStream(connection, Frame.parse, FIRST_BYTES, tls)
-                frame = await stream.read()
-            if frame is None or frame.kind != Kind.JOIN:
+            try:
+                async with asyncio.timeout(_JOIN_S):
+                    keep_alive(connection)
+                    tls = TlsSession(self._tls)
+                    await tls.handshake(connection)
+                    stream = FrameStream(connection, Frame.parse, FIRST_BYTES, tls)
+                    frame = await stream.read()
+            finally:
+                self._num_joining -= 1
+            if frame is None or frame.kind != Kind.JOIN or tls.protocol != ALPN:
                 return
             member = _Member(stream, address, frame.message())
-            if reason := self._misfit(member):
-                stream.send(Frame.of(Kind.FAILED, error="InvalidArgumentError", message=reason))
+            if refusal := self._refusal(member):
+                stream.send(refusal)
                 await asyncio.sleep(_FLUSH_S)
                 return
             stream.max_bytes = MAX_FRAME_BYTES
@@ -204,21 +243,22 @@ class RemoteGroup:
                 stream.close()
             connection.close()
 
-    def _misfit(self, member: _Member) -> str:
-        """Add a stage that fits; return why it does not fit otherwise."""
-        token, version = str(member.join.get("token")), member.join.get("version")
-        if not hmac.compare_digest(_digest(self._server.token), _digest(token)):
-            return "the token is not known here"
+    def _refusal(self, member: _Member) -> Frame | None:
+        """Add a stage that fits; return the answer to one that does not fit, or may try again later."""
+        token, version = member.join.get("token"), member.join.get("version")
+        if not isinstance(token, str) or not hmac.compare_digest(_digest(self._server.token), _digest(token)):
+            return Frame.of(Kind.FAILED, message="the token is not known here")
         if version != __version__:
-            return f"rank 0 has Penstock {__version__}, this machine has {str(version)[:40]}"
+            text = f"rank 0 has Penstock {__version__}, this machine has {str(version)[:40]}"
+            return Frame.of(Kind.FAILED, message=text)
         with self._changed:
             if self._is_full:
-                return "the group has all its stages"
+                return Frame.of(Kind.BUSY, reason="the group has all its stages")
             self._members.append(member)
             self._is_full = len(self._members) == self.layout.pp
             member.stream.listen(lambda frame: self._take(member, frame))
             self._changed.notify_all()
-        return ""
+        return None
 
     def _drop(self, member: _Member) -> None:
         with self._changed:
@@ -226,10 +266,11 @@ class RemoteGroup:
                 self._members.remove(member)
                 self._is_full = False
                 return
-        self._report_death(f"rank {member.rank} at {member.address} closed the connection")
+        error = member.stream.error
+        why = "closed the connection" if error is None else f"broke the protocol: {error}"
+        self._report_death(f"rank {member.rank} at {member.address} {why}")
 
     def _take(self, member: _Member, frame: Frame) -> None:
-        member.heard = time.monotonic()
         if frame.kind in (ROWS, PART):
             if self._comm is None or frame.source != member.rank or frame.target >= self.layout.world:
                 raise InternalError(f"rank {member.rank} sent a message that is not its own")
@@ -250,11 +291,11 @@ class RemoteGroup:
 
     async def _beat(self) -> None:
         for member in self._members:
-            member.heard = time.monotonic()
+            member.stream.heard = time.monotonic()
         while True:
             for member in self._members:
                 member.stream.send(Frame(Kind.BEAT))
-                if time.monotonic() - member.heard > BEAT_LIMIT_S:
+                if time.monotonic() - member.stream.heard > BEAT_LIMIT_S:
                     self._report_death(
                         f"rank {member.rank} at {member.address} is lost: no message for {BEAT_LIMIT_S:g} s"
                     )
@@ -273,11 +314,17 @@ class RemoteGroup:
                     f"stage_server: {len(self._members)} of {self.layout.pp} stages joined within "
                     f"{self._server.join_s:g} s"
                 )
-            return [member.join for member in self._members]
+            self._awaited = list(self._members)
+            return [member.join for member in self._awaited]
 
     def connect(self, part_bytes: int) -> None:
-        """Number the stages.  ``part_bytes``: the most bytes that a rank sends in one exchange."""
+        """Number the stages.  ``part_bytes``: the most bytes that a rank sends in one exchange.
+
+        Raises UnavailableError if a stage has left since ``await_stages``.
+        """
         with self._changed:
+            if left := [member.address for member in self._awaited if member not in self._members]:
+                raise UnavailableError(f"stage_server: the stage at {', '.join(left)} left before the pipeline began")
             for rank, member in enumerate(self._members, 1):
                 member.rank = rank
             self._comm = LinkComm(0, self.layout.world, part_bytes, self._transmit, self._tell_end)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -16,7 +15,7 @@ from penstock.core.link_comm import PART, ROWS, LinkComm
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
 from penstock.processes.frames import FrameStream
-from penstock.processes.tls import TlsSession, client_context, keep_alive
+from penstock.processes.tls import TlsSession, client_context, connect, keep_alive
 from penstock.runtime.machine import memory
 from penstock.runtime.program import ProgramLimits
 from penstock.runtime.rank_group import RankComms
@@ -72,20 +71,20 @@ class _Stage:
         self._comm: LinkComm | None = None
         self._settings: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._reason = ""
-        self._heard: float | None = None  # from the first beat on
+        self._is_watching = False  # from the first beat on
 
     async def serve(self, address: tuple[str, int], tls: TlsSession, token: str, stopped: asyncio.Event) -> str:
         """Join, and compute until the pipeline ends; return why it did.  Raises OSError."""
-        async with asyncio.timeout(_CONNECT_S):
-            connection = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-            connection.setblocking(False)
-            try:
-                await asyncio.get_running_loop().sock_connect(connection, address)
+        connection = await connect(*address, _CONNECT_S)
+        try:
+            async with asyncio.timeout(_CONNECT_S):
                 keep_alive(connection)
                 await tls.handshake(connection)
-            except BaseException:
-                connection.close()
-                raise
+            if tls.protocol != ALPN:
+                raise ConnectionAbortedError("no pipeline waits for stages at this port")
+        except BaseException:
+            connection.close()
+            raise
         stream = self._stream = FrameStream(connection, Frame.parse, MAX_FRAME_BYTES, tls)
         tasks: list[asyncio.Future[Any]] = []
         try:
@@ -117,8 +116,7 @@ class _Stage:
             stream.close()
 
     def _take(self, frame: Frame) -> None:
-        if self._heard is not None or frame.kind == Kind.BEAT:
-            self._heard = time.monotonic()
+        self._is_watching = self._is_watching or frame.kind == Kind.BEAT
         if frame.kind == Kind.WELCOME and not self._settings.done():
             settings = frame.message()
             layout = RankLayout(**settings["layout"])
@@ -130,7 +128,7 @@ class _Stage:
             self._comm.deliver(frame.kind, frame.source, frame.data)
         elif frame.kind == Kind.FAILED:
             raise InvalidArgumentError(f"rank 0 refuses this stage: {frame.message().get('message')}")
-        elif frame.kind == Kind.ENDED:
+        elif frame.kind in (Kind.ENDED, Kind.BUSY):
             self._end(str(frame.message().get("reason")))
 
     def _transmit(self, kind: int, target: int, data: bytes) -> bool:
@@ -150,7 +148,7 @@ class _Stage:
     async def _beat(self) -> None:
         while self._stream is not None:
             self._stream.send(Frame(Kind.BEAT))
-            if self._heard is not None and time.monotonic() - self._heard > BEAT_LIMIT_S:
+            if self._is_watching and time.monotonic() - self._stream.heard > BEAT_LIMIT_S:
                 self._end(f"rank 0 is lost: no message for {BEAT_LIMIT_S:g} s")
             await asyncio.sleep(BEAT_S)
 

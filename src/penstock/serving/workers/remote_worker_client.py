@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import ssl
 import sys
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from penstock.config import TOKEN_RULE, is_token
 from penstock.errors import (
     FileAccessError,
     InternalError,
@@ -22,7 +22,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.processes.frames import FrameStream
-from penstock.processes.tls import TlsSession, client_context, keep_alive
+from penstock.processes.tls import TlsSession, client_context, connect, keep_alive
 from penstock.serving.keys import read_secret
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import handshake
@@ -32,7 +32,6 @@ from penstock.serving.workers.worker_config import WorkerConfig
 
 __all__ = ["join_primary", "read_bytes", "read_token"]
 
-MIN_TOKEN_CHARS: Final = 32
 _CONNECT_S: Final = 10.0
 """Limit on the time to connect to one address of the primary, and on that of the TLS handshake."""
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
@@ -44,12 +43,8 @@ def read_token(path: Path) -> str:
     Raises InvalidArgumentError for a token that could be guessed, and the errors of ``read_secret``.
     """
     token = read_secret(path).decode("utf-8", "replace").strip().splitlines()
-    is_plain = bool(token) and token[0].isascii() and token[0].isprintable() and " " not in token[0]
-    if not is_plain or len(token[0]) < MIN_TOKEN_CHARS:
-        raise InvalidArgumentError(
-            f"{path}: expected a token of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces. "
-            "`openssl rand -hex 32` makes one"
-        )
+    if not token or not is_token(token[0]):
+        raise InvalidArgumentError(f"{path}: expected {TOKEN_RULE}")
     return token[0]
 
 
@@ -132,7 +127,7 @@ async def _serve(config: WorkerConfig, context: ssl.SSLContext) -> int:
     """Connect, join and serve until told to stop.  Raises OSError, UnavailableError and the error of a refusal."""
     host, _, port = config.address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    connection = await _connect(host, int(port))
+    connection = await connect(host, int(port), _CONNECT_S)
     try:
         keep_alive(connection)
         tls = TlsSession(context, host)
@@ -148,23 +143,3 @@ async def _serve(config: WorkerConfig, context: ssl.SSLContext) -> int:
             stream.close()
     finally:
         connection.close()
-
-
-async def _connect(host: str, port: int) -> socket.socket:
-    """Connect to the first address of a host that accepts; OSError of the last one."""
-    loop = asyncio.get_running_loop()
-    failure = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        connection = socket.socket(family, kind, protocol)
-        connection.setblocking(False)
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                await loop.sock_connect(connection, address)
-            return connection
-        except OSError as error:
-            connection.close()
-            failure = error
-        except BaseException:
-            connection.close()
-            raise
-    raise failure
