@@ -97,7 +97,7 @@ for tag in range(200):
     check(struct.broadcast(struct.self, tag, root, sizes[root], 1, pointer))
     assert ctypes.string_at(found, sizes[root]) == data[root][: sizes[root]]
     check(struct.barrier(struct.self, tag))
-rows = np.random.default_rng(1).random(1 << 20)
+rows = np.random.default_rng(1).random((1 << 20) + 1)  # several messages, the last a short one
 for source in range(1, world):
     if own == 0:
         check(struct.send(struct.self, source, rows.ctypes.data, rows.nbytes))

@@ -1,7 +1,7 @@
 """The stages of a pipeline on other machines, which join over TCP with TLS and a token; they are watched and ended.
 
 Every stage has one connection, to rank 0, which passes on what stages send each other.  A beat every half second shows
-that a machine is there; without one for BEAT_LIMIT_S, or when a connection ends, the group ends.  A group takes only
+that a machine is there; when nothing comes for BEAT_LIMIT_S, or a connection ends, the group ends.  A group takes only
 the connections that joined it, so a machine that returns after it was lost has to join another group.
 """
 
