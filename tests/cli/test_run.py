@@ -123,7 +123,7 @@ def test_wrong_usage_is_one_line_with_status_2(penstock_command, args):
 
 def test_prompts_that_do_not_fit_are_refused(penstock_command):
     empty = penstock_command("run", DEMO, "")
-    assert (empty.returncode, "empty" in empty.stderr) == (2, True)
+    assert (empty.returncode, "at least one token" in empty.stderr) == (2, True)
     long = penstock_command("run", DEMO, "-", stdin="x = 1\n" * 2000)
     assert (long.returncode, "1024" in long.stderr) == (2, True)
 

@@ -374,7 +374,7 @@ def test_a_network_is_given_by_its_file(network: object) -> None:
 
 def test_a_network_without_a_model_is_refused_by_name() -> None:
     for make in (LLM, lambda **given: asyncio.run(AsyncLLM.open(**given))):
-        with raises(InvalidArgumentError, param="network", match=r"'file\.py:Class', found .*Async"):
+        with raises(InvalidArgumentError, param="network", match=r"'file\.py:Class', got .*Async"):
             make(network=AsyncLLM)
         with raises(InvalidArgumentError, param="model", match="''"):
             make()

@@ -141,7 +141,7 @@ def test_a_stage_that_is_lost_ends_the_group(
     assert len(stages.processes) == (2 if number == signal.SIGSTOP else 3)
 
 
-def test_a_stage_with_another_token_or_bundle_is_refused(stages: Stages, tmp_path: Path) -> None:
+def test_another_token_or_bundle_is_refused(stages: Stages, tmp_path: Path) -> None:
     other = tmp_path / "other.psm"
     other.write_bytes(DEMO.read_bytes()[:-100])
 
@@ -156,7 +156,7 @@ def test_a_stage_with_another_token_or_bundle_is_refused(stages: Stages, tmp_pat
         stages.open_llm(on_listen=start)
 
 
-def test_a_stage_that_a_group_does_not_need_waits_for_the_next_one(stages: Stages) -> None:
+def test_a_stage_too_many_waits_for_the_next_group(stages: Stages) -> None:
     with stages.open_llm():
         third = stages.start()
         assert third.stderr is not None
@@ -220,7 +220,7 @@ def group(certificate: tuple[Path, Path]) -> Iterator[Group]:
     found.group.close()
 
 
-def test_a_stage_that_leaves_before_the_group_begins_is_named(group: Group) -> None:
+def test_a_stage_that_leaves_too_early_is_named(group: Group) -> None:
     async def main() -> None:
         await group.join()
         assert len(group.group.await_stages()) == 2

@@ -116,7 +116,7 @@ def test_refusals_keep_their_error_class() -> None:
             backend = await models.load(str(DEMO), "code")
             with pytest.raises(NotFoundError, match="'demo'"):
                 models.get("demo")
-            with raises(InvalidArgumentError, param="prompt", match="id 5000"):
+            with raises(InvalidArgumentError, param="prompt", match="got 5000"):
                 await backend.submit([5000], ENDLESS)
             with raises(InvalidArgumentError, param="prompt", match="holds 1024"):
                 await backend.submit([5] * 2000, ENDLESS)
