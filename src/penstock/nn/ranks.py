@@ -7,10 +7,10 @@ and values are whole on each rank.  The processes make the same calls in the sam
 from __future__ import annotations
 
 import atexit
-import datetime
 import hashlib
 import os
 from collections.abc import Iterable
+from datetime import timedelta
 from itertools import pairwise
 from typing import Final
 
@@ -28,7 +28,7 @@ from penstock.nn.weight import MatrixLayer
 
 __all__ = ["check_same_batch", "join_ranks", "shard_network"]
 
-_TIMEOUT: Final = datetime.timedelta(seconds=300)
+_TIMEOUT: Final = timedelta(seconds=300)
 
 
 def join_ranks(world: int) -> None:

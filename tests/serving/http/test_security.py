@@ -26,10 +26,10 @@ def test_every_test_that_is_named_exists():
 
 
 def texts_of(info: inspect.Type, path: str) -> set[str]:
-    """The paths of all fields that may hold a text."""
+    """The paths of all fields that may hold a text.  A field that is refused whatever it holds is none of them."""
     match info:
         case inspect.Metadata():
-            return texts_of(info.type, path)
+            return set() if "why" in (info.extra or {}) else texts_of(info.type, path)
         case inspect.StructType():
             return set().union(*(texts_of(one.type, f"{path}.{one.name}") for one in info.fields))
         case inspect.UnionType():
