@@ -61,7 +61,7 @@ def whole_options(world: int) -> object:
     return dataclasses.replace(CONTEXT, num_pages=PAGES_OF_RANK * world)
 
 
-@pytest.mark.parametrize("world", mostly_long(WORLDS, 2, 3))
+@pytest.mark.parametrize("world", mostly_long(WORLDS, 2))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_match(family: str, world: int, long_context_of: BundleOf, parts_of: PartsOf) -> None:
     path = long_context_of(family, "w8a8")

@@ -12,6 +12,7 @@ from penstock import LLM
 from penstock.errors import UnsupportedError
 from tests.support.errors import raises
 from tests.support.families import save
+from tests.support.marks import mostly_long
 from tests.support.rank_programs import run_ranks
 
 ASK = """
@@ -29,7 +30,10 @@ open(f"{out}/{rank}.json", "w").write(json.dumps([logits, ids]))
 
 @pytest.mark.parametrize(
     ("family", "scheme", "world"),
-    [("llama", "w8a8", 2), ("qwen3_tied_head_dim", "bf16", 3), ("qwen2_windows", "w4a8", 2), ("llama", "f32", 2)],
+    mostly_long(
+        [("llama", "w8a8", 2), ("qwen3_tied_head_dim", "bf16", 3), ("qwen2_windows", "w4a8", 2), ("llama", "f32", 2)],
+        ("qwen3_tied_head_dim", "bf16", 3),
+    ),
 )
 def test_eager_ranks_have_the_bits_of_graph_mode(
     family: str, scheme: str, world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.settings import read_config
 from tests.support.builds import run
 from tests.support.command import environment
+from tests.support.marks import mostly_long
 from tests.support.rank_programs import (
     EXAMPLE,
     MPI_COMM,
@@ -57,7 +58,7 @@ def test_the_example_over_mpi(demo_ranks: Path, config_file: Path) -> None:
     assert set(os.listdir(SHARED_FILES)) == before
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", mostly_long([2, 3], 3))
 @pytest.mark.parametrize("scheme", ["w8a8", "f32"])
 def test_the_bits_over_mpi_are_those_of_one_process(
     world: int,

@@ -24,6 +24,7 @@ from penstock.errors import InvalidArgumentError, PenstockError, UnavailableErro
 from penstock.launch.environment import read_rank_environment
 from tests.support.builds import run, tool
 from tests.support.command import DEMO
+from tests.support.marks import mostly_long
 from tests.support.rank_programs import (
     EXAMPLE,
     PREDICT,
@@ -86,7 +87,7 @@ def predict(folder: Path, source: str, options: str, world: int = 2, launcher: s
     return outputs
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", mostly_long([2, 3], 2))
 @pytest.mark.parametrize(
     ("scheme", "options"),
     [

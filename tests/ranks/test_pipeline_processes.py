@@ -16,8 +16,10 @@ from penstock.errors import InvalidArgumentError, OutOfMemoryError, UnavailableE
 from penstock.llm.llm import LLM
 from penstock.runtime.program import ProgramLimits
 from penstock.runtime.ranks import plan_ranks
+from tests.support.marks import mostly_long
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, rank_pids, tokens_of
 
+LAYOUTS = [RankLayout(2, 2), RankLayout(pp=2), RankLayout(pp=4)]
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
 SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, top_p=0.9, seed=3, n=2, repetition_penalty=1.2, logprobs=3)
 
@@ -33,7 +35,7 @@ def one() -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize("layout", [RankLayout(pp=2), RankLayout(pp=4), RankLayout(2, 2)], ids=str)
+@pytest.mark.parametrize("layout", mostly_long(LAYOUTS, LAYOUTS[0]), ids=str)
 def test_answers_equal_those_of_one_process(layout: RankLayout, one: LLM) -> None:
     """Prompts are cut into chunks, repeated, and answered together."""
     prompts = [*PROMPTS, [7, 8, 9, 10] * 40, "while True:", [5] * 70]

@@ -24,7 +24,7 @@ def num_groups(path: Path) -> int:
         return model.info.num_page_groups
 
 
-@pytest.mark.parametrize("world", mostly_long(WORLDS, 2, 3))
+@pytest.mark.parametrize("world", mostly_long(WORLDS, 3))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_match(family: str, world: int, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     path = bundle_of(family, "w8a8")
@@ -35,7 +35,7 @@ def test_families_match(family: str, world: int, bundle_of: BundleOf, parts_of: 
     assert not ranks.errors
 
 
-@pytest.mark.parametrize("world", mostly_long(WORLDS[1:], 2, 4))
+@pytest.mark.parametrize("world", mostly_long(WORLDS[1:], 4))
 @pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
 def test_schemes_match(scheme: str, world: int, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     """Heads of 24 dimensions, so that ranks begin inside a tile of 16 rows; one KV head for two ranks of four."""
