@@ -305,7 +305,7 @@ static void check_newer(const Handles* h) {
   info.known.struct_size = sizeof info;
   info.newer = ~0ull;
 #define NEWER(call, text) expect(__LINE__, call, PS_UNSUPPORTED, text)
-  NEWER(ps_context_create(&context.known, &made), "options: byte 26 of 32 is set");
+  NEWER(ps_context_create(&context.known, &made), "options: byte 42 of 48 is set");
   NEWER(ps_model_open("x", &model.known, &opened), "options: byte 12 of 16 is set");
   NEWER(ps_program_plan(h->model, h->context, &program.known, &plan), "options: byte");
   NEWER(ps_program_resize(h->program, &program.known), "options: byte");
