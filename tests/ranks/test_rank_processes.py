@@ -23,7 +23,16 @@ from penstock.llm.llm import LLM
 from penstock.runtime import rank_group
 from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
-from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, ROOT, SHARED_MEMORY, rank_pids, tokens_of
+from tests.support.rank_processes import (
+    DEMO,
+    LIMITS,
+    PROMPTS,
+    ROOT,
+    SHARED_MEMORY,
+    left_in_shared_memory,
+    rank_pids,
+    tokens_of,
+)
 
 
 def open_llm(world: int, **options: object) -> LLM:
@@ -67,7 +76,7 @@ def test_a_rank_that_is_killed_ends_the_request_at_once() -> None:
         with pytest.raises(UnavailableError, match=r"rank 1 .*SIGKILL"):
             llm.generate(PROMPTS[1], SamplingParams(max_tokens=2))
     assert rank_pids() == []
-    assert set(os.listdir(SHARED_MEMORY)) == before
+    assert not left_in_shared_memory(before)
 
 
 def test_an_idle_rank_that_is_killed_is_noticed() -> None:
@@ -217,4 +226,4 @@ def test_fifty_groups_that_are_killed_leave_nothing_behind() -> None:
         killer.join()
         assert rank_pids() == []
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert set(os.listdir(SHARED_MEMORY)) == shared
+    assert not left_in_shared_memory(shared)

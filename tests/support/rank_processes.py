@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from penstock.engine.params import SamplingParams
@@ -34,3 +35,11 @@ def tokens_of(llm: LLM, prompts: list, params: SamplingParams) -> list:
     return [
         (answer.token_ids, answer.logprobs) for result in llm.generate(prompts, params) for answer in result.choices
     ]
+
+
+def left_in_shared_memory(before: set[str]) -> set[str]:
+    """The files that were not there before and stay: those of MPI tests that run beside this one go within seconds."""
+    deadline = time.monotonic() + 10
+    while (left := set(os.listdir(SHARED_MEMORY)) - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
