@@ -238,11 +238,8 @@ ps_status ps_program_follow(ps_program* program) {
   return follow_program(program);
 }
 
-ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, const ps_sampled* out) {
-  const FloatEnvironment environment;
-  const Use use(program);
-  PS_TRY(use.status());
-  PS_TRY(has_logits(program));
+// The rows of the last step.
+static ps_status sample_rows(ps_program* program, const ps_sampling* sampling, const ps_sampled* out) {
   ps_sampling s;
   ps_sampled o;
   PS_TRY(read_struct(sampling, &s, "sampling"));
@@ -250,6 +247,14 @@ ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, co
   const SampleSource source = source_of(*program, program->num_rows);
   PS_TRY(check_sample(source, s, o));
   return sample(program, source, s, o);
+}
+
+ps_status ps_program_sample(ps_program* program, const ps_sampling* sampling, const ps_sampled* out) {
+  const FloatEnvironment environment;
+  const Use use(program);
+  PS_TRY(use.status());
+  PS_TRY(has_logits(program));
+  return sample_rows(program, sampling, out);
 }
 
 ps_status ps_program_step(ps_program* program, const ps_batch* batch, const ps_sampling* sampling,
@@ -292,13 +297,7 @@ ps_status ps_program_collect(ps_program* program, const ps_sampling* sampling, c
   PS_TRY(use.status());
   PS_TRY(collect_program(program));
   if (!sampling) return PS_OK;
-  ps_sampling s;
-  ps_sampled o;
-  PS_TRY(read_struct(sampling, &s, "sampling"));
-  PS_TRY(read_struct(out, &o, "out"));
-  const SampleSource source = source_of(*program, program->num_rows);
-  PS_TRY(check_sample(source, s, o));
-  return sample(program, source, s, o);
+  return sample_rows(program, sampling, out);
 }
 
 ps_status ps_program_logits(const ps_program* program, const float** logits, int32_t* num_rows, int32_t* vocab) {

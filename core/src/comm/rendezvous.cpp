@@ -250,7 +250,7 @@ ps_status open_comm(const Rendezvous& m, int memory, const Welcome& welcome, Sha
   return out->watch(welcome.pids);
 }
 
-// Rank 0 cannot listen.  Whoever holds the name is asked who it is: another user may hold it too.
+// The name is taken, so rank 0 cannot listen.  The message says which process has it, which may be another user's.
 ps_status fail_taken(const Rendezvous& m) {
   const Descriptor link(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   ucred peer{};
@@ -303,7 +303,7 @@ ps_status host_group(const Rendezvous& m, SharedComm* out) {
     }
     char stranger[kReasonBytes] = "";
     find_stranger(m.hello, hello, has_come, stranger);
-    if (stranger[0]) {  // it alone is told: the ranks of this group may still come
+    if (stranger[0]) {  // only it is refused: the ranks of this group may still come
       memcpy(refusal.reason, stranger, kReasonBytes);
       send_welcome(fd, refusal, -1);
       close(fd);
@@ -329,7 +329,7 @@ ps_status host_group(const Rendezvous& m, SharedComm* out) {
   return status == PS_OK ? open_comm(m, memory.get(), welcome, out) : status;
 }
 
-// PS_IO_ERROR: nobody listens yet.
+// PS_IO_ERROR: rank 0 does not listen yet.
 ps_status ask_host(const Rendezvous& m, SharedComm* out) {
   const Descriptor link(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   int32_t pid = 0;

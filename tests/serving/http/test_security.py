@@ -26,7 +26,7 @@ def test_every_test_that_is_named_exists():
 
 
 def texts_of(info: inspect.Type, path: str) -> set[str]:
-    """The paths of all fields that may hold a text.  A field that is refused whatever it holds is none of them."""
+    """Return the paths of all fields that may hold text, without those that are always refused."""
     match info:
         case inspect.Metadata():
             return set() if "why" in (info.extra or {}) else texts_of(info.type, path)
