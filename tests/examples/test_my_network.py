@@ -15,6 +15,7 @@ from penstock.cli.main import make_parser
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.graph.export import export_bundle
 from penstock.models import registry
+from penstock.models.families import built_in_families
 from penstock.models.registry import (
     find_network,
     load_network_script,
@@ -58,7 +59,7 @@ def test_register_network_makes_the_type_known(folder: Path, monkeypatch: pytest
     with raises(UnsupportedError, param="model_type", match="llama, mistral, qwen2, qwen3, found 'mine'"):
         EagerProgram(folder, limits=LIMITS)
     register_network("mine", load_network_script(SPEC).Network)
-    assert supported_types() == ["llama", "mine", "mistral", "qwen2", "qwen3"]
+    assert supported_types() == sorted([*built_in_families(), "mine"])
     assert find_network("mine").Network.__name__ == "Net"
     assert registered_script("mine") == SPEC
     assert registered_script("llama") is None

@@ -23,8 +23,8 @@ program.run(StepBatch(int32(7, 8, 9), int32(0, 1, 2), int32(0, 3), int32(0).resh
 print("logits", program.logits().shape)
 """
 COMMANDS = """
-import penstock.models.llama
-break penstock.models.llama.LlamaAttention.forward
+import penstock.models.decoders.llama
+break penstock.models.decoders.llama.LlamaAttention.forward
 continue
 p x.shape, batch.positions.tolist()
 p self.q_proj

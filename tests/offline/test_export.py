@@ -99,7 +99,7 @@ def test_a_network_in_memory(here: list[dict[str, Any]], tmp_path: Path) -> None
 
 def test_a_script_of_ones_own(here: list[dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
-        "from penstock.models.llama import Config, Network\n\n\nclass Net(Network):\n    Config = Config\n"
+        "from penstock.models.decoders.llama import Config, Network\n\n\nclass Net(Network):\n    Config = Config\n"
     )
     model = tmp_path / "model"
     shutil.copytree(FOLDER, model)

@@ -190,7 +190,8 @@ def test_folders_stay_small_and_say_what_they_may_know() -> None:
     for folder in sorted({path.parent for path in modules()}):
         relative = folder.relative_to(PACKAGE).as_posix()
         files = [path for path in folder.glob("*.py") if not path.name.endswith(("_pb2.py", "__init__.py"))]
-        assert len(files) <= MAX_FOLDER_FILES or relative == "models", f"{relative} has {len(files)} files"
+        # A folder of families has one file per family.
+        assert len(files) <= MAX_FOLDER_FILES or relative.startswith("models/"), f"{relative} has {len(files)} files"
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{relative} has no docstring"
 
 

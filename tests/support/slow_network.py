@@ -7,7 +7,7 @@ from pathlib import Path
 NETWORK = """
 import time
 from pathlib import Path
-from penstock.models.llama import Config, Network
+from penstock.models.decoders.llama import Config, Network
 class Slow(Network):
     def __init__(self, config):
         print("a print in a network script")

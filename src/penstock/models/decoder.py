@@ -1,7 +1,7 @@
 """The parts that decoder-only language models share: sizes, the feed-forward layer, the residual stream.
 
-Each family adds its own attention (``src/penstock/models/llama.py`` and others).  Module paths are the checkpoint's
-names.
+Each family adds its own attention (``src/penstock/models/decoders/llama.py`` and others).  Module paths are the
+checkpoint's names.
 """
 
 from __future__ import annotations

@@ -7,15 +7,29 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["built_in_families"]
+__all__ = ["built_in_families", "family_modules"]
 
-# A file of this folder defines a network if it defines or re-exports a class Network.
-_DEFINES_NETWORK: Final = re.compile(r"^(class Network\(|from penstock\.models\.\w+ import Network$)", re.MULTILINE)
+# A file of a subfolder defines a network if it defines or re-exports a class Network.
+_DEFINES_NETWORK: Final = re.compile(
+    r"^(class Network\(|from penstock\.models\.\w+\.\w+ import (\w+, )*Network(, \w+)*( +#.*)?$)", re.MULTILINE
+)
+
+_ALIASES: Final[dict[str, str]] = {}
+"""Further values of model_type, with the file name of the family whose network they have."""
 
 
 @cache
+def family_modules() -> dict[str, str]:
+    """Return the module of each model_type: the file's name is the model_type, except for the aliases."""
+    folder = Path(__file__).parent
+    modules = {
+        path.stem: f"penstock.models.{path.parent.name}.{path.stem}"
+        for path in folder.glob("*/*.py")
+        if _DEFINES_NETWORK.search(path.read_text())
+    }
+    return modules | {alias: modules[name] for alias, name in _ALIASES.items()}
+
+
 def built_in_families() -> tuple[str, ...]:
-    """Return the names of the files of this folder that define a network, sorted."""
-    return tuple(
-        sorted(path.stem for path in Path(__file__).parent.glob("*.py") if _DEFINES_NETWORK.search(path.read_text()))
-    )
+    """Return every model_type that has a network here, sorted."""
+    return tuple(sorted(family_modules()))

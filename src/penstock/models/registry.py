@@ -1,4 +1,4 @@
-"""Find the network of a model_type: in the files of this folder, or among those that the user registered."""
+"""Find the network of a model_type: in the files of the subfolders, or among those that the user registered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from penstock.config import show
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.models.families import built_in_families
+from penstock.models.families import built_in_families, family_modules
 from penstock.models.network_script import run_network_script, split_spec
 from penstock.validation import refusal
 
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Definition:
-    """A network as a file of this folder defines it; ``Network(Config.read(reader))`` constructs it.
+    """A network as a file of a subfolder defines it; ``Network(Config.read(reader))`` constructs it.
 
     The config has at least ``vocab_size`` and ``context_len``.  Errors of ``Config.read`` name the file and the key.
     """
@@ -55,7 +55,7 @@ def find_network(model_type: str) -> Definition:
             "use --network or penstock.register_network for a network of your own",
             param="model_type",
         )
-    module = importlib.import_module(f"penstock.models.{model_type}")
+    module = importlib.import_module(family_modules()[model_type])
     return Definition(module.Config, module.Network)
 
 

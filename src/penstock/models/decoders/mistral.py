@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.config import ConfigReader
 from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers
-from penstock.models.llama import Network
+from penstock.models.decoders.llama import Network
 
 __all__ = ["Config", "Network"]
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder
-from penstock.models.llama import LlamaAttention
-from penstock.models.qwen2 import read_windows
+from penstock.models.decoders.llama import LlamaAttention
+from penstock.models.decoders.qwen2 import read_windows
 from penstock.nn import RMSNorm
 
 __all__ = ["Config", "Network"]

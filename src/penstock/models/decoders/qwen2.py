@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
-from penstock.models.llama import LlamaAttention
+from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import RowParallelLinear
 
 __all__ = ["Config", "Network", "read_windows"]

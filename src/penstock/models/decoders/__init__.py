@@ -1,0 +1,1 @@
+"""Decoders with RMS norm, one file per model_type."""
