@@ -370,17 +370,20 @@ class ConfigReader:
             param="quantization_config",
         )
 
-    def rope(self, head_dim: builtins.int) -> RopeConfig:
-        """Return the rotary positions of heads of ``head_dim``.
+    def rope(
+        self, head_dim: builtins.int, *, theta: builtins.float = 10000.0, rotary_share: builtins.float = 1.0
+    ) -> RopeConfig:
+        """Return the rotary positions of heads of ``head_dim``; ``theta`` and ``rotary_share`` are defaults.
 
         Reads the old keys (rope_theta, rope_scaling) and the new one (rope_parameters).  Raises UnsupportedError for a
         rope type other than default, linear, llama3 and yarn.
         """
         section = _rope_section(self)
-        theta = section.float("rope_theta", self.float("rope_theta", 10000.0, min=1.0), min=1.0)
+        theta = section.float("rope_theta", self.float("rope_theta", theta, min=1.0), min=1.0)
         type_key = "rope_type" if section.has("rope_type") else "type"
         rope_type = section.one_of(type_key, ("default", "linear", "llama3", "yarn"), "default")
-        share = section.float("partial_rotary_factor", self.float("partial_rotary_factor", 1.0, max=1.0), max=1.0)
+        share = self.float("partial_rotary_factor", rotary_share, max=1.0)
+        share = section.float("partial_rotary_factor", share, max=1.0)
         rotary_dim = builtins.int(head_dim * share)
         if not 2 <= rotary_dim <= MAX_ROTARY_DIM or rotary_dim % 2:
             raise self.error("head_dim", f"an even number of rotary dimensions, 2 to {MAX_ROTARY_DIM}", rotary_dim)

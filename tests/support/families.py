@@ -43,6 +43,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1, "num_hidden_layers": 3},
     ),
+    "phi3": ("phi3", {"num_key_value_heads": 1, "pad_token_id": 0}),
+    "phi3_partial_window": (
+        "phi3",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+            "sliding_window": 33,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+        },
+    ),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3_tied_head_dim": (
         "qwen3",

@@ -80,20 +80,23 @@ def _entries(checkpoint: Checkpoint, plan: dict[str, Scheme], names: list[str]) 
 
 
 def quantize_checkpoint(
-    source: Path | str, out: Path | str, scheme: str, progress: QuantizeProgress | None = None
+    source: Checkpoint | Path | str, out: Path | str, scheme: str, progress: QuantizeProgress | None = None
 ) -> QuantizeReport:
     """Write the folder ``out``, which must not exist, from the checkpoint folder ``source``.
+
+    Of a family whose tensors differ from the network's parameters, ``source`` is what ``models.mapped.open_mapped``
+    returns; the folder then has the parameters.
 
     ``progress(done, total)`` counts bytes of the source.  The folder appears complete or not at all.  Raises what
     ``Checkpoint.open`` raises, and InvalidArgumentError for a scheme that does not quantize or an existing ``out``.
     """
     start = time.monotonic()
     scheme_row = quantizing_scheme(scheme)
-    checkpoint = Checkpoint.open(source)
+    checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
     if checkpoint.scheme is not None:
         raise UnsupportedError(
-            f"{source}: expected float weights, found weights quantized as {checkpoint.scheme}. Use the original "
-            "checkpoint."
+            f"{checkpoint.folder}: expected float weights, found weights quantized as {checkpoint.scheme}. "
+            "Use the original checkpoint."
         )
     plan = plan_weights(checkpoint, scheme_row)
     names = [name for name in checkpoint.tensors if name not in checkpoint.redundant_names()]

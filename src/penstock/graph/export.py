@@ -84,8 +84,15 @@ def export_bundle(
     segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
     segments = {} if rank else segments  # rank 0 has them
     from penstock.models.meta import construct_on_meta
+    from penstock.models.sources import as_network, differs
 
     built = construct_on_meta(checkpoint.config, network)
+    if folder is not None and differs(checkpoint, built.network):
+        raise UnsupportedError(
+            f"{source}: a sharded folder of model_type {built.name} is not supported, because its tensors are not the "
+            "network's parameters. Export the whole folder with --tp."
+        )
+    checkpoint = as_network(checkpoint, built.network)
     tell("capture", 0, 0)
     graph, constants = build_graph(built, chosen, checkpoint.dtype)
     if tail is not None:

@@ -55,12 +55,20 @@ def read_num_layers(reader: ConfigReader) -> int:
 
 
 def read_decoder(
-    reader: ConfigReader, windows: tuple[int, ...], *, head_dim: int | None = None, context_len: int
+    reader: ConfigReader,
+    windows: tuple[int, ...],
+    *,
+    context_len: int,
+    head_dim: int | None = None,
+    norm_eps: float = 1e-6,
+    theta: float = 10000.0,
+    rotary_share: float = 1.0,
+    tied: bool = False,
 ) -> DecoderConfig:
     """Read and check config.json; errors name the key.
 
-    ``head_dim`` and ``context_len`` are the family's defaults.  Without ``head_dim`` it is ``hidden_size`` divided by
-    the number of heads.
+    The keyword arguments are the family's defaults of keys that are missing.  Without ``head_dim`` it is
+    ``hidden_size`` divided by the number of heads.
     """
     reader.one_of("hidden_act", ("silu",), "silu")
     hidden_size, num_heads = reader.int("hidden_size"), reader.int("num_attention_heads")
@@ -76,9 +84,9 @@ def read_decoder(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         context_len=reader.int("max_position_embeddings", context_len),
-        norm_eps=reader.float("rms_norm_eps", 1e-6),
-        rope=reader.rope(head_dim),
-        tied=reader.bool("tie_word_embeddings", False),
+        norm_eps=reader.float("rms_norm_eps", norm_eps),
+        rope=reader.rope(head_dim, theta=theta, rotary_share=rotary_share),
+        tied=reader.bool("tie_word_embeddings", tied),
         attention_bias=reader.bool("attention_bias", False),
         mlp_bias=reader.bool("mlp_bias", False),
         windows=windows,

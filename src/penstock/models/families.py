@@ -7,12 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["built_in_families", "family_modules"]
+__all__ = ["built_in_families", "family_modules", "maps_tensors"]
 
 # A file of a subfolder defines a network if it defines or re-exports a class Network.
 _DEFINES_NETWORK: Final = re.compile(
     r"^(class Network\(|from penstock\.models\.\w+\.\w+ import (\w+, )*Network(, \w+)*( +#.*)?$)", re.MULTILINE
 )
+
+_MAPS_TENSORS: Final = re.compile(r"^    (def tensor_sources\(|(unread_tensors|tensor_prefix)\b)", re.MULTILINE)
 
 _ALIASES: Final[dict[str, str]] = {}
 """Further values of model_type, with the file name of the family whose network they have."""
@@ -33,3 +35,13 @@ def family_modules() -> dict[str, str]:
 def built_in_families() -> tuple[str, ...]:
     """Return every model_type that has a network here, sorted."""
     return tuple(sorted(family_modules()))
+
+
+@cache
+def maps_tensors(model_type: str) -> bool:
+    """Return True for a family whose file says that a parameter differs from the checkpoint's tensor of its name."""
+    module = family_modules().get(model_type)
+    if module is None:
+        return False
+    path = Path(__file__).parent.joinpath(*module.split(".")[2:]).with_suffix(".py")
+    return _MAPS_TENSORS.search(path.read_text()) is not None

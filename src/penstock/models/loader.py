@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.config import show
+from penstock.checkpoint.sources import OWN_NAMES
+from penstock.config import ConfigReader, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.meta import construct_on_meta
+from penstock.models.sources import as_network
 from penstock.quant.folder import new_folder
 from penstock.quant.round_to_nearest import as_array
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
@@ -32,6 +35,7 @@ def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module
     if checkpoint.scheme is not None:
         raise UnsupportedError(f"{folder}: expected float weights, found a folder quantized as {checkpoint.scheme}")
     built = construct_on_meta(checkpoint.config, network).network
+    checkpoint = as_network(checkpoint, built)
     names = {name for name, _ in built.named_parameters()}
     extra = set(checkpoint.tensors) - names
     if extra:
@@ -76,6 +80,10 @@ def save_network(network: nn.Module, folder: Path | str) -> None:
         raise InvalidArgumentError(
             "network: expected a network from penstock.load_network, found one without config", param="network"
         )
+    sides = dict(side_files)
+    if callable(getattr(network, "tensor_sources", None)):  # the folder has the parameters, not what they came from
+        config = ConfigReader.parse(sides["config.json"], "config.json")
+        sides["config.json"] = (json.dumps(config.values | {OWN_NAMES: True}, indent=2) + "\n").encode()
     parameters = dict(network.named_parameters())
     for name, parameter in parameters.items():
         if not parameter.dtype.is_floating_point:
@@ -85,7 +93,7 @@ def save_network(network: nn.Module, folder: Path | str) -> None:
             )
     arrays = {name: as_array(parameter) for name, parameter in parameters.items()}
     with new_folder(Path(folder)) as temporary:
-        for name, data in side_files.items():
+        for name, data in sides.items():
             (temporary / name).write_bytes(data)
         entries = [TensorEntry(name, kind.upper(), array.shape) for name, (array, kind) in arrays.items()]
         writer = TensorWriter(temporary / "model.safetensors", entries)

@@ -20,6 +20,7 @@ from penstock.core import layouts, native
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.meta import construct_on_meta
 from penstock.models.network_script import script_errors
+from penstock.models.sources import as_network
 from penstock.nn import (
     Batch,
     Linear,
@@ -72,6 +73,7 @@ class EagerProgram:
         scheme = checkpoint.choose_scheme(scheme)
         built = construct_on_meta(checkpoint.config, network)
         self.network, self._script = built.network, built.script
+        checkpoint = as_network(checkpoint, built.network)
         groups = assign_page_groups(self.network)
         bidirectional = any(not layer.causal for layer in attention_layers(self.network).values())
         limits = _complete(limits, built.context_len, scheme, bidirectional)

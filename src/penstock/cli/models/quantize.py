@@ -30,11 +30,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Quantize; show progress on standard error and print one line of figures."""
     from penstock.checkpoint.quantize import quantize_checkpoint
+    from penstock.models.mapped import open_mapped
     from penstock.runtime.build import Progress
 
     with ProgressLine() as line:
         report = quantize_checkpoint(
-            downloaded_path(args.checkpoint),
+            open_mapped(downloaded_path(args.checkpoint)),
             args.out,
             args.scheme,
             progress=lambda done, total: line(Progress("quantize", done, total)),

@@ -1,0 +1,215 @@
+"""A checkpoint as a network reads it: parameters that come from rows of a fused tensor, or from one of another form.
+
+A network declares them in ``tensor_sources()``; ``penstock.models.sources`` has functions that make such tables.  A
+folder that Penstock wrote from a network (quantized, or saved) has the network's own names and forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.float_types import to_float32
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.tensor_file import TensorInfo
+from penstock.config import ConfigReader, show, show_tensors
+from penstock.errors import InvalidFileError
+from penstock.quant.tensor_writer import TensorEntry
+
+__all__ = ["OWN_NAMES", "MappedCheckpoint", "Source", "Sources", "has_own_names"]
+
+OWN_NAMES: Final = "penstock_names"
+"""The key of config.json that is true in a folder of floats whose tensors have the network's own names and forms."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a parameter comes from: ``tensor[index]``, transposed if ``transposed``, of it the rows in ``rows``.
+
+    ``rows`` are ranges [start, stop) in the order of the parameter's rows; none means all rows.  ``index`` selects from
+    the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32.
+    """
+
+    tensor: str
+    rows: tuple[tuple[int, int], ...] = ()
+    transposed: bool = False
+    plus: float = 0.0
+    index: int | None = None
+
+
+Sources = Mapping[str, Source | tuple[Source, ...]]
+"""By parameter name; several sources are rows one below another.  A name that is absent is that of its tensor."""
+
+
+def has_own_names(config: ConfigReader) -> bool:
+    """Return True for a folder that Penstock wrote from a network, whose tensors are its parameters."""
+    return config.quantization() is not None or config.bool(OWN_NAMES, False)
+
+
+class MappedCheckpoint(Checkpoint):
+    """A checkpoint whose ``tensors`` are the parameters of a network, and the stored tensors that it does not read.
+
+    ``shapes``: of the parameters.  ``unread``: patterns of names of tensors that the network need not read.
+    ``prefix``: begins every tensor name in ``sources``; folders of the bare model lack it.  Reads are views where a
+    parameter is one range of rows, and otherwise copies of one parameter.  Raises InvalidFileError, which names the
+    stored tensor, for one that is missing, has another shape, or has rows that no parameter reads.
+    """
+
+    def __init__(
+        self,
+        stored: Checkpoint,
+        shapes: Mapping[str, tuple[int, ...]],
+        sources: Sources,
+        *,
+        unread: Sequence[str] = (),
+        prefix: str = "",
+    ) -> None:
+        super().__init__(stored.folder, stored.config, stored.tensor_files)
+        self._unread = tuple(unread)
+        self._stored = self.tensors
+        if prefix and not any(name.startswith(prefix) for name in self._stored):
+            sources = _without_prefix(sources, shapes, prefix)
+        self._sources = {
+            name: pieces if isinstance(pieces, tuple) else (pieces,)
+            for name, pieces in sources.items()
+            if name in shapes
+        }
+        read: dict[str, list[Source]] = {}
+        for piece in (piece for pieces in self._sources.values() for piece in pieces):
+            read.setdefault(piece.tensor, []).append(piece)
+        missing = sorted(read.keys() - self._stored.keys())
+        if missing:
+            raise InvalidFileError(f"{self.folder}: lacks {show_tensors(missing)}, which the network reads")
+        for tensor, readers in read.items():
+            self._check_rows(tensor, readers)
+        self.tensors = {name: info for name, info in self._stored.items() if name not in read}
+        for name in self._sources:
+            self.tensors[name] = self._info(name, shapes[name])
+
+    def redundant_names(self) -> set[str]:
+        """Return the names of tensors that a network need not read."""
+        names = {name for name in self.tensors if name not in self._sources}
+        unread = {name for name in names if any(fnmatchcase(name, pattern) for pattern in self._unread)}
+        return super().redundant_names() | unread
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return the parameter, or the stored tensor: float32, uint16 (the bits of f16 and bf16), int8 or uint8."""
+        pieces = self._sources.get(name)
+        if pieces is None:
+            return super().read(name)
+        arrays = [self._read_piece(piece) for piece in pieces]
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+    def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
+        """Release the memory pages of a parameter or of a range of its bytes.  Views stay valid."""
+        pieces = self._sources.get(name)
+        if pieces is None:
+            super().release(name, begin, end)
+            return
+        own = pieces[0]
+        is_view = len(pieces) == 1 and not own.transposed and not own.plus and len(own.rows) <= 1
+        if is_view and end is not None:
+            info = self._stored[own.tensor]
+            offset = (own.index or 0) * (info.num_bytes // info.shape[0]) if own.index is not None else 0
+            if own.rows:
+                offset += own.rows[0][0] * _row_bytes(info, own.index)
+            super().release(own.tensor, offset + begin, offset + end)
+        elif end is None or end == self.tensors[name].num_bytes:
+            for tensor in {piece.tensor for piece in pieces}:
+                super().release(tensor)
+
+    def _read_piece(self, piece: Source) -> NDArray[Any]:
+        values, dtype = super().read(piece.tensor), self._stored[piece.tensor].dtype
+        if piece.index is not None:
+            values = values[piece.index]
+        if piece.transposed:
+            values = values.T
+        if len(piece.rows) == 1:
+            values = values[slice(*piece.rows[0])]
+        elif piece.rows:
+            values = values[np.concatenate([np.arange(start, stop) for start, stop in piece.rows])]
+        if piece.plus:
+            values = to_float32(np.ascontiguousarray(values), dtype) + np.float32(piece.plus)
+        return np.ascontiguousarray(values)
+
+    def _shape(self, piece: Source) -> tuple[int, ...]:
+        """Return the shape in which ``piece.rows`` counts; InvalidFileError for too few dimensions."""
+        info = self._stored[piece.tensor]
+        shape = info.shape if piece.index is None else info.shape[1:]
+        if not shape or (piece.transposed and len(shape) != 2):
+            raise InvalidFileError(
+                f"{info.file}: tensor {show(piece.tensor)}: shape: expected a matrix, found {list(info.shape)}",
+                param="shape",
+            )
+        return shape[::-1] if piece.transposed else shape
+
+    def _check_rows(self, tensor: str, pieces: list[Source]) -> None:
+        """Check that the parameters read all rows of a stored tensor, and no others."""
+        info = self._stored[tensor]
+        by_index: dict[int | None, list[Source]] = {}
+        for piece in pieces:
+            by_index.setdefault(piece.index, []).append(piece)
+        if None not in by_index and by_index.keys() != set(range((info.shape or (0,))[0])):
+            raise self._wrong_size(tensor, f"{len(by_index)} matrices", list(info.shape))
+        for own in by_index.values():
+            num_rows = self._shape(own[0])[0]
+            end = 0
+            for start, stop in sorted(rows for piece in own for rows in piece.rows or ((0, num_rows),)):
+                if start > end:
+                    break
+                end = max(end, stop)
+            if end != num_rows:
+                last = max((stop for piece in own for _, stop in piece.rows), default=end)
+                raise self._wrong_size(tensor, f"{last} {'columns' if own[0].transposed else 'rows'}", list(info.shape))
+
+    def _wrong_size(self, tensor: str, expected: str, found: list[int]) -> InvalidFileError:
+        file = self._stored[tensor].file
+        return InvalidFileError(
+            f"{file}: tensor {show(tensor)}: shape: expected {expected}, found {found}", param="shape"
+        )
+
+    def _info(self, name: str, expected: tuple[int, ...]) -> TensorInfo:
+        """Return type and shape of a parameter; InvalidFileError names the stored tensor that does not fit."""
+        pieces, num_rows = self._sources[name], 0
+        first = self._stored[pieces[0].tensor]
+        dtype = "f32" if any(piece.plus for piece in pieces) else first.dtype
+        for piece in pieces:
+            info, shape = self._stored[piece.tensor], self._shape(piece)
+            own_dtype = "f32" if piece.plus else info.dtype
+            if own_dtype != dtype:
+                raise InvalidFileError(
+                    f"{info.file}: tensor {show(piece.tensor)}: dtype: expected {dtype.upper()}, as the other parts of "
+                    f"{show(name)} have, found {own_dtype.upper()}",
+                    param="dtype",
+                )
+            num_rows += sum(stop - start for start, stop in piece.rows) if piece.rows else shape[0]
+            if shape[1:] != expected[1:]:
+                raise self._wrong_size(piece.tensor, f"{list(expected)} for {show(name)}", list(info.shape))
+        if num_rows != expected[0]:
+            raise self._wrong_size(
+                pieces[0].tensor, f"{expected[0]} rows for {show(name)}", list(self._stored[pieces[0].tensor].shape)
+            )
+        num_bytes = TensorEntry(name, dtype.upper(), expected).num_bytes
+        return replace(first, dtype=dtype, shape=expected, num_bytes=num_bytes)
+
+
+def _row_bytes(info: TensorInfo, index: int | None) -> int:
+    shape = info.shape if index is None else info.shape[:2]
+    return info.num_bytes // max(int(np.prod(shape[: 1 if index is None else 2])), 1)
+
+
+def _without_prefix(
+    sources: Sources, shapes: Mapping[str, tuple[int, ...]], prefix: str
+) -> dict[str, Source | tuple[Source, ...]]:
+    """Return the table of all parameters for a folder whose tensor names lack ``prefix``."""
+    result: dict[str, Source | tuple[Source, ...]] = {}
+    for name in shapes:
+        own = sources.get(name, Source(name))
+        pieces = own if isinstance(own, tuple) else (own,)
+        result[name] = tuple(replace(piece, tensor=piece.tensor.removeprefix(prefix)) for piece in pieces)
+    return result

@@ -1,0 +1,35 @@
+"""Open a checkpoint folder under the names of its network's parameters, and import PyTorch only where they differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.checkpoint.folder import Checkpoint
+from penstock.errors import UnsupportedError
+from penstock.extras import install_command
+from penstock.models.families import maps_tensors
+
+__all__ = ["open_mapped"]
+
+
+def open_mapped(folder: Path | str) -> Checkpoint:
+    """Return the checkpoint of a folder as the built-in network of its model_type reads it.
+
+    Raises what ``Checkpoint.open`` raises, InvalidFileError for tensors that the network cannot read, and
+    UnsupportedError for a family whose tensors differ from its parameters while PyTorch is not installed.
+    """
+    checkpoint = Checkpoint.open(folder)
+    model_type = checkpoint.config.optional_str("model_type") or ""
+    if checkpoint.scheme is not None or not maps_tensors(model_type):
+        return checkpoint
+    try:
+        from penstock.models.meta import construct_on_meta
+        from penstock.models.sources import as_network
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UnsupportedError(
+            f"{folder}: model_type {model_type} needs PyTorch, which is not installed. "
+            f"Run `{install_command('torch')}`."
+        ) from None
+    return as_network(checkpoint, construct_on_meta(checkpoint.config).network)

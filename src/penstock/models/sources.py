@@ -1,0 +1,90 @@
+"""Tables of the tensors that a network's parameters come from, for its method ``tensor_sources``.
+
+A network whose checkpoint stores every parameter under its own name, in its own form, needs none.  Beside the method
+it may have ``unread_tensors``, patterns of names of tensors that it need not read, and ``tensor_prefix``, with which
+the names of its tensors begin except in folders of the bare model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.sources import MappedCheckpoint, Source, Sources, has_own_names
+from penstock.nn import LayerNorm, RMSNorm
+
+__all__ = ["add_to_norms", "as_network", "differs", "fused_rows", "renamed", "transposed"]
+
+
+def differs(checkpoint: Checkpoint, network: nn.Module) -> bool:
+    """Return True if the network says that its parameters differ from the tensors of the checkpoint."""
+    declares = any(hasattr(network, name) for name in ("tensor_sources", "unread_tensors", "tensor_prefix"))
+    return declares and not has_own_names(checkpoint.config)
+
+
+def as_network(checkpoint: Checkpoint, network: nn.Module) -> Checkpoint:
+    """Return the checkpoint as a network reads it; ``network`` has its logical weights, for example meta tensors.
+
+    Raises InvalidFileError, which names a tensor of the checkpoint.
+    """
+    if not differs(checkpoint, network):
+        return checkpoint
+    declare = getattr(network, "tensor_sources", None)
+    unread, prefix = getattr(network, "unread_tensors", ()), getattr(network, "tensor_prefix", "")
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    table: Sources = {} if declare is None else declare()
+    return MappedCheckpoint(checkpoint, shapes, table, unread=unread, prefix=prefix)
+
+
+def fused_rows(network: nn.Module, fused: str, parts: Sequence[str], groups: int = 1) -> dict[str, Source]:
+    """Return the sources of linears ``parts`` whose rows one tensor ``fused`` of the same module stacks.
+
+    With ``groups`` the tensor has, for each group of heads, first its rows of ``parts[0]``, then of ``parts[1]`` and
+    so on: [groups, sum of rows, in_features].
+    """
+    table = {}
+    for path, _ in list(network.named_modules()):
+        parent, _, last = path.rpartition(".")
+        if last != parts[0]:
+            continue
+        layers = [network.get_submodule(f"{parent}.{part}") for part in parts]
+        sizes = [layer.get_parameter("weight").shape[0] // groups for layer in layers]
+        for i, (part, layer) in enumerate(zip(parts, layers, strict=True)):
+            starts = [group * sum(sizes) + sum(sizes[:i]) for group in range(groups)]
+            rows = tuple((start, start + sizes[i]) for start in starts)
+            for leaf, _ in layer.named_parameters(recurse=False):
+                table[f"{parent}.{part}.{leaf}"] = Source(f"{parent}.{fused}.{leaf}", rows)
+    return table
+
+
+def add_to_norms(network: nn.Module, plus: float = 1.0) -> dict[str, Source]:
+    """Return the sources of the weights of norms that a checkpoint stores less ``plus``."""
+    return {
+        f"{path}.weight": Source(f"{path}.weight", plus=plus)
+        for path, module in network.named_modules()
+        if isinstance(module, RMSNorm | LayerNorm)
+    }
+
+
+def renamed(network: nn.Module, table: Mapping[str, Source], names: Sequence[tuple[str, str]]) -> dict[str, Source]:
+    """Return ``table`` with other names of tensors: in each, every text of ``names`` is replaced, in their order."""
+    result = {}
+    for name, _ in network.named_parameters():
+        source = table.get(name, Source(name))
+        tensor = source.tensor
+        for own, stored in names:
+            tensor = tensor.replace(own, stored)
+        result[name] = replace(source, tensor=tensor)
+    return result
+
+
+def transposed(network: nn.Module, table: Mapping[str, Source], layers: Sequence[str]) -> dict[str, Source]:
+    """Return ``table`` with the matrices of ``layers``, last parts of module paths, stored as [in, out] (Conv1D)."""
+    result = dict(table)
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 2 and name.split(".")[-2] in layers:
+            result[name] = replace(result.get(name, Source(name)), transposed=True)
+    return result
