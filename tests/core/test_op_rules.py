@@ -62,6 +62,14 @@ def gelu(approximate: str) -> Patch:
     return change
 
 
+def scaled(op: str, attr: str, number: float) -> Patch:
+    def change(graph: Graph) -> None:
+        add(graph, "s", DType.F32, (T, c(HIDDEN)))
+        graph.nodes.insert(1, Node(op, "s", [value("hidden")], ["s"], {attr: number}))
+
+    return change
+
+
 def topk(k: int) -> Patch:
     def change(graph: Graph) -> None:
         add(graph, "v", DType.F32, (T, c(max(k, 1))))
@@ -96,6 +104,8 @@ RULES: dict[str, tuple[Patch, str]] = {
     "keys": (at("kv_append", 0, value("cos_sin")), "k: expected the state's 2 heads"),
     "alibi": (at("attention", 5, weight("first.weight")), r"alibi: expected a rows_f32 weight \[1, 4\]"),
     "gelu": (gelu("exact"), 'approximate: expected "none" or "tanh", found "exact"'),
+    "scale": (scaled("scale", "factor", 1e39), "factor: expected a finite number, found 1e\\+39"),
+    "softcap": (scaled("softcap", "cap", -1.0), "cap: expected a normal float32 above 0, found -1"),
     "topk_none": (topk(0), "k: expected 1 to 32, found 0"),
     "topk_many": (topk(33), "k: expected 1 to 32, found 33"),
 }  # fmt: skip

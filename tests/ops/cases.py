@@ -215,6 +215,14 @@ def _unary() -> Iterator[Case]:
         yield Case(f"{rows}x{dim}-strided", (cut(rows, dim),), {})
 
 
+def _scaled(attr: str) -> Iterator[Case]:
+    for value in (0.3, 50.0):
+        for rows, dim in ROW_SHAPES:
+            yield Case(f"{value}-{rows}x{dim}", (randn(rows, dim) * 20,), {attr: value})
+        yield Case(f"{value}-strided", (cut(3, 33) * 1e3,), {attr: value})
+    yield Case("heads", (randn(4, 3, 17),), {attr: 1.5})
+
+
 def _gelu() -> Iterator[Case]:
     for approximate in ("none", "tanh"):
         for rows, dim in ROW_SHAPES[1:]:  # a lone negative value sets no scale: 1 + erf cancels
@@ -257,6 +265,8 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": _attention,
     "silu_mul": _binary,
     "gelu": _gelu,
+    "scale": lambda: _scaled("factor"),
+    "softcap": lambda: _scaled("cap"),
     "add": _binary,
     "mul": _binary,
     "gather_rows": _gather_rows,

@@ -101,6 +101,8 @@ BAD = {
     "attention-window": ("attention", {"window": -1}),
     "attention-softcap": ("attention", {"softcap": -1.0}),
     "gelu-approximate": ("gelu", {"approximate": "sigmoid"}),
+    "scale-factor": ("scale", {"factor": 1e300}),
+    "softcap-cap": ("softcap", {"cap": 0.0}),
     "topk-k": ("topk", {"k": 2000}),
     "embedding-dim": ("embedding", {"dim": 0}),
 }

@@ -73,6 +73,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_FOUR_HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4}
+_GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.05}
+_COHERE = {"logit_scale": 0.3, "num_key_value_heads": 1}
+
+FAMILIES |= {
+    "granite": ("granite", {**_GRANITE, "logits_scaling": 3.0, "num_key_value_heads": 1}),
+    "granite_plain": ("granite", {"tie_word_embeddings": True, "attention_bias": True}),
+    "cohere": ("cohere", {**_COHERE, "attention_bias": True}),
+    "cohere_untied": ("cohere", {"tie_word_embeddings": False, "logit_scale": 1.0}),
+    "cohere2": ("cohere2", {**_COHERE, "sliding_window": 33, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
+    "cohere2_types": ("cohere2", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}),
+    "starcoder2": ("starcoder2", {"num_key_value_heads": 1, "hidden_act": "gelu_pytorch_tanh"}),
+    "starcoder2_window": ("starcoder2", {"sliding_window": 33, "use_bias": False, "tie_word_embeddings": False}),
+    "phi": ("phi", _FOUR_HEADS),
+    "phi_qk_norm": ("phi", {**_FOUR_HEADS, "qk_layernorm": True, "partial_rotary_factor": 0.4}),
+}
+
+
 @cache
 def build(name: str) -> transformers.PreTrainedModel:
     """The network in transformers, its weights random: biases and norms too, so that a forgotten one shows."""

@@ -64,6 +64,7 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
     builds_op("rope") ? rope : nullptr, builds_op("rotary_embedding") ? rotary_embedding : nullptr,
 #define PS_UNARY(id, name, ...) builds_op(#name) ? unary<name##_value> : nullptr,
 #define PS_BINARY(id, name, ...) builds_op(#name) ? binary<name##_value> : nullptr,
+#define PS_SCALED(id, name, ...) builds_op(#name) ? scaled<name##_value> : nullptr,
 #include "base/elementwise_ops.inc"
     builds_op("gelu") ? gelu : nullptr,
     builds_op("kv_append") ? kv_append : nullptr, bf16.attention, bf16.attention_part,

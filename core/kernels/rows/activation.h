@@ -13,6 +13,10 @@ namespace {
   struct name##_value {                                     \
     PS_INLINE static F16 of(F16 a, F16 b) { return value; } \
   };
+#define PS_SCALED(id, name, version, schema, value)         \
+  struct name##_value {                                     \
+    PS_INLINE static F16 of(F16 a, F16 s) { return value; } \
+  };
 #include "base/elementwise_ops.inc"
 using SiluMul = silu_mul_value;
 
@@ -36,6 +40,19 @@ void binary(const BinaryArgs& args, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < args.cols; i += 16) {
       int n = tail(args.cols, i);
       f_store_n(y + i, Op::of(f_load_n(a + i, n), f_load_n(b + i, n)), n);
+    }
+  }
+}
+
+template <class Op>
+void scaled(const UnaryArgs& args, float scalar, int64_t begin, int64_t end) {
+  const F16 s = f_set(scalar);
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = args.x + row * args.x_stride;
+    float* y = args.y + row * args.y_stride;
+    for (int64_t i = 0; i < args.cols; i += 16) {
+      int n = tail(args.cols, i);
+      f_store_n(y + i, Op::of(f_load_n(x + i, n), s), n);
     }
   }
 }

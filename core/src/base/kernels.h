@@ -181,6 +181,7 @@ struct Kernels {
                            int64_t y_stride, int64_t begin, int64_t end);
 #define PS_UNARY(id, name, ...) void (*name)(const UnaryArgs&, int64_t begin, int64_t end);
 #define PS_BINARY(id, name, ...) void (*name)(const BinaryArgs&, int64_t begin, int64_t end);
+#define PS_SCALED(id, name, ...) void (*name)(const UnaryArgs&, float scalar, int64_t begin, int64_t end);
 #include "base/elementwise_ops.inc"
   void (*gelu)(const UnaryArgs&, int32_t tanh_form, int64_t begin, int64_t end);
 

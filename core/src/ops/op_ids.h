@@ -51,6 +51,8 @@ constexpr int32_t kAttentionGroup = attr_at(OP_ATTENTION, "int group");
 constexpr int32_t kAttentionCausal = attr_at(OP_ATTENTION, "bool causal");
 constexpr int32_t kAttentionWindow = attr_at(OP_ATTENTION, "int window");
 constexpr int32_t kAttentionSoftcap = attr_at(OP_ATTENTION, "float softcap");
+constexpr int32_t kScaledBy = attr_at(OP_SCALE, "float factor");
+static_assert(kScaledBy == attr_at(OP_SOFTCAP, "float cap"), "");
 constexpr int32_t kGeluApproximate = attr_at(OP_GELU, "str approximate");
 constexpr int32_t kAllGatherStarts = attr_at(OP_ALL_GATHER, "str starts");
 constexpr int32_t kAllGatherRank = attr_at(OP_ALL_GATHER, "int rank");

@@ -107,6 +107,14 @@ Phases gather_rows_phases(const Call&) { return Phases{&kGather, 1}; }
   }
 #define PS_UNARY(id, name, ...) PS_ELEMENTWISE(name, unary_args, 1)
 #define PS_BINARY(id, name, ...) PS_ELEMENTWISE(name, binary_args, 3)
+#define PS_SCALED(id, name, ...)                                                                          \
+  Phases name##_phases(const Call&) {                                                                     \
+    static constexpr Phase phase = row_phase(                                                             \
+        [](const Call& c, int64_t begin, int64_t end, int32_t) {                                          \
+          c.kernels->name(unary_args(c), static_cast<float>(c.attrs[kScaledBy].f), begin, end);           \
+        }, 1);                                                                                            \
+    return Phases{&phase, 1};                                                                             \
+  }
 #include "base/elementwise_ops.inc"
 
 }  // namespace ps

@@ -1,4 +1,5 @@
 // Shape rules: the inputs that each op requires, and the shapes of its outputs.
+#include <float.h>
 #include <math.h>
 
 #include "base/build.h"
@@ -256,6 +257,16 @@ ps_status infer_gelu(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT, "approximate: expected \"none\" or \"tanh\", found \"%.*s\"", PS_STR(attrs[kGeluApproximate].s));
   }
   attrs[kGeluApproximate].i = tanh_form;
+  return infer_unary(in, attrs, out);
+}
+
+ps_status infer_scale(const Spec* in, AttrValue* attrs, Spec* out) { return infer_unary(in, attrs, out); }
+
+ps_status infer_softcap(const Spec* in, AttrValue* attrs, Spec* out) {
+  const double cap = attrs[kScaledBy].f;
+  if (!(cap >= FLT_MIN)) {
+    return fail(PS_INVALID_ARGUMENT, "cap: expected a normal float32 above 0, found %g", cap);
+  }
   return infer_unary(in, attrs, out);
 }
 

@@ -101,6 +101,12 @@ inline void check_functions() {
       },
       [](double v) { return v * 0.5 * (1 + std::tanh(0.7978845608028654 * (v + 0.044715 * v * v * v))); }, 2e-6, 1e-6);
   check_function(
+      "softcap", x,
+      [](const ps::Kernels* k, const Floats& v, Floats& y) {
+        k->softcap({v.data(), 0, y.data(), 0, int64_t(v.size())}, 30.f, 0, 1);
+      },
+      [](double v) { return 30 * std::tanh(v / 30); }, 6e-7, 1e-36);
+  check_function(
       "silu", x,
       [](const ps::Kernels* k, const Floats& v, Floats& y) {
         Floats one(v.size(), 1.f);

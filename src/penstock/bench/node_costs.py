@@ -20,6 +20,8 @@ _PER_ELEMENT = {
     "gelu": 8,
     "add": 1,
     "mul": 1,
+    "scale": 1,
+    "softcap": 16,
 }
 """Nominal operations per element of the first output; an exponential counts as one.  These ops are memory-bound."""
 

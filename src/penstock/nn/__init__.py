@@ -5,7 +5,7 @@ It knows no model.
 
 from torch.nn import ModuleList
 
-from penstock.nn.activation import gelu, silu_mul
+from penstock.nn.activation import gelu, scale, silu_mul, softcap
 from penstock.nn.attention import Attention, PageGroup, allocate_states, assign_page_groups, attention_layers
 from penstock.nn.batch import Batch, gather_rows
 from penstock.nn.embedding import Embedding, LMHead, VocabParallelEmbedding
@@ -39,6 +39,8 @@ __all__ = [
     "gelu",
     "load_weights",
     "pack_network",
+    "scale",
     "shared_matrices",
     "silu_mul",
+    "softcap",
 ]

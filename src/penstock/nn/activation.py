@@ -6,7 +6,7 @@ from torch import Tensor
 
 from penstock.ops.eager import ops
 
-__all__ = ["gelu", "silu_mul"]
+__all__ = ["gelu", "scale", "silu_mul", "softcap"]
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
@@ -18,4 +18,20 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """Return the Gaussian error linear unit of x [T, dim]; ``approximate`` is "none" (erf) or "tanh"."""
     y: Tensor = ops.gelu(x, approximate=approximate)
+    return y
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """Return x * factor for x [T, dim] or [T, heads, dim]; a factor of 1 adds no op."""
+    if factor == 1.0:
+        return x
+    y: Tensor = ops.scale(x, factor=factor)
+    return y
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap) of x [T, dim] or [T, heads, dim]; a cap of 0 adds no op."""
+    if cap == 0.0:
+        return x
+    y: Tensor = ops.softcap(x, cap=cap)
     return y

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +14,7 @@ from penstock.nn.module import Module
 from penstock.ops.eager import ops
 from penstock.ops.reference.attention import page_elements
 
-__all__ = ["Attention", "PageGroup", "allocate_states", "assign_page_groups", "attention_layers"]
+__all__ = ["Attention", "PageGroup", "alibi_slopes", "allocate_states", "assign_page_groups", "attention_layers"]
 
 
 class PageGroup(NamedTuple):
@@ -27,10 +29,12 @@ class Attention(Module):
     """Stores a step's keys and values in pages, and attends over the pages of each token's request.
 
     ``state`` [num_pages, page_elements] has one page until ``allocate_states`` sizes it.  ``window`` is the number of
-    positions that a query attends to, including its own; 0 is every position.
+    positions that a query attends to, including its own; 0 is every position.  ``slopes``, one per head, are those of
+    ALiBi: slope times (key position - query position) is added to each score after its scale.
     """
 
     state: Tensor
+    slopes: Tensor | None
 
     def __init__(
         self,
@@ -42,11 +46,14 @@ class Attention(Module):
         scale: float | None = None,
         causal: bool = True,
         softcap: float = 0.0,
+        slopes: Sequence[float] = (),
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.window, self.causal, self.softcap = window, causal, softcap
         self.scale = head_dim**-0.5 if scale is None else scale
+        values = torch.from_numpy(np.array(slopes, np.float32)) if slopes else None  # not on the meta device
+        self.register_buffer("slopes", values, persistent=False)
         self.group = 0
         elements = page_elements(torch.float32, num_kv_heads, head_dim)
         self.register_buffer("state", torch.zeros(1, elements), persistent=False)
@@ -65,7 +72,7 @@ class Attention(Module):
             q,
             self.state,
             *step,
-            None,
+            self.slopes,
             scale=self.scale,
             group=self.group,
             causal=self.causal,
@@ -84,6 +91,16 @@ class Attention(Module):
             f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, "
             f"window={self.window}, group={self.group}, state={list(self.state.shape)}"
         )
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Return the slope of each head (Press et al., arXiv 2108.12409).
+
+    For a power of two they are 2^(-8 i / n), i from 1; other numbers of heads add every second slope of 2n heads.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * i / power) for i in range(1, power + 1)]
+    return slopes + [2.0 ** (-4 * i / power) for i in range(1, 2 * (num_heads - power), 2)]
 
 
 def attention_layers(network: nn.Module) -> dict[str, Attention]:

@@ -21,6 +21,9 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape | None]
 Attrs = Mapping[str, Any]
 
+_SMALLEST: Final = 2.0**-126  # the smallest normal float32, and the largest
+_LARGEST: Final = (2 - 2.0**-23) * 2.0**127
+
 # Outputs are float32 except these.
 OUTPUT_DTYPES: Final[dict[str, tuple[str, ...]]] = {"argmax": ("int32",), "topk": ("float32", "int32")}
 
@@ -219,6 +222,18 @@ def _gelu(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [_tensor("gelu", shapes, "x", 2)]
 
 
+def _scale(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    if not abs(attrs["factor"]) <= _LARGEST:
+        raise _fail("scale", "factor", "a finite float32", attrs["factor"])
+    return [_tensor("scale", shapes, "x", 2, 3)]
+
+
+def _softcap(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    if not _SMALLEST <= attrs["cap"] <= _LARGEST:
+        raise _fail("softcap", "cap", "a normal float32 above 0", attrs["cap"])
+    return [_tensor("softcap", shapes, "x", 2, 3)]
+
+
 def _elementwise(op: str, shapes: Shapes) -> list[Shape]:
     """The rule of an op without a special rule: all arguments have one shape, and so has the output."""
     first, *others = shapes
@@ -262,6 +277,8 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "attention": _attention,
     "context_attention": _context_attention,
     "gelu": _gelu,
+    "scale": _scale,
+    "softcap": _softcap,
     "gather_rows": _gather_rows,
     "argmax": _argmax,
     "topk": _topk,

@@ -50,6 +50,8 @@ OPS: tuple[Op, ...] = (
     Op("silu_mul", 1, "(Tensor gate, Tensor up) -> Tensor", 1e-6),
     Op("add", 1, "(Tensor a, Tensor b) -> Tensor", 0.0),
     Op("mul", 1, "(Tensor a, Tensor b) -> Tensor", 0.0),
+    Op("scale", 1, "(Tensor x, *, float factor) -> Tensor", 0.0),
+    Op("softcap", 1, "(Tensor x, *, float cap) -> Tensor", 1e-6),
     Op("gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor", 0.0),
     Op("all_gather", 1, "(Tensor x, *, str starts, int rank) -> Tensor", 0.0),
     Op("sharded_embedding", 1, "(Tensor ids, Weight weight, *, int dim, str starts, int rank) -> Tensor", 0.0),

@@ -24,7 +24,7 @@ __all__ = ["RowRanges", "shard"]
 RowRanges = tuple[tuple[int, int], ...]
 """The rows of a whole weight that a rank has, in order; of a vector the elements."""
 
-_BY_COLUMN = ("gelu", "silu_mul", "add", "mul")
+_BY_COLUMN = ("gelu", "silu_mul", "add", "mul", "scale", "softcap")
 _BY_HEAD = ("rope", "rms_norm", "layer_norm")
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["add", "argmax", "gather_rows", "gelu", "mul", "silu_mul", "topk"]
+__all__ = ["add", "argmax", "gather_rows", "gelu", "mul", "scale", "silu_mul", "softcap", "topk"]
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
@@ -29,6 +29,19 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 def mul(a: Tensor, b: Tensor) -> Tensor:
     """Return a * b in float32; both are [T, dim]."""
     return a.float() * b.float()
+
+
+def scale(x: Tensor, *, factor: float) -> Tensor:
+    """Return x * factor in float32, with the factor rounded to float32; x is [T, dim] or [T, heads, dim]."""
+    return x.float() * torch.tensor(factor, dtype=torch.float32)
+
+
+def softcap(x: Tensor, *, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap), which lies between -cap and cap; x is [T, dim] or [T, heads, dim].
+
+    Gemma 2 caps its logits so (arXiv 2408.00118, section 2).
+    """
+    return (cap * torch.tanh(x.double() / cap)).float()
 
 
 def gather_rows(x: Tensor, rows: Tensor) -> Tensor:
