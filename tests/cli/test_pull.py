@@ -210,7 +210,7 @@ def test_a_gguf_file_comes_by_itself(hub, hub_command):
     hub.add("demo/gguf", {"q4.gguf": b"GGUF" * 100, "q8.gguf": b"GGUF" * 200})
     done = hub_command("pull", "demo/gguf", "--gguf", "q4.gguf")
     assert Path(done.stdout.strip()).read_bytes() == b"GGUF" * 100
-    assert "Penstock cannot run GGUF files yet" in done.stderr
+    assert f"penstock run {done.stdout.strip()}" in done.stderr
     assert not hub.gets("q8.gguf")
 
 

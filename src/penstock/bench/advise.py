@@ -18,6 +18,7 @@ from penstock.bench.open_model import check_size
 from penstock.bench.step_probe import Expectation, Workload, expect, machine_of, probe_steps
 from penstock.bench.weightless import Machine, Weightless
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.checkpoint import is_gguf
 from penstock.config import check_choice, check_integer
 from penstock.core import native
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
@@ -185,7 +186,7 @@ def advise(question: Advise, progress: ProgressCallback | None = None) -> Advice
 def _source(question: Advise, progress: ProgressCallback | None) -> tuple[Graph, dict[str, bytes], str | None]:
     """Return the graph, the files beside the weights, and the scheme if the source can have no other."""
     path = Path(question.model)
-    if path.is_dir():
+    if path.is_dir() or (is_gguf(path) and path.exists()):
         only_scheme = Checkpoint.open(path).scheme
         network = question.network or registered_script(path)
         cached = Cache().find_any(path, network)

@@ -1,4 +1,4 @@
-"""A checkpoint folder in Hugging Face's format, checked completely and read without copies.
+"""A checkpoint folder in Hugging Face's format, or a GGUF file, checked completely and read without copies.
 
 This reader does not import PyTorch; capture, packing, quantization and eager mode share it.  It runs no code from the
 folder: neither pickles nor Python files.
@@ -6,14 +6,15 @@ folder: neither pickles nor Python files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.gguf.checkpoint import is_gguf, open_gguf
 from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file
 from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo
 from penstock.config import ConfigReader, show
@@ -22,7 +23,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.quant.folder import QUANTIZED_VERSION
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 
-__all__ = ["Checkpoint", "FileStamp", "TensorInfo", "stored_dtype"]
+__all__ = ["Checkpoint", "FileStamp", "TensorInfo", "WeightFile", "stored_dtype"]
 
 HEAD_NAME: Final = "lm_head.weight"
 _SCALE: Final = "_scale"
@@ -47,10 +48,29 @@ class FileStamp:
     inode: int
 
 
+class WeightFile(Protocol):
+    """A file of weights: ``path``, its ``tensors`` by name, and how they are read."""
+
+    path: Path
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors by name."""
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return a tensor in its shape."""
+
+    def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
+        """Release the memory pages of bytes ``begin`` to ``end`` of a tensor."""
+
+
 def _refuse_other_formats(folder: Path) -> None:
     """Raise an error that names the weights in an unsupported format, and the alternative."""
     names = sorted(entry.name for entry in folder.iterdir())
-    for suffix, kind in ((".gguf", "GGUF"), (".bin", "pickled PyTorch"), (".pt", "pickled PyTorch"),
+    gguf = next((name for name in names if name.endswith(".gguf")), None)
+    if gguf is not None:
+        raise UnsupportedError(f"{folder}: expected {_SINGLE} or {_INDEX}; to run a GGUF file, pass {folder / gguf}")
+    for suffix, kind in ((".bin", "pickled PyTorch"), (".pt", "pickled PyTorch"),
                          (".pth", "pickled PyTorch"), (".h5", "Keras"), (".msgpack", "Flax"),
                          (".onnx", "ONNX")):  # fmt: skip
         foreign = next((name for name in names if name.endswith(suffix)), None)
@@ -62,10 +82,8 @@ def _refuse_other_formats(folder: Path) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    if path.suffix == ".gguf":
-        raise UnsupportedError(f"{path.name}: GGUF files are not supported; use the model's safetensors folder")
     if path.is_file():
-        raise InvalidArgumentError(f"{path}: expected a checkpoint folder, found a file")
+        raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, found another file")
     if not path.is_dir():
         raise FileAccessError(f"{path}: no such folder")
 
@@ -135,7 +153,7 @@ def stored_dtype(config: ConfigReader, tensors: Mapping[str, TensorInfo]) -> str
 
 
 class Checkpoint:
-    """An open folder: ``config``, ``dtype`` ("f32", "f16", "bf16"), ``tensors`` by name, ``scheme``.
+    """An open folder or GGUF file: ``config``, ``dtype`` ("f32", "f16", "bf16"), ``tensors`` by name, ``scheme``.
 
     ``scheme`` is None except for a folder that ``penstock quantize`` made.  In such a folder a linear weight
     ``X.weight`` has int8 values, or 4-bit values two per byte.  Its scales are in ``X.weight_scale``; for 4 bit, the
@@ -143,8 +161,15 @@ class Checkpoint:
     file that shrinks while it is open kills the process, as with any mapped file.
     """
 
-    def __init__(self, folder: Path, config: ConfigReader, shards: list[TensorFile]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: ConfigReader,
+        shards: Sequence[WeightFile],
+        side_files: Callable[[], dict[str, bytes]] | None = None,
+    ) -> None:
         self.folder = folder
+        self._side_files = side_files
         self.config = config
         self._home = {name: file for file in shards for name in file.tensors}
         self.tensors = {name: file.tensors[name] for name, file in self._home.items()}
@@ -160,13 +185,16 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path | str) -> Checkpoint:
-        """Open and check a folder.
+        """Open and check a folder or a GGUF file.
 
         Raises InvalidFileError (damaged), UnsupportedError (a format or type that Penstock does not read; the message
         names the alternative) or FileAccessError.
         """
         path = Path(folder)
         try:
+            if is_gguf(path):
+                parts = open_gguf(path)
+                return cls(path, parts.config, parts.weights, parts.side_files)
             _check_folder(path)
             if (path / "rank_0").is_dir() or (path / "rank_0.psm").exists():
                 raise UnsupportedError(f"{path}: expected a checkpoint folder, found one that is cut for several ranks")
@@ -307,17 +335,22 @@ class Checkpoint:
 
     @property
     def tensor_files(self) -> list[TensorFile]:
-        """The files of the weights, by name."""
-        return sorted(set(self._home.values()), key=lambda file: file.path)
+        """The files of the weights, by name; UnsupportedError for a GGUF file, which has other files."""
+        files: list[TensorFile] = [file for file in set(self._home.values()) if isinstance(file, TensorFile)]
+        if self._side_files is not None:
+            raise UnsupportedError(f"{self.folder}: expected a checkpoint folder with safetensors, found a GGUF file")
+        return sorted(files, key=lambda file: file.path)
 
     @property
     def files(self) -> list[FileStamp]:
         """The identity of every file that determines the content of this folder's bundle, for the cache key."""
-        weights = {file.path.relative_to(self.folder).as_posix() for file in self._home.values()}
-        names = weights | {_INDEX, "tokenizer.model", *SIDE_FILES}
+        home = self.folder if self._side_files is None else self.folder.parent
+        names = {file.path.relative_to(home).as_posix() for file in self._home.values()}
+        if self._side_files is None:
+            names |= {_INDEX, "tokenizer.model", *SIDE_FILES}
         stamps = []
         for name in sorted(names):
-            path = self.folder / name
+            path = home / name
             if path.exists():
                 status = path.stat()
                 stamps.append(FileStamp(name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
@@ -326,6 +359,6 @@ class Checkpoint:
     def side_files(self) -> dict[str, bytes]:
         """Return the files beside the weights that exist, by name: config, generation config, tokenizer, chat template.
 
-        Converts a ``tokenizer.model`` as ``read_folder_files`` does.
+        Those of a GGUF file are made from its metadata.  Converts a ``tokenizer.model`` as ``read_folder_files`` does.
         """
-        return read_folder_files(self.folder)
+        return read_folder_files(self.folder) if self._side_files is None else self._side_files()

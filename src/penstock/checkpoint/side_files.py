@@ -47,13 +47,18 @@ def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[s
 
 
 def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, bytes]:
-    """Return the files of a folder, or the segments of a bundle, that exist, by name.
+    """Return the files of a folder or a GGUF file, or the segments of a bundle, that exist, by name.
 
     A bundle's ``tokenizer.json`` comes with its compiled form.  Raises FileAccessError when ``path`` does not exist,
     InvalidArgumentError when it is one of the files itself, and what ``read_folder_files`` raises.
     """
     if path.is_dir():
         return read_folder_files(path, names)
+    if path.suffix == ".gguf":
+        from penstock.checkpoint.gguf.checkpoint import open_gguf
+
+        made = open_gguf(path).side_files()
+        return {name: made[name] for name in names if name in made}
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder")
     if path.name in SIDE_FILES or path.name == "tokenizer.model":

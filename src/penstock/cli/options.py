@@ -38,12 +38,12 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
     "model": {
         "dest": "model",
         "metavar": "MODEL",
-        "help": "a .psm bundle, a checkpoint folder, or ORG/NAME of a hub",
+        "help": "a .psm bundle, a checkpoint folder, a GGUF file, or ORG/NAME of a hub",
     },
     "local model": {
         "dest": "model",
         "metavar": "MODEL",
-        "help": "a .psm bundle, a checkpoint folder, or ORG/NAME of a downloaded model",
+        "help": "a .psm bundle, a checkpoint folder, a GGUF file, or ORG/NAME of a downloaded model",
     },
     "--yes": {
         "action": "store_true",

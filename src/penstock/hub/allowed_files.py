@@ -74,8 +74,8 @@ def _no_safetensors(model: RemoteModel) -> UnsupportedError:
     gguf = next((name for name in names if name.endswith(".gguf")), None)
     if gguf is not None:
         return UnsupportedError(
-            f"{model.name}: the repository has GGUF files and no safetensors. Penstock cannot run GGUF yet; "
-            f"`penstock pull {model.name} --gguf {gguf}` downloads one. Use the repository of the original model."
+            f"{model.name}: the repository has GGUF files and no safetensors. "
+            f"`penstock pull {model.name} --gguf {gguf}` downloads one and prints its path, which MODEL may be."
         )
     pickled = next((name for name in names if name.endswith(_PICKLED)), None)
     if pickled is not None:

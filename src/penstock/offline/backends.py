@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from penstock.checkpoint.generation import GenerationConfig
+from penstock.checkpoint.gguf.checkpoint import is_gguf
 from penstock.core import native
 from penstock.core.memory import can_map_segments
 from penstock.engine.params import SamplingParams
@@ -133,7 +134,7 @@ def bundle_for(source: Path, options: RunOptions) -> Iterator[Path]:
     """Yield a verified bundle: ``source`` itself, or the bundle made from a checkpoint folder."""
     from penstock.runtime.open import OpenOptions, bundle_of
 
-    if not source.is_dir():
+    if not source.is_dir() and not is_gguf(source):
         open_verified(source, options.verify)[0].close()
         yield source
         return
@@ -164,7 +165,7 @@ def _open(source: Path, options: RunOptions) -> Generator:
 
 
 def _check_scheme(source: Path, bundle: Path, options: RunOptions) -> None:
-    if options.network is not None and not source.is_dir():
+    if options.network is not None and not source.is_dir() and not is_gguf(source):
         raise InvalidArgumentError(
             f"network applies to checkpoint folders only; the bundle {bundle} contains its graph", param="network"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penstock.checkpoint.gguf.checkpoint import is_gguf
 from penstock.config import check_integer
 from penstock.core.comm import MAX_RANKS
 from penstock.errors import InvalidArgumentError
@@ -41,7 +42,7 @@ def export_ranks(
         )
     with new_folder(out) as folder, private_folder(out) as temporary:
         whole = model
-        if model.is_dir() and not is_cut:
+        if (model.is_dir() or is_gguf(model)) and not is_cut:
             whole = temporary / "whole.psm"
             network = network or registered_script(model)
             build_in_child(model, whole, scheme=scheme, network=network, tail=tail, progress=progress)

@@ -1,4 +1,4 @@
-"""Open a checkpoint folder or a bundle as a program."""
+"""Open a checkpoint folder, a GGUF file or a bundle as a program."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.gguf.checkpoint import is_gguf
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
@@ -109,9 +110,10 @@ def open_program(
     network: str | None = None,
     options: OpenOptions | None = None,
 ) -> Opened:
-    """Open a ``.psm`` bundle or a checkpoint folder.
+    """Open a ``.psm`` bundle, a checkpoint folder or a GGUF file.
 
-    In graph mode a folder is captured and packed once, in a child process, and the bundle is kept in the cache.
+    In graph mode a folder or GGUF file is captured and packed once, in a child process, and the bundle is kept in the
+    cache.
     ``scheme``: None keeps the checkpoint's own type.  ``threads``: 0 (the default) uses as many as are allowed.
     ``network``: "file.py:Class".  Raises InvalidArgumentError, UnsupportedError, InvalidFileError, FileAccessError or
     OutOfMemoryError; the message names the alternative.
@@ -121,13 +123,13 @@ def open_program(
     check_choice("mode", mode, MODES)
     check_integer("threads", threads, 0, MAX_THREADS)
     if not isinstance(model, (str, os.PathLike)) or not str(model):
-        raise refusal("model", "the path of a checkpoint folder or a .psm bundle", model)
+        raise refusal("model", "the path of a checkpoint folder, a GGUF file or a .psm bundle", model)
     if limits is not None and not isinstance(limits, ProgramLimits):
         raise wrong_type("limits", "ProgramLimits", limits)
     check_network(network)
     path, options = Path(model), options or OpenOptions()
     limits = limits or ProgramLimits()
-    if path.is_dir():
+    if path.is_dir() or (is_gguf(path) and path.exists()):
         if mode == "eager":
             for name in ("pipeline_parallel_size", "context_parallel_size"):
                 if getattr(options, name) > 1:
@@ -146,7 +148,8 @@ def open_program(
         return _open_folder(path, scheme, threads, limits, network, options)
     if not path.exists():
         raise FileAccessError(
-            f"{path}: no such file or folder{_here(path)}; expected a local checkpoint folder or a .psm bundle",
+            f"{path}: no such file or folder{_here(path)}; expected a local checkpoint folder, a .gguf file or a .psm "
+            "bundle",
             param="model",
         )
     _check_bundle_options(path, mode, network)
@@ -182,10 +185,10 @@ def registered_script(folder: Path) -> str | None:
 
 
 def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
-    if path.suffix in (".gguf", ".bin", ".safetensors", ".pt", ".pth", ".onnx"):
+    if path.suffix in (".bin", ".safetensors", ".pt", ".pth", ".onnx"):
         raise UnsupportedError(
-            f"{path}: expected a checkpoint folder (config.json, *.safetensors) or a .psm bundle, found a "
-            f"{path.suffix} file"
+            f"{path}: expected a checkpoint folder (config.json, *.safetensors), a GGUF file or a .psm bundle, "
+            f"found a {path.suffix} file"
         )
     if mode == "eager":
         raise UnsupportedError(
@@ -369,7 +372,7 @@ def _open_folder(
         hint = "" if scheme is not None else "; --scheme w8a8 or w4a8 makes the weights smaller"
         raise OutOfMemoryError(f"{error}{hint}") from None
     if scheme is None:
-        opened.notes += _suggestion(opened.program)
+        opened.notes += _suggestion(opened.program, folder)
     opened.source = folder
     return opened
 
@@ -402,11 +405,16 @@ def bundle_of(
         yield bundle  # needs no verification: its checksums were just computed
 
 
-def _suggestion(program: Program) -> list[str]:
+def _suggestion(program: Program, source: Path) -> list[str]:
     """Return a note for a program in the checkpoint's own type, when eight bits would read far fewer bytes."""
     stored = program.info.scheme
     if stored not in ("f32", "f16", "bf16"):
         return []
+    if stored == "f32" and is_gguf(source):
+        return [
+            f"The scheme is f32, which holds the exact values of {source.name} in up to 8 times its memory. "
+            "--scheme w8a8 or w4a8 quantizes them again, reads fewer bytes per token and is faster."
+        ]
     times = 4 if stored == "f32" else 2
     return [
         f"The scheme is {stored}, as stored. --scheme w8a8 reads about {times}x fewer bytes per token and is faster."

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock.checkpoint.gguf.checkpoint import is_gguf
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
@@ -33,11 +34,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "inspect",
-        "Show the contents of a bundle or a checkpoint folder, and the memory that a bundle needs to run.",
+        "Show the contents of a bundle, a checkpoint folder or a GGUF file, and the memory that a bundle needs to run.",
         "penstock inspect demo/demo.psm\npenstock inspect demo/demo.psm --verify --max-requests 32 --json",
     )
     parser.add_argument(
-        "path", metavar="X", help="a .psm bundle, a checkpoint folder, or ORG/NAME of a downloaded model"
+        "path", metavar="X", help="a .psm bundle, a checkpoint folder, a GGUF file, or ORG/NAME of a downloaded model"
     )
     parser.add_operand_flag(parser, "-m", "--model", metavar="X", is_first=True)
     parser.add_argument(
@@ -58,11 +59,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print the description."""
     path = Path(downloaded_path(args.path))
-    if path.is_dir():
+    if path.is_dir() or (is_gguf(path) and path.exists()):
         if args.verify:
-            raise InvalidArgumentError(
-                f"{path}: --verify applies to bundles only; a checkpoint folder has no checksums"
-            )
+            raise InvalidArgumentError(f"{path}: --verify applies to bundles only; a checkpoint has no checksums")
         details = _folder(path)
         print(json.dumps(details) if args.json else _folder_text(details))
         return 0
@@ -104,7 +103,7 @@ def _folder_text(details: dict[str, Any]) -> str:
     context = "" if details["context_len"] is None else f", context of {details['context_len']:,} tokens"
     values = "stored values" if details["scheme"] else "parameters"  # two 4-bit parameters share a byte
     lines = [
-        f"{details['path']}: a checkpoint folder",
+        f"{details['path']}: a {'GGUF file' if is_gguf(Path(details['path'])) else 'checkpoint folder'}",
         f"network        {details['network'] or 'not named'}{context}",
         f"type           {details['dtype']}{scheme}",
         f"{values:<15}{details['num_values']:,} in {details['num_tensors']} tensors, "

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.checkpoint.gguf.checkpoint import is_gguf
 from penstock.cli.model_source import model_path
 from penstock.cli.options import (
     LIMIT_OPTIONS,
@@ -53,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--mode",
         choices=("graph", "eager"),
         default="graph",
-        help="graph (default): the native core; eager: PyTorch, for a checkpoint folder only",
+        help="graph (default): the native core; eager: PyTorch, for a checkpoint folder or a GGUF file",
     )
     add_options(parser.add_argument_group("sampling"), *SAMPLING_OPTIONS)
     answer = parser.add_argument_group("prompt format and output")
@@ -82,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)  # refuses wrong values before the model is opened
     if args.truncate_prompt and args.chat:
         raise InvalidArgumentError("--truncate-prompt cannot be combined with --chat: a message is not truncated")
-    if args.mode == "eager" and Path(args.model).is_file():
-        raise InvalidArgumentError("--mode eager: expected a checkpoint folder, because a bundle has no network script")
+    if args.mode == "eager" and Path(args.model).is_file() and not is_gguf(Path(args.model)):
+        raise InvalidArgumentError("--mode eager: expected a checkpoint, because a bundle has no network script")
     prompt_text = _prompt_text(args.prompt)
     args.model = model_path(args, args.model)  # before the time of loading begins
     _check_tokenizer(Path(args.model))

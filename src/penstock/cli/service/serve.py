@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.checkpoint.gguf.checkpoint import is_gguf
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
@@ -275,7 +276,7 @@ def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[s
     """Return the network script by name of the model, "" for all; InvalidArgumentError if it suits no folder."""
     from penstock.models.network_script import split_spec
 
-    folders = {name or Path(path).stem for name, path in models if Path(path).is_dir()}
+    folders = {name or Path(path).stem for name, path in models if Path(path).is_dir() or is_gguf(Path(path))}
     networks: dict[str, str] = {}
     for spec in specs:
         name, script = named_model(spec)

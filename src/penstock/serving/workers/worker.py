@@ -22,6 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from penstock.checkpoint.gguf.checkpoint import is_gguf
 from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
@@ -240,7 +241,7 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
 
     options, hint = config.options, ""
     scheme, parts = options.scheme, list[Path]()
-    if Path(config.path).is_dir():
+    if Path(config.path).is_dir() or is_gguf(Path(config.path)):
         from penstock.runtime.open import OpenOptions, bundle_of, is_cut, rank_bundles
 
         opening = OpenOptions(
@@ -309,8 +310,8 @@ def ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
 
 
 def weights_id(path: str) -> str:
-    """Return a hash of a bundle's metadata, which holds the checksums of all its parts; "" for a folder."""
-    if not Path(path).is_file():
+    """Return a hash of a bundle's metadata, which holds the checksums of all its parts; "" for a checkpoint."""
+    if not Path(path).is_file() or is_gguf(Path(path)):
         return ""
     with Path(path).open("rb") as file:
         head = file.read(_HEAD.size)

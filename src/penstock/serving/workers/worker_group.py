@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.checkpoint.gguf.checkpoint import is_gguf
 from penstock.errors import PenstockError, UnavailableError
 from penstock.logs import tell
 from penstock.processes.supervision import LOOP_DEATHS, QUICK_DEATH_S, Death, SupervisionPolicy
@@ -153,7 +154,8 @@ class WorkerGroup:
         """
         if slot == 0 or not is_first or self.config.verify == "never":
             return self.config
-        return replace(self.config, verify="once" if Path(self.config.path).is_dir() else "never")
+        is_made = Path(self.config.path).is_dir() or is_gguf(Path(self.config.path))
+        return replace(self.config, verify="once" if is_made else "never")
 
     def _note_ready(self, slot: int, connection: WorkerConnection) -> None:
         self._failing.discard(slot)

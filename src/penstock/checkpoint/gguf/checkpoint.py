@@ -1,0 +1,100 @@
+"""Open a GGUF file, or the first of the files that a model is split into, as the parts of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.checkpoint.gguf.metadata import Metadata
+from penstock.checkpoint.gguf.network import ROPE_FACTORS, config_values, tensor_sources
+from penstock.checkpoint.gguf.reader import StoredTensor
+from penstock.checkpoint.gguf.tokenizer import tokenizer_files
+from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
+from penstock.config import ConfigReader, show
+from penstock.errors import InvalidFileError
+
+__all__ = ["GgufParts", "is_gguf", "open_gguf"]
+
+MAX_SPLITS: Final = 4096
+_SPLIT_NAME: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class GgufParts:
+    """The configuration, the weights of each file, and a function that returns the files beside the weights."""
+
+    config: ConfigReader
+    weights: list[GgufWeights]
+    side_files: Callable[[], dict[str, bytes]]
+
+
+def is_gguf(path: Path) -> bool:
+    """Return True if the path names a GGUF file; it need not exist."""
+    return path.suffix == ".gguf" and not path.is_dir()
+
+
+def open_gguf(path: Path) -> GgufParts:
+    """Open and check a GGUF file.
+
+    Raises InvalidFileError (damaged), UnsupportedError (an architecture, a key, a tokenizer or an element type that
+    Penstock does not read, by name) or FileAccessError.
+    """
+    files = _open_files(path)
+    metadata = Metadata(files[0].header.metadata, path.name)
+    stored: dict[str, StoredTensor] = {}
+    for file in files:
+        for name, tensor in file.header.tensors.items():
+            if name in stored:
+                raise InvalidFileError(f"{file.path.name}: tensor {show(name)}: found in another file of the model too")
+            stored[name] = tensor
+    factors = None
+    for file in files:
+        if ROPE_FACTORS in file.header.tensors:
+            weights = GgufWeights(file, {ROPE_FACTORS: Source(ROPE_FACTORS)})
+            if weights.tensors[ROPE_FACTORS].dtype != "f32":
+                raise InvalidFileError(f"{file.path.name}: tensor {ROPE_FACTORS}: expected F32")
+            factors = weights.read(ROPE_FACTORS).reshape(-1)
+    values = config_values(metadata, stored, factors)
+    config = json.dumps(values).encode()
+    sources = tensor_sources(metadata, stored.values())
+    homes = [
+        GgufWeights(file, {name: source for name, source in sources.items() if source.name in file.header.tensors})
+        for file in files
+    ]
+
+    def side_files() -> dict[str, bytes]:
+        return {"config.json": config, **tokenizer_files(metadata, values["vocab_size"])}
+
+    return GgufParts(ConfigReader.parse(config, path.name), homes, side_files)
+
+
+def _open_files(path: Path) -> list[GgufFile]:
+    """Open the file, and the others that its model is split into."""
+    first = GgufFile(path)
+    metadata = Metadata(first.header.metadata, path.name)
+    count = metadata.integer("split.count", 1, max=MAX_SPLITS)
+    if count <= 1:
+        return [first]
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None or int(match["count"]) != count:
+        raise InvalidFileError(
+            f"{path.name}: expected a name that ends in -00001-of-{count:05d}.gguf, because the model is split into "
+            f"{count} files"
+        )
+    names = [f"{match['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+    if metadata.integer("split.no") != 0:
+        raise InvalidFileError(f"{path.name}: expected the first of {count} files, {names[0]}")
+    files = [first]
+    for number, name in enumerate(names[1:], 1):
+        file = GgufFile(path.parent / name)
+        if Metadata(file.header.metadata, name).integer("split.no") != number:
+            raise InvalidFileError(f"{name}: split.no: expected {number}", param="split.no")
+        files.append(file)
+    total = sum(len(file.header.tensors) for file in files)
+    if metadata.integer("split.tensors.count", total) != total:
+        raise metadata.error("split.tensors.count", f"{total}, the tensors of all files")
+    return files

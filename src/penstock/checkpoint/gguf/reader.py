@@ -1,0 +1,235 @@
+"""The header of a GGUF file: metadata and the table of tensors, each count and offset checked before it is used.
+
+No value of the file is trusted: lengths are compared with the bytes that are left before anything is allocated, and
+arrays of arrays are refused, so that reading needs no recursion.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, ElementType
+from penstock.config import show
+from penstock.errors import InvalidFileError, UnsupportedError
+
+__all__ = ["GgufHeader", "StoredTensor", "Value", "read_header"]
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+MAX_KEYS: Final = 1 << 16
+MAX_KEY_BYTES: Final = 1 << 16
+MAX_STRING_BYTES: Final = 1 << 24
+MAX_STRINGS: Final = 1 << 22
+MAX_TENSORS: Final = 1 << 17
+MAX_NAME_BYTES: Final = 255
+MAX_RANK: Final = 4
+MAX_TENSOR_BYTES: Final = 1 << 46
+MAX_ALIGNMENT: Final = 1 << 20
+
+_STRING: Final = 8
+_ARRAY: Final = 9
+_BOOL: Final = 7
+_NUMBERS: Final[dict[int, np.dtype[np.generic]]] = {
+    0: np.dtype("u1"),
+    1: np.dtype("i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    _BOOL: np.dtype("u1"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+
+Value: TypeAlias = "int | float | bool | str | list[str] | NDArray[np.generic]"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of the table: ``shape`` has the longest-strided axis first; ``offset`` counts from the file's start."""
+
+    name: str
+    kind: ElementType
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """``metadata`` by key, ``tensors`` by name in the order of the table."""
+
+    version: int
+    metadata: Mapping[str, Value]
+    tensors: Mapping[str, StoredTensor]
+
+
+class _Cursor:
+    """Reads values one after another from ``data``; an error names what was read."""
+
+    def __init__(self, data: memoryview, file: str) -> None:
+        self.data = data
+        self.file = file
+        self.at = 0
+        self.num_strings = 0
+
+    def error(self, message: str) -> InvalidFileError:
+        return InvalidFileError(f"{self.file}: {message}")
+
+    def take(self, num_bytes: int, what: str) -> int:
+        """Step over ``num_bytes`` and return where they begin."""
+        left = len(self.data) - self.at
+        if num_bytes > left:
+            raise self.error(f"{what}: expected {num_bytes} bytes, found {left}")
+        begin = self.at
+        self.at += num_bytes
+        return begin
+
+    def u32(self, what: str) -> int:
+        return int(struct.unpack_from("<I", self.data, self.take(4, what))[0])
+
+    def u64(self, what: str) -> int:
+        return int(struct.unpack_from("<Q", self.data, self.take(8, what))[0])
+
+    def string(self, what: str, max_bytes: int) -> str:
+        length = self.u64(what)
+        if length > max_bytes:
+            raise self.error(f"{what}: expected at most {max_bytes} bytes, found {length}")
+        begin = self.take(length, what)
+        try:
+            return str(self.data[begin : begin + length], "utf-8")
+        except UnicodeDecodeError:
+            raise self.error(f"{what}: expected UTF-8") from None
+
+    def numbers(self, kind: int, count: int, what: str) -> NDArray[np.generic]:
+        dtype = _NUMBERS[kind]
+        begin = self.take(count * dtype.itemsize, what)
+        array = np.frombuffer(self.data, dtype, count, begin) if count else np.empty(0, dtype)
+        if kind == _BOOL:
+            if count and int(array.max()) > 1:
+                raise self.error(f"{what}: expected booleans of 0 or 1")
+            return array.astype(np.bool_)
+        return array
+
+    def value(self, what: str) -> Value:
+        kind = self.u32(what)
+        if kind == _STRING:
+            return self.string(what, MAX_STRING_BYTES)
+        if kind == _ARRAY:
+            return self._array(what)
+        if kind not in _NUMBERS:
+            raise self.error(f"{what}: expected a value type from 0 to 12, found {kind}")
+        number: int | float | bool = self.numbers(kind, 1, what)[0].item()
+        return number
+
+    def _array(self, what: str) -> Value:
+        kind, count = self.u32(what), self.u64(what)
+        if kind == _ARRAY:
+            raise UnsupportedError(f"{self.file}: {what}: arrays of arrays are not supported")
+        if kind != _STRING:
+            if kind not in _NUMBERS:
+                raise self.error(f"{what}: expected an element type from 0 to 12, found {kind}")
+            return self.numbers(kind, count, what)
+        left = len(self.data) - self.at
+        self.num_strings += count
+        if count > left // 8 or self.num_strings > MAX_STRINGS:
+            raise self.error(f"{what}: expected at most {min(left // 8, MAX_STRINGS)} strings, found {count}")
+        return [self.string(what, MAX_STRING_BYTES) for _ in range(count)]
+
+
+def read_header(data: memoryview, file: str) -> GgufHeader:
+    """Read the header of a file of which ``data`` is all bytes.
+
+    Raises InvalidFileError (damaged; names the key or the tensor) or UnsupportedError (a version, a byte order or an
+    element type that Penstock does not read).
+    """
+    cursor = _Cursor(data, file)
+    if bytes(data[:4]) != MAGIC:
+        raise InvalidFileError(f"{file}: expected a GGUF file, found other first bytes")
+    cursor.at = 4
+    version = cursor.u32("version")
+    if version not in VERSIONS:
+        order = "a file in big-endian byte order" if version and version & 0xFFFF == 0 else f"version {version}"
+        raise UnsupportedError(f"{file}: expected GGUF version 2 or 3, found {order}")
+    num_tensors, num_keys = cursor.u64("the number of tensors"), cursor.u64("the number of keys")
+    if num_tensors > MAX_TENSORS:
+        raise cursor.error(f"expected at most {MAX_TENSORS} tensors, found {num_tensors}")
+    if num_keys > MAX_KEYS:
+        raise cursor.error(f"expected at most {MAX_KEYS} keys, found {num_keys}")
+    metadata: dict[str, Value] = {}
+    for _ in range(num_keys):
+        key = cursor.string("a key", MAX_KEY_BYTES)
+        if key in metadata:
+            raise cursor.error(f"{show(key)}: expected each key once, found it twice")
+        metadata[key] = cursor.value(show(key))
+    entries = [_read_entry(cursor) for _ in range(num_tensors)]
+    return GgufHeader(version, metadata, _place(entries, _data_start(cursor, metadata), cursor))
+
+
+def _read_entry(cursor: _Cursor) -> StoredTensor:
+    """Return an entry of the table, whose offset still counts from the start of the data."""
+    name = cursor.string("a tensor's name", MAX_NAME_BYTES)
+    what = f"tensor {show(name)}"
+    rank = cursor.u32(what)
+    if not 1 <= rank <= MAX_RANK:
+        raise cursor.error(f"{what}: expected 1 to {MAX_RANK} dimensions, found {rank}")
+    sizes = [cursor.u64(what) for _ in range(rank)]
+    number, offset = cursor.u32(what), cursor.u64(what)
+    kind = ELEMENT_TYPES.get(number)
+    if kind is None or not kind.is_supported:
+        found = f"type {number}" if kind is None else kind.name
+        names = ", ".join(entry.name for entry in ELEMENT_TYPES.values() if entry.is_supported)
+        raise UnsupportedError(f"{cursor.file}: {what}: expected one of {names}, found {found}", param="dtype")
+    if sizes[0] % kind.block_len:
+        raise cursor.error(f"{what}: expected rows of a multiple of {kind.block_len} values, found {sizes[0]}")
+    num_bytes = kind.block_bytes
+    for size in (sizes[0] // kind.block_len, *sizes[1:]):
+        if not 0 < size <= MAX_TENSOR_BYTES:
+            raise cursor.error(f"{what}: expected sizes from 1 to {MAX_TENSOR_BYTES}, found {show(sizes)}")
+        num_bytes *= size
+        if num_bytes > MAX_TENSOR_BYTES:
+            raise cursor.error(f"{what}: expected at most {MAX_TENSOR_BYTES} bytes, found sizes {show(sizes)}")
+    return StoredTensor(name, kind, tuple(reversed(sizes)), offset, num_bytes)
+
+
+def _data_start(cursor: _Cursor, metadata: Mapping[str, Value]) -> tuple[int, int]:
+    """Return where the data begins, and the alignment of tensors."""
+    alignment = metadata.get("general.alignment", 32)
+    valid = type(alignment) is int and 8 <= alignment <= MAX_ALIGNMENT and alignment & (alignment - 1) == 0
+    if not isinstance(alignment, int) or not valid:
+        raise cursor.error(
+            f"general.alignment: expected a power of two from 8 to {MAX_ALIGNMENT}, found {show(alignment)}"
+        )
+    return -(-cursor.at // alignment) * alignment, alignment
+
+
+def _place(entries: list[StoredTensor], data: tuple[int, int], cursor: _Cursor) -> dict[str, StoredTensor]:
+    """Return the tensors with offsets from the start of the file; they lie inside it, aligned and without overlap."""
+    start, alignment = data
+    tensors: dict[str, StoredTensor] = {}
+    for entry in entries:
+        what = f"tensor {show(entry.name)}"
+        if entry.name in tensors:
+            raise cursor.error(f"{what}: expected each tensor once, found it twice")
+        if entry.offset % alignment:
+            raise cursor.error(f"{what}: expected an offset that is a multiple of {alignment}, found {entry.offset}")
+        if start + entry.offset + entry.num_bytes > len(cursor.data):
+            raise cursor.error(
+                f"{what}: expected the file to have {start + entry.offset + entry.num_bytes} bytes, found "
+                f"{len(cursor.data)}"
+            )
+        tensors[entry.name] = StoredTensor(entry.name, entry.kind, entry.shape, start + entry.offset, entry.num_bytes)
+    ordered = sorted(tensors.values(), key=lambda tensor: tensor.offset)
+    for before, after in pairwise(ordered):
+        if before.offset + before.num_bytes > after.offset:
+            raise cursor.error(f"tensor {show(after.name)}: overlaps tensor {show(before.name)}")
+    return tensors

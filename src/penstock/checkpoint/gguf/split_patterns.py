@@ -1,0 +1,98 @@
+"""The pre-tokenizers that ``tokenizer.ggml.pre`` names: the file has only the name, not the pattern.
+
+The patterns are those of the published ``tokenizer.json`` of the models after which the pre-tokenizers are named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.config import show
+from penstock.errors import UnsupportedError
+
+__all__ = ["PreTokenizer", "find_pre_tokenizer"]
+
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _TAIL
+_MARKED_WORDS: Final = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _TAIL
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_WORDS: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|"
+    rf"\p{{N}}%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+)
+_DEEPSEEK_3: Final = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    r" ?[\p{P}\p{S}]+[\r\n]*|" + _TAIL,
+)
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """``patterns`` split a text one after another; with ``has_gpt2_split``, GPT-2's pattern is the last.
+
+    ``is_nfc``: texts are normalized first.  ``ignores_merges``: a word that is a token is not split.  ``adds_bos``: the
+    default of ``tokenizer.ggml.add_bos_token``.
+    """
+
+    patterns: tuple[str, ...] = ()
+    has_gpt2_split: bool = False
+    is_nfc: bool = False
+    ignores_merges: bool = False
+    adds_bos: bool = False
+
+    def components(self) -> dict[str, Any]:
+        """Return the ``pre_tokenizer`` of a tokenizer.json."""
+        steps: list[dict[str, Any]] = [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+            for pattern in self.patterns
+        ]
+        last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": self.has_gpt2_split}
+        return last if not steps else {"type": "Sequence", "pretokenizers": [*steps, last]}
+
+
+_GPT_2: Final = PreTokenizer(has_gpt2_split=True)
+_SINGLE_DIGITS: Final = PreTokenizer((r"\p{N}",), has_gpt2_split=True)
+_LLAMA_3: Final = PreTokenizer((_WORDS % "{1,3}",), ignores_merges=True, adds_bos=True)
+_QWEN_2: Final = PreTokenizer((_WORDS % "",), is_nfc=True)
+_GPT_4O: Final = PreTokenizer((_CASED_WORDS % (_CONTRACTIONS + "?", _CONTRACTIONS + "?", "{1,3}"),))
+
+_PRE_TOKENIZERS: Final = {
+    "gpt-2": _GPT_2,
+    "phi-2": _GPT_2,
+    "olmo": _GPT_2,
+    "exaone4": _GPT_2,
+    "starcoder": _SINGLE_DIGITS,
+    "refact": _SINGLE_DIGITS,
+    "command-r": _SINGLE_DIGITS,
+    "smollm": _SINGLE_DIGITS,
+    "llama3": _LLAMA_3,
+    "llama-v3": _LLAMA_3,
+    "llama-bpe": _LLAMA_3,
+    "falcon3": _LLAMA_3,
+    "dbrx": PreTokenizer(_LLAMA_3.patterns),
+    "smaug-bpe": PreTokenizer(_LLAMA_3.patterns),
+    "chatglm-bpe": PreTokenizer(_LLAMA_3.patterns),
+    "glm4": PreTokenizer(_LLAMA_3.patterns, ignores_merges=True),
+    "qwen2": _QWEN_2,
+    "deepseek-r1-qwen": _QWEN_2,
+    "megrez": _QWEN_2,
+    "qwen35": PreTokenizer((_MARKED_WORDS,)),
+    "tekken": PreTokenizer((_CASED_WORDS % ("", "", ""),), ignores_merges=True, adds_bos=True),
+    "gpt-4o": _GPT_4O,
+    "llama4": _GPT_4O,
+    "deepseek-v3": PreTokenizer(_DEEPSEEK_3),
+}
+
+
+def find_pre_tokenizer(name: str, file: str) -> PreTokenizer:
+    """Return the pre-tokenizer with this name; UnsupportedError lists the names that Penstock knows."""
+    if name not in _PRE_TOKENIZERS:
+        raise UnsupportedError(
+            f"{file}: tokenizer.ggml.pre: expected one of {', '.join(_PRE_TOKENIZERS)}, found {show(name)}",
+            param="tokenizer.ggml.pre",
+        )
+    return _PRE_TOKENIZERS[name]

@@ -1,0 +1,226 @@
+"""GGUF files: the values of every element type, and models that equal the folders that they were made from."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from penstock import LLM
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
+from penstock.checkpoint.tokenizer_file import LibraryTokenizer
+from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
+from tests.support.file_damage import mutate
+from tests.support.gguf_files import METADATA, gguf_bytes, llama_file, llama_tensors, text_metadata
+
+IDS = [3, 5, 7, 11, 13]
+QUANTIZED = [number for number, kind in ELEMENT_TYPES.items() if kind.values is not None]
+SIZES = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+         "head_dim": 16}  # fmt: skip
+MODELS = {
+    "llama": (LlamaConfig, LlamaForCausalLM, gguf.MODEL_ARCH.LLAMA),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, gguf.MODEL_ARCH.QWEN2),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, gguf.MODEL_ARCH.QWEN3),
+}
+
+
+def save(tmp_path: Path, data: bytes) -> Path:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("number", QUANTIZED)
+def test_values_of_quantized_types_equal_those_of_gguf(number: int) -> None:
+    kind = ELEMENT_TYPES[number]
+    other = gguf.GGMLQuantizationType(number)
+    assert (other.name, gguf.GGML_QUANT_SIZES[other]) == (kind.name, (kind.block_len, kind.block_bytes))
+    data = np.random.default_rng(number).integers(0, 256, (3000, kind.block_bytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(data, other).reshape(-1)
+    values = dequantize(kind, data.reshape(-1))
+    nan = np.isnan(expected)
+    assert np.array_equal(np.isnan(values), nan)
+    assert np.array_equal(values.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
+
+
+def small_model(name: str) -> PreTrainedModel:
+    torch.manual_seed(1)
+    config_class, model_class, _ = MODELS[name]
+    return model_class(config_class(**SIZES, tie_word_embeddings=name == "qwen3")).eval()
+
+
+def in_pairs(array: np.ndarray, num_heads: int) -> np.ndarray:
+    """Return rows as llama.cpp's converter stores them: adjacent pairs instead of halves."""
+    shape = (num_heads, 2, len(array) // num_heads // 2, *array.shape[1:])
+    return np.ascontiguousarray(array.reshape(shape).swapaxes(1, 2)).reshape(array.shape)
+
+
+def write_model(path: Path, name: str, model: PreTrainedModel, kind: gguf.GGMLQuantizationType) -> None:
+    writer = gguf.GGUFWriter(path, name)
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    names = gguf.get_tensor_name_map(MODELS[name][2], 2)
+    for key, tensor in model.state_dict().items():
+        if key == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        array = tensor.float().numpy()
+        for part, num_heads in (("q_proj", 4), ("k_proj", 2)):
+            if name == "llama" and part in key:
+                array = in_pairs(array, num_heads)
+        is_float = array.ndim == 1
+        data = array if is_float else gguf.quantize(array, kind)
+        writer.add_tensor(names.get_name(key, (".weight", ".bias")), data, raw_dtype=None if is_float else kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_float_model_has_the_logits_of_its_original(tmp_path: Path, name: str) -> None:
+    model, path = small_model(name), tmp_path / "model.gguf"
+    write_model(path, name, model, gguf.GGMLQuantizationType.F32)
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    with LLM(path, mode="eager") as llm:
+        assert np.abs(llm.logits(IDS) - expected).max() < 1e-4
+
+
+def test_a_q8_0_model_is_computed_with_its_exact_values(tmp_path: Path) -> None:
+    model, path = small_model("llama"), tmp_path / "model.gguf"
+    write_model(path, "llama", model, gguf.GGMLQuantizationType.Q8_0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                packed = gguf.quantize(parameter.numpy(), gguf.GGMLQuantizationType.Q8_0)
+                parameter.copy_(torch.from_numpy(gguf.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)))
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    with LLM(path, use_cache=False) as llm:
+        assert (llm.info.scheme, llm.notes[-1][:18]) == ("f32", "The scheme is f32,")
+        assert np.abs(llm.logits(IDS) - expected).max() < 1e-4
+
+
+def test_a_split_model_equals_the_whole_one(tmp_path: Path) -> None:
+    tensors = {name: (0, array.shape, array.tobytes()) for name, array in llama_tensors(300).items()}
+    whole = Checkpoint.open(save(tmp_path, gguf_bytes(METADATA, tensors)))
+    names = sorted(tensors)
+    for number, part in enumerate((names[:7], names[7:])):
+        keys = {"split.no": number, "split.count": 2, "split.tensors.count": len(names)}
+        data = gguf_bytes({**(METADATA if number == 0 else {}), **keys}, {name: tensors[name] for name in part})
+        (tmp_path / f"m-{number + 1:05d}-of-00002.gguf").write_bytes(data)
+    split = Checkpoint.open(tmp_path / "m-00001-of-00002.gguf")
+    assert set(split.tensors) == set(whole.tensors)
+    assert all(np.array_equal(split.read(name), whole.read(name)) for name in whole.tensors)
+    assert [stamp.name for stamp in split.files] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+    with pytest.raises(InvalidFileError, match=r"the first of 2 files, m-00001-of-00002\.gguf"):
+        Checkpoint.open(tmp_path / "m-00002-of-00002.gguf")
+
+
+def test_llama_3_factors_become_its_rope_scaling(tmp_path: Path) -> None:
+    wanted = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 8192}  # fmt: skip
+    theta, half = 500000.0, 8
+    scaled = LlamaConfig(**SIZES, rope_theta=theta, rope_scaling=dict(wanted))
+    frequencies = LlamaForCausalLM(scaled).model.rotary_emb.inv_freq.numpy()
+    factors = (theta ** -(np.arange(half) / half) / frequencies).astype(np.float32)
+    tensors = {name: (0, array.shape, array.tobytes()) for name, array in llama_tensors(300).items()}
+    tensors["rope_freqs.weight"] = (0, (half,), factors.tobytes())
+    metadata = {**METADATA, "llama.rope.freq_base": theta}
+    checkpoint = Checkpoint.open(save(tmp_path, gguf_bytes(metadata, tensors)))
+    assert checkpoint.config.values["rope_scaling"] == wanted
+    tensors["rope_freqs.weight"] = (0, (half,), (factors * 1.01).astype(np.float32).tobytes())
+    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight: expected the factors of Llama 3"):
+        Checkpoint.open(save(tmp_path, gguf_bytes(metadata, tensors)))
+
+
+def test_the_tokenizer_merges_by_scores(tmp_path: Path) -> None:
+    files = Checkpoint.open(save(tmp_path, llama_file(text_metadata()))).side_files()
+    tokenizer = LibraryTokenizer(files["tokenizer.json"])
+    texts = text_metadata()["tokenizer.ggml.tokens"]
+    ids = tokenizer.encode("ab aé</s>")
+    assert [texts[i] for i in ids] == ["<s>", "\u2581ab", "\u2581a", "<0xC3>", "<0xA9>", "</s>"]
+    assert tokenizer.decode(ids) == "ab aé"
+    assert json.loads(files["generation_config.json"]) == {"eos_token_id": [2], "bos_token_id": 1}
+    assert json.loads(files["tokenizer_config.json"])["chat_template"] == "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"general.architecture": "gpt9"}, "general.architecture: expected one of llama, qwen2, qwen3"),
+        ({"llama.attention.clamp_kqv": 1.0}, r"llama\.attention\.clamp_kqv is not supported"),
+        ({"llama.expert_count": 8}, "expert_count: expected 0"),
+        ({"llama.rope.scaling.type": "longrope"}, "expected none, linear or yarn"),
+        ({"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": ["a"]}, "expected gpt2 or llama, found 'bert'"),
+        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}, "tokenizer.ggml.pre: expected one of"),
+    ],
+)
+def test_unknown_values_are_refused_by_name(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        Checkpoint.open(save(tmp_path, llama_file(changed))).side_files()
+
+
+def test_an_unknown_element_type_is_refused_by_name(tmp_path: Path) -> None:
+    data = gguf_bytes(METADATA, {"token_embd.weight": (29, (300, 256), bytes(64))})
+    with pytest.raises(UnsupportedError, match=r"token_embd\.weight.*found IQ1_M"):
+        Checkpoint.open(save(tmp_path, data))
+
+
+def _damage(tmp_path: Path, seed: int, rounds: int) -> int:
+    """Open damaged files; return how many were refused.  The allocation of 1 GiB fails."""
+    data, rng, refused = llama_file(text_metadata()), random.Random(seed), 0
+    header_len = data.index(b"token_embd.weight") + 2048
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limits[1]))
+    try:
+        for _ in range(rounds):
+            path, message = save(tmp_path, mutate(data[:header_len], rng) + data[header_len:]), ""
+            try:
+                checkpoint = Checkpoint.open(path)
+                for name, info in checkpoint.tensors.items():
+                    assert checkpoint.read(name).nbytes == info.num_bytes
+                checkpoint.side_files()
+            except PenstockError as error:
+                message = str(error)
+                refused += 1
+            assert message.isprintable()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    return refused
+
+
+def test_damaged_files_are_refused_or_sound(tmp_path: Path) -> None:
+    assert _damage(tmp_path, 1, 2000) > 1000
+
+
+@pytest.mark.long
+def test_many_damaged_files_are_refused_or_sound(tmp_path: Path) -> None:
+    assert _damage(tmp_path, 2, 60000) > 30000
