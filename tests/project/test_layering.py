@@ -16,6 +16,7 @@ LAYERS = (
     "serving",
     "servables",
     "bench",
+    "cluster",
     "offline",
     "lite",
     "llm",

@@ -58,6 +58,7 @@ GROUPS: Final = {
         "plan": "show what each rank of a model gets, and write the strategy",
         "stage": "compute some layers of a model that another machine runs",
         "shard": "cut a checkpoint folder for ranks, cut it again, or merge it",
+        "simulate": "simulate many replicas of a model that serve a trace",
     },
     "setup": {
         "doctor": "report what this machine offers and what is missing",

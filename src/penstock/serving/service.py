@@ -77,7 +77,7 @@ async def run_service(settings: ServiceSettings) -> int:
     limit = raise_limit()
     settings = _within(settings, limit)
     primary = Primary(settings.supervision, remote=settings.worker_listener)
-    models = RemoteModels(primary, settings.options, settings.num_workers, settings.networks)
+    models = RemoteModels(primary, settings.options, settings.num_workers, settings.networks, settings.route_policy)
     primary.adopt = models.adopt
     servables = _servables(models, primary, settings)
     traces = _traces(settings)
@@ -191,7 +191,7 @@ def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings
 
     def make(name: str, scheme: str | None) -> RemoteBackend:
         options = settings.options if scheme is None else replace(settings.options, scheme=scheme)
-        return RemoteBackend(name, primary, options, settings.num_workers)
+        return RemoteBackend(name, primary, options, settings.num_workers, settings.route_policy)
 
     repository = ServableRepository(
         settings.supervision, PrivateModels(models, make), lambda: [backend.name for backend in models.list()]

@@ -22,7 +22,8 @@ class ServiceSettings:
     ``worker_listener``: where workers of other machines connect.  ``admin_socket``: the unix socket on which models are
     loaded and unloaded.  ``otlp_traces_endpoint``: the URL that receives the spans of requests; "" disables tracing.
     ``servables``: folders that contain servables.  ``networks``: "file.py:Class" for the checkpoint folder of a model
-    by name, and under "" for every other one.
+    by name, and under "" for every other one.  ``route_policy``: how workers are chosen for requests, see
+    ``penstock.cluster.routing.Router``.
     """
 
     models: tuple[tuple[str, str], ...]
@@ -35,3 +36,4 @@ class ServiceSettings:
     otlp_traces_endpoint: str = ""
     servables: tuple[Path, ...] = ()
     networks: Mapping[str, str] = field(default_factory=dict)
+    route_policy: str = "prefix"

@@ -177,6 +177,13 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
         help="worker processes per model, which share its load (default: 1)",
     )
     group.add_argument(
+        "--route-policy",
+        choices=("prefix", "least-loaded", "round-robin"),
+        default="prefix",
+        help="which worker gets a request; prefix (default): where prefill, queue and answer cost the least time; "
+        "least-loaded: the one with the fewest open requests; round-robin: each in turn",
+    )
+    group.add_argument(
         "--hang-seconds",
         type=float,
         default=30.0,
@@ -263,6 +270,7 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         servables=servables,
         networks=_networks(args.network or (), models),
         num_workers=args.workers,
+        route_policy=args.route_policy,
         options=options_of(args, args.workers),
         gateway=_gateway_settings(args),
         supervision=SupervisionPolicy(hang_s=args.hang_seconds, drain_s=args.drain_seconds),

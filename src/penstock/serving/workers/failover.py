@@ -25,6 +25,7 @@ from penstock.serving.workers.worker_connection import (
 
 if TYPE_CHECKING:
     from penstock.engine.options import RequestOptions
+    from penstock.serving.workers.worker_routing import RoutedRequest
 
 __all__ = ["Failover", "WorkerRoutes"]
 
@@ -40,8 +41,8 @@ class WorkerRoutes(Protocol):
     """The lock of a request that may have crashed a worker, held until its first event or its end.
     Suspects thus run one at a time, and another crash has only one suspect."""
 
-    def choose(self, keys: Sequence[bytes]) -> WorkerConnection:
-        """Return the worker for a prompt whose leading pages have these keys; UnavailableError."""
+    def choose(self, num_tokens: int = 0, keys: Sequence[bytes] = (), client: str = "") -> RoutedRequest:
+        """Return the worker for a prompt of so many tokens, whose leading pages have these keys; UnavailableError."""
 
     async def wait_ready(self, seconds: float) -> None:
         """Wait until a worker accepts requests; UnavailableError on timeout."""
@@ -60,9 +61,11 @@ class Failover:
         self._routes = routes
         self._options = options
         self._make = make
+        self._num_tokens = len(prompt_ids)
         self._page_keys = page_keys(prompt_ids, options.cache_salt)
         self._start_time = time.monotonic()
         self._connection: WorkerConnection | None = None
+        self._routed: RoutedRequest | None = None
         self._request: OpenRequest | None = None
         self._retry: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
@@ -92,14 +95,19 @@ class Failover:
         return _fingerprint(self._make(options_to(replace(self._options, deadline_s=None, client=""))))
 
     async def _send(self) -> None:
-        connection = self._connection = self._routes.choose(self._page_keys)
+        routed = self._routes.choose(self._num_tokens, self._page_keys, self._options.client)
+        connection = self._connection = routed.connection
         request = self._request = OpenRequest(self.answer, self._make(self._remaining_options()), self._on_lost)
         connection.begin(request)
-        connection.prefixes.add(self._page_keys)
+        routed.begin()
+        self._routed = routed
         if connection.card is not None:
             self.answer.version = connection.card.version
         try:
             await request.taken
+        except BaseException:
+            routed.end(self.answer)
+            raise
         finally:
             del request  # breaks a reference cycle: an error holds this frame, and the request holds the error
 
@@ -123,6 +131,8 @@ class Failover:
 
     def _on_settled(self) -> None:
         self._settled.set()
+        if self._routed is not None:
+            self._routed.end(self.answer) if self.answer.is_over else self._routed.note_first()
         if self.answer.is_complete and self._routes.crashes:
             self._routes.crashes.clear(self._fingerprint)
         if self.answer.is_over:
@@ -137,6 +147,8 @@ class Failover:
         """Retry or fail the request after the worker that had accepted it was lost."""
         num_crashes = self._count_crash(error)
         self._settled.set()
+        if self._routed is not None:
+            self._routed.end(self.answer)
         if num_crashes >= MAX_CRASHES:
             self.answer.fail(self._refusal())
         elif self.answer.has_begun:
@@ -160,6 +172,8 @@ class Failover:
 
     def _abort(self) -> None:
         self._settled.set()
+        if self._routed is not None:
+            self._routed.end(self.answer)
         if self._retry is not None:
             self._retry.cancel()
         if self._connection is not None and self._request is not None:

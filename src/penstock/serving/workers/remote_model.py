@@ -28,6 +28,7 @@ from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.messages import sampling_to, stats_from, stats_to
 from penstock.serving.workers.worker_config import ModelOptions, WorkerConfig
 from penstock.serving.workers.worker_group import Launcher, WorkerGroup
+from penstock.serving.workers.worker_routing import RoutedRequest, WorkerRouting
 
 if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
@@ -48,13 +49,21 @@ _GAUGES: Final = ("num_running", "num_waiting", "num_pages", "num_held_pages", "
 class RemoteBackend:
     """One model: it starts and replaces its workers, and sends each request to one of them."""
 
-    def __init__(self, name: str, launcher: Launcher, options: ModelOptions, num_workers: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        launcher: Launcher,
+        options: ModelOptions,
+        num_workers: int = 1,
+        route_policy: str = "prefix",
+    ) -> None:
         self.name = name
         self.crashes = CrashTracker()
         self.suspects = asyncio.Lock()
         self._launcher = launcher
         self._options = options
         self._num_workers = num_workers
+        self._routing = WorkerRouting(route_policy)
         self._group: WorkerGroup | None = None
         self._old: list[WorkerGroup] = []
         self._joined: list[WorkerConnection] = []
@@ -271,11 +280,11 @@ class RemoteBackend:
         """Seconds since the last engine iteration of the worker whose iteration is the most recent."""
         return min((connection.heartbeat_age_s for connection in self._connections), default=math.inf)
 
-    def choose(self, keys: Sequence[bytes]) -> WorkerConnection:
-        """Return the worker that has cached most of a prompt, among those about as busy as the least busy one.
+    def choose(self, num_tokens: int = 0, keys: Sequence[bytes] = (), client: str = "") -> RoutedRequest:
+        """Return the worker for a prompt of so many tokens, whose leading pages have these keys.
 
         A worker that makes no progress is chosen only if all are like that: it may continue, and otherwise the request
-        is retried.
+        is retried.  Raises UnavailableError if there is no worker.
         """
         if self._is_draining:
             raise UnavailableError(f"{self.name} is shutting down.", 5.0)
@@ -283,14 +292,7 @@ class RemoteBackend:
         if not connections:
             raise self._loaded.unavailable(self.name)
         connections = [connection for connection in connections if connection.is_fresh] or connections
-        if len(connections) == 1:
-            return connections[0]
-        min_open = min(connection.num_open for connection in connections)
-        candidates = [connection for connection in connections if connection.num_open <= min_open + _slack(connection)]
-        return min(
-            candidates,
-            key=lambda connection: (-connection.prefixes.num_known(keys), connection.num_open, connection.num_sent),
-        )
+        return self._routing.choose(connections, num_tokens, keys, client)
 
     async def wait_ready(self, seconds: float) -> None:
         """Wait until a worker accepts requests.
@@ -301,7 +303,7 @@ class RemoteBackend:
         while not self._connections:
             remaining_s = end - asyncio.get_running_loop().time()
             if self._is_draining or self._group is None or self._group.is_failing or remaining_s <= 0:
-                self.choose([])
+                self.choose()
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), remaining_s)
@@ -401,9 +403,3 @@ class RemoteBackend:
     def workers(self) -> list[WorkerState]:
         """Return the state of each worker, including those that are being drained."""
         return [connection.state() for connection in self._all_connections]
-
-
-def _slack(connection: WorkerConnection) -> int:
-    """Return how many more requests than the least busy worker a worker may have to be chosen for its prefixes."""
-    max_requests = connection.plan.max_requests if connection.plan is not None else 0
-    return max(1, max_requests // 4)

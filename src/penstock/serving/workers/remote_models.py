@@ -48,6 +48,7 @@ class RemoteModels:
         options: ModelOptions | None = None,
         num_workers: int = 1,
         networks: Mapping[str, str] | None = None,
+        route_policy: str = "prefix",
     ) -> None:
         self.is_draining = False
         self.taken_by: Callable[[str], str] = lambda name: ""
@@ -56,6 +57,7 @@ class RemoteModels:
         self._options = options or ModelOptions()
         self._num_workers = num_workers
         self._networks = networks or {}
+        self._route_policy = route_policy
         self._backends: dict[str, RemoteBackend] = {}
 
     def list(self) -> list[RemoteBackend]:
@@ -93,7 +95,9 @@ class RemoteModels:
         if other := self.taken_by(name):
             raise InvalidArgumentError(f"the name {name!r} is taken by {other}. Choose another one", param="name")
         options = replace(self._options, network=self._networks.get(name, self._networks.get("")))
-        backend = self._backends[name] = RemoteBackend(name, self._launcher, options, self._num_workers)
+        backend = self._backends[name] = RemoteBackend(
+            name, self._launcher, options, self._num_workers, self._route_policy
+        )
         try:
             await backend.load(model)
         except BaseException:

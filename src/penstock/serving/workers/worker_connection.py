@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter, OrderedDict
+from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import count
@@ -26,13 +27,12 @@ if TYPE_CHECKING:
     from penstock.processes.frames import FrameStream
     from penstock.serving.arrivals import Arrivals
 
-__all__ = ["FRESH_S", "LostWorkerError", "OpenRequest", "PrefixMemory", "WorkerConnection", "body_of", "page_keys"]
+__all__ = ["FRESH_S", "LostWorkerError", "OpenRequest", "WorkerConnection", "body_of", "page_keys"]
 
 FRESH_S: Final = 3.0
 """A worker sends a heartbeat each half second.  One that has sent nothing for this long gets no new requests."""
-_MAX_PAGES: Final = 64
-"""Number of leading pages of a prompt that routing looks at: 2048 tokens."""
-_MAX_KEYS: Final = 16384
+_MAX_PAGES: Final = 256
+"""Number of leading pages of a prompt that routing looks at: 8192 tokens."""
 _MAX_WRITE_BYTES: Final = 1 << 16
 _numbers = count(1)
 
@@ -50,8 +50,8 @@ def page_keys(prompt_ids: Sequence[int], salt: str) -> list[bytes]:
     key = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     keys = []
     for start in range(0, min(len(prompt_ids), _MAX_PAGES * PAGE_TOKENS) - PAGE_TOKENS + 1, PAGE_TOKENS):
-        page = ",".join(map(str, prompt_ids[start : start + PAGE_TOKENS]))
-        key = blake2b(key + page.encode(), digest_size=8).digest()
+        page = array("i", prompt_ids[start : start + PAGE_TOKENS])
+        key = blake2b(key + page.tobytes(), digest_size=8).digest()
         keys.append(key)
     return keys
 
@@ -60,25 +60,6 @@ def body_of(message: pb.ToWorker) -> pb.Submit | pb.Score | pb.Embed:
     """Return the part of a request's message that says what to do."""
     body: pb.Submit | pb.Score | pb.Embed = getattr(message, message.WhichOneof("kind") or "submit")
     return body
-
-
-class PrefixMemory:
-    """The leading pages of prompts that a worker computed lately, by their keys."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
-
-    def add(self, keys: Sequence[bytes]) -> None:
-        """Note that the worker computes these pages now."""
-        for key in keys:
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-        while len(self._keys) > _MAX_KEYS:
-            self._keys.popitem(last=False)
-
-    def num_known(self, keys: Sequence[bytes]) -> int:
-        """Return how many leading pages of a prompt the worker computed lately."""
-        return next((i for i, key in enumerate(keys) if key not in self._keys), len(keys))
 
 
 class OpenRequest:
@@ -132,7 +113,6 @@ class WorkerConnection:
         self.max_open = 0
         self.weights_id = ""
         self.stats: pb.Stats | None = None
-        self.prefixes = PrefixMemory()
         self.num_sent = 0
         self.is_hung = False
         self.ready: asyncio.Future[WorkerConnection] = asyncio.get_running_loop().create_future()

@@ -1,0 +1,119 @@
+"""``penstock simulate TRACE``: what many replicas of a model would do with a trace of requests."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.cli.options import add_parser_of
+from penstock.cli.progress import format_seconds
+
+if TYPE_CHECKING:
+    from penstock.cluster.simulate import Report
+
+__all__ = ["add_parser", "run"]
+
+_LIMITS: Final = {
+    "pages": ("num_pages", "KV pages of 32 tokens per replica (default: 2048)"),
+    "max-requests": ("max_requests", "requests in a step (default: 32)"),
+    "max-tokens": ("max_tokens", "tokens of a step without decodes (default: 512)"),
+    "max-mixed-tokens": ("max_mixed_tokens", "prompt tokens of a step that decodes, too (default: 128)"),
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = add_parser_of(
+        subparsers,
+        "simulate",
+        "Simulate many replicas of a model that serve a trace: the real scheduler, pages, prefix cache and router "
+        "under a virtual clock, with the costs of steps in place of a model. A trace is JSON lines in order of time, "
+        '{"time": SECONDS, "segments": [[NAME, TOKENS], ...], "output_tokens": N}; segments of one name have the same '
+        "content.",
+        "penstock simulate trace.jsonl --replicas 1000\n"
+        "penstock simulate trace.jsonl --replicas 8 --policy least-loaded --json\n"
+        "penstock simulate trace.jsonl --costs costs.json",
+    )
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="the trace, JSON lines (required)")
+    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="number of replicas (default: 1)")
+    parser.add_argument(
+        "--policy",
+        choices=("prefix", "least-loaded", "round-robin"),
+        default="prefix",
+        help="which replica gets a request; prefix (default): where it costs the least time; least-loaded: the one "
+        "with the fewest open requests; round-robin: each in turn",
+    )
+    parser.add_argument(
+        "--tp",
+        type=int,
+        metavar="N",
+        help="ranks of a replica; for another number than that of the costs, an estimate (default: that of the costs)",
+    )
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        metavar="FILE",
+        help="costs of steps, one JSON object (default: 348M in w8a8 on two cores)",
+    )
+    for option, (_, text) in _LIMITS.items():
+        parser.add_argument(f"--{option}", type=int, metavar="N", help=text)
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate; print the report, and the progress to standard error."""
+    from dataclasses import asdict
+
+    from penstock.cluster.costs import COSTS_348M, read_costs
+    from penstock.cluster.replica import ReplicaLimits
+    from penstock.cluster.simulate import Simulation, simulate
+    from penstock.cluster.trace import read_trace
+
+    given = {name: getattr(args, option.replace("-", "_")) for option, (name, _) in _LIMITS.items()}
+    limits = ReplicaLimits(**{name: value for name, value in given.items() if value is not None})
+    costs = COSTS_348M if args.costs is None else read_costs(args.costs)
+    settings = Simulation(args.replicas, args.policy, costs, costs.tp if args.tp is None else args.tp, limits)
+    report = simulate(read_trace(args.trace), settings, _Progress())
+    print(json.dumps(asdict(report)) if args.json else _table(report))
+    return 0
+
+
+class _Progress:
+    """Prints a line for each further 10,000 requests."""
+
+    def __init__(self) -> None:
+        self._next = 10_000
+
+    def __call__(self, number: int, seconds: float) -> None:
+        if number >= self._next:
+            self._next = number + 10_000
+            print(f"{number:,} requests, {seconds:,.1f} s simulated", file=sys.stderr, flush=True)
+
+
+def _table(report: Report) -> str:
+    costs = report.costs
+    lines = [
+        f"{report.replicas:,} replicas of {report.tp} rank{'s' if report.tp > 1 else ''}, {report.policy}; costs of "
+        f"{costs['model']}, {costs['machine']}",
+        f"({costs['source']})",
+        "",
+        f"requests         {report.requests:14,}  in {format_seconds(report.seconds)}",
+        f"prompt tokens    {report.prefilled_tokens:14,}  computed, {report.cached_tokens:,} from caches "
+        f"({report.hit_rate:.0%})",
+        f"answer tokens    {report.output_tokens:14,}",
+        f"preemptions      {report.preemptions:14,}",
+        f"utilisation      {report.utilisation:14.1%}  busiest replica {report.load_imbalance:+.1%}",
+        "",
+        f"{'ms':<16} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10}",
+    ]
+    for name, label in (("ttft", "first token"), ("tpot", "per token"), ("e2e", "whole answer")):
+        values = getattr(report, name)
+        cells = (
+            f"{values[key] * 1e3:10,.1f}" if key in values else f"{'-':>10}" for key in ("mean", "p50", "p90", "p99")
+        )
+        lines.append(f"{label:<16} {' '.join(cells)}")
+    return "\n".join(lines)

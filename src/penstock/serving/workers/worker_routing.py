@@ -1,0 +1,115 @@
+"""Which worker of a model gets a request: the workers as replicas of a ``penstock.cluster.routing.Router``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.cluster.routing import MAX_KEYS, Figures, Route, Router, StepTimes
+from penstock.runtime.program import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from penstock.llm.answer import EventAnswer
+    from penstock.serving.workers.worker_connection import WorkerConnection
+
+__all__ = ["RoutedRequest", "WorkerRouting"]
+
+
+class WorkerRouting:
+    """Chooses workers for requests.  Their speed comes from the times of their answers.
+
+    ``policy``: see ``Router``.  The workers of this machine share its cores and count as equally fast, so that noise
+    does not decide between them.  A worker of another machine has its own figures.
+    """
+
+    def __init__(self, policy: str = "prefix") -> None:
+        self.router = Router(policy)
+        self._places: dict[WorkerConnection, int] = {}
+        self._local_times = StepTimes()
+        self._remote_times: dict[WorkerConnection, StepTimes] = {}
+
+    def choose(
+        self, connections: Sequence[WorkerConnection], num_tokens: int, keys: Sequence[bytes], client: str
+    ) -> RoutedRequest:
+        """Return the choice among ``connections``, of which there is at least one."""
+        for connection in [one for one in self._places if one.gone.is_set()]:
+            self.router.remove(self._places.pop(connection))
+            self._remote_times.pop(connection, None)
+        for connection in connections:
+            if connection not in self._places:
+                self._add(connection)
+            place = self._places[connection]
+            self.router.correct(place, connection.num_open)
+        by_place = {self._places[connection]: connection for connection in connections}
+        route = self.router.route(num_tokens, keys, client, [*by_place])
+        return RoutedRequest(self, by_place[route.place], route, num_tokens, keys, client)
+
+    def _add(self, connection: WorkerConnection) -> None:
+        plan = connection.plan
+        num_pages, max_requests = (MAX_KEYS, 0) if plan is None else (plan.num_pages, plan.max_requests)
+        if not connection.pid:
+            self._remote_times[connection] = StepTimes()
+        figures = self._local_times.figures(Figures())
+        self._places[connection] = self.router.add(figures, max_requests, num_pages or MAX_KEYS)
+
+    def place_of(self, connection: WorkerConnection) -> int | None:
+        """Return the place of a worker; None if it is no longer there."""
+        return self._places.get(connection)
+
+    def measure(self, connection: WorkerConnection, answer: EventAnswer) -> None:
+        """Note the times of a complete answer."""
+        times, timings = self._remote_times.get(connection, self._local_times), answer.timings
+        computed = answer.num_prompt_tokens - answer.num_cached_tokens
+        times.note_prefill(computed, timings.get("prefill_s", 0.0))
+        times.note_decode(connection.num_open + 1, timings.get("per_token_s", 0.0))
+        local = self._local_times.figures(Figures())
+        for other, place in self._places.items():
+            own = self._remote_times.get(other)
+            self.router.measure(place, local if own is None else own.figures(local))
+
+
+class RoutedRequest:
+    """A request and the worker that was chosen for it, as the router counts it."""
+
+    def __init__(
+        self,
+        routing: WorkerRouting,
+        connection: WorkerConnection,
+        route: Route,
+        num_tokens: int,
+        keys: Sequence[bytes],
+        client: str,
+    ) -> None:
+        self.connection = connection
+        self._routing, self._route, self._keys, self._client = routing, route, keys, client
+        self._queued = max(0, num_tokens - route.num_known * PAGE_TOKENS)
+        self._is_open = False
+
+    def begin(self) -> None:
+        """Count the request: the worker was sent it."""
+        self._is_open = True
+        self._routing.router.begin(self._route.place, self._queued, self._keys, self._client)
+
+    def note_first(self) -> None:
+        """Note that its prompt is computed."""
+        place = self._routing.place_of(self.connection)
+        if place is not None and self._queued:
+            self._routing.router.prefilled(place, self._queued)
+        self._queued = 0
+
+    def end(self, answer: EventAnswer) -> None:
+        """Note its end on this worker, complete or not.  Further calls do nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self.note_first()
+        place = self._routing.place_of(self.connection)
+        if place is None:
+            return
+        num_tokens = 0
+        if answer.is_complete and answer.timings:
+            decode_s, token_s = (answer.timings.get(name, 0.0) for name in ("total_s", "per_token_s"))
+            decode_s -= answer.timings.get("first_token_s", 0.0)
+            num_tokens = 1 + round(decode_s / token_s) if token_s > 0 else 1
+            self._routing.measure(self.connection, answer)
+        self._routing.router.end(place, num_tokens)

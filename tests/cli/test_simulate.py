@@ -1,0 +1,67 @@
+"""``penstock simulate``: one JSON object on standard output, progress on standard error, errors in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+
+
+def write_trace(path: Path, num_requests: int = 20) -> str:
+    lines = (
+        {"time": number / 10, "segments": [["system", 200], [f"user {number}", 50]], "output_tokens": 8}
+        for number in range(num_requests)
+    )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_the_answer_is_one_object(tmp_path, capsys) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl")
+    assert main(["simulate", trace, "--replicas", "3", "--policy", "least-loaded", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["requests"], report["replicas"], report["policy"]) == (20, 3, "least-loaded")
+    assert isinstance(report["prefilled_tokens"], int)
+    assert isinstance(report["cached_tokens"], int)
+    assert report["prefilled_tokens"] + report["cached_tokens"] == 20 * 250
+    assert report["costs"]["model"] == "348M w8a8"
+    for name in ("ttft", "tpot", "e2e"):
+        assert 0 < report[name]["p50"] <= report[name]["p90"] <= report[name]["p99"]
+
+
+def test_the_table_names_the_costs_and_two_ranks_are_faster(tmp_path, capsys) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl")
+    assert main(["simulate", trace, "--tp", "2", "--pages", "64"]) == 0
+    assert "1 replicas of 2 ranks, prefix; costs of 348M w8a8" in capsys.readouterr().out
+    p50 = []
+    for tp in ("1", "2"):
+        assert main(["simulate", trace, "--tp", tp, "--json"]) == 0
+        p50.append(json.loads(capsys.readouterr().out)["e2e"]["p50"])
+    assert p50[1] < p50[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--replicas", "0"], "replicas: expected an integer from 1"),
+        (["--tp", "99"], "tp: expected an integer from 1 to 64"),
+        (["--pages", "0"], "num_pages: expected an integer from 1"),
+        (["--max-requests", "64", "--max-tokens", "32"], "--max-tokens: expected at least --max-requests"),
+        (["--costs", "none.json"], "none.json"),
+    ],
+)
+def test_bad_options_are_named(options: list[str], error: str, tmp_path, capsys) -> None:
+    assert main(["simulate", write_trace(tmp_path / "trace.jsonl"), *options]) in (1, 2)
+    assert error in capsys.readouterr().err
+
+
+def test_a_bad_line_is_named(tmp_path, capsys) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"time": 0, "segments": [["a", 10]], "output_tokens": 0}\n')
+    assert main(["simulate", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert "trace.jsonl: line 1: output_tokens: expected an integer from 1" in captured.err
+    assert captured.out == ""

@@ -1,0 +1,142 @@
+"""The simulator: many steps at once equal one by one, tokens are accounted for, prefixes pay where caches are short."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, replace
+
+import pytest
+
+from penstock.cluster.costs import COSTS_348M, read_costs, write_costs
+from penstock.cluster.replica import ReplicaLimits
+from penstock.cluster.routing import POLICIES
+from penstock.cluster.simulate import Simulation, simulate
+from penstock.cluster.trace import SegmentKeys, TraceRequest, parse_trace
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+
+
+def trace_of(num_requests: int, rate: float, num_groups: int = 6, seed: int = 1) -> list[TraceRequest]:
+    """Requests with one of a few beginnings, some of which arrive at the same time."""
+    draw, now, requests = random.Random(seed), 0.0, []
+    for number in range(num_requests):
+        if number % 7:
+            now = round(now + draw.expovariate(rate), 6)
+        segments = [(f"system {draw.randrange(num_groups)}", 200), (f"user {number}", draw.randint(1, 150))]
+        requests.append(TraceRequest(now, segments, draw.randint(1, 128)))
+    return requests
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("limits", "rate"),
+    [(ReplicaLimits(), 30.0), (ReplicaLimits(num_pages=40, max_requests=8), 12.0)],
+    ids=["room", "short of pages"],
+)
+def test_many_steps_at_once_equal_one_by_one(policy: str, limits: ReplicaLimits, rate: float) -> None:
+    trace = trace_of(1000, rate)
+    settings = Simulation(4, policy, limits=limits)
+    at_once, stepwise = simulate(trace, settings), simulate(trace, replace(settings, is_stepwise=True))
+    assert asdict(at_once) == asdict(stepwise)
+    assert at_once.requests == 1000
+    assert at_once.output_tokens == sum(request.output_tokens for request in trace)
+    assert (at_once.preemptions > 0) == (limits.num_pages == 40), "the second form is short of pages"
+
+
+def test_every_prompt_token_is_computed_or_cached() -> None:
+    trace = trace_of(300, 20.0)
+    report = simulate(trace, Simulation(3))
+    assert report.preemptions == 0
+    assert report.prefilled_tokens + report.cached_tokens == sum(request.prompt_tokens for request in trace)
+    assert report.cached_tokens > 0
+    assert 0 < report.utilisation <= 1
+
+
+def test_one_request_takes_what_its_steps_cost() -> None:
+    costs = replace(COSTS_348M, prefill_token_s=0.001, decode_step_s={1: 0.02, 2: 0.03})
+    report = simulate([TraceRequest(5.0, [("a", 100)], 11)], Simulation(costs=costs))
+    assert report.ttft["p50"] == pytest.approx(0.1)
+    assert report.tpot["p50"] == pytest.approx(0.02)
+    assert report.e2e["p99"] == pytest.approx(0.3)
+    assert report.seconds == pytest.approx(0.3)
+    assert (report.steps, report.utilisation) == (11, 1.0)
+
+
+def test_an_empty_trace_has_no_percentiles() -> None:
+    report = simulate([], Simulation(2))
+    assert (report.requests, report.ttft, report.seconds) == (0, {}, 0.0)
+
+
+def test_keys_name_the_content_of_segments() -> None:
+    keys = SegmentKeys()
+    whole = keys.of_prompt([("a", 100), ("b", 60)])
+    assert len(whole) == 5
+    assert keys.of_prompt([("a", 40), ("c", 99)])[:1] == whole[:1], "40 tokens of a are its first 40"
+    assert keys.of_prompt([("a", 40), ("c", 99)])[1] != whole[1]
+    assert keys.of_prompt([("a", 99), ("b", 61)])[:3] == whole[:3]
+    assert keys.of_prompt([("a", 99), ("b", 61)])[3] != whole[3], "b begins one token earlier"
+    assert keys.of_prompt([("a", 100), ("b", 96)])[:5] == whole
+    assert not set(keys.of_prompt([("b", 160)])) & set(whole), "what is before a page belongs to its key"
+    assert keys.of_prompt([("a", 31)]) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("{", "expected one JSON object"),
+        ("[1]", "expected one JSON object, got"),
+        ('{"time": 1, "segments": [["a", 1]]}', "output_tokens: expected a value, got none"),
+        ('{"time": 1, "segments": [["a", 1]], "output_tokens": 1, "x": 2}', "x: expected one of the fields"),
+        ('{"time": -1, "segments": [["a", 1]], "output_tokens": 1}', "time: expected seconds"),
+        ('{"time": NaN, "segments": [["a", 1]], "output_tokens": 1}', "time: expected seconds"),
+        (
+            '{"time": 0.1, "segments": [["a", 1]], "output_tokens": 1}',
+            "time: expected at least that of the line before",
+        ),
+        ('{"time": 1, "segments": [], "output_tokens": 1}', "segments: expected a list"),
+        ('{"time": 1, "segments": [["a"]], "output_tokens": 1}', "segments: expected pairs"),
+        ('{"time": 1, "segments": [["a", 0]], "output_tokens": 1}', "segments: expected tokens from 1"),
+        ('{"time": 1, "segments": [["a", true]], "output_tokens": 1}', "segments: expected tokens from 1"),
+        ('{"time": 1, "segments": [["a", 1]], "output_tokens": 1.5}', "output_tokens: expected an integer"),
+    ],
+)
+def test_bad_lines_are_named(line: str, error: str) -> None:
+    good = '{"time": 0.5, "segments": [["a", 1]], "output_tokens": 1}'
+    with pytest.raises(InvalidFileError, match=f"^t: line 3: {error}"):
+        list(parse_trace([good, "", line], "t"))
+
+
+def test_a_request_that_fits_no_replica_is_named() -> None:
+    lines = ['{"time": 0, "segments": [["a", 300]], "output_tokens": 21}']
+    with pytest.raises(InvalidFileError, match=r"trace: line 1: segments: expected at most 320 tokens .* got 321"):
+        simulate(parse_trace(lines), Simulation(limits=ReplicaLimits(num_pages=10)))
+
+
+def test_costs_lie_on_lines_between_batches() -> None:
+    costs = replace(COSTS_348M, decode_step_s={1: 0.01, 5: 0.03, 10: 0.04})
+    assert [costs.decode_s(n) for n in (1, 3, 5, 20)] == pytest.approx([0.01, 0.02, 0.03, 0.06])
+    two = costs.on_ranks(2)
+    assert two.decode_s(1) == pytest.approx(0.005 + costs.exchange_s)
+    assert two.prefill_token_s == costs.prefill_token_s / 2
+    assert costs.on_ranks(1) is costs
+    with pytest.raises(InvalidArgumentError, match="tp: expected"):
+        costs.on_ranks(0)
+
+
+def test_costs_are_read_back_and_checked(tmp_path) -> None:
+    path = tmp_path / "costs.json"
+    write_costs(COSTS_348M, path)
+    assert read_costs(path) == COSTS_348M
+    text = path.read_text()
+    for old, new, error in (
+        ('"tp": 1', '"tp": 0', "tp: expected an integer"),
+        ('"tp": 1', '"ranks": 1', "'ranks': expected one of"),
+        ('"model": "348M w8a8", ', "", "model: expected a value"),
+        ('"1": 0.0104', '"none": 0.0104', "decode_step_s: expected batches"),
+        ('"prefill_token_s": 0', '"prefill_token_s": -0', "prefill_token_s: expected"),
+    ):
+        assert old in " ".join(text.split()), old
+        path.write_text(" ".join(text.split()).replace(old, new))
+        with pytest.raises(InvalidFileError, match=error):
+            read_costs(path)
+    with pytest.raises(FileAccessError):
+        read_costs(tmp_path / "none.json")
