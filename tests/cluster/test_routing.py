@@ -89,6 +89,17 @@ def test_matches_are_leading_pages() -> None:
     assert router.matches(keys_of("b", 2)).tolist() == [0, 0, 0]
 
 
+def test_what_a_full_cache_loses_counts() -> None:
+    """Both replicas miss 10 pages; in the full one they take the place of others."""
+    router = router_of(2, max_keys=10)
+    router.begin(0, 0, keys_of("a", 10))
+    router.end(0)
+    router.begin(1, 50, keys_of("b", 1))
+    assert router.route(330, keys_of("c", 10)).place == 1
+    router.forget(0)
+    assert router.route(330, keys_of("c", 10)).place == 0
+
+
 def test_state_is_bounded_and_forgotten() -> None:
     router = router_of(2, max_keys=10)
     for number in range(50):

@@ -2,9 +2,13 @@
 
 The cost of a request on a replica is the time until its answer is complete there::
 
-    (queued prefill tokens + prompt tokens - known tokens) * seconds per prefill token
+    (queued prefill tokens + prompt tokens - known tokens + displaced tokens) * seconds per prefill token
     + tokens of an answer * (seconds of a decode step + open requests * seconds per row of a step)
     + the wait for a place, if all places of a step are taken
+
+Displaced tokens are as many as are not known, once the replica's cache is full: each page that it computes takes the
+place of another that somebody computes again.  Without them a busy cluster copies its prefixes to replicas that have no
+room for them, until no cache holds what it needs.
 
 There is no threshold to tune: a replica that knows the prompt's beginning is chosen until its queue costs more than the
 prefill that it saves.  The form is that of the router of NVIDIA Dynamo (its KV router adds prefill work to do and
@@ -133,7 +137,7 @@ class Router:
         self._every = np.zeros(0, np.int64)
         # For each place: queued prefill tokens, open requests, places of a step, requests so far, order, speed
         self._queued, self._open, self._places, self._sent, self._added = (np.zeros(0) for _ in range(5))
-        self._prefill_s, self._step_s, self._row_s = (np.zeros(0) for _ in range(3))
+        self._prefill_s, self._step_s, self._row_s, self._is_full = (np.zeros(0) for _ in range(4))
 
     def add(self, figures: Figures, max_requests: int, max_keys: int = MAX_KEYS) -> int:
         """Add a replica and return its place.
@@ -145,11 +149,21 @@ class Router:
         place = next((at for at, one in enumerate(self._replicas) if one is None), len(self._replicas))
         if place == len(self._replicas):
             self._replicas.append(replica)
-            for name in ("_queued", "_open", "_places", "_sent", "_added", "_prefill_s", "_step_s", "_row_s"):
+            for name in (
+                "_queued",
+                "_open",
+                "_places",
+                "_sent",
+                "_added",
+                "_prefill_s",
+                "_step_s",
+                "_row_s",
+                "_is_full",
+            ):
                 setattr(self, name, np.append(getattr(self, name), 0.0))
         self._replicas[place] = replica
         self._every = self._all()
-        self._queued[place] = self._open[place] = self._sent[place] = 0
+        self._queued[place] = self._open[place] = self._sent[place] = self._is_full[place] = 0
         self._added[place] = self._num_added
         self._num_added += 1
         self._places[place] = max_requests or np.inf
@@ -171,6 +185,7 @@ class Router:
         for key in replica.keys:
             self._drop(key, place)
         replica.keys.clear()
+        self._is_full[place] = 0
 
     def measure(self, place: int, figures: Figures) -> None:
         """Set the speed of a replica."""
@@ -215,7 +230,8 @@ class Router:
 
     def _costs(self, num_tokens: int, known: np.ndarray) -> np.ndarray:
         """Return the cost in seconds of a prompt on the replica of each place, which knows ``known`` pages of it."""
-        prefill = self._queued + (num_tokens - np.minimum(known * PAGE_TOKENS, num_tokens - 1))
+        missing = num_tokens - np.minimum(known * PAGE_TOKENS, num_tokens - 1)
+        prefill = self._queued + missing * (1 + self._is_full)
         batch = np.minimum(self._open + 1, self._places)
         answer_s = self.answer_tokens * (self._step_s + batch * self._row_s)
         waits = np.maximum(self._open + 1 - self._places, 0.0) / self._places
@@ -265,6 +281,7 @@ class Router:
             else:
                 own[key] = None
                 holders[key] = holders.get(key, 0) | bit
+        self._is_full[place] = len(own) >= replica.max_keys
         while len(own) > replica.max_keys:
             self._drop(own.popitem(last=False)[0], place)
 
