@@ -27,7 +27,7 @@ def read(model_type: str, **changes: Any) -> Any:
 
 
 def test_the_folder_lists_the_types() -> None:
-    assert {"llama", "mistral", "phi3", "qwen2", "qwen3"} <= set(supported_types())
+    assert {"glm4", "llama", "mistral", "phi3", "qwen2", "qwen3"} <= set(supported_types())
     with raises(UnsupportedError, param="model_type", match="llama, .*qwen3.*, found 'gpt9'"):
         find_network("gpt9")
     with raises(UnsupportedError, param="model_type", match=r"found '\.\./registry'"):
@@ -48,6 +48,19 @@ def test_defaults() -> None:
     assert read("mistral").windows[0] == 4096
     assert read("mistral", sliding_window=None).windows[0] == 0
     assert read("mistral", sliding_window=64).windows[0] == 64
+
+
+def test_defaults_of_decoders() -> None:
+    glm, smollm3, ernie = read("glm4"), read("smollm3"), read("ernie4_5")
+    assert (glm.rope.rotary_dim, glm.head_dim, glm.norm_eps, glm.attention_bias) == (64, 128, 1.5625e-7, True)
+    assert (smollm3.rope.theta, smollm3.tied, smollm3.rope_layers) == (2e6, True, (True, True, True, False))
+    assert (ernie.rope.theta, ernie.tied, ernie.head_dim, ernie.mlp_bias) == (5e5, True, 128, False)
+    assert read("exaone4", sliding_window=8).windows == (8, 8, 8, 0)
+    assert read("exaone4", sliding_window=None).rope_layers == (True,) * 4
+    assert read("olmo3").windows == (4096, 4096, 4096, 0)
+    assert read("phi3").norm_eps == read("olmo2").norm_eps == read("hunyuan_v1_dense").norm_eps == 1e-5
+    assert read("seed_oss").attention_bias
+    assert not read("seed_oss").out_bias
 
 
 def test_windows_by_layer() -> None:
@@ -73,14 +86,34 @@ BAD = {
     "layers": ("llama", {"num_hidden_layers": 2**31 - 1}, "1 to 1024, "),
     "qwen_layers": ("qwen2", {"num_hidden_layers": 2**31 - 1}, "1 to 1024, "),
     "head_dim": ("qwen3", {"head_dim": 2**31 - 2}, "even .* 2 to 1024, "),
+    "longrope": ("phi3", {"rope_scaling": {"type": "longrope"}}, "longrope"),
+    "olmo3_ropes": (
+        "olmo3",
+        {"rope_parameters": {"full_attention": {"rope_type": "yarn"}, "sliding_attention": {"rope_type": "default"}}},
+        "differ between layer types",
+    ),
+    "rope_layers": ("smollm3", {"no_rope_layers": [1, 0]}, "4 layers, found 2"),
+    "rope_layer": ("smollm3", {"no_rope_layers": [1, 0, 2, 0]}, "0 to 1"),
+    "exaone_pattern": ("exaone4", {"sliding_window_pattern": "LLLG"}, "'LLLG'"),
+    "exaone_types": ("exaone4", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+    "hunyuan_alpha": ("hunyuan_v1_dense", {"rope_scaling": {"type": "yarn", "alpha": 10.0}}, "yarn"),
+    "ernie_bias": ("ernie4_5", {"use_bias": 1}, "true or false"),
+    "seed_bias": ("seed_oss", {"attention_out_bias": "no"}, "true or false"),
+    "glm_activation": ("glm", {"hidden_act": "gelu"}, "silu, found 'gelu'"),
+    "glm4_share": ("glm4", {"partial_rotary_factor": 2.0}, "0 to 1"),
+    "olmo2_activation": ("olmo2", {"hidden_act": "relu"}, "silu, found 'relu'"),
     "window_type": ("mistral", {"sliding_window": "4k"}, "'4k'"),
 }
+
+
+PARAMS = {"rope": "rope_type", "longrope": "type", "olmo3_ropes": None, "hunyuan_alpha": "type"}
+"""The field of the error, where it is not the key of ``BAD``."""
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_configs_are_refused_by_key(name: str) -> None:
     model_type, changes, fact = BAD[name]
-    with raises(PenstockError, param="rope_type" if name == "rope" else next(iter(changes)), match=fact) as caught:
+    with raises(PenstockError, param=PARAMS.get(name, next(iter(changes))), match=fact) as caught:
         read(model_type, **changes)
     assert isinstance(caught.value, InvalidFileError | UnsupportedError)
 

@@ -6,7 +6,7 @@ checkpoint's names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -24,7 +24,10 @@ from penstock.nn import (
     silu_mul,
 )
 
-__all__ = ["CausalLM", "DecoderConfig", "GatedMLP", "read_decoder", "read_num_layers"]
+__all__ = [
+    "CausalLM", "DecoderConfig", "DecoderLayer", "GatedMLP", "PostNormLayer", "read_decoder", "read_num_layers",
+    "windows_by_type",
+]  # fmt: skip
 
 MAX_LAYERS = 1024
 """A limit against damaged configs: the layers are constructed before the weights are checked."""
@@ -32,7 +35,11 @@ MAX_LAYERS = 1024
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The sizes of the network in config.json.  ``windows`` has one entry per layer; 0 attends to every position."""
+    """The sizes of the network in config.json.
+
+    ``windows`` has one entry per layer; 0 attends to every position.  ``rope_layers`` tells which layers have rotary
+    positions; empty means all.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -47,11 +54,31 @@ class DecoderConfig:
     attention_bias: bool
     mlp_bias: bool
     windows: tuple[int, ...]
+    rope_layers: tuple[bool, ...] = ()
 
 
 def read_num_layers(reader: ConfigReader) -> int:
     """Return the number of layers; InvalidFileError beyond MAX_LAYERS."""
     return reader.int("num_hidden_layers", max=MAX_LAYERS)
+
+
+def windows_by_type(reader: ConfigReader, window: int, default: Sequence[str]) -> tuple[int, ...]:
+    """Return the window of each layer from layer_types: ``window`` in layers with sliding_attention, otherwise 0.
+
+    ``default``: the types when the key is missing.  InvalidFileError for other types, another number of layers, and
+    for sliding_attention while ``window`` is 0.
+    """
+    kinds = reader.text_list("layer_types")
+    if kinds is None:
+        return tuple(window if kind == "sliding_attention" else 0 for kind in default)
+    if len(kinds) != len(default):
+        raise reader.error("layer_types", f"one entry for each of {len(default)} layers", len(kinds))
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise reader.error("layer_types", "full_attention or sliding_attention", kind)
+        if kind == "sliding_attention" and not window:
+            raise reader.error("layer_types", "full_attention, because sliding_window is not set", kind)
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def read_decoder(
@@ -123,13 +150,29 @@ class DecoderLayer(Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class PostNormLayer(Module):
+    """Attention and feed-forward, whose outputs are normalised before they are added."""
+
+    def __init__(self, config: DecoderConfig, attention: Module) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
+        """Return the layer's output [T, hidden] for x [T, hidden]."""
+        x = x + self.post_attention_layernorm(self.self_attn(x, cos_sin, batch))
+        return x + self.post_feedforward_layernorm(self.mlp(x))
+
+
 class Decoder(Module):
     """The decoder without its output head: token ids to hidden rows."""
 
-    def __init__(self, config: DecoderConfig, attentions: Sequence[Module]) -> None:
+    def __init__(self, config: DecoderConfig, layers: Sequence[Module]) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, attention) for attention in attentions)
+        self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.rotary_emb = RotaryEmbedding(config.rope)
 
@@ -143,12 +186,20 @@ class Decoder(Module):
 
 
 class CausalLM(Module):
-    """A language model.  ``attentions`` has one module per layer, which is called with (x, cos_sin, batch)."""
+    """A language model.  ``attentions`` has one module per layer, which is called with (x, cos_sin, batch).
 
-    def __init__(self, config: DecoderConfig, attentions: Sequence[Module]) -> None:
+    ``layer`` makes the layer from the config and its attention; it says where the norms are.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        attentions: Sequence[Module],
+        layer: Callable[[DecoderConfig, Module], Module] = DecoderLayer,
+    ) -> None:
         super().__init__()
         self.config = config
-        self.model = Decoder(config, attentions)
+        self.model = Decoder(config, [layer(config, attention) for attention in attentions])
         tied = self.model.embed_tokens if config.tied else None
         self.lm_head = LMHead(config.hidden_size, config.vocab_size, tied=tied)
 

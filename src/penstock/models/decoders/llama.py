@@ -27,12 +27,16 @@ class Config:
 
 
 class LlamaAttention(Module):
-    """Grouped-query attention with rotary positions."""
+    """Grouped-query attention with rotary positions.
 
-    def __init__(self, config: DecoderConfig, window: int) -> None:
+    ``rope`` False leaves them out.  ``interleaved`` turns adjacent pairs of a head instead of its halves.
+    """
+
+    def __init__(self, config: DecoderConfig, window: int, *, rope: bool = True, interleaved: bool = False) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.rope, self.interleaved = rope, interleaved
         bias = config.attention_bias
         self.q_proj = ColumnParallelLinear(config.hidden_size, q_size, bias)
         self.k_proj = ColumnParallelLinear(config.hidden_size, kv_size, bias)
@@ -46,10 +50,14 @@ class LlamaAttention(Module):
         k = self.k_proj(x).view(-1, self.num_kv_heads, self.head_dim)
         return q, k, self.v_proj(x)
 
+    def rotate(self, x: Tensor, cos_sin: Tensor) -> Tensor:
+        """Return x [T, heads, head_dim] turned by the positions; x itself in a layer without them."""
+        return apply_rope(x, cos_sin, interleaved=self.interleaved) if self.rope else x
+
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
         """Return attention over x [T, hidden]: [T, hidden]."""
         q, k, v = self.project(x)
-        return self.o_proj(self.attention(apply_rope(q, cos_sin), apply_rope(k, cos_sin), v, batch))
+        return self.o_proj(self.attention(self.rotate(q, cos_sin), self.rotate(k, cos_sin), v, batch))
 
 
 class Network(CausalLM):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.config import ConfigReader
-from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
+from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers, windows_by_type
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import RowParallelLinear
 
@@ -27,19 +27,9 @@ def read_windows(reader: ConfigReader) -> tuple[int, ...]:
     window = reader.int("sliding_window", 4096) if reader.bool("use_sliding_window", False) else 0
     if "sliding_window" in reader.values and not reader.has("sliding_window"):
         window = 0
-    kinds = reader.text_list("layer_types")
-    if kinds is None:
-        first = reader.int("max_window_layers", 28, min=0)
-        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
-        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
-    if len(kinds) != num_layers:
-        raise reader.error("layer_types", f"one entry for each of {num_layers} layers", len(kinds))
-    for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise reader.error("layer_types", "full_attention or sliding_attention", kind)
-        if kind == "sliding_attention" and not window:
-            raise reader.error("layer_types", "full_attention, because sliding_window is not set", kind)
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    first = reader.int("max_window_layers", 28, min=0)
+    kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+    return windows_by_type(reader, window, kinds)
 
 
 class Qwen2Attention(LlamaAttention):
