@@ -65,3 +65,15 @@ def test_a_bad_line_is_named(tmp_path, capsys) -> None:
     captured = capsys.readouterr()
     assert "trace.jsonl: line 1: output_tokens: expected an integer from 1" in captured.err
     assert captured.out == ""
+
+
+def test_measured_costs_are_read(tmp_path, capsys) -> None:
+    costs = tmp_path / "costs.json"
+    demo = str(Path(__file__).parents[2] / "demo" / "demo.psm")
+    assert main(["bench", demo, "-p", "40", "-n", "4", "--batch", "1,2", "--costs", str(costs)]) == 0
+    assert set(json.loads(costs.read_text())["decode_step_s"]) == {"1", "2"}
+    capsys.readouterr()
+    assert main(["simulate", write_trace(tmp_path / "trace.jsonl"), "--costs", str(costs), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["costs"]["model"].startswith("demo.psm ")
+    assert main(["bench", demo, "--online", "--costs", str(costs)]) == 2
+    assert "--costs cannot be combined with --online" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """What a step costs: the seconds of decode steps by batch, and of prefill per token.
 
-The simulator uses them in place of a model.
+``penstock bench --costs`` measures a model on this machine and writes them; the simulator reads them.
 """
 
 from __future__ import annotations

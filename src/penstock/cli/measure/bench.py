@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.measure.bench_online import add_online_options, refuse_online_options, run_online
@@ -38,6 +39,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("-b", "--batch", metavar="N,N...", help="batch sizes of decode (default: 1,8,32)")
     add_options(parser, "--threads", "--tp", "--pp", "--cp", "--network", "--weights", "--verify")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        metavar="FILE",
+        help="write the seconds of steps for penstock simulate, without --online (default: none)",
+    )
     add_online_options(parser)
     add_options(parser, "--ops")
     parser.set_defaults(run=run)
@@ -52,6 +59,8 @@ def _batches(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print the figures."""
+    if args.costs is not None and (args.online or args.pp > 1 or args.cp > 1):
+        raise InvalidArgumentError("--costs cannot be combined with --online, --pp or --cp", param="costs")
     if args.online:
         if args.batch is not None:
             raise InvalidArgumentError(
@@ -79,8 +88,25 @@ def run(args: argparse.Namespace) -> int:
     )
     with ProgressLine(ticks=False) as progress:
         report = bench(settings, progress)
+    if args.costs is not None:
+        _write_costs(args, report)
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0
+
+
+def _write_costs(args: argparse.Namespace, report: Report) -> None:
+    """Write what the simulator needs of a measurement."""
+    from penstock.cluster.costs import StepCosts, write_costs
+
+    costs = StepCosts(
+        model=f"{Path(args.model).name} {report.scheme}",
+        machine=f"{report.cpu_level}, {report.num_ranks} x {report.num_threads} threads",
+        source=f"penstock bench, prompts of {report.prompt_tokens} tokens, {report.new_tokens} new tokens",
+        prefill_token_s=1 / report.prefill_tokens_per_s,
+        decode_step_s={batch: batch / rate for batch, rate in sorted(report.decode_tokens_per_s.items())},
+        tp=args.tp,
+    )
+    write_costs(costs, args.costs)
 
 
 def _table(model: str, report: Report) -> str:

@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--costs",
         type=Path,
         metavar="FILE",
-        help="costs of steps, one JSON object (default: 348M in w8a8 on two cores)",
+        help="costs of steps, written by penstock bench --costs (default: 348M in w8a8 on two cores)",
     )
     for option, (_, text) in _LIMITS.items():
         parser.add_argument(f"--{option}", type=int, metavar="N", help=text)
