@@ -15,6 +15,7 @@ from penstock.checkpoint.sources import MappedCheckpoint, Source, Sources
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.graph.export import export_bundle
 from penstock.graph.strategy import make_strategy
+from penstock.graph.unpack_bundle import unpack_bundle
 from penstock.models.families import built_in_families, maps_tensors
 from penstock.models.loader import load_network, save_network
 from penstock.models.mapped import open_mapped
@@ -180,6 +181,14 @@ def test_a_saved_network_opens_again(tmp_path: Path) -> None:
     saved = dict(load_network(tmp_path / "saved").named_parameters())
     assert all(torch.equal(value, saved[name]) for name, value in network.named_parameters())
     export_bundle(tmp_path / "saved", tmp_path / "saved.psm")
+
+
+def test_a_folder_made_from_a_bundle_opens_again(tmp_path: Path) -> None:
+    folder = save("glm4", tmp_path / "model")
+    export_bundle(folder, tmp_path / "model.psm")
+    unpack_bundle(tmp_path / "model.psm", tmp_path / "unpacked")
+    unpacked = dict(load_network(tmp_path / "unpacked").named_parameters())
+    assert all(torch.equal(value, unpacked[name]) for name, value in load_network(folder).named_parameters())
 
 
 def test_a_wrong_fused_tensor_is_named(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.sources import OWN_NAMES
 from penstock.config import show, show_tensors
 from penstock.core import native
 from penstock.core.layouts import FLOAT_DTYPES, TILE_ROWS
@@ -92,9 +93,12 @@ def export_bundle(
             f"{source}: a sharded folder of model_type {built.name} is not supported, because its tensors are not the "
             "network's parameters. Export the whole folder with --tp."
         )
+    has_own_names = not differs(checkpoint, built.network)
     checkpoint = as_network(checkpoint, built.network)
     tell("capture", 0, 0)
     graph, constants = build_graph(built, chosen, checkpoint.dtype)
+    if not has_own_names:
+        graph.properties[OWN_NAMES] = "true"
     if tail is not None:
         append_tail(graph, tail)
     if folder is not None:

@@ -7,6 +7,7 @@ made.  Vectors, which bundles have in float32, get the type in config.json if th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.float_types import convert_floats, to_float32
 from penstock.checkpoint.side_files import SIDE_FILES
+from penstock.checkpoint.sources import OWN_NAMES
 from penstock.config import ConfigReader
 from penstock.core.metadata import read_metadata
 from penstock.core.native import Context, Model, QuantizedRows
@@ -54,6 +56,8 @@ def unpack_bundle(path: Path, out: Path) -> None:
         scheme = find_scheme(graph.scheme)
         if scheme.quantized and not config.has("quantization_config"):
             sides["config.json"] = quantized_config(config.values, scheme.name, unpacker.table_dtype)
+        elif OWN_NAMES in graph.properties:  # the folder has the parameters, not the tensors that they came from
+            sides["config.json"] = (json.dumps(config.values | {OWN_NAMES: True}, indent=2) + "\n").encode()
         with new_folder(out) as folder:
             for name, text in sides.items():
                 (folder / name).write_bytes(text)
