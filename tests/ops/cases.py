@@ -253,6 +253,54 @@ def _context_attention() -> Iterator[Case]:
         yield dataclasses.replace(case, attrs={**case.attrs, "world": 1, "rank": 0})
 
 
+PLAIN_ROUTE = {
+    "score": "softmax",
+    "renormalise": False,
+    "factor": 1.0,
+    "groups": 1,
+    "kept_groups": 1,
+    "group_rule": "max",
+}
+
+
+def _route() -> Iterator[Case]:
+    for score in ("softmax", "softmax_of_chosen", "sigmoid"):
+        for rows, experts, k in ((1, 1, 1), (3, 7, 2), (2, 128, 8), (5, 33, 33)):
+            logits = randn(rows, experts).mul(4).round()  # with ties
+            yield Case(f"{score}-{rows}x{experts}-{k}", (logits, None), PLAIN_ROUTE | {"k": k, "score": score})
+        corrected = PLAIN_ROUTE | {"k": 3, "score": score, "renormalise": True, "factor": 2.5}
+        yield Case(f"{score}-bias", (cut(4, 21), randn(21, seed=3)), corrected)
+    for rule in ("max", "best_two"):
+        groups = {"groups": 4, "kept_groups": 2, "group_rule": rule, "score": "sigmoid"}
+        yield Case(f"groups-{rule}", (randn(6, 24), randn(24, seed=3)), PLAIN_ROUTE | groups | {"k": 5})
+    yield Case("groups-of-one", (randn(2, 6), None), PLAIN_ROUTE | {"groups": 6, "kept_groups": 3, "k": 2})
+
+
+def _expert_linear() -> Iterator[Case]:
+    """Experts that get one row, many rows and none; rows that begin and end inside a tile."""
+    for scheme in LINEAR_SCHEMES:
+        for tokens, slots, experts, n, k in (
+            (1, 2, 5, 32, 64),
+            (9, 3, 4, 20, 33),
+            (40, 2, 3, 7, 160),
+            (6, 1, 70, 16, 31),
+        ):
+            weight = pack_matrix(randn(experts * n, k, seed=1, scale=k**-0.5), find_scheme(scheme).layout)
+            ids = randn(tokens, experts, seed=4).topk(slots).indices.int()
+            attrs = {"num_experts": experts, "out_features": n, "scheme": scheme}
+            name = f"{scheme}-{tokens}x{slots}-{experts}x{n}x{k}"
+            yield Case(name, (randn(tokens, k), weight, ids, randn(experts, n, seed=2)), attrs)
+            yield Case(f"{name}-slots", (randn(tokens, slots, k), weight, ids, None), attrs)
+    weight = pack_matrix(randn(40, 64, seed=1), find_scheme("f32").layout)
+    ids = torch.tensor([[1, 1], [1, 0], [1, 1]], dtype=torch.int32)
+    yield Case("strided", (cut(3, 64), weight, ids, None), {"num_experts": 2, "out_features": 20, "scheme": "f32"})
+
+
+def _combine() -> Iterator[Case]:
+    for tokens, slots, n in ((1, 1, 1), (3, 2, 33), (5, 8, 160)):
+        yield Case(f"{tokens}x{slots}x{n}", (randn(tokens, slots, n), randn(tokens, slots)), {})
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "embedding": _embedding,
     "linear": _linear,
@@ -279,4 +327,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "context_attention": _context_attention,
     "argmax": _argmax,
     "topk": _topk,
+    "route": _route,
+    "expert_linear": _expert_linear,
+    "combine": _combine,
 }

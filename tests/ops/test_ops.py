@@ -104,6 +104,13 @@ BAD = {
     "scale-factor": ("scale", {"factor": 1e300}),
     "softcap-cap": ("softcap", {"cap": 0.0}),
     "topk-k": ("topk", {"k": 2000}),
+    "route-k": ("route", {"k": 2}),
+    "route-score": ("route", {"score": "relu"}),
+    "route-groups": ("route", {"groups": 2}),
+    "route-kept_groups": ("route", {"kept_groups": 2}),
+    "route-group_rule": ("route", {"group_rule": "mean"}),
+    "expert_linear-scheme": ("expert_linear", {"scheme": "w3a8"}),
+    "expert_linear-num_experts": ("expert_linear", {"num_experts": 0}),
     "embedding-dim": ("embedding", {"dim": 0}),
 }
 

@@ -110,6 +110,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+_MIXTURE = {"num_experts_per_tok": 3, "num_hidden_layers": 3, "moe_intermediate_size": 52}
+
+FAMILIES |= {
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 72}),
+    "qwen3_moe": ("qwen3_moe", _MIXTURE | {"num_experts": 9, "head_dim": 32, "mlp_only_layers": [1]}),
+    "qwen3_moe_renormalised": (
+        "qwen3_moe",
+        _MIXTURE | {"num_experts": 6, "head_dim": 32, "norm_topk_prob": True, "decoder_sparse_step": 2},
+    ),
+    "qwen2_moe": ("qwen2_moe", _MIXTURE | {"num_experts": 7, "shared_expert_intermediate_size": 84}),
+    "olmoe": ("olmoe", {"num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 1, "norm_topk_prob": True}),
+    "glm4_moe": (
+        "glm4_moe",
+        _MIXTURE
+        | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "head_dim": 24}
+        | {"attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 1.7},
+    ),
+    "glm4_moe_plain": (
+        "glm4_moe",
+        _MIXTURE | {"n_routed_experts": 6, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "head_dim": 24},
+    ),
+}
+
 
 _FOUR_HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4}
 _GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.05}
@@ -141,6 +164,9 @@ def build(name: str) -> transformers.PreTrainedModel:
             if parameter.ndim == 1:
                 shift = 0.0 if parameter_name.endswith("bias") else 1.0
                 parameter.copy_(shift + 0.2 * torch.randn_like(parameter))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     return model
 
 

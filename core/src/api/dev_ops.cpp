@@ -52,7 +52,8 @@ ps_status read_state(const ps_tensor& t, const char* name, Spec* spec, Tensor* t
 int64_t bound_of(const ps_tensor& t) {
   const int32_t* p = static_cast<const int32_t*>(t.data);
   int32_t largest = 0;
-  for (int64_t i = 0; i < t.dims[0]; ++i) {
+  const int64_t count = t.dims[0] * (t.ndim == 2 ? t.dims[1] : 1);
+  for (int64_t i = 0; i < count; ++i) {
     if (p[i] < 0) return 0;
     if (p[i] > largest) largest = p[i];
   }
@@ -92,6 +93,7 @@ ps_status read_tensor(const ps_tensor& t, const Argument& argument, Spec* spec, 
     }
     if (t.dtype == PS_I32 && t.ndim > 1 && t.dims[0] > 1 && t.row_stride != row)
       return fail(PS_INVALID_ARGUMENT, "%s: expected contiguous indices", name);
+    if (t.dtype == PS_I32 && t.ndim == 2) spec->bound = constant(bound_of(t));
   }
   tensor->data = static_cast<uint8_t*>(t.data);
   tensor->dtype = t.dtype;

@@ -66,6 +66,16 @@ constexpr int32_t kRecvSource = attr_at(OP_RECV, "int source");
 constexpr int32_t world_at(OpId op) { return attr_at(op, "int world"); }
 constexpr int32_t rank_at(OpId op) { return attr_at(op, "int rank"); }
 constexpr int32_t kTopkK = attr_at(OP_TOPK, "int k");
+constexpr int32_t kRouteK = attr_at(OP_ROUTE, "int k");
+constexpr int32_t kRouteScore = attr_at(OP_ROUTE, "str score");
+constexpr int32_t kRouteRenormalise = attr_at(OP_ROUTE, "bool renormalise");
+constexpr int32_t kRouteFactor = attr_at(OP_ROUTE, "float factor");
+constexpr int32_t kRouteGroups = attr_at(OP_ROUTE, "int groups");
+constexpr int32_t kRouteKeptGroups = attr_at(OP_ROUTE, "int kept_groups");
+constexpr int32_t kRouteGroupRule = attr_at(OP_ROUTE, "str group_rule");
+constexpr int32_t kExpertNum = attr_at(OP_EXPERT_LINEAR, "int num_experts");
+constexpr int32_t kExpertOutFeatures = attr_at(OP_EXPERT_LINEAR, "int out_features");
+constexpr int32_t kExpertScheme = attr_at(OP_EXPERT_LINEAR, "str scheme");
 
 // Arguments that code other than the op's own looks at.  request_starts and page_tables follow positions.
 constexpr int32_t kKvAppendState = argument_at(OP_KV_APPEND, "State(a!) state");

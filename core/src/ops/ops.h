@@ -150,6 +150,8 @@ ps_status linear_scratch(const Call&, Scratch*);
 ps_status attention_scratch(const Call&, Scratch*);
 ps_status context_attention_scratch(const Call&, Scratch*);
 ps_status topk_scratch(const Call&, Scratch*);
+ps_status route_scratch(const Call&, Scratch*);
+ps_status expert_linear_scratch(const Call&, Scratch*);
 
 // Elements of one row: the product of the dims after the first.
 inline int64_t row_elements(const Tensor& t) {

@@ -123,17 +123,18 @@ ps_status infer_embedding(const Spec* in, AttrValue* attrs, Spec* out) {
   return PS_OK;
 }
 
-ps_status infer_linear(const Spec* in, AttrValue* attrs, Spec* out) {
-  PS_TRY(expect_f32(in[0], "x", 2, 2));
-  const Spec& w = in[1];
-  attrs[kLinearScheme].i = -1;
+namespace {
+
+// The scheme of a matmul, and the weight's layout and columns against it.
+ps_status expect_scheme(AttrValue* attr, const Spec& w) {
+  attr->i = -1;
   for (int32_t i = 0; i < NUM_LINEAR_SCHEMES; ++i) {
-    if (equal(attrs[kLinearScheme].s, kSchemes[i].name)) attrs[kLinearScheme].i = i;
+    if (equal(attr->s, kSchemes[i].name)) attr->i = i;
   }
-  if (attrs[kLinearScheme].i < 0) {
-    return fail(PS_UNSUPPORTED, "scheme: \"%.*s\" is not a linear scheme that this version knows", PS_STR(attrs[kLinearScheme].s));
+  if (attr->i < 0) {
+    return fail(PS_UNSUPPORTED, "scheme: \"%.*s\" is not a linear scheme that this version knows", PS_STR(attr->s));
   }
-  const SchemeRow& scheme = kSchemes[attrs[kLinearScheme].i];
+  const SchemeRow& scheme = kSchemes[attr->i];
   if (!scheme.built) {
     return fail(PS_UNSUPPORTED, "scheme: this build leaves out %s: build it with this bundle in PENSTOCK_OPS_FROM",
                 scheme.name);
@@ -142,20 +143,82 @@ ps_status infer_linear(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT, "weight: expected layout %s for scheme %s, found %s", layout_name(scheme.layout),
                 scheme.name, layout_name(w.layout) ? layout_name(w.layout) : "unknown");
   }
-  if (attrs[kLinearOutFeatures].i != w.dims[0].offset) {
-    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows, found %lld",
-                static_cast<long long>(w.dims[0].offset), static_cast<long long>(attrs[kLinearOutFeatures].i));
-  }
-  if (!equal(in[0].dims[1], w.dims[1])) {
-    return fail(PS_INVALID_ARGUMENT, "x: expected rows of %lld, the weight's columns, found %s",
-                static_cast<long long>(w.dims[1].offset), describe(in[0]).text);
-  }
   if (scheme.integer && w.dims[1].offset > kMaxIntegerCols) {
     return fail(PS_UNSUPPORTED, "weight: scheme %s sums exactly up to %lld columns, found %lld", scheme.name,
                 static_cast<long long>(kMaxIntegerCols), static_cast<long long>(w.dims[1].offset));
   }
+  return PS_OK;
+}
+
+ps_status expect_columns(const Spec& x, const Spec& w) {
+  if (equal(x.dims[x.rank - 1], w.dims[1])) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "x: expected rows of %lld, the weight's columns, found %s",
+              static_cast<long long>(w.dims[1].offset), describe(x).text);
+}
+
+}  // namespace
+
+ps_status infer_linear(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 2));
+  const Spec& w = in[1];
+  PS_TRY(expect_scheme(&attrs[kLinearScheme], w));
+  if (attrs[kLinearOutFeatures].i != w.dims[0].offset) {
+    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows, found %lld",
+                static_cast<long long>(w.dims[0].offset), static_cast<long long>(attrs[kLinearOutFeatures].i));
+  }
+  PS_TRY(expect_columns(in[0], w));
   if (in[2].kind != OPERAND_NONE) PS_TRY(expect_vector(in[2], "bias", w.dims[0].offset));
   *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], w.dims[0]}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+namespace {
+
+// The experts of each token: i32 [T, k] below num_experts.
+ps_status expect_experts(const Spec& ids, const Spec& x, int64_t num_experts) {
+  if (!is_tensor(ids, PS_I32, 2, 2) || !equal(ids.dims[0], x.dims[0]) || !is_constant(ids.dims[1])) {
+    return fail(PS_INVALID_ARGUMENT, "ids: expected i32 with a row for each row of x, %s, found %s", describe(x).text, describe(ids).text);
+  }
+  if (is_constant(ids.bound) && ids.bound.offset >= 1 && ids.bound.offset <= num_experts) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "ids: expected experts from 0 to %lld", static_cast<long long>(num_experts - 1));
+}
+
+}  // namespace
+
+ps_status infer_expert_linear(const Spec* in, AttrValue* attrs, Spec* out) {
+  const Spec &x = in[0], &w = in[1], &ids = in[2];
+  PS_TRY(expect_f32(x, "x", 2, 3));
+  PS_TRY(expect_scheme(&attrs[kExpertScheme], w));
+  const int64_t num_experts = attrs[kExpertNum].i, rows = attrs[kExpertOutFeatures].i, all = w.dims[0].offset;
+  if (num_experts < 1 || num_experts > all) {
+    return fail(PS_INVALID_ARGUMENT, "num_experts: expected 1 to the weight's %lld rows, found %lld", static_cast<long long>(all),
+                static_cast<long long>(num_experts));
+  }
+  if (all % num_experts || rows != all / num_experts) {
+    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows divided by num_experts, found %lld",
+                static_cast<long long>(all), static_cast<long long>(rows));
+  }
+  PS_TRY(expect_columns(x, w));
+  PS_TRY(expect_experts(ids, x, num_experts));
+  if (x.rank == 3 && !equal(x.dims[1], ids.dims[1])) {
+    return fail(PS_INVALID_ARGUMENT, "x: expected a row for each of ids, %s, found %s", describe(ids).text, describe(x).text);
+  }
+  const Spec& bias = in[3];
+  if (bias.kind != OPERAND_NONE && (bias.layout != PS_ROWS_F32 || bias.dims[0].offset != num_experts || bias.dims[1].offset != rows)) {
+    return fail(PS_INVALID_ARGUMENT, "bias: expected a rows_f32 weight [%lld, %lld], found [%lld, %lld]", static_cast<long long>(num_experts),
+                static_cast<long long>(rows), static_cast<long long>(bias.dims[0].offset), static_cast<long long>(bias.dims[1].offset));
+  }
+  *out = Spec{OPERAND_VALUE, PS_F32, 3, {x.dims[0], ids.dims[1], constant(rows)}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
+ps_status infer_combine(const Spec* in, AttrValue*, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 3, 3));
+  PS_TRY(expect_f32(in[1], "weights", 2, 2));
+  if (!equal(in[0].dims[0], in[1].dims[0]) || !equal(in[0].dims[1], in[1].dims[1])) {
+    return fail(PS_INVALID_ARGUMENT, "weights: expected a weight for each row of x, %s, found %s", describe(in[0]).text, describe(in[1]).text);
+  }
+  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], in[0].dims[2]}, 0, -1, constant(0)};
   return PS_OK;
 }
 

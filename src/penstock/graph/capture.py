@@ -27,6 +27,7 @@ from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, St
 from penstock.graph.views import fold_view, is_alias
 from penstock.models.network_script import line_in_stack, script_errors
 from penstock.nn import Attention, Batch, LMHead, assign_page_groups
+from penstock.nn.weight import MatrixLayer
 from penstock.ops.eager import Argument, parse_arguments
 from penstock.ops.table import find_op, is_custom_op
 
@@ -175,7 +176,10 @@ class _Builder:
         if tensor.ndim not in (1, 2):
             raise UnsupportedError(f"capture: weight {name}: expected a vector or a matrix, found {list(tensor.shape)}")
         rows, cols = (1, tensor.shape[0]) if tensor.ndim == 1 else (tensor.shape[0], tensor.shape[1])
-        self.graph.weights[name] = Weight(name, rows, cols, Layout.ROWS_F32, (Part(name, 0, rows),))
+        parts: tuple[Part, ...] = (Part(name, 0, rows),)
+        if isinstance(module, MatrixLayer) and leaf == "weight" and name == target:
+            parts = tuple(Part(*part) for part in module.weight_parts(path))
+        self.graph.weights[name] = Weight(name, rows, cols, Layout.ROWS_F32, parts)
         if not isinstance(tensor, nn.Parameter):
             if tensor.is_meta:
                 raise UnsupportedError(f"capture: buffer {name}: expected real values, found a meta tensor")

@@ -9,6 +9,7 @@ from penstock.nn.activation import gelu, scale, silu_mul, softcap
 from penstock.nn.attention import Attention, PageGroup, allocate_states, assign_page_groups, attention_layers
 from penstock.nn.batch import Batch, gather_rows
 from penstock.nn.embedding import Embedding, LMHead, VocabParallelEmbedding
+from penstock.nn.experts import ExpertLinear, Router, Routing, combine, route, sigmoid_gate
 from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from penstock.nn.module import Module
 from penstock.nn.norm import LayerNorm, RMSNorm
@@ -20,6 +21,7 @@ __all__ = [
     "Batch",
     "ColumnParallelLinear",
     "Embedding",
+    "ExpertLinear",
     "LMHead",
     "LayerNorm",
     "Linear",
@@ -28,6 +30,8 @@ __all__ = [
     "PageGroup",
     "RMSNorm",
     "RotaryEmbedding",
+    "Router",
+    "Routing",
     "RowParallelLinear",
     "SharedMatrix",
     "VocabParallelEmbedding",
@@ -35,12 +39,15 @@ __all__ = [
     "apply_rope",
     "assign_page_groups",
     "attention_layers",
+    "combine",
     "gather_rows",
     "gelu",
     "load_weights",
     "pack_network",
+    "route",
     "scale",
     "shared_matrices",
+    "sigmoid_gate",
     "silu_mul",
     "softcap",
 ]

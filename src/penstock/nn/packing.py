@@ -1,13 +1,13 @@
 """Pack the matrices of a network for the kernels: the scheme of each, and its bytes.
 
-A linear gets the network's scheme, and an output head the scheme's ``head``.  A table that is not shared with a linear
-keeps the checkpoint's own float type.  ``penstock.graph.passes.assign_scheme`` has the same rules, so that eager mode
-and a bundle compute with the same bytes.
+A linear gets the network's scheme, a router float32, and an output head the scheme's ``head``.  A table that is not
+shared with a linear keeps the checkpoint's own float type.  ``penstock.graph.passes.assign_scheme`` has the same
+rules, so that eager mode and a bundle compute with the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +16,22 @@ from torch import Tensor, nn
 from penstock.core import layouts, native
 from penstock.errors import InvalidFileError
 from penstock.nn.embedding import LMHead
+from penstock.nn.experts import ExpertLinear, Router
 from penstock.nn.linear import Linear
-from penstock.nn.weight import MatrixLayer
+from penstock.nn.weight import MatrixLayer, WeightPart
 from penstock.ops.eager import core_context
 from penstock.ops.reference import shape_packed
 from penstock.quant.scheme import find_scheme
 
-__all__ = ["SharedMatrix", "load_weights", "pack_matrix", "pack_network", "pack_quantized", "shared_matrices"]
+__all__ = [
+    "SharedMatrix",
+    "load_weights",
+    "pack_matrix",
+    "pack_network",
+    "pack_parts",
+    "pack_quantized",
+    "shared_matrices",
+]
 
 _ROWS_LAYOUTS = {"f32": layouts.ROWS_F32, "f16": layouts.ROWS_F16, "bf16": layouts.ROWS_BF16}
 _DTYPES = {torch.float32: layouts.F32, torch.float16: layouts.F16, torch.bfloat16: layouts.BF16}
@@ -45,12 +54,19 @@ class SharedMatrix:
         """The number of logical columns."""
         return self.layers[0].cols
 
+    @property
+    def parts(self) -> tuple[WeightPart, ...]:
+        """The tensors of the checkpoint that the rows come from."""
+        return self.layers[0].weight_parts(self.name.rpartition(".")[0])
+
     def placement(self, scheme: str, table_dtype: str) -> tuple[str, int]:
         """Return the scheme and the ``ps_layout`` of the matrix in a network with ``scheme``."""
         row = find_scheme(scheme)
+        if any(isinstance(layer, Router) for layer in self.layers):
+            return "f32", layouts.T16_F32
         if any(isinstance(layer, LMHead) for layer in self.layers):
             row = find_scheme(row.head)
-        elif not any(isinstance(layer, Linear) for layer in self.layers):
+        elif not any(isinstance(layer, (Linear, ExpertLinear)) for layer in self.layers):
             return table_dtype, _ROWS_LAYOUTS[table_dtype]
         return row.name, row.layout
 
@@ -92,6 +108,22 @@ def pack_quantized(values: native.QuantizedRows, layout: int) -> Tensor:
     rows, cols = values.q.shape
     packed = _empty(layout, rows, cols)
     native.pack_quantized(core_context(), layout, rows, cols, 0, rows, values, packed.data_ptr())
+    return shape_packed(packed, layout, rows)
+
+
+def pack_parts(parts: Sequence[tuple[Tensor | native.QuantizedRows, int]], layout: int, rows: int) -> Tensor:
+    """Pack a matrix of ``rows`` rows from parts, each with the row at which it begins: floats or quantized values."""
+    first = parts[0][0]
+    cols = (first if isinstance(first, Tensor) else first.q).shape[1]
+    packed = _empty(layout, rows, cols)
+    for values, start in parts:
+        if isinstance(values, Tensor):
+            values = values.detach().contiguous()
+            at = (layout, rows, cols, start, len(values), _DTYPES[values.dtype], values.data_ptr())
+            native.pack(core_context(), *at, packed.data_ptr())
+        else:
+            at_rows = (layout, rows, cols, start, len(values.q))
+            native.pack_quantized(core_context(), *at_rows, values, packed.data_ptr())
     return shape_packed(packed, layout, rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,17 @@ from penstock.errors import InvalidArgumentError
 from penstock.nn.module import Module
 from penstock.ops.reference import unpack_weight
 
-__all__ = ["MatrixLayer"]
+__all__ = ["MatrixLayer", "WeightPart"]
 
 MAX_ELEMENTS = 1 << 44
+
+
+class WeightPart(NamedTuple):
+    """The rows of a matrix that one tensor of a checkpoint has."""
+
+    name: str
+    row_start: int
+    num_rows: int
 
 
 class MatrixLayer(Module):
@@ -42,6 +50,10 @@ class MatrixLayer(Module):
         self._parameters.pop("weight", None)
         self.packed_weight = packed
         self.scheme = scheme
+
+    def weight_parts(self, path: str) -> tuple[WeightPart, ...]:
+        """Return the tensors that the rows of ``weight`` come from, in order; ``path`` is that of the layer."""
+        return (WeightPart(f"{path}.weight" if path else "weight", 0, self.rows),)
 
     @property
     def is_packed(self) -> bool:

@@ -42,6 +42,7 @@ _KV_LAYOUTS: Final = {
     torch.bfloat16: KV_NUMBERS["bf16"],
     torch.int8: KV_NUMBERS["int8"],
 }
+_ROWS: Final = (layouts.ROWS_F32, layouts.ROWS_F16, layouts.ROWS_BF16)
 _INPUT_DTYPES: Final = (torch.float32, torch.int32)
 
 _context: ContextVar[native.Context | None] = ContextVar("penstock_context", default=None)
@@ -161,7 +162,7 @@ def _describe(
     op: str, argument: Argument, tensor: Tensor, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]
 ) -> native.CoreTensor:
     if argument.kind == "weight":
-        return _describe_weight(op, tensor, tensors, attrs)
+        return _describe_weight(op, argument, tensor, tensors, attrs)
     if argument.kind == "state":
         return _describe_state(op, tensor, tensors)
     return _plain(tensor)
@@ -185,7 +186,7 @@ def _plain(tensor: Tensor) -> native.CoreTensor:
 
 
 def _describe_weight(
-    op: str, weight: Tensor, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]
+    op: str, argument: Argument, weight: Tensor, tensors: tuple[Tensor | None, ...], attrs: dict[str, Any]
 ) -> native.CoreTensor:
     if not weight.is_contiguous():
         raise InvalidArgumentError(
@@ -196,17 +197,17 @@ def _describe_weight(
         dims = (1, weight.shape[0])
     elif weight.ndim == 2 and weight.is_floating_point():
         dims = (weight.shape[0], weight.shape[1])
-    elif op == "linear" and first is not None:
-        dims = (attrs["out_features"], first.shape[1])
+    elif op in ("linear", "expert_linear") and first is not None:
+        dims = (attrs["out_features"] * attrs.get("num_experts", 1), first.shape[-1])
     elif op == "sharded_embedding":
         starts = [int(number) for number in attrs["starts"].split("|")]
         dims = (starts[attrs["rank"] + 1] - starts[attrs["rank"]], attrs["dim"])
     else:
         dims = (weight.shape[0] * 16, attrs["dim"])
     layout = reference.layout_of_tensor(weight)
-    if op == "linear" and weight.ndim == 2 and weight.is_floating_point():
+    if op in ("linear", "expert_linear") and argument.name == "weight" and weight.ndim == 2 and layout in _ROWS:
         raise InvalidArgumentError(
-            "[linear] weight: expected packed tiles, found a logical matrix. Pack the network first.", param="weight"
+            f"[{op}] weight: expected packed tiles, found a logical matrix. Pack the network first.", param="weight"
         )
     return native.CoreTensor(weight.data_ptr(), _DTYPES[weight.dtype], dims, dims[1], layout)
 

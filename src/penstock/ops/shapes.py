@@ -23,9 +23,15 @@ Attrs = Mapping[str, Any]
 
 _SMALLEST: Final = 2.0**-126  # the smallest normal float32, and the largest
 _LARGEST: Final = (2 - 2.0**-23) * 2.0**127
+ROUTE_SCORES: Final = ("softmax", "softmax_of_chosen", "sigmoid")
+ROUTE_GROUP_RULES: Final = ("max", "best_two")
 
 # Outputs are float32 except these.
-OUTPUT_DTYPES: Final[dict[str, tuple[str, ...]]] = {"argmax": ("int32",), "topk": ("float32", "int32")}
+OUTPUT_DTYPES: Final[dict[str, tuple[str, ...]]] = {
+    "argmax": ("int32",),
+    "topk": ("float32", "int32"),
+    "route": ("float32", "int32"),
+}
 
 
 def infer_shapes(op: str, shapes: Mapping[str, Sequence[int] | None], attrs: Attrs) -> list[Shape]:
@@ -259,6 +265,48 @@ def _topk(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [(logits[0], attrs["k"]), (logits[0], attrs["k"])]
 
 
+def _route(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    logits = _tensor("route", shapes, "logits", 2)
+    k, groups, kept = attrs["k"], attrs["groups"], attrs["kept_groups"]
+    for name, choices in (("score", ROUTE_SCORES), ("group_rule", ROUTE_GROUP_RULES)):
+        if attrs[name] not in choices:
+            raise _fail("route", name, f"one of {', '.join(choices)}", repr(attrs[name]))
+    if groups < 1 or logits[1] % groups:
+        raise _fail("route", "groups", f"a divisor of the {logits[1]} experts", groups)
+    if not 1 <= kept <= groups:
+        raise _fail("route", "kept_groups", f"1 to {groups}", kept)
+    if not 1 <= k <= logits[1] // groups * kept:
+        raise _fail("route", "k", f"1 to {logits[1] // groups * kept}", k)
+    _vector("route", shapes, "bias", logits[1])
+    return [(logits[0], k), (logits[0], k)]
+
+
+def _expert_linear(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    op = "expert_linear"
+    x, ids = _tensor(op, shapes, "x", 2, 3), _tensor(op, shapes, "ids", 2)
+    weight = _tensor(op, shapes, "weight", 2, 3, 4)
+    experts, rows = attrs["num_experts"], attrs["out_features"]
+    for name in ("num_experts", "out_features"):
+        if attrs[name] < 1:
+            raise _fail(op, name, "at least 1", attrs[name])
+    if ids[0] != x[0] or (len(x) == 3 and ids[1] != x[1]):
+        raise _fail(op, "ids", f"a row for each row of x, {list(x)}", list(ids))
+    logical = len(weight) == 2 and attrs["scheme"] in ("f32", "f16", "bf16")
+    if logical and weight != (experts * rows, x[-1]):
+        raise _fail(op, "weight", f"shape [{experts * rows}, {x[-1]}]", list(weight))
+    bias = shapes["bias"]
+    if bias is not None and bias != (experts, rows):
+        raise _fail(op, "bias", f"shape [{experts}, {rows}]", list(bias))
+    return [(x[0], ids[1], rows)]
+
+
+def _combine(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    x, weights = _tensor("combine", shapes, "x", 3), _tensor("combine", shapes, "weights", 2)
+    if weights[0] != x[0] or weights[1] != x[1]:
+        raise _fail("combine", "weights", f"shape [{x[0]}, {x[1]}]", list(weights))
+    return [(x[0], x[2])]
+
+
 _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "embedding": _embedding,
     "all_gather": _all_gather,
@@ -268,6 +316,9 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "recv": _recv,
     "barrier": _barrier,
     "linear": _linear,
+    "route": _route,
+    "expert_linear": _expert_linear,
+    "combine": _combine,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "layer_norm": _layer_norm,

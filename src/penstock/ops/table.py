@@ -68,6 +68,21 @@ OPS: tuple[Op, ...] = (
     ),
     Op("argmax", 1, "(Tensor logits) -> Tensor", 0.0),
     Op("topk", 1, "(Tensor logits, *, int k) -> (Tensor, Tensor)", 0.0),
+    Op(
+        "route",
+        1,
+        "(Tensor logits, Weight? bias, *, int k, str score, bool renormalise, float factor, int groups, "
+        "int kept_groups, str group_rule) -> (Tensor, Tensor)",
+        1e-5,
+    ),
+    Op(
+        "expert_linear",
+        1,
+        "(Tensor x, Weight weight, Tensor ids, Weight? bias, *, int num_experts, int out_features, str scheme) "
+        "-> Tensor",
+        1e-5,
+    ),
+    Op("combine", 1, "(Tensor x, Tensor weights) -> Tensor", 1e-6),
 )
 
 EXCHANGES = ("all_gather", "sharded_embedding", "broadcast", "send", "recv", "barrier", "context_attention")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from penstock.checkpoint.folder import Checkpoint
 from penstock.config import show, show_tensors
 from penstock.core import layouts, native
+from penstock.core.native import QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.meta import construct_on_meta
 from penstock.models.network_script import script_errors
@@ -31,8 +32,9 @@ from penstock.nn import (
     load_weights,
     shared_matrices,
 )
-from penstock.nn.packing import pack_matrix, pack_quantized
+from penstock.nn.packing import pack_matrix, pack_parts, pack_quantized
 from penstock.nn.ranks import check_same_batch, join_ranks, shard_network
+from penstock.nn.weight import WeightPart
 from penstock.ops.eager import use_context
 from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
 
@@ -281,9 +283,10 @@ class _WeightReader:
 
     def load(self, network: nn.Module) -> None:
         """Set every weight of the network."""
-        self._shapes = {matrix.name: (matrix.rows, matrix.cols) for matrix in shared_matrices(network)}
+        self._matrices = {matrix.name: matrix for matrix in shared_matrices(network)}
         vectors = {name for name, tensor in network.named_parameters() if tensor.ndim == 1}
-        needed, folder = set(self._shapes) | vectors, self._checkpoint.folder
+        parts = {part.name for matrix in self._matrices.values() for part in matrix.parts}
+        needed, folder = parts | vectors, self._checkpoint.folder
         stored = set(self._checkpoint.tensors)
         missing = sorted(needed - stored)
         extra = stored - needed.union(*(self._checkpoint.companions(name) for name in needed))
@@ -305,7 +308,10 @@ class _WeightReader:
     def _read(self, name: str, layout: int) -> Tensor:
         if layout == _VECTOR:
             return self._floats(name).float()
-        rows, cols = self._shapes[name]
+        matrix = self._matrices[name]
+        rows, cols = matrix.rows, matrix.cols
+        if len(matrix.parts) > 1:
+            return pack_parts([(self._part(part, cols), part.row_start) for part in matrix.parts], layout, rows)
         shape = self._checkpoint.logical_shape(name)
         if not self._checkpoint.is_quantized(name):
             if tuple(shape) != (rows, cols):
@@ -314,6 +320,16 @@ class _WeightReader:
         if shape[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
             raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(shape)}")
         return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)
+
+    def _part(self, part: WeightPart, cols: int) -> Tensor | QuantizedRows:
+        """Return the rows of a stacked matrix that one tensor has."""
+        name, expected = part.name, [part.num_rows, cols]
+        found = list(self._checkpoint.logical_shape(name))
+        if found[0] != expected[0] or (found != expected and not self._checkpoint.is_quantized(name)):
+            raise InvalidFileError(f"tensor {show(name)}: shape: expected {expected}, found {found}")
+        if self._checkpoint.is_quantized(name):
+            return self._checkpoint.read_quantized(name, cols)
+        return self._floats(name)
 
     def _floats(self, name: str) -> Tensor:
         dtype = self._checkpoint.tensors[name].dtype

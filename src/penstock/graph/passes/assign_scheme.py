@@ -6,6 +6,7 @@ import copy
 
 from penstock.config import check_choice
 from penstock.graph.ir import Graph, Layout
+from penstock.graph.passes.rewrite import is_router
 from penstock.quant.scheme import find_scheme
 
 __all__ = ["assign_scheme"]
@@ -16,21 +17,22 @@ _ROWS = {"f32": Layout.ROWS_F32, "f16": Layout.ROWS_F16, "bf16": Layout.ROWS_BF1
 def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> Graph:
     """Return a copy of the graph whose linears have ``scheme`` and whose weights have their layouts.
 
-    The output head gets the scheme's ``head``.  A table that is shared with a linear has that linear's layout; any
-    other table is row-major in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type).  Vectors are float32.
-    Raises InvalidArgumentError for an unknown scheme or type.
+    The output head gets the scheme's ``head``, and a router float32.  A table that is shared with a linear has that
+    linear's layout; any other table is row-major in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type).
+    Vectors are float32.  Raises InvalidArgumentError for an unknown scheme or type.
     """
     check_choice("table_dtype", table_dtype, _ROWS)
     body = find_scheme(scheme)
     head = find_scheme(body.head)
+    router = find_scheme("f32")
     graph = copy.deepcopy(graph)
     head_names = _head_weights(graph)
     layouts: dict[str, Layout] = {}
     for node in graph.nodes:
-        if node.op != "linear":
+        if node.op not in ("linear", "expert_linear"):
             continue
         weight = node.inputs[1].name
-        chosen = head if weight in head_names else body
+        chosen = router if is_router(graph, node) else head if weight in head_names else body
         node.attrs["scheme"] = chosen.name
         layouts[weight] = Layout(chosen.layout)
     for node in graph.nodes:

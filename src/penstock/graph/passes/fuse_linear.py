@@ -7,7 +7,7 @@ is computed as before, so the numbers are equal bit for bit.
 from __future__ import annotations
 
 from penstock.graph.ir import Dim, Graph, Node, Operand, Part, Value, Weight
-from penstock.graph.passes.rewrite import count_weight_uses, make_view
+from penstock.graph.passes.rewrite import count_weight_uses, is_router, make_view
 
 __all__ = ["fuse_add_norm", "fuse_linear"]
 
@@ -20,7 +20,11 @@ def fuse_linear(graph: Graph) -> None:
     uses = count_weight_uses(graph)
     groups: dict[tuple[str, str, str, bool], list[Node]] = {}
     for node in graph.nodes:
-        if node.op != "linear" or any(uses[i.name] > 1 for i in node.inputs if i.kind == "weight"):
+        if (
+            node.op != "linear"
+            or is_router(graph, node)
+            or any(uses[i.name] > 1 for i in node.inputs if i.kind == "weight")
+        ):
             continue
         parent, has_bias = node.name.rpartition(".")[0], node.inputs[2].kind == "weight"
         groups.setdefault((node.inputs[0].name, str(node.attrs["scheme"]), parent, has_bias), []).append(node)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from penstock.graph.ir import Graph, Value
+from penstock.graph.ir import Graph, Node, Value
 from penstock.ops.table import EXCHANGES, find_op
 
 __all__ = [
     "count_weight_uses",
     "drop_dead_code",
+    "is_router",
     "make_view",
     "order_values",
 ]
@@ -18,6 +19,12 @@ __all__ = [
 def count_weight_uses(graph: Graph) -> Counter[str]:
     """Return the number of operands that refer to each weight."""
     return Counter(operand.name for node in graph.nodes for operand in node.inputs if operand.kind == "weight")
+
+
+def is_router(graph: Graph, node: Node) -> bool:
+    """Return True for a linear whose results choose experts."""
+    read = {user.inputs[0].name for user in graph.nodes if user.op == "route"}
+    return node.op == "linear" and not read.isdisjoint(node.outputs)
 
 
 def make_view(graph: Graph, name: str, base: str, offset: int) -> None:

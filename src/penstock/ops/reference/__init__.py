@@ -17,6 +17,7 @@ from penstock.ops.reference.collectives import (
     sharded_embedding,
 )
 from penstock.ops.reference.elementwise import *  # noqa: F403 - a new op stands in that file only
+from penstock.ops.reference.experts import combine, expert_linear, route
 from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
 from penstock.ops.reference.packing import layout_of_tensor, shape_packed, unpack_weight
@@ -28,8 +29,10 @@ __all__ = [
     "attention",
     "barrier",
     "broadcast",
+    "combine",
     "context_attention",
     "embedding",
+    "expert_linear",
     "kv_append",
     "layer_norm",
     "layout_of_tensor",
@@ -39,6 +42,7 @@ __all__ = [
     "rope",
     "rotary_embedding",
     "round_rows",
+    "route",
     "send",
     "shape_packed",
     "sharded_embedding",
