@@ -29,7 +29,7 @@ class Interpreter:
     @staticmethod
     def _assemble(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
         if weight.rows == 1:
-            whole = torch.cat([tensors[part.name].float() for part in weight.parts])
+            whole = torch.cat([tensors[part.name].float().reshape(-1) for part in weight.parts])
             assert whole.shape == (weight.cols,)
             return whole
         whole = torch.full((weight.rows, weight.cols), torch.nan)

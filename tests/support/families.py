@@ -127,6 +127,11 @@ FAMILIES |= {
         | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "head_dim": 24}
         | {"attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 1.7},
     ),
+    "minimax_m2": (
+        "minimax_m2",
+        {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 32, "intermediate_size": 44}
+        | {"bos_token_id": 1, "eos_token_id": 2},
+    ),
     "glm4_moe_plain": (
         "glm4_moe",
         _MIXTURE | {"n_routed_experts": 6, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "head_dim": 24},

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock.checkpoint.folder import Checkpoint
 from penstock.config import ConfigReader
 from penstock.graph.capture import Capture, capture
 from penstock.models.registry import find_network
+from penstock.models.sources import as_network
 from penstock.nn import Batch, allocate_states, assign_page_groups
-from tests.support.families import FAMILIES, build
+from penstock.nn.weight import MatrixLayer
+from tests.support.families import FAMILIES, build, save
 
 
 def network_of(family: str, device: str) -> nn.Module:
@@ -24,16 +31,35 @@ def capture_of(family: str) -> Capture:
     return capture(network_of(family, "meta"), network_name=family, context_len=256, vocab_size=1003)
 
 
+@cache
+def stored_tensors(family: str) -> dict[str, Tensor]:
+    """The tensors of the family's folder by the names that the network reads."""
+    with TemporaryDirectory() as folder:
+        checkpoint = Checkpoint.open(save(family, Path(folder) / "model"))
+        checkpoint = as_network(checkpoint, network_of(family, "meta"))
+        return {
+            name: torch.from_numpy(np.array(checkpoint.read(name))).view(info.shape)
+            for name, info in checkpoint.tensors.items()
+        }
+
+
 def tensors_of(family: str, captured: Capture) -> dict[str, Tensor]:
     """Logical weights by checkpoint name, the network's constants included."""
     constants = {name: torch.from_numpy(values) for name, values in captured.constants.items()}
-    return {**build(family).state_dict(), **constants}
+    return {**stored_tensors(family), **constants}
 
 
 def eager_network(family: str, num_pages: int) -> nn.Module:
     """Logical float32 weights: run it under PENSTOCK_REFERENCE=1."""
     network = network_of(family, "cpu")
-    network.load_state_dict(build(family).state_dict())
+    tensors = stored_tensors(family)
+    for path, module in network.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            name = f"{path}.{leaf}"
+            is_matrix = isinstance(module, MatrixLayer) and leaf == "weight"
+            names = [part.name for part in module.weight_parts(path)] if is_matrix else [name]
+            if names[0] in tensors:  # a tied one has its first name only
+                parameter.copy_(torch.cat([tensors[part] for part in names]).view(parameter.shape))
     assign_page_groups(network)
     allocate_states(network, num_pages)
     return network

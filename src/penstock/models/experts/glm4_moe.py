@@ -22,7 +22,7 @@ class Config:
     def read(reader: ConfigReader) -> MixtureConfig:
         """Read and check config.json; errors name the key."""
         num_layers = read_num_layers(reader)
-        decoder = read_decoder(reader, (0,) * num_layers, head_dim=128, context_len=131072)
+        decoder = read_decoder(reader, (0,) * num_layers, context_len=131072, norm_eps=1e-5, rotary_share=0.5)
         routing = Routing(
             reader.int("num_experts_per_tok", 8),
             "sigmoid",

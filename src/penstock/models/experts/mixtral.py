@@ -18,7 +18,9 @@ class Config:
     def read(reader: ConfigReader) -> MixtureConfig:
         """Read and check config.json; errors name the key."""
         window = reader.int("sliding_window") if reader.has("sliding_window") else 0
-        decoder = read_decoder(reader, (window,) * read_num_layers(reader), context_len=131072)
+        decoder = read_decoder(
+            reader, (window,) * read_num_layers(reader), context_len=131072, norm_eps=1e-5, theta=1e6
+        )
         routing = Routing(reader.int("num_experts_per_tok", 2), renormalise=True)
         key = "num_local_experts"
         return read_mixture(reader, decoder, routing, experts_key=key, size_key="intermediate_size")

@@ -25,7 +25,7 @@ class Config:
                 f"{reader.file}: clip_qkv: expected null, because no limit on q, k and v is implemented",
                 param="clip_qkv",
             )
-        decoder = read_decoder(reader, (0,) * read_num_layers(reader), context_len=4096)
+        decoder = read_decoder(reader, (0,) * read_num_layers(reader), context_len=4096, norm_eps=1e-5)
         routing = Routing(reader.int("num_experts_per_tok", 8), renormalise=reader.bool("norm_topk_prob", False))
         key = "num_experts" if reader.has("num_experts") else "num_local_experts"
         return read_mixture(reader, decoder, routing, experts_key=key, size_key="intermediate_size")
