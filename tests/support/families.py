@@ -143,6 +143,11 @@ _FOUR_HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 
 _GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.05}
 _COHERE = {"logit_scale": 0.3, "num_key_value_heads": 1}
 
+_GEMMA: dict[str, Any] = {**_FOUR_HEADS, "num_key_value_heads": 2, "head_dim": 24, "num_hidden_layers": 4}
+_GEMMA |= {"query_pre_attn_scalar": 17, "sliding_window": 33, "hidden_activation": "gelu_pytorch_tanh"}
+
+_FALCON: dict[str, Any] = {"num_attention_heads": 4, "ffn_hidden_size": 200}
+
 FAMILIES |= {
     "granite": ("granite", {**_GRANITE, "logits_scaling": 3.0, "num_key_value_heads": 1}),
     "granite_plain": ("granite", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -150,11 +155,50 @@ FAMILIES |= {
     "cohere_untied": ("cohere", {"tie_word_embeddings": False, "logit_scale": 1.0}),
     "cohere2": ("cohere2", {**_COHERE, "sliding_window": 33, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
     "cohere2_types": ("cohere2", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}),
+    "gemma": ("gemma", {**_FOUR_HEADS, "head_dim": 24, "hidden_act": "gelu_pytorch_tanh"}),
+    "gemma2": ("gemma2", {**_GEMMA, "final_logit_softcapping": 5.0, "attn_logit_softcapping": 3.0}),
+    "gemma2_uncapped": ("gemma2", {**_GEMMA, "final_logit_softcapping": None, "attn_logit_softcapping": None}),
+    "gemma3_text": ("gemma3_text", {**_GEMMA, "layer_types": ["full_attention", "sliding_attention"] * 2}),
+    "gemma3_text_scaled": (
+        "gemma3_text",
+        {
+            **_GEMMA,
+            "rope_parameters": {
+                "full_attention": {**_LINEAR, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
+    ),
     "starcoder2": ("starcoder2", {"num_key_value_heads": 1, "hidden_act": "gelu_pytorch_tanh"}),
     "starcoder2_window": ("starcoder2", {"sliding_window": 33, "use_bias": False, "tie_word_embeddings": False}),
+    "gpt_neox": ("gpt_neox", {**_FOUR_HEADS, "hidden_act": "gelu"}),
+    "gpt_neox_serial": (
+        "gpt_neox",
+        {**_FOUR_HEADS, "hidden_act": "gelu", "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "gpt2": ("gpt2", {"n_inner": 200}),
+    "gpt2_scales": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}),
+    "falcon": ("falcon", {}),
+    "falcon_new": ("falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon_new_one_norm": (
+        "falcon",
+        {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon_serial": (
+        "falcon",
+        {**_FALCON, "parallel_attn": False, "multi_query": False, "bias": True},
+    ),
+    "bloom": ("bloom", {}),
     "phi": ("phi", _FOUR_HEADS),
     "phi_qk_norm": ("phi", {**_FOUR_HEADS, "qk_layernorm": True, "partial_rotary_factor": 0.4}),
 }
+
+_GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+_OWN_KEYS: dict[str, dict[str, str]] = {
+    "gpt2": {**_GPT2_KEYS, "max_position_embeddings": "n_positions"},
+    "bloom": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "max_position_embeddings": "seq_length"},
+}
+"""By model_type the family's own names of keys of _SMALL."""
 
 
 @cache
@@ -162,7 +206,8 @@ def build(name: str) -> transformers.PreTrainedModel:
     """The network in transformers, its weights random: biases and norms too, so that a forgotten one shows."""
     model_type, changes = FAMILIES[name]
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(model_type, **(_SMALL | changes))
+    sizes = {_OWN_KEYS.get(model_type, {}).get(key, key): value for key, value in _SMALL.items()}
+    config = transformers.AutoConfig.for_model(model_type, **(sizes | changes))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

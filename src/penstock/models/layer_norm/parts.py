@@ -89,6 +89,7 @@ class SelfAttention(Module):
     """Grouped-query attention.  ``output`` is the module path of the output linear.
 
     Heads are not rotated when ``forward`` gets no cosines and sines.  ``slopes`` are those of ALiBi.
+    ``scale`` is that of the scores, by default 1 / sqrt(head_dim); ``bias`` is by default that of ``sizes``.
     """
 
     def __init__(
@@ -100,15 +101,17 @@ class SelfAttention(Module):
         slopes: Sequence[float] = (),
         interleaved: bool = False,
         scale: float | None = None,
+        bias: bool | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
         self.interleaved, self.output = interleaved, output
+        bias = sizes.bias if bias is None else bias
         q_size, kv_size = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
-        self.q_proj = ColumnParallelLinear(sizes.hidden_size, q_size, sizes.bias)
-        self.k_proj = ColumnParallelLinear(sizes.hidden_size, kv_size, sizes.bias)
-        self.v_proj = ColumnParallelLinear(sizes.hidden_size, kv_size, sizes.bias)
-        self.add_module(output, RowParallelLinear(q_size, sizes.hidden_size, sizes.bias))
+        self.q_proj = ColumnParallelLinear(sizes.hidden_size, q_size, bias)
+        self.k_proj = ColumnParallelLinear(sizes.hidden_size, kv_size, bias)
+        self.v_proj = ColumnParallelLinear(sizes.hidden_size, kv_size, bias)
+        self.add_module(output, RowParallelLinear(q_size, sizes.hidden_size, bias))
         self.attention = Attention(
             sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, window=window, slopes=slopes, scale=scale
         )
