@@ -84,7 +84,7 @@ BAD = {
         "sliding_window .*not set",
     ),
     "falcon_alibi": ("falcon", {"alibi": True}, "false, found true"),
-    "cohere_qk_norm": ("cohere", {"use_qk_norm": True}, "false, got true"),
+    "cohere_qk_norm": ("cohere", {"use_qk_norm": True}, "false, found true"),
     "gemma2_activation": ("gemma2", {"hidden_activation": "relu"}, "gelu_pytorch_tanh, found 'relu'"),
     "phi_activation": ("phi", {"hidden_act": "silu"}, "gelu_new.*found 'silu'"),
     "layers": ("llama", {"num_hidden_layers": 2**31 - 1}, "1 to 1024, "),

@@ -1,4 +1,4 @@
-"""Command R and R+ (Cohere): layer norms without bias, attention and feed-forward in parallel, scaled logits."""
+"""Command R (Cohere): layer norms without bias, attention and feed-forward in parallel, scaled logits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_cohere(reader: ConfigReader, windows: Sequence[int], rotates: Sequence[
     """Read and check config.json; errors name the key.  ``theta`` is the family's default of rope_theta."""
     if reader.bool("use_qk_norm", False):
         raise UnsupportedError(
-            f"{reader.file}: use_qk_norm: expected false, got true; norms with weights per head are not supported",
+            f"{reader.file}: use_qk_norm: expected false, found true; norms with weights per head are not supported",
             param="use_qk_norm",
         )
     decoder = read_decoder(reader, tuple(windows), context_len=8192)
