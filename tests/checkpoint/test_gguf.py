@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -39,7 +43,14 @@ MODELS = {
     "llama": (LlamaConfig, LlamaForCausalLM, gguf.MODEL_ARCH.LLAMA),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, gguf.MODEL_ARCH.QWEN2),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, gguf.MODEL_ARCH.QWEN3),
+    "phi3": (Phi3Config, Phi3ForCausalLM, gguf.MODEL_ARCH.PHI3),
+    "granite": (GraniteConfig, GraniteForCausalLM, gguf.MODEL_ARCH.GRANITE),
 }
+EXTRA: dict[str, dict[str, Any]] = {
+    "phi3": {"pad_token_id": 0, "sliding_window": 4, "_attn_implementation": "eager"},
+    "granite": {"attention_multiplier": 0.3, "embedding_multiplier": 2.0, "logits_scaling": 1.5,
+                "residual_multiplier": 0.5},
+}  # fmt: skip
 
 
 def save(tmp_path: Path, data: bytes) -> Path:
@@ -65,7 +76,7 @@ def test_values_of_quantized_types_equal_those_of_gguf(number: int) -> None:
 def small_model(name: str) -> PreTrainedModel:
     torch.manual_seed(1)
     config_class, model_class, _ = MODELS[name]
-    return model_class(config_class(**SIZES, tie_word_embeddings=name == "qwen3")).eval()
+    return model_class(config_class(**SIZES, **EXTRA.get(name, {}), tie_word_embeddings=name == "qwen3")).eval()
 
 
 def in_pairs(array: np.ndarray, num_heads: int) -> np.ndarray:
@@ -86,13 +97,20 @@ def write_model(path: Path, name: str, model: PreTrainedModel, kind: gguf.GGMLQu
     writer.add_value_length(16)
     writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
+    if name == "phi3":
+        writer.add_sliding_window(4)
+    if name == "granite":
+        writer.add_attention_scale(0.3)
+        writer.add_embedding_scale(2.0)
+        writer.add_logit_scale(1.5)
+        writer.add_residual_scale(0.5)
     names = gguf.get_tensor_name_map(MODELS[name][2], 2)
     for key, tensor in model.state_dict().items():
         if key == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         array = tensor.float().numpy()
         for part, num_heads in (("q_proj", 4), ("k_proj", 2)):
-            if name == "llama" and part in key:
+            if name in ("llama", "granite") and part in key:
                 array = in_pairs(array, num_heads)
         is_float = array.ndim == 1
         data = array if is_float else gguf.quantize(array, kind)
@@ -174,7 +192,10 @@ def test_the_tokenizer_merges_by_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"general.architecture": "gpt9"}, "general.architecture: expected one of llama, qwen2, qwen3"),
+        (
+            {"general.architecture": "gpt9"},
+            "architecture: expected one of llama, qwen2, qwen3, phi3, granite, found",
+        ),
         ({"llama.attention.clamp_kqv": 1.0}, r"llama\.attention\.clamp_kqv is not supported"),
         ({"llama.expert_count": 8}, "expert_count: expected 0"),
         ({"llama.rope.scaling.type": "longrope"}, "expected none, linear or yarn"),

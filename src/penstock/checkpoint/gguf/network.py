@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -43,17 +43,39 @@ _TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+)\.(weight|
 
 @dataclass(frozen=True)
 class _Architecture:
-    """A value of general.architecture.  ``has_pairs``: the file has the rows of q and k in adjacent pairs."""
+    """A value of general.architecture.
+
+    ``has_pairs``: the file has the rows of q and k in adjacent pairs.  ``names``: names of a layer's tensors that
+    differ from Llama's.  ``factors``: keys of numbers that the architecture must have, with their names in config.json.
+    ``has_window``: the file may have a sliding window.
+    """
 
     model_type: str
     has_pairs: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    factors: Mapping[str, str] = field(default_factory=dict)
+    has_window: bool = False
 
 
 _ARCHITECTURES: Final = {
     "llama": _Architecture("llama", has_pairs=True),
     "qwen2": _Architecture("qwen2"),
     "qwen3": _Architecture("qwen3"),
+    "phi3": _Architecture(
+        "phi3", names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, has_window=True
+    ),
+    "granite": _Architecture(
+        "granite",
+        has_pairs=True,
+        factors={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "logit_scale": "logits_scaling",
+            "residual_scale": "residual_multiplier",
+        },
+    ),
 }
+_WINDOW: Final = "attention.sliding_window"
 _KNOWN_KEYS: Final = frozenset((
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
     "attention.value_length", "block_count", "context_length", "embedding_length", "expert_count",
@@ -82,8 +104,9 @@ def config_values(
     Raises UnsupportedError for an architecture or a key that Penstock does not know, InvalidFileError for a value.
     """
     name, architecture = _architecture(metadata)
+    known = _KNOWN_KEYS.union(architecture.factors, (_WINDOW,) if architecture.has_window else ())
     for key in metadata.values:
-        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in _KNOWN_KEYS:
+        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
             raise UnsupportedError(f"{metadata.file}: {key} is not supported", param=key)
     if metadata.integer(f"{name}.expert_count", 0):
         raise UnsupportedError(
@@ -116,6 +139,9 @@ def config_values(
     }
     if architecture.model_type != "qwen2":
         values["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    values |= {own: metadata.number(f"{name}.{key}") for key, own in architecture.factors.items()}
+    if window := metadata.integer(f"{name}.{_WINDOW}", 0):
+        values["sliding_window"] = window
     scaling = _rope_scaling(metadata, name, values, rope_factors)
     return values if scaling is None else {**values, "rope_scaling": scaling}
 
@@ -183,7 +209,7 @@ def tensor_sources(metadata: Metadata, tensors: Iterable[StoredTensor]) -> dict[
             continue
         match = _TENSOR.fullmatch(tensor.name)
         layer, part, kind = match.groups() if match else (None, "", "")
-        names = _TOP_NAMES if layer is None else _LAYER_NAMES
+        names = _TOP_NAMES if layer is None else {**_LAYER_NAMES, **architecture.names}
         pair_heads = heads.get(part, 0) if architecture.has_pairs and layer is not None else 0
         if pair_heads and tensor.shape[0] % (2 * pair_heads):
             raise InvalidFileError(
