@@ -169,7 +169,8 @@ class Checkpoint:
         side_files: Callable[[], dict[str, bytes]] | None = None,
     ) -> None:
         self.folder = folder
-        self._side_files = side_files
+        self.made_files = side_files
+        """Returns the files beside the weights of a GGUF file; None for a folder, which has them."""
         self.config = config
         self._home = {name: file for file in shards for name in file.tensors}
         self.tensors = {name: file.tensors[name] for name, file in self._home.items()}
@@ -334,19 +335,24 @@ class Checkpoint:
         self._home[name].release(name, begin, end)
 
     @property
+    def weight_files(self) -> list[WeightFile]:
+        """The files of the weights, by name."""
+        return sorted(set(self._home.values()), key=lambda file: file.path)
+
+    @property
     def tensor_files(self) -> list[TensorFile]:
         """The files of the weights, by name; UnsupportedError for a GGUF file, which has other files."""
         files: list[TensorFile] = [file for file in set(self._home.values()) if isinstance(file, TensorFile)]
-        if self._side_files is not None:
+        if self.made_files is not None:
             raise UnsupportedError(f"{self.folder}: expected a checkpoint folder with safetensors, found a GGUF file")
         return sorted(files, key=lambda file: file.path)
 
     @property
     def files(self) -> list[FileStamp]:
         """The identity of every file that determines the content of this folder's bundle, for the cache key."""
-        home = self.folder if self._side_files is None else self.folder.parent
+        home = self.folder if self.made_files is None else self.folder.parent
         names = {file.path.relative_to(home).as_posix() for file in self._home.values()}
-        if self._side_files is None:
+        if self.made_files is None:
             names |= {_INDEX, "tokenizer.model", *SIDE_FILES}
         stamps = []
         for name in sorted(names):
@@ -361,4 +367,4 @@ class Checkpoint:
 
         Those of a GGUF file are made from its metadata.  Converts a ``tokenizer.model`` as ``read_folder_files`` does.
         """
-        return read_folder_files(self.folder) if self._side_files is None else self._side_files()
+        return read_folder_files(self.folder) if self.made_files is None else self.made_files()

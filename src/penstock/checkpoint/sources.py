@@ -69,7 +69,7 @@ class MappedCheckpoint(Checkpoint):
         unread: Sequence[str] = (),
         prefix: str = "",
     ) -> None:
-        super().__init__(stored.folder, stored.config, stored.tensor_files)
+        super().__init__(stored.folder, stored.config, stored.weight_files, stored.made_files)
         self._unread = tuple(unread)
         self._stored = self.tensors
         if prefix and not any(name.startswith(prefix) for name in self._stored):
