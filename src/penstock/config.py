@@ -171,9 +171,9 @@ def parse_object(
 class RopeConfig:
     """The configuration of rotary positions, with transformers' field names.
 
-    ``type`` is "default", "linear", "llama3" or "yarn".  ``rotary_dim`` is the number of leading dimensions of a head
-    that rotate (even).  ``attention_factor`` scales cos and sin; it is 1.0 except for yarn.  Fields that the type does
-    not use keep their defaults.
+    ``type`` is "default", "linear", "llama3", "yarn" or "longrope".  ``rotary_dim`` is the number of leading dimensions
+    of a head that rotate (even).  ``attention_factor`` scales cos and sin; it is 1.0 except for yarn and longrope.
+    ``divisors``: of longrope, for each pair of dimensions.  Fields that the type does not use keep their defaults.
     """
 
     theta: float
@@ -187,6 +187,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    divisors: tuple[float, ...] = ()
 
 
 class ConfigReader:
@@ -460,7 +461,7 @@ def _text_of(max_len: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and len(value) <= max_len
 
 
-_ROPE_KEYS: Final = frozenset(field.name for field in fields(RopeConfig)) | frozenset(
+_ROPE_KEYS: Final = frozenset(field.name for field in fields(RopeConfig) if field.name != "divisors") | frozenset(
     ("rope_type", "rope_theta", "partial_rotary_factor", "mscale", "mscale_all_dim", "finetuned")
 )
 

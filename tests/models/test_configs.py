@@ -90,7 +90,8 @@ BAD = {
     "layers": ("llama", {"num_hidden_layers": 2**31 - 1}, "1 to 1024, "),
     "qwen_layers": ("qwen2", {"num_hidden_layers": 2**31 - 1}, "1 to 1024, "),
     "head_dim": ("qwen3", {"head_dim": 2**31 - 2}, "even .* 2 to 1024, "),
-    "longrope": ("phi3", {"rope_scaling": {"type": "longrope"}}, "longrope"),
+    "longrope": ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 7}}, "8 numbers"),
+    "longrope_llama": ("llama", {"rope_scaling": {"type": "longrope"}}, "longrope"),
     "olmo3_ropes": (
         "olmo3",
         {"rope_parameters": {"full_attention": {"rope_type": "yarn"}, "sliding_attention": {"rope_type": "default"}}},
@@ -110,7 +111,13 @@ BAD = {
 }
 
 
-PARAMS = {"rope": "rope_type", "longrope": "type", "olmo3_ropes": None, "hunyuan_alpha": "type"}
+PARAMS = {
+    "rope": "rope_type",
+    "longrope": "short_factor",
+    "longrope_llama": "type",
+    "olmo3_ropes": None,
+    "hunyuan_alpha": "type",
+}
 """The field of the error, where it is not the key of ``BAD``."""
 
 

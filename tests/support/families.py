@@ -55,6 +55,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
+    "phi3_longrope": (
+        "phi3",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "original_max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "original_max_position_embeddings": 128,
+                "short_factor": [1.0 + 0.1 * pair for pair in range(15)],
+                "long_factor": [2.0 + 0.3 * pair for pair in range(15)],
+            },
+            "pad_token_id": 0,
+        },
+    ),
     "olmo2": ("olmo2", {}),
     "olmo2_tied_biases": ("olmo2", {"num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": True}),
     "olmo3": ("olmo3", {"num_hidden_layers": 4, "sliding_window": 20}),

@@ -52,7 +52,7 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray[tuple[int], np.dtype[np.
     Raises UnsupportedError for an unknown rope type.
     """
     plain = [rope.theta ** -(2 * i / rope.rotary_dim) for i in range(rope.rotary_dim // 2)]
-    scalings = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+    scalings = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
     if rope.type not in scalings:
         raise UnsupportedError(
             f"rope_type: expected one of {', '.join(scalings)}, found {rope.type!r}", param="rope_type"
@@ -66,6 +66,11 @@ def _default(plain: list[float], rope: RopeConfig) -> list[float]:
 
 def _linear(plain: list[float], rope: RopeConfig) -> list[float]:
     return [frequency / rope.factor for frequency in plain]
+
+
+def _longrope(plain: list[float], rope: RopeConfig) -> list[float]:
+    """LongRoPE (Ding et al., arXiv 2402.13753): every pair has its own divisor."""
+    return [frequency / divisor for frequency, divisor in zip(plain, rope.divisors, strict=True)]
 
 
 def _llama3(plain: list[float], rope: RopeConfig) -> list[float]:

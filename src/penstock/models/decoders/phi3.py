@@ -1,17 +1,30 @@
 """Phi-3, 3.5 and 4, and Phi-4-mini: Llama whose checkpoints store q, k and v as one tensor, and gate and up as one.
 
-Rotary positions may turn a part of each head (partial_rotary_factor).
+Rotary positions may turn a part of each head (partial_rotary_factor).  Of longrope the short table is used, and the
+context ends where the reference switches to the long one: a request's tokens must not depend on its final length.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Final
+
 from penstock.checkpoint.sources import Source
-from penstock.config import ConfigReader
+from penstock.config import ConfigReader, is_number, show
+from penstock.errors import UnsupportedError
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.sources import fused_rows
 
 __all__ = ["Config", "Network"]
+
+_LONGROPE: Final = ("longrope", "su", "yarn")  # the older names of longrope in this family
+_ROPE_KEYS: Final = ("rope_theta", "partial_rotary_factor")
+_ORIGINAL: Final = "original_max_position_embeddings"
+_LONGROPE_KEYS: Final = (
+    *_ROPE_KEYS, _ORIGINAL, "rope_type", "type", "factor", "attention_factor", "short_factor", "long_factor",
+)  # fmt: skip
 
 
 class Config:
@@ -20,8 +33,36 @@ class Config:
     @staticmethod
     def read(reader: ConfigReader) -> DecoderConfig:
         """Read and check config.json; errors name the key."""
-        window = reader.optional_int("sliding_window") or 0
-        return read_decoder(reader, (window,) * read_num_layers(reader), context_len=4096, norm_eps=1e-5)
+        windows = (reader.optional_int("sliding_window") or 0,) * read_num_layers(reader)
+        key = "rope_scaling" if reader.has("rope_scaling") else "rope_parameters"
+        section = reader.object(key)
+        if section is None or section.values.get("rope_type", section.values.get("type")) not in _LONGROPE:
+            return read_decoder(reader, windows, context_len=4096, norm_eps=1e-5)
+        kept = {name: section.values[name] for name in _ROPE_KEYS if name in section.values}
+        plain = ConfigReader(reader.values | {key: kept}, reader.file)
+        return _with_short_table(section, read_decoder(plain, windows, context_len=4096, norm_eps=1e-5), reader)
+
+
+def _with_short_table(section: ConfigReader, config: DecoderConfig, reader: ConfigReader) -> DecoderConfig:
+    """Return the config with longrope's short table and the context that it was trained with."""
+    outer = section if section.has(_ORIGINAL) else reader
+    original = outer.int(_ORIGINAL, 4096, min=2)
+    divisors, num_pairs = section.values.get("short_factor"), config.rope.rotary_dim // 2
+    is_list = isinstance(divisors, list) and all(is_number(value, 1e-6, 1e6) for value in divisors)
+    if not is_list or len(divisors) != num_pairs:
+        raise section.error("short_factor", f"a list of {num_pairs} numbers above 0", divisors)
+    unknown = next((name for name in section.values if name not in _LONGROPE_KEYS), None)
+    if unknown is not None:
+        raise UnsupportedError(f"{section.file}: the key {show(unknown)} is not supported", param=unknown)
+    factor = section.float("factor", config.context_len / original)
+    default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    rope = replace(
+        config.rope,
+        type="longrope",
+        divisors=tuple(float(value) for value in divisors),
+        attention_factor=section.float("attention_factor", default),
+    )
+    return replace(config, rope=rope, context_len=min(original, config.context_len))
 
 
 class Network(CausalLM):
