@@ -91,6 +91,11 @@ BAD = {
     "qwen_layers": ("qwen2", {"num_hidden_layers": 2**31 - 1}, "1 to 1024, "),
     "head_dim": ("qwen3", {"head_dim": 2**31 - 2}, "even .* 2 to 1024, "),
     "longrope": ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 7}}, "8 numbers"),
+    "longrope_key": (
+        "phi3",
+        {"rope_scaling": {"type": "su", "short_factor": [1.0] * 8, "short_mscale": 1.1}},
+        "short_mscale",
+    ),
     "longrope_llama": ("llama", {"rope_scaling": {"type": "longrope"}}, "longrope"),
     "olmo3_ropes": (
         "olmo3",
@@ -114,6 +119,7 @@ BAD = {
 PARAMS = {
     "rope": "rope_type",
     "longrope": "short_factor",
+    "longrope_key": "short_mscale",
     "longrope_llama": "type",
     "olmo3_ropes": None,
     "hunyuan_alpha": "type",

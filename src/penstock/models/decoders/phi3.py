@@ -48,8 +48,11 @@ def _with_short_table(section: ConfigReader, config: DecoderConfig, reader: Conf
     outer = section if section.has(_ORIGINAL) else reader
     original = outer.int(_ORIGINAL, 4096, min=2)
     divisors, num_pairs = section.values.get("short_factor"), config.rope.rotary_dim // 2
-    is_list = isinstance(divisors, list) and all(is_number(value, 1e-6, 1e6) for value in divisors)
-    if not is_list or len(divisors) != num_pairs:
+    if (
+        not isinstance(divisors, list)
+        or len(divisors) != num_pairs
+        or not all(is_number(value, 1e-6, 1e6) for value in divisors)
+    ):
         raise section.error("short_factor", f"a list of {num_pairs} numbers above 0", divisors)
     unknown = next((name for name in section.values if name not in _LONGROPE_KEYS), None)
     if unknown is not None:
