@@ -137,7 +137,8 @@ class Router:
         self._every = np.zeros(0, np.int64)
         # For each place: queued prefill tokens, open requests, places of a step, requests so far, order, speed
         self._queued, self._open, self._places, self._sent, self._added = (np.zeros(0) for _ in range(5))
-        self._prefill_s, self._step_s, self._row_s, self._is_full = (np.zeros(0) for _ in range(4))
+        self._prefill_s, self._step_s, self._row_s, self._token_s = (np.zeros(0) for _ in range(4))
+        self._is_full = np.zeros(0)
 
     def add(self, figures: Figures, max_requests: int, max_keys: int = MAX_KEYS) -> int:
         """Add a replica and return its place.
@@ -158,6 +159,7 @@ class Router:
                 "_prefill_s",
                 "_step_s",
                 "_row_s",
+                "_token_s",
                 "_is_full",
             ):
                 setattr(self, name, np.append(getattr(self, name), 0.0))
@@ -191,6 +193,7 @@ class Router:
         """Set the speed of a replica."""
         self._prefill_s[place] = figures.prefill_token_s
         self._step_s[place], self._row_s[place] = figures.decode_step_s, figures.decode_row_s
+        self._set_open(place, float(self._open[place]))
 
     def route(
         self, num_tokens: int, keys: Sequence[bytes], session: str = "", places: Sequence[int] | None = None
@@ -232,11 +235,16 @@ class Router:
         """Return the cost in seconds of a prompt on the replica of each place, which knows ``known`` pages of it."""
         missing = num_tokens - np.minimum(known * PAGE_TOKENS, num_tokens - 1)
         prefill = self._queued + missing * (1 + self._is_full)
-        batch = np.minimum(self._open + 1, self._places)
-        answer_s = self.answer_tokens * (self._step_s + batch * self._row_s)
-        waits = np.maximum(self._open + 1 - self._places, 0.0) / self._places
-        cost: np.ndarray = prefill * self._prefill_s + answer_s * (1 + waits)
+        cost: np.ndarray = prefill * self._prefill_s + self.answer_tokens * self._token_s
         return cost
+
+    def _set_open(self, place: int, num_open: float) -> None:
+        """Set the number of open requests, and the seconds per token of one more answer, its wait included."""
+        self._open[place] = num_open
+        max_requests = float(self._places[place])
+        batch = min(num_open + 1, max_requests)
+        waits = max(num_open + 1 - max_requests, 0.0) / max_requests
+        self._token_s[place] = (float(self._step_s[place]) + batch * float(self._row_s[place])) * (1 + waits)
 
     def matches(self, keys: Sequence[bytes]) -> np.ndarray:
         """Return how many leading pages of a prompt each replica knows, by place."""
@@ -266,7 +274,7 @@ class Router:
     def begin(self, place: int, num_queued: int, keys: Sequence[bytes], session: str = "") -> None:
         """Note that a replica was sent a request with ``num_queued`` tokens to compute and these page keys."""
         self._queued[place] += num_queued
-        self._open[place] += 1
+        self._set_open(place, float(self._open[place]) + 1)
         self._sent[place] += 1
         if session:
             self._sessions[session] = place
@@ -291,13 +299,13 @@ class Router:
 
     def end(self, place: int, num_tokens: int = 0) -> None:
         """Note the end of a request; ``num_tokens`` of its answer, 0 if it was not complete."""
-        self._open[place] = max(0.0, self._open[place] - 1)
+        self._set_open(place, max(0.0, float(self._open[place]) - 1))
         if num_tokens:
             self.answer_tokens += (num_tokens - self.answer_tokens) * (1 - _DECAY)
 
     def correct(self, place: int, num_open: int) -> None:
         """Set the number of open requests of a replica; with none, nothing is queued."""
-        self._open[place] = num_open
+        self._set_open(place, num_open)
         if not num_open:
             self._queued[place] = 0
 
