@@ -32,7 +32,8 @@ class Source:
     """Where a parameter comes from: ``tensor[index]``, transposed if ``transposed``, of it the rows in ``rows``.
 
     ``rows`` are ranges [start, stop) in the order of the parameter's rows; none means all rows.  ``index`` selects from
-    the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32.
+    the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32, and
+    so is row 0 of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.
     """
 
     tensor: str
@@ -40,6 +41,13 @@ class Source:
     transposed: bool = False
     plus: float = 0.0
     index: int | None = None
+    skipped: int = 0
+    add_row: str = ""
+
+    @property
+    def is_sum(self) -> bool:
+        """True if something is added to the tensor's values."""
+        return bool(self.plus or self.add_row)
 
 
 Sources = Mapping[str, Source | tuple[Source, ...]]
@@ -87,6 +95,8 @@ class MappedCheckpoint(Checkpoint):
             raise InvalidFileError(f"{self.folder}: lacks {show_tensors(missing)}, which the network reads")
         for tensor, readers in read.items():
             self._check_rows(tensor, readers)
+        for piece in (piece for pieces in self._sources.values() for piece in pieces if piece.add_row):
+            self._check_added(piece)
         self.tensors = {name: info for name, info in self._stored.items() if name not in read}
         for name in self._sources:
             self.tensors[name] = self._info(name, shapes[name])
@@ -112,7 +122,7 @@ class MappedCheckpoint(Checkpoint):
             super().release(name, begin, end)
             return
         own = pieces[0]
-        is_view = len(pieces) == 1 and not own.transposed and not own.plus and len(own.rows) <= 1
+        is_view = len(pieces) == 1 and not own.transposed and not own.is_sum and len(own.rows) <= 1
         if is_view and end is not None:
             info = self._stored[own.tensor]
             offset = (own.index or 0) * (info.num_bytes // info.shape[0]) if own.index is not None else 0
@@ -134,7 +144,10 @@ class MappedCheckpoint(Checkpoint):
         elif piece.rows:
             values = values[np.concatenate([np.arange(start, stop) for start, stop in piece.rows])]
         if piece.plus:
-            values = to_float32(np.ascontiguousarray(values), dtype) + np.float32(piece.plus)
+            values, dtype = to_float32(np.ascontiguousarray(values), dtype) + np.float32(piece.plus), "f32"
+        if piece.add_row:
+            row = to_float32(np.ascontiguousarray(super().read(piece.add_row)[0]), self._stored[piece.add_row].dtype)
+            values = to_float32(np.ascontiguousarray(values), dtype) + row
         return np.ascontiguousarray(values)
 
     def _shape(self, piece: Source) -> tuple[int, ...]:
@@ -158,7 +171,7 @@ class MappedCheckpoint(Checkpoint):
             raise self._wrong_size(tensor, f"{len(by_index)} matrices", list(info.shape))
         for own in by_index.values():
             num_rows = self._shape(own[0])[0]
-            end = 0
+            end = own[0].skipped
             for start, stop in sorted(rows for piece in own for rows in piece.rows or ((0, num_rows),)):
                 if start > end:
                     break
@@ -166,6 +179,15 @@ class MappedCheckpoint(Checkpoint):
             if end != num_rows:
                 last = max((stop for piece in own for _, stop in piece.rows), default=end)
                 raise self._wrong_size(tensor, f"{last} {'columns' if own[0].transposed else 'rows'}", list(info.shape))
+
+    def _check_added(self, piece: Source) -> None:
+        """Check that the tensor whose row 0 is added exists and has rows of the same length."""
+        info = self._stored.get(piece.add_row)
+        if info is None:
+            raise InvalidFileError(f"{self.folder}: lacks {show_tensors([piece.add_row])}, which the network reads")
+        row = self._shape(piece)[1:]
+        if info.shape[1:] != row or len(info.shape) < 2 or info.shape[0] < 1:
+            raise self._wrong_size(piece.add_row, f"rows of {list(row)}", list(info.shape))
 
     def _wrong_size(self, tensor: str, expected: str, found: list[int]) -> InvalidFileError:
         file = self._stored[tensor].file
@@ -177,10 +199,10 @@ class MappedCheckpoint(Checkpoint):
         """Return type and shape of a parameter; InvalidFileError names the stored tensor that does not fit."""
         pieces, num_rows = self._sources[name], 0
         first = self._stored[pieces[0].tensor]
-        dtype = "f32" if any(piece.plus for piece in pieces) else first.dtype
+        dtype = "f32" if any(piece.is_sum for piece in pieces) else first.dtype
         for piece in pieces:
             info, shape = self._stored[piece.tensor], self._shape(piece)
-            own_dtype = "f32" if piece.plus else info.dtype
+            own_dtype = "f32" if piece.is_sum else info.dtype
             if own_dtype != dtype:
                 raise InvalidFileError(
                     f"{info.file}: tensor {show(piece.tensor)}: dtype: expected {dtype.upper()}, as the other parts of "
@@ -211,5 +233,8 @@ def _without_prefix(
     for name in shapes:
         own = sources.get(name, Source(name))
         pieces = own if isinstance(own, tuple) else (own,)
-        result[name] = tuple(replace(piece, tensor=piece.tensor.removeprefix(prefix)) for piece in pieces)
+        result[name] = tuple(
+            replace(piece, tensor=piece.tensor.removeprefix(prefix), add_row=piece.add_row.removeprefix(prefix))
+            for piece in pieces
+        )
     return result

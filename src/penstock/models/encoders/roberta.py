@@ -1,0 +1,68 @@
+"""RoBERTa (Liu et al., arXiv 1907.11692): BERT whose positions count from pad_token_id + 1, with a head of its own."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock.checkpoint.sources import Source
+from penstock.config import ConfigReader
+from penstock.models.encoders.bert import BertConfig, BertEncoder, embedding_sources, read_bert
+from penstock.nn import Batch, ColumnParallelLinear, Embedding, LayerNorm, LMHead, Module, gather_rows, gelu
+
+__all__ = ["Config", "Network"]
+
+_ARCHITECTURES = {"roberta": "RobertaForMaskedLM", "xlm-roberta": "XLMRobertaForMaskedLM"}
+
+
+class Config:
+    """Reads config.json."""
+
+    @staticmethod
+    def read(reader: ConfigReader) -> BertConfig:
+        """Read and check config.json; errors name the key."""
+        kind = reader.one_of("model_type", _ARCHITECTURES, "roberta")
+        return read_bert(reader, _ARCHITECTURES[kind], skips_padding=True)
+
+
+class Head(Module):
+    """The masked-language head."""
+
+    def __init__(self, config: BertConfig, tied: Embedding | None) -> None:
+        super().__init__()
+        self.dense = ColumnParallelLinear(config.hidden_size, config.hidden_size, True)
+        self.layer_norm = LayerNorm(config.hidden_size, config.norm_eps)
+        self.decoder = LMHead(config.hidden_size, config.vocab_size, True, tied=tied)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits [R, vocab] of x [R, hidden]."""
+        return self.decoder(self.layer_norm(gelu(self.dense(x))))
+
+
+class Network(Module):
+    """The encoder with its masked-language head."""
+
+    unread_tensors = (
+        "roberta.embeddings.token_type_embeddings.weight",
+        "roberta.embeddings.position_ids",
+        "roberta.pooler.*",
+        "lm_head.bias",
+        "lm_head.decoder.*",
+    )
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.roberta = BertEncoder(config)
+        tied = self.roberta.embeddings.word_embeddings if config.tied else None
+        self.lm_head = Head(config, tied)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits of the wanted rows, [R, vocab]."""
+        return self.lm_head(gather_rows(self.roberta(batch), batch.output_rows))
+
+    def tensor_sources(self) -> dict[str, Source]:
+        """Return where the parameters come from that are not the tensor of their name."""
+        table = embedding_sources(self.config, "roberta.embeddings")
+        if self.config.tied:  # otherwise transformers adds the decoder's own bias
+            table["lm_head.decoder.bias"] = Source("lm_head.bias")
+        return table

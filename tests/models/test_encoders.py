@@ -1,0 +1,73 @@
+"""Encoders against transformers in float32: the logits of each position, eager and as a graph."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from penstock import LLM
+from penstock.errors import PenstockError
+from penstock.runtime.program import ProgramLimits
+from tests.models.steps import relative_error
+from tests.support.errors import raises
+from tests.support.families import prompt
+
+LIMITS = ProgramLimits(96, 3, num_pages=16, context_len=96)
+_SMALL: dict[str, Any] = {"vocab_size": 1003, "hidden_size": 80, "intermediate_size": 100, "num_hidden_layers": 3}
+_SMALL |= {"num_attention_heads": 5, "max_position_embeddings": 100, "initializer_range": 0.1}
+
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", {}),
+    "bert_untied": ("bert", {"tie_word_embeddings": False, "type_vocab_size": 3}),
+    "roberta": ("roberta", {"pad_token_id": 3}),
+    "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1, "tie_word_embeddings": False}),
+}
+
+
+def build(name: str) -> transformers.PreTrainedModel:
+    model_type, changes = ENCODERS[name]
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **(_SMALL | changes))
+    model = transformers.AutoModelForMaskedLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                shift = 0.0 if parameter_name.endswith("bias") else 1.0
+                parameter.copy_(shift + 0.2 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    for mode in ("graph", "eager"):
+        with LLM(tmp_path, mode=mode, limits=LIMITS) as llm:
+            for length in (1, 70, 96):
+                ids = prompt(length)
+                with torch.no_grad():
+                    expected = model(torch.tensor([ids]), attention_mask=torch.ones(1, length)).logits[0].numpy()
+                assert relative_error(llm.logits(ids), expected) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_act", "relu"),
+        ("position_embedding_type", "relative_key"),
+        ("is_decoder", True),
+        ("architectures", ["BertForQuestionAnswering"]),
+        ("hidden_size", 81),
+    ],
+)
+def test_other_values_are_refused_by_name(key: str, value: object, tmp_path: Path) -> None:
+    build("bert").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with raises(PenstockError, param=key):
+        LLM(tmp_path, mode="eager", limits=LIMITS)
