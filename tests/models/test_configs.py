@@ -27,7 +27,7 @@ def read(model_type: str, **changes: Any) -> Any:
 
 
 def test_the_folder_lists_the_types() -> None:
-    assert {"glm4", "llama", "mistral", "phi3", "qwen2", "qwen3"} <= set(supported_types())
+    assert {"glm4", "lfm2", "llama", "mistral", "phi3", "qwen2", "qwen3"} <= set(supported_types())
     with raises(UnsupportedError, param="model_type", match="llama, .*qwen3.*, found 'gpt9'"):
         find_network("gpt9")
     with raises(UnsupportedError, param="model_type", match=r"found '\.\./registry'"):
@@ -61,6 +61,14 @@ def test_defaults_of_decoders() -> None:
     assert read("phi3").norm_eps == read("olmo2").norm_eps == read("hunyuan_v1_dense").norm_eps == 1e-5
     assert read("seed_oss").attention_bias
     assert not read("seed_oss").out_bias
+
+
+def test_lfm2_configs_of_its_own_kind() -> None:
+    """Those of the published folders state the layers, the width and tied weights under other names."""
+    config = read("lfm2", num_key_value_heads=2, full_attn_idxs=[1, 3], block_ff_dim=100, tie_embedding=False)
+    assert config.is_attention == (False, True, False, True)
+    assert (config.intermediate_size, config.tied, config.rope.theta) == (256, False, 1000000.0)
+    assert read("lfm2", num_key_value_heads=2).is_attention == (True,) * 4
 
 
 def test_windows_by_layer() -> None:
@@ -112,6 +120,10 @@ BAD = {
     "glm_activation": ("glm", {"hidden_act": "gelu"}, "silu, found 'gelu'"),
     "glm4_share": ("glm4", {"partial_rotary_factor": 2.0}, "0 to 1"),
     "olmo2_activation": ("olmo2", {"hidden_act": "relu"}, "silu, found 'relu'"),
+    "lfm2_layer_types": ("lfm2", {"layer_types": ["mamba"] * 4, "num_key_value_heads": 4}, "or conv, found"),
+    "lfm2_conv_len": ("lfm2", {"conv_L_cache": 33, "num_key_value_heads": 4}, "1 to 32"),
+    "lfm2_heads": ("lfm2", {"num_key_value_heads": 3}, "found 3"),
+    "lfm2_width": ("lfm2", {"hidden_size": 65, "num_key_value_heads": 4}, "even"),
     "window_type": ("mistral", {"sliding_window": "4k"}, "'4k'"),
 }
 

@@ -12,7 +12,7 @@ from penstock.graph.export import export_bundle
 from penstock.runtime.program import PAGE_TOKENS
 from tests.support.families import expected_logits, prompt, save
 
-FAMILIES = ["mistral_window", "qwen2_windows", "qwen3_biases_windows"]
+FAMILIES = ["mistral_window", "qwen2_windows", "qwen3_biases_windows", "lfm2", "lfm2_biases"]
 PROMPTS = [prompt(10), prompt(70), prompt(150), [*prompt(150)[:96], *prompt(40)]]
 CHUNK = 48
 

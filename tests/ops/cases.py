@@ -203,6 +203,21 @@ def _attention() -> Iterator[Case]:
     yield Case("alibi", (*tensors, torch.tensor([0.5, 0.25, 0.125, 0.0625])), plain)
 
 
+def _short_conv() -> Iterator[Case]:
+    for dtype in KV_DTYPES:
+        for index, pages in enumerate(BATCHES):
+            for heads, dim, window in ((1, 32, 3), (3, 24, 4), (2, 17, 1)):
+                gate = cut(sum(pages.new), 2 * heads * dim, seed=7).view(-1, 2 * heads, dim)
+                weight = randn(2 * heads * dim, window, seed=8)
+                bias = randn(2 * heads * dim, seed=9) if dim == 24 else None
+                tensors = (gate, pages.filled(dtype, heads, dim), *pages.arrays(), weight, bias)
+                yield Case(f"{dtype}-{index}-{heads}x{dim}-{window}", tensors, {"group": 1, "window": window})
+    gate, *rest = list(tensors)
+    rest[3] = rest[3].clone()
+    rest[3][1, 0, :7] = -1  # the pages behind the window of a request at position 256
+    yield Case("window-freed", (gate, *rest), {"group": 1, "window": window})
+
+
 def _binary() -> Iterator[Case]:
     for rows, dim in ROW_SHAPES:
         yield Case(f"{rows}x{dim}", (randn(rows, dim), randn(rows, dim, seed=1)), {})
@@ -311,6 +326,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "rope": _rope,
     "kv_append": _kv_append,
     "attention": _attention,
+    "short_conv": _short_conv,
     "silu_mul": _binary,
     "gelu": _gelu,
     "scale": lambda: _scaled("factor"),

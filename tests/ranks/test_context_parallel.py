@@ -12,12 +12,13 @@ import pytest
 from penstock.core.native import Model, StepBatch
 from penstock.core.rank_layout import RankLayout
 from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import KvLayout
 from penstock.llm.llm import LLM
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.program import PARTITION_PAGES, ProgramLimits
 from tests.support.core_steps import batch
+from tests.support.errors import raises
 from tests.support.families import FAMILIES
 from tests.support.marks import mostly_long
 from tests.support.rank_threads import OPTIONS, RankThreads, logits_of, whole_logits
@@ -62,7 +63,7 @@ def whole_options(world: int) -> object:
 
 
 @pytest.mark.parametrize("world", mostly_long(WORLDS, 2))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name][0] != "lfm2"])
 def test_families_match(family: str, world: int, long_context_of: BundleOf, parts_of: PartsOf) -> None:
     path = long_context_of(family, "w8a8")
     with Model.open(path) as model:
@@ -72,6 +73,11 @@ def test_families_match(family: str, world: int, long_context_of: BundleOf, part
         actual = logits_of(ranks.program, batches)
     assert actual == whole_logits(path, batches, whole_options(world))
     assert not ranks.errors
+
+
+def test_convolutions_are_refused(long_context_of: BundleOf, parts_of: PartsOf) -> None:
+    with raises(UnsupportedError, param="context_parallel_size", match="expected 1 for a network with convolutions"):
+        parts_of(long_context_of("lfm2", "f32"), RankLayout(cp=2))
 
 
 @pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "f32", "w4a8"))

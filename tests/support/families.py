@@ -26,6 +26,8 @@ _LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
+_LFM2 = {"num_hidden_layers": 3, "block_multiple_of": 40, "intermediate_size": 210}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama_tied_one_kv_head": ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
@@ -114,6 +116,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_tied_head_dim": (
         "qwen3",
         {"head_dim": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    ),
+    "lfm2": ("lfm2", {**_LFM2, "layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2_biases": (
+        "lfm2",
+        {
+            **_LFM2,
+            "layer_types": ["conv", "conv", "full_attention"],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "tie_word_embeddings": False,
+            "block_auto_adjust_ff_dim": False,
+            "num_key_value_heads": 1,
+        },
     ),
     "qwen3_biases_windows": (
         "qwen3",

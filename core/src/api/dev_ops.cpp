@@ -251,6 +251,10 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
     status = check_ragged(&run, kKvAppendPositions, kKvAppendState, kKvAppendGroup, 1);
   if (status == PS_OK && run.op == OP_CONTEXT_ATTENTION && run.call.attrs[world_at(OP_CONTEXT_ATTENTION)].i > 1)
     status = fail(PS_UNSUPPORTED, "world: expected 1 outside a program, which deals pages out to ranks");
+  if (status == PS_OK && run.op == OP_SHORT_CONV) {
+    const int32_t window = static_cast<int32_t>(run.call.attrs[kShortConvWindow].i);
+    status = check_ragged(&run, kAttentionPositions, kAttentionState, kShortConvGroup, window);
+  }
   if (status == PS_OK && is_attention(run.op)) {
     const int32_t window = static_cast<int32_t>(run.call.attrs[kAttentionWindow].i);
     status = check_ragged(&run, kAttentionPositions, kAttentionState, kAttentionGroup, window);

@@ -102,6 +102,18 @@ struct AttentionArgs {
   const void* const* rank_partials;
 };
 
+struct ShortConvArgs {
+  const float* gate;  // [t, 2 * num_kv_heads * head_dim]
+  int64_t gate_stride;
+  float* out;         // as gate
+  int64_t out_stride;
+  KvView kv;          // keys are the lower half of the channels, values the upper
+  RaggedView batch;
+  const float* weight;  // [channels, window]: the last column is of the token itself
+  const float* bias;    // [channels] or null
+  int32_t window;
+};
+
 struct NormArgs {
   const float* x;         // [t, groups * dim]
   int64_t x_stride;
@@ -194,6 +206,8 @@ struct Kernels {
   void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
   void (*attention_merge)(const AttentionArgs&, int64_t begin, int64_t end);
   int64_t (*attention_scratch_bytes)(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim);
+  // begin, end: tokens
+  void (*short_conv)(const ShortConvArgs&, int64_t begin, int64_t end);
 
   // For sampling; each in the order that the numerics contract fixes.
   int32_t (*argmax)(const float* x, int64_t n);  // the first of equals

@@ -208,6 +208,10 @@ ps_status find_attention_kinds(Graph* graph) {
     graph->context_world = static_cast<int32_t>(world);
     first = false;
   }
+  for (const Node& node : graph->nodes) {
+    if (node.op == OP_SHORT_CONV && graph->context_world > 1)
+      return fail(PS_UNSUPPORTED, "metadata: short_conv needs every page, expected attention over the pages of one rank");
+  }
   return PS_OK;
 }
 

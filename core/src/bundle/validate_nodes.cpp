@@ -50,19 +50,19 @@ ps_status check_batch_inputs(const Graph& graph, const Node& node, int32_t at) {
 }
 
 // A window wider than its page group's would read pages that were freed.
-ps_status check_window(const Graph& graph, const AttrValue* attrs) {
-  const int32_t group_window = graph.page_groups[attrs[kAttentionGroup].i];
-  const int64_t window = attrs[kAttentionWindow].i;
+ps_status check_window(const Graph& graph, int64_t group, int64_t window) {
+  const int32_t group_window = graph.page_groups[group];
   if (group_window == 0 || (window > 0 && window <= group_window)) return PS_OK;
   return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, what page group %lld keeps, found %lld", group_window,
-              ll(attrs[kAttentionGroup].i), ll(window));
+              ll(group), ll(window));
 }
 
 ps_status check_pages(const Graph& graph, const Node& node, const AttrValue* attrs) {
   if (node.op == OP_KV_APPEND) return check_batch_inputs(graph, node, kKvAppendPositions);
-  if (!is_attention(node.op)) return PS_OK;
+  if (!reads_pages(node.op)) return PS_OK;
   PS_TRY(check_batch_inputs(graph, node, kAttentionPositions));
-  return check_window(graph, attrs);
+  if (node.op == OP_SHORT_CONV) return check_window(graph, attrs[kShortConvGroup].i, attrs[kShortConvWindow].i);
+  return check_window(graph, attrs[kAttentionGroup].i, attrs[kAttentionWindow].i);
 }
 
 ps_status define_outputs(Graph* graph, Vec<uint8_t>* defined, const Node& node, int64_t index, const Spec* inferred) {

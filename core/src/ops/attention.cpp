@@ -1,4 +1,4 @@
-// The phases of kv_append and attention over KV pages.
+// The phases of the ops over KV pages: kv_append, attention, and the short convolution.
 #include <algorithm>
 
 #include "base/memory.h"
@@ -89,12 +89,27 @@ void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->attention_merge(shared_args(c), begin, end);
 }
 
+void run_short_conv(const Call& c, int64_t begin, int64_t end, int32_t) {
+  ShortConvArgs args{};
+  args.gate = f32(c.in[0]);
+  args.gate_stride = c.in[0].row_stride;
+  args.out = f32(c.out[0]);
+  args.out_stride = c.out[0].row_stride;
+  args.kv = kv_view(c.in[1]);
+  args.batch = ragged_view(c, kAttentionPositions, c.attrs[kShortConvGroup].i);
+  args.weight = f32(c.in[5]);
+  args.bias = f32(c.in[6]);
+  args.window = static_cast<int32_t>(c.attrs[kShortConvWindow].i);
+  c.kernels->short_conv(args, begin, end);
+}
+
 // Two tokens may meet in a page, never in a slot of it.
 constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
 constexpr Phase kAttention[] = {
     {SPLIT_SHARES, attention_items, run_attention, 0, 1, true, false, true, true, false},
     {SPLIT_ROWS, shared_tokens, run_merge, 0, 0, true, true, false, false, false},
 };
+constexpr Phase kShortConv = {SPLIT_ROWS, tokens, run_short_conv, 1, 0, true, false, false, true, false};
 
 }  // namespace
 
@@ -116,6 +131,7 @@ AttentionArgs attention_args(const Call& c) {
 }
 
 Phases kv_append_phases(const Call&) { return Phases{&kAppend, 1}; }
+Phases short_conv_phases(const Call&) { return Phases{&kShortConv, 1}; }
 Phases attention_phases(const Call&) { return Phases{kAttention, 2}; }
 
 ps_status attention_scratch(const Call& c, Scratch* out) {

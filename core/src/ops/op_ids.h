@@ -53,6 +53,8 @@ constexpr int32_t kAttentionWindow = attr_at(OP_ATTENTION, "int window");
 constexpr int32_t kAttentionSoftcap = attr_at(OP_ATTENTION, "float softcap");
 constexpr int32_t kScaledBy = attr_at(OP_SCALE, "float factor");
 static_assert(kScaledBy == attr_at(OP_SOFTCAP, "float cap"), "");
+constexpr int32_t kShortConvGroup = attr_at(OP_SHORT_CONV, "int group");
+constexpr int32_t kShortConvWindow = attr_at(OP_SHORT_CONV, "int window");
 constexpr int32_t kGeluApproximate = attr_at(OP_GELU, "str approximate");
 constexpr int32_t kAllGatherStarts = attr_at(OP_ALL_GATHER, "str starts");
 constexpr int32_t kAllGatherRank = attr_at(OP_ALL_GATHER, "int rank");
@@ -91,6 +93,10 @@ static_assert(kAttentionState == argument_at(OP_CONTEXT_ATTENTION, "State state"
               kAttentionWindow == attr_at(OP_CONTEXT_ATTENTION, "int window") &&
               kAttentionSoftcap == attr_at(OP_CONTEXT_ATTENTION, "float softcap"), "");
 constexpr bool is_attention(int32_t op) { return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION; }
+// short_conv reads its pages as attention does.
+static_assert(kAttentionState == argument_at(OP_SHORT_CONV, "State state") &&
+              kAttentionPositions == argument_at(OP_SHORT_CONV, "Tensor positions"), "");
+constexpr bool reads_pages(int32_t op) { return is_attention(op) || op == OP_SHORT_CONV; }
 constexpr int32_t kGatherRowsRows = argument_at(OP_GATHER_ROWS, "Tensor rows");
 
 }  // namespace ps

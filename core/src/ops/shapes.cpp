@@ -10,6 +10,8 @@ namespace {
 
 constexpr int64_t kMaxIntegerCols = 131072;  // 127 * 127 * 131072 < 2^31: int32 sums are exact
 
+constexpr int32_t kMaxConvWindow = 32;  // inputs of a short convolution
+
 bool is_tensor(const Spec& s, int32_t dtype, int32_t min_rank, int32_t max_rank) {
   return s.dtype == dtype && s.rank >= min_rank && s.rank <= max_rank;
 }
@@ -299,6 +301,31 @@ ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
   if (attrs[kAttentionSoftcap].f < 0) return fail(PS_INVALID_ARGUMENT, "softcap: expected 0 or more, found %g", attrs[kAttentionSoftcap].f);
   copy_type(in[0], out);
   return PS_OK;
+}
+
+ps_status infer_short_conv(const Spec* in, AttrValue* attrs, Spec* out) {
+  const Spec& state = in[1];
+  const Spec& w = in[5];
+  int64_t heads;
+  PS_TRY(expect_heads(in[0], "gate", state.dims[2].offset, &heads));
+  if (heads != 2 * state.dims[1].offset) {
+    return fail(PS_INVALID_ARGUMENT, "gate: expected twice the state's %lld heads, found %s",
+                static_cast<long long>(state.dims[1].offset), describe(in[0]).text);
+  }
+  PS_TRY(expect_batch(in, kAttentionPositions, in[0], "gate"));
+  const int64_t channels = heads * state.dims[2].offset, window = attrs[kShortConvWindow].i;
+  if (window < 1 || window > kMaxConvWindow) {
+    return fail(PS_INVALID_ARGUMENT, "window: expected 1 to %d, found %lld", kMaxConvWindow, static_cast<long long>(window));
+  }
+  if (w.layout != PS_ROWS_F32 || w.dims[0].offset != channels || w.dims[1].offset != window) {
+    return fail(PS_INVALID_ARGUMENT, "weight: expected a rows_f32 weight [%lld, %lld], found %s [%lld, %lld]",
+                static_cast<long long>(channels), static_cast<long long>(window),
+                layout_name(w.layout) ? layout_name(w.layout) : "unknown layout",
+                static_cast<long long>(w.dims[0].offset), static_cast<long long>(w.dims[1].offset));
+  }
+  if (in[6].kind != OPERAND_NONE) PS_TRY(expect_vector(in[6], "bias", channels));
+  copy_type(in[0], out);
+  return expect_group(attrs[kShortConvGroup], state, in[4]);
 }
 
 ps_status infer_unary(const Spec* in, AttrValue*, Spec* out) {

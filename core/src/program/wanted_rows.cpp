@@ -18,21 +18,23 @@ bool is_row_wise(const Node& node) {
   return loaded->op.row_inputs != 0 && loaded->phase.reads_all == 0;
 }
 
-// Whether the node is causal attention: a query then needs nothing of its step but its own position.
-bool is_causal_attention(const Graph& graph, const Node& node) {
-  if (!is_attention(node.op)) return false;
+// Whether the node is causal attention or a convolution over pages: a row then needs nothing of its step but its own
+// position.
+bool reads_own_past(const Graph& graph, const Node& node) {
+  if (!reads_pages(node.op)) return false;
   AttrValue attrs[kMaxAttrs] = {};
   const int32_t inputs[] = {INPUT_POSITIONS, INPUT_REQUEST_STARTS, INPUT_PAGE_TABLES};
   for (int32_t i = 0; i < 3; ++i) {
     if (node.inputs[kAttentionPositions + i].index != graph.inputs[inputs[i]]) return false;
   }
+  if (node.op == OP_SHORT_CONV) return true;
   return bind_node_attrs(node, attrs) == PS_OK && attrs[kAttentionCausal].i != 0;
 }
 
 bool is_rows_of_tokens(const Value& v) { return v.dtype == PS_F32 && equal(v.dims[0], Dim{ROLE_TOKENS, 1, 0}); }
 
 bool can_be_wanted_only(const Graph& graph, const Node& node) {
-  const bool attends = is_causal_attention(graph, node);
+  const bool attends = reads_own_past(graph, node);
   if (!attends && !is_row_wise(node)) return false;
   for (int32_t i = 0; i < (attends ? 1 : node.num_inputs); ++i) {
     if (node.inputs[i].kind != OPERAND_VALUE) continue;
@@ -93,7 +95,7 @@ ps_status check_order(const Graph& graph, bool* sound) {
   for (int64_t n = graph.nodes.size() - 1; n >= 0; --n) {
     const Node& node = graph.nodes[n];
     if (node.op == OP_KV_APPEND) written_later[node.inputs[kKvAppendState].index] = 1;
-    if (node.wanted_only && is_attention(node.op) && written_later[node.inputs[kAttentionState].index]) *sound = false;
+    if (node.wanted_only && reads_pages(node.op) && written_later[node.inputs[kAttentionState].index]) *sound = false;
   }
   return PS_OK;
 }

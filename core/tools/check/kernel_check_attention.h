@@ -1,4 +1,4 @@
-// Checks of kv_append and attention: pages in random order, unwritten slots full of NaN, no pages before a window.
+// Checks of kv_append, attention and the short convolution: pages in random order, unwritten slots full of NaN, no pages before a window.
 #ifndef PENSTOCK_KERNEL_CHECK_ATTENTION_H
 #define PENSTOCK_KERNEL_CHECK_ATTENTION_H
 
@@ -208,8 +208,49 @@ inline void check_attention_case(const AttentionCase& c, Random& random, float m
   }
 }
 
+// Tokens [begin, end) of those that ask.
+inline void convolve(const ps::Kernels* k, const Prepared& p, const Ragged& batch, const Floats& weight, Bytes& pages,
+                     int64_t begin, int64_t end, Floats& out) {
+  const int64_t stride = p.c.num_heads * p.c.head_dim;
+  ps::ShortConvArgs a = {p.q.data(),   stride,        out.data(),      stride,
+                         kv_view(p, pages), batch.view(), weight.data(), p.slopes.data(), p.c.window};
+  k->short_conv(a, begin, end);
+}
+
+// Every level, whatever the split of the tokens, and what a slow sum of the stored inputs gives.
+inline void check_short_conv_case(int heads, int dim, int layout, int window, Random& random) {
+  Prepared p = prepare({2 * heads, heads, dim, layout, 1, window, 0.f, false, {70, 1, 33}, 34}, random);
+  const int64_t channels = 2 * heads * dim, n = int64_t(p.asking.positions.size());
+  const Floats weight = random.normals(channels * window), ks = stored(p, p.k), vs = stored(p, p.v);
+  p.slopes = random.normals(channels);
+  const std::string what = "short_conv " + std::to_string(heads) + " dim " + std::to_string(dim) + " kv " +
+                           std::to_string(layout) + " window " + std::to_string(window);
+  Bytes pages = append(ps::kernels_generic, p);
+  Floats expected(p.q.size(), 777.f);
+  convolve(ps::kernels_generic, p, p.asking, weight, pages, 0, n, expected);
+  for (int64_t at = 0; at < n * channels; ++at) {
+    const int64_t t = at / channels, c = at % channels;
+    const int32_t position = p.asking.positions[size_t(t)], start = p.all.starts[size_t(p.asking.request[size_t(t)])];
+    double sum = p.slopes[size_t(c)];
+    for (int tap = 0; tap < window; ++tap) {
+      const int64_t row = position - (window - 1) + tap, half = channels / 2;
+      if (row < 0) continue;
+      sum += double(weight[size_t(c * window + tap)]) * (c < half ? ks : vs)[size_t((start + row) * half + c % half)];
+    }
+    expect_near(expected[size_t(at)], sum * p.q[size_t(at)], 1e-4, what, "generic");
+  }
+  for (const ps::Kernels* k : levels()) {
+    Floats out(p.q.size(), 777.f);
+    for (int64_t t = n; t-- > 0;) convolve(k, p, p.asking, weight, pages, t, t + 1, out);
+    expect_same(out, expected, what, k->level);
+  }
+}
+
 inline void check_attention() {
   Random random = {4};
+  for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
+    for (int window : {1, 3, 5})
+      for (int dim : {17, 40, 64}) check_short_conv_case(3, dim, layout, window, random);
   const int heads[][3] = {{4, 4, 32},  {6, 2, 40}, {5, 1, 64},  {16, 2, 80},
                           {2, 1, 128}, {3, 3, 17}, {1, 1, 512}, {40, 1, 16}};
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})

@@ -7,7 +7,7 @@ folder: neither pickles nor Python files.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -152,6 +152,16 @@ def stored_dtype(config: ConfigReader, tensors: Mapping[str, TensorInfo]) -> str
     return best if totals[best] else (config.dtype() or "f32")
 
 
+def _without_group(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a tensor as networks have it.
+
+    A convolution of each channel for itself (PyTorch's Conv1d with as many groups as channels) is stored as
+    [channels, 1, length], and is a matrix [channels, length] here.
+    """
+    is_conv = name.endswith((".conv.weight", ".conv1d.weight")) and len(shape) == 3 and shape[1] == 1
+    return (shape[0], shape[2]) if is_conv else shape
+
+
 class Checkpoint:
     """An open folder or GGUF file: ``config``, ``dtype`` ("f32", "f16", "bf16"), ``tensors`` by name, ``scheme``.
 
@@ -173,7 +183,10 @@ class Checkpoint:
         """Returns the files beside the weights of a GGUF file; None for a folder, which has them."""
         self.config = config
         self._home = {name: file for file in shards for name in file.tensors}
-        self.tensors = {name: file.tensors[name] for name, file in self._home.items()}
+        self.tensors = {
+            name: replace(file.tensors[name], shape=_without_group(name, file.tensors[name].shape))
+            for name, file in self._home.items()
+        }
         self.scheme: str | None = None
         self.dtype = stored_dtype(config, self.tensors)
         section = config.quantization()
@@ -254,7 +267,8 @@ class Checkpoint:
         file = self._home.get(name)
         if file is None:
             raise InvalidFileError(f"{self.folder}: expected a tensor named {show(name)}, found none")
-        return file.read(name)
+        array = file.read(name)
+        return array.reshape(_without_group(name, array.shape))
 
     def is_quantized(self, name: str) -> bool:
         """Return True if the tensor is stored as integers with scales."""

@@ -26,7 +26,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import Dim, DType, Graph, Layout, Node, Operand, Part, State, Symbol, Value, Weight
 from penstock.graph.views import fold_view, is_alias
 from penstock.models.network_script import line_in_stack, script_errors
-from penstock.nn import Attention, Batch, LMHead, assign_page_groups
+from penstock.nn import Batch, LMHead, PagedLayer, assign_page_groups
 from penstock.nn.weight import MatrixLayer
 from penstock.ops.eager import Argument, parse_arguments
 from penstock.ops.table import find_op, is_custom_op
@@ -163,7 +163,7 @@ class _Builder:
     def _add_parameter(self, node: fx.Node, target: str) -> None:
         path, _, leaf = target.rpartition(".")
         module = self.network.get_submodule(path)
-        if isinstance(module, Attention) and leaf == "state":
+        if isinstance(module, PagedLayer) and leaf == "state":
             state = State(path, module.num_kv_heads, module.head_dim, module.group)
             self.graph.states.setdefault(path, state)
             self.operands[node] = Operand("state", path)

@@ -6,8 +6,9 @@ It knows no model.
 from torch.nn import ModuleList
 
 from penstock.nn.activation import gelu, scale, silu_mul, softcap
-from penstock.nn.attention import Attention, PageGroup, allocate_states, assign_page_groups, attention_layers
+from penstock.nn.attention import Attention, PagedLayer, PageGroup, allocate_states, assign_page_groups, paged_layers
 from penstock.nn.batch import Batch, gather_rows
+from penstock.nn.conv import ShortConv
 from penstock.nn.embedding import Embedding, LMHead, VocabParallelEmbedding
 from penstock.nn.experts import ExpertLinear, Router, Routing, combine, route, sigmoid_gate
 from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
@@ -28,22 +29,24 @@ __all__ = [
     "Module",
     "ModuleList",
     "PageGroup",
+    "PagedLayer",
     "RMSNorm",
     "RotaryEmbedding",
     "Router",
     "Routing",
     "RowParallelLinear",
     "SharedMatrix",
+    "ShortConv",
     "VocabParallelEmbedding",
     "allocate_states",
     "apply_rope",
     "assign_page_groups",
-    "attention_layers",
     "combine",
     "gather_rows",
     "gelu",
     "load_weights",
     "pack_network",
+    "paged_layers",
     "route",
     "scale",
     "shared_matrices",

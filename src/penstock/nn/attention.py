@@ -1,4 +1,4 @@
-"""The attention layer, and the states that hold its KV pages."""
+"""The attention layer, and the states that hold the KV pages of layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from penstock.nn.module import Module
 from penstock.ops.eager import ops
 from penstock.ops.reference.attention import page_elements
 
-__all__ = ["Attention", "PageGroup", "alibi_slopes", "allocate_states", "assign_page_groups", "attention_layers"]
+__all__ = [
+    "Attention",
+    "PageGroup",
+    "PagedLayer",
+    "alibi_slopes",
+    "allocate_states",
+    "assign_page_groups",
+    "paged_layers",
+]
 
 
 class PageGroup(NamedTuple):
@@ -25,15 +33,35 @@ class PageGroup(NamedTuple):
     head_dim: int
 
 
-class Attention(Module):
-    """Stores a step's keys and values in pages, and attends over the pages of each token's request.
+class PagedLayer(Module):
+    """A layer that stores a row of keys and a row of values per token, each [num_kv_heads, head_dim], in pages.
 
     ``state`` [num_pages, page_elements] has one page until ``allocate_states`` sizes it.  ``window`` is the number of
-    positions that a query attends to, including its own; 0 is every position.  ``slopes``, one per head, are those of
-    ALiBi: slope times (key position - query position) is added to each score after its scale.
+    positions that a token reads, including its own; 0 is every position.
     """
 
     state: Tensor
+    causal = True
+
+    def __init__(self, num_kv_heads: int, head_dim: int, window: int) -> None:
+        super().__init__()
+        self.num_kv_heads, self.head_dim, self.window = num_kv_heads, head_dim, window
+        self.group = 0
+        elements = page_elements(torch.float32, num_kv_heads, head_dim)
+        self.register_buffer("state", torch.zeros(1, elements), persistent=False)
+
+    def page_group(self) -> PageGroup:
+        """Return the page group of this layer."""
+        return PageGroup(self.window, self.num_kv_heads, self.head_dim)
+
+
+class Attention(PagedLayer):
+    """Stores a step's keys and values in pages, and attends over the pages of each token's request.
+
+    ``slopes``, one per head, are those of ALiBi: slope times (key position - query position) is added to each score
+    after its scale.
+    """
+
     slopes: Tensor | None
 
     def __init__(
@@ -48,15 +76,11 @@ class Attention(Module):
         softcap: float = 0.0,
         slopes: Sequence[float] = (),
     ) -> None:
-        super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.window, self.causal, self.softcap = window, causal, softcap
+        super().__init__(num_kv_heads, head_dim, window)
+        self.num_heads, self.causal, self.softcap = num_heads, causal, softcap
         self.scale = head_dim**-0.5 if scale is None else scale
         values = torch.from_numpy(np.array(slopes, np.float32)) if slopes else None  # not on the meta device
         self.register_buffer("slopes", values, persistent=False)
-        self.group = 0
-        elements = page_elements(torch.float32, num_kv_heads, head_dim)
-        self.register_buffer("state", torch.zeros(1, elements), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """Attend: q [T, heads * head_dim], k and v [T, kv_heads * head_dim], or with heads as a separate dimension.
@@ -81,10 +105,6 @@ class Attention(Module):
         )
         return y.view(-1, self.num_heads * self.head_dim)
 
-    def page_group(self) -> PageGroup:
-        """Return the page group of this layer."""
-        return PageGroup(self.window, self.num_kv_heads, self.head_dim)
-
     def extra_repr(self) -> str:
         """Return heads and window, for ``print``."""
         return (
@@ -103,15 +123,15 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return slopes + [2.0 ** (-4 * i / power) for i in range(1, 2 * (num_heads - power), 2)]
 
 
-def attention_layers(network: nn.Module) -> dict[str, Attention]:
-    """Return the attention layers by module path, in order."""
-    return {name: module for name, module in network.named_modules() if isinstance(module, Attention)}
+def paged_layers(network: nn.Module) -> dict[str, PagedLayer]:
+    """Return the layers with KV pages by module path, in order."""
+    return {name: module for name, module in network.named_modules() if isinstance(module, PagedLayer)}
 
 
 def assign_page_groups(network: nn.Module) -> list[PageGroup]:
-    """Number the page groups of a network in order of first use, and set the ``group`` of each attention layer."""
+    """Number the page groups of a network in order of first use, and set the ``group`` of each layer with pages."""
     groups: list[PageGroup] = []
-    for layer in attention_layers(network).values():
+    for layer in paged_layers(network).values():
         group = layer.page_group()
         if group not in groups:
             groups.append(group)
@@ -120,9 +140,9 @@ def assign_page_groups(network: nn.Module) -> list[PageGroup]:
 
 
 def allocate_states(network: nn.Module, num_pages: int, dtype: torch.dtype = torch.float32) -> int:
-    """Give every attention layer ``num_pages`` zeroed pages of float32, bfloat16 or int8; return the total bytes."""
+    """Give every layer with pages ``num_pages`` zeroed ones of float32, bfloat16 or int8; return the total bytes."""
     num_bytes = 0
-    for layer in attention_layers(network).values():
+    for layer in paged_layers(network).values():
         elements = page_elements(dtype, layer.num_kv_heads, layer.head_dim)
         layer.state = torch.zeros(num_pages, elements, dtype=dtype, device="cpu")
         num_bytes += layer.state.nbytes

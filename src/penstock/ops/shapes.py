@@ -222,6 +222,19 @@ def _context_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return _attention(shapes, attrs, "context_attention")
 
 
+def _short_conv(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    gate = _tensor("short_conv", shapes, "gate", 3)
+    _tensor("short_conv", shapes, "state", 2)
+    _step("short_conv", shapes, gate[0], attrs)
+    if attrs["window"] < 1:
+        raise _fail("short_conv", "window", "at least 1", attrs["window"])
+    weight, channels = _tensor("short_conv", shapes, "weight", 2), gate[1] * gate[2]
+    if weight != (channels, attrs["window"]):
+        raise _fail("short_conv", "weight", f"shape [{channels}, {attrs['window']}]", list(weight))
+    _vector("short_conv", shapes, "bias", channels)
+    return [gate]
+
+
 def _gelu(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     if attrs["approximate"] not in ("none", "tanh"):
         raise _fail("gelu", "approximate", "none or tanh", repr(attrs["approximate"]))
@@ -327,6 +340,7 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "kv_append": _kv_append,
     "attention": _attention,
     "context_attention": _context_attention,
+    "short_conv": _short_conv,
     "gelu": _gelu,
     "scale": _scale,
     "softcap": _softcap,

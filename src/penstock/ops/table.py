@@ -46,6 +46,12 @@ OPS: tuple[Op, ...] = (
         "float scale, int group, bool causal, int window, float softcap) -> Tensor",
         1e-5,
     ),
+    Op(
+        "short_conv",
+        1,
+        f"(Tensor gate, State state, {_BATCH}, Weight weight, Weight? bias, *, int group, int window) -> Tensor",
+        1e-6,
+    ),
     Op("gelu", 1, "(Tensor x, *, str approximate) -> Tensor", 1e-6),
     Op("silu_mul", 1, "(Tensor gate, Tensor up) -> Tensor", 1e-6),
     Op("add", 1, "(Tensor a, Tensor b) -> Tensor", 0.0),

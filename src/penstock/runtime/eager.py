@@ -26,10 +26,11 @@ from penstock.nn import (
     Batch,
     Linear,
     LMHead,
+    ShortConv,
     allocate_states,
     assign_page_groups,
-    attention_layers,
     load_weights,
+    paged_layers,
     shared_matrices,
 )
 from penstock.nn.packing import pack_matrix, pack_parts, pack_quantized
@@ -77,7 +78,7 @@ class EagerProgram:
         self.network, self._script = built.network, built.script
         checkpoint = as_network(checkpoint, built.network)
         groups = assign_page_groups(self.network)
-        bidirectional = any(not layer.causal for layer in attention_layers(self.network).values())
+        bidirectional = any(not layer.causal for layer in paged_layers(self.network).values())
         limits = _complete(limits, built.context_len, scheme, bidirectional)
         with use_context(self._context), torch.no_grad():
             _WeightReader(checkpoint, scheme).load(self.network)
@@ -109,8 +110,8 @@ class EagerProgram:
 
     @property
     def states(self) -> dict[str, Tensor]:
-        """The KV pages of each attention layer, [num_pages, page_elements]."""
-        return {name: layer.state for name, layer in attention_layers(self.network).items()}
+        """The KV pages of each layer, [num_pages, page_elements]."""
+        return {name: layer.state for name, layer in paged_layers(self.network).items()}
 
     def _packed_weights(self) -> list[Tensor]:
         buffers = dict(self.network.named_buffers())  # a tied matrix counts once
@@ -285,6 +286,7 @@ class _WeightReader:
         """Set every weight of the network."""
         self._matrices = {matrix.name: matrix for matrix in shared_matrices(network)}
         vectors = {name for name, tensor in network.named_parameters() if tensor.ndim == 1}
+        vectors |= {f"{path}.weight" for path, module in network.named_modules() if isinstance(module, ShortConv)}
         parts = {part.name for matrix in self._matrices.values() for part in matrix.parts}
         needed, folder = parts | vectors, self._checkpoint.folder
         stored = set(self._checkpoint.tensors)

@@ -50,6 +50,10 @@ def shard(
     check_integer(name, world, 1, MAX_RANKS)
     if any(node.op in EXCHANGES and node.op not in ("send", "recv") for node in graph.nodes):
         raise UnsupportedError(f"{name}: expected a bundle of the whole network, found one of a rank")
+    if context and any(node.op == "short_conv" for node in graph.nodes):
+        raise UnsupportedError(
+            f"{name}: expected 1 for a network with convolutions, whose states are not cut by positions", param=name
+        )
     sharder = _Sharder(copy.deepcopy(graph), rank, world, context)
     return sharder.run(), sharder.sources
 
@@ -57,6 +61,7 @@ def shard(
 class _Sharder:
     def __init__(self, graph: Graph, rank: int, world: int, context: bool) -> None:
         self.whole, self.rank, self.world, self.context = graph, rank, world, context
+        self.attends = {node.inputs[1].name: node for node in graph.nodes if node.op == "attention"}
         self.views: dict[str, list[Value]] = {}
         for value in graph.values.values():
             self.views.setdefault(value.base or value.name, []).append(value)
@@ -105,7 +110,7 @@ class _Sharder:
 
     def _want(self, node: Node) -> None:
         """Note the cuts in which a node works without whole rows; nodes are visited from the last to the first."""
-        if self.context and node.op in ("attention", "kv_append"):
+        if node.op in ("attention", "kv_append") and not self._goes_by_heads(node):
             return
         if node.op == "attention":
             heads, _ = self._heads(node)
@@ -125,9 +130,14 @@ class _Sharder:
         rank = len(self.whole.values[node.inputs[0].name].shape) if node.inputs[0].kind == "value" else 0
         return node.op in _BY_COLUMN or (node.op in _BY_HEAD and rank == 3)
 
+    def _goes_by_heads(self, node: Node) -> bool:
+        """Return True for attention and for what it reads; a convolution has its whole state on every rank."""
+        if self.context:
+            return False
+        return node.op == "attention" or (node.op == "kv_append" and node.inputs[2].name in self.attends)
+
     def _attention_of(self, append: Node) -> Node:
-        state = append.inputs[2].name
-        return next(node for node in self.whole.nodes if node.op == "attention" and node.inputs[1].name == state)
+        return self.attends[append.inputs[2].name]
 
     def _heads(self, attention: Node) -> tuple[Cut, Cut]:
         """Return the cuts of the columns of queries, and of keys and values."""
@@ -208,7 +218,7 @@ class _Sharder:
         elif self.context and node.op == "attention":
             attrs = {**node.attrs, "world": self.world, "rank": self.rank}
             self._add_whole(dataclasses.replace(node, op="context_attention", attrs=attrs))
-        elif node.op in ("attention", "kv_append") and not self.context:
+        elif self._goes_by_heads(node):
             self._add_attention(node)
         elif self._goes_by_parts(node) and (cut := self._common_cut(node)) is not None:
             self._add_by_parts(node, cut)

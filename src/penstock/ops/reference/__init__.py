@@ -6,7 +6,7 @@ written for clarity, not for speed.
 """
 
 from penstock.ops.reference import elementwise
-from penstock.ops.reference.attention import attention, kv_append
+from penstock.ops.reference.attention import attention, kv_append, short_conv
 from penstock.ops.reference.collectives import (
     all_gather,
     barrier,
@@ -46,6 +46,7 @@ __all__ = [
     "send",
     "shape_packed",
     "sharded_embedding",
+    "short_conv",
     "unpack_weight",
 ]
 __all__ += elementwise.__all__

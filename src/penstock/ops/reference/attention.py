@@ -12,7 +12,7 @@ from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
 from penstock.ops.reference.linear import round_rows
 
-__all__ = ["AttentionAttrs", "attention", "kv_append", "page_elements"]
+__all__ = ["AttentionAttrs", "ShortConvAttrs", "attention", "kv_append", "page_elements", "short_conv"]
 
 _SCALE_BYTES = 4 * PAGE_TOKENS
 _MIN_HALF = 2.0**-50
@@ -26,6 +26,13 @@ class AttentionAttrs(TypedDict):
     causal: bool
     window: int
     softcap: float
+
+
+class ShortConvAttrs(TypedDict):
+    """The attributes of the short_conv op."""
+
+    group: int
+    window: int
 
 
 def page_elements(dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> int:
@@ -149,6 +156,41 @@ def attention(
         k, v = pages.read(page_tables[attrs["group"], request, :num_tiles].long().clamp(min=0))
         queries = q[start:end] if state.dtype == torch.float32 else round_half(q[start:end])
         out[start:end] = _attend(queries.double(), k, v, places, alibi, attrs)
+    return out
+
+
+def short_conv(
+    gate: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    **attrs: Unpack[ShortConvAttrs],
+) -> Tensor:
+    """Return gate * (bias + convolution of each channel over its last ``window`` inputs): [T, 2 * heads, dim].
+
+    ``gate`` has that shape too.  The pages hold the inputs as kv_append stored them, the lower half of the channels as
+    keys [heads, dim] and the upper half as values.  ``weight`` [channels, window]; its last column is of the token
+    itself.  Inputs before position 0 are zero.  This is the convolution of LFM2 (Liquid AI, 2025).
+    """
+    num_heads, window = gate.shape[1] // 2, attrs["window"]
+    pages = _Pages("short_conv", state, num_heads, gate.shape[2])
+    out = torch.empty(gate.shape, dtype=torch.float32)
+    for request, (start, end) in enumerate(pairwise(request_starts.tolist())):
+        places = positions[start:end].long()
+        num_tiles = int(places.max()) // PAGE_TOKENS + 1
+        keys, values = pages.read(page_tables[attrs["group"], request, :num_tiles].long().clamp(min=0))
+        inputs = torch.cat((keys, values)).transpose(0, 1)  # [positions, 2 * heads, dim]
+        total = torch.zeros(end - start, *gate.shape[1:], dtype=torch.float64)
+        if bias is not None:
+            total = total + bias.double().view(gate.shape[1:])
+        for tap in range(window):
+            taken = places - (window - 1) + tap
+            found = torch.where((taken >= 0)[:, None, None], inputs[taken.clamp(min=0)], 0.0)
+            total = total + found * weight[:, tap].double().view(gate.shape[1:])
+        out[start:end] = (gate[start:end].double() * total).float()
     return out
 
 
