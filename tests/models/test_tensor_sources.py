@@ -22,13 +22,16 @@ from penstock.models.mapped import open_mapped
 from penstock.models.registry import find_network
 from penstock.models.sources import add_to_norms, fused_rows, renamed, transposed
 from penstock.nn import Linear, Module, RMSNorm
+from penstock.runtime.eager import EagerProgram
+from penstock.runtime.program import ProgramLimits
 from penstock.sharding.write import shard_folder
 from tests.models.steps import run_whole
-from tests.models.test_families import LIMITS, EagerProgram
 from tests.support.errors import raises
 from tests.support.families import prompt, save
 
 FUSED = torch.arange(12 * 4, dtype=torch.float32).reshape(12, 4)
+
+LIMITS = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256)
 
 
 def checkpoint(folder: Path, **tensors: torch.Tensor) -> Checkpoint:

@@ -85,16 +85,9 @@ def export_bundle(
     segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
     segments = {} if rank else segments  # rank 0 has them
     from penstock.models.meta import construct_on_meta
-    from penstock.models.sources import as_network, differs
 
     built = construct_on_meta(checkpoint.config, network)
-    if folder is not None and differs(checkpoint, built.network):
-        raise UnsupportedError(
-            f"{source}: a sharded folder of model_type {built.name} is not supported, because its tensors are not the "
-            "network's parameters. Export the whole folder with --tp."
-        )
-    has_own_names = not differs(checkpoint, built.network)
-    checkpoint = as_network(checkpoint, built.network)
+    checkpoint, has_own_names = _map_tensors(checkpoint, built, folder)
     tell("capture", 0, 0)
     graph, constants = build_graph(built, chosen, checkpoint.dtype)
     if not has_own_names:
@@ -124,6 +117,22 @@ def export_bundle(
         seconds=packed - start,
         tokenizer_note=tokenizer_note,
     )
+
+
+def _map_tensors(checkpoint: Checkpoint, built: Any, folder: ShardedFolder | None) -> tuple[Checkpoint, bool]:
+    """Return the checkpoint with the network's parameters as its tensors, and whether it had these names already.
+
+    Raises UnsupportedError for a sharded folder of other names, because the ranks' rows are those of stored tensors.
+    """
+    from penstock.models.sources import as_network, differs
+
+    is_mapped = differs(checkpoint, built.network)
+    if is_mapped and folder is not None:
+        raise UnsupportedError(
+            f"{checkpoint.folder}: a sharded folder of model_type {built.name} is not supported, because its tensors "
+            "are not the network's parameters. Export the whole folder with --tp."
+        )
+    return as_network(checkpoint, built.network), not is_mapped
 
 
 def _ignore(stage: str, done: int, total: int) -> None:

@@ -157,7 +157,7 @@ class BertEncoder(Module):
     def forward(self, batch: Batch) -> Tensor:
         """Return the hidden rows of a step, [T, hidden]."""
         x = self.embeddings(batch)
-        for layer in self.encoder["layer"]:  # type: ignore[union-attr]
+        for layer in self.encoder["layer"].children():
             x = layer(x, batch)
         return x
 
