@@ -90,8 +90,7 @@ def export_bundle(
     checkpoint, has_own_names = _map_tensors(checkpoint, built, folder)
     tell("capture", 0, 0)
     graph, constants = build_graph(built, chosen, checkpoint.dtype)
-    if not has_own_names:
-        graph.properties[OWN_NAMES] = "true"
+    graph.properties |= {} if has_own_names else {OWN_NAMES: "true"}
     if tail is not None:
         append_tail(graph, tail)
     if folder is not None:
