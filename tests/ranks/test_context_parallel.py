@@ -19,7 +19,7 @@ from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.program import PARTITION_PAGES, ProgramLimits
 from tests.support.core_steps import batch
 from tests.support.errors import raises
-from tests.support.families import FAMILIES
+from tests.support.families import RANK_FAMILIES
 from tests.support.marks import mostly_long
 from tests.support.rank_threads import OPTIONS, RankThreads, logits_of, whole_logits
 
@@ -63,7 +63,7 @@ def whole_options(world: int) -> object:
 
 
 @pytest.mark.parametrize("world", mostly_long(WORLDS, 2))
-@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name][0] != "lfm2"])
+@pytest.mark.parametrize("family", RANK_FAMILIES)
 def test_families_match(family: str, world: int, long_context_of: BundleOf, parts_of: PartsOf) -> None:
     path = long_context_of(family, "w8a8")
     with Model.open(path) as model:

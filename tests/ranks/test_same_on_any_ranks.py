@@ -10,7 +10,7 @@ import pytest
 from penstock.core.native import Model
 from penstock.graph.ir import KvLayout
 from penstock.ops.table import LINEAR_SCHEMES
-from tests.support.families import FAMILIES
+from tests.support.families import RANK_FAMILIES
 from tests.support.marks import mostly_long
 from tests.support.rank_threads import OPTIONS, RankThreads, logits_of, steps, whole_logits, with_kv
 
@@ -25,7 +25,7 @@ def num_groups(path: Path) -> int:
 
 
 @pytest.mark.parametrize("world", mostly_long(WORLDS, 3))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RANK_FAMILIES)
 def test_families_match(family: str, world: int, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     path = bundle_of(family, "w8a8")
     batches = steps(num_groups(path))

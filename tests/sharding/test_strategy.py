@@ -21,7 +21,7 @@ from penstock.graph.strategy import make_strategy
 from penstock.models.meta import construct_on_meta
 from penstock.sharding.strategy import Strategy
 from tests.support.errors import raises
-from tests.support.families import FAMILIES, save
+from tests.support.families import RANK_FAMILIES, save
 from tests.support.sharded_folders import DEMO, strategy_of
 
 
@@ -39,7 +39,7 @@ def graph_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RANK_FAMILIES)
 def test_a_strategy_cuts_as_the_graph_is_cut(family: str, world: int, graph_of: Any) -> None:
     folder, graph = graph_of(family)
     if world > Checkpoint.open(folder).config.int("num_attention_heads"):

@@ -232,6 +232,9 @@ _OWN_KEYS: dict[str, dict[str, str]] = {
 }
 """By model_type the family's own names of keys of _SMALL."""
 
+RANK_FAMILIES = [name for name, row in FAMILIES.items() if row[0] in ("llama", "mistral", "qwen2", "qwen3")]
+"""The rows whose strategies for ranks are held; folders of other families are not sharded yet."""
+
 
 @cache
 def build(name: str) -> transformers.PreTrainedModel:
