@@ -18,7 +18,7 @@ from penstock.bench.open_model import check_size
 from penstock.bench.step_probe import Expectation, Workload, expect, machine_of, probe_steps
 from penstock.bench.weightless import Machine, Weightless
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.gguf.checkpoint import is_gguf
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.config import check_choice, check_integer
 from penstock.core import native
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError

@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.gguf.checkpoint import is_gguf, open_gguf
+from penstock.checkpoint.gguf.checkpoint import open_gguf
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file
 from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo
 from penstock.config import ConfigReader, show

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from penstock.checkpoint.generation import GenerationConfig
-from penstock.checkpoint.gguf.checkpoint import is_gguf
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.core import native
 from penstock.core.memory import can_map_segments
 from penstock.engine.params import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.checkpoint.gguf.checkpoint import is_gguf
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.config import check_integer
 from penstock.core.comm import MAX_RANKS
 from penstock.errors import InvalidArgumentError

@@ -17,7 +17,7 @@ from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
 
-__all__ = ["GgufParts", "is_gguf", "open_gguf"]
+__all__ = ["GgufParts", "open_gguf"]
 
 MAX_SPLITS: Final = 4096
 _SPLIT_NAME: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -30,11 +30,6 @@ class GgufParts:
     config: ConfigReader
     weights: list[GgufWeights]
     side_files: Callable[[], dict[str, bytes]]
-
-
-def is_gguf(path: Path) -> bool:
-    """Return True if the path names a GGUF file; it need not exist."""
-    return path.suffix == ".gguf" and not path.is_dir()
 
 
 def open_gguf(path: Path) -> GgufParts:

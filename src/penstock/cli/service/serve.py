@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.checkpoint.gguf.checkpoint import is_gguf
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.checkpoint.gguf.checkpoint import is_gguf
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.errors import PenstockError, UnavailableError
 from penstock.logs import tell
 from penstock.processes.supervision import LOOP_DEATHS, QUICK_DEATH_S, Death, SupervisionPolicy
