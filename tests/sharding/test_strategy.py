@@ -12,7 +12,7 @@ import pytest
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader
-from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.export import build_graph
 from penstock.graph.ir import Graph
 from penstock.graph.passes.shard import RowRanges, shard
@@ -55,6 +55,12 @@ def test_a_strategy_cuts_as_the_graph_is_cut(family: str, world: int, graph_of: 
             wanted |= rows_by_tensor(graph.weights[name], ranges)
         planned = {name: own.rows_of(rank) for name, own in strategy.parameters.items()}
         assert {name: rows for name, rows in wanted.items() if name in planned} == planned
+
+
+def test_a_family_without_strategies_is_refused(tmp_path: Path) -> None:
+    folder = save("gpt2", tmp_path / "gpt2")
+    with raises(UnsupportedError, param="model_type"):
+        strategy_of(folder, 2)
 
 
 class Shapes:

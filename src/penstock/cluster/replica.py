@@ -27,7 +27,7 @@ NS: Final = 1_000_000_000
 _SAMPLING: Final = ResolvedSampling()
 _OPTIONS: Final = RequestOptions()
 _PROMPTS: Final[dict[int, list[int]]] = {}
-"""A prompt of zeros by length: only its length counts, and nobody changes it."""
+"""A prompt of zeros by length: only its length counts, and it is read-only."""
 _MAX_PROMPTS: Final = 4096
 
 

@@ -35,7 +35,8 @@ _REPORT_EVERY: Final = 1000
 class Simulation:
     """What is simulated: ``replicas`` of ``tp`` ranks each, with these costs and limits, under a policy of the router.
 
-    ``is_stepwise``: run each step alone, also while the batch does not change.  The result is the same.
+    ``is_stepwise``: simulate each step as an event of its own, even while the batch does not change.  The result is
+    the same.
     """
 
     replicas: int = 1

@@ -12,14 +12,17 @@ from penstock.checkpoint.folder import HEAD_NAME
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader, check_integer, show
 from penstock.core.comm import MAX_RANKS
-from penstock.errors import InvalidFileError
+from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.graph.passes.cut import Cut, cut_evenly, cut_heads
+from penstock.models.families import built_in_families
 from penstock.sharding.strategy import Parameter, RowRanges, Strategy, config_checksum
 
 __all__ = ["make_strategy"]
 
 _POSITIONS = ("wpe", "embed_positions", "position_embeddings")
 """Tables that are not read by token ids; each rank has them whole."""
+_FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
+"""Families whose cuts follow from the names of their tensors."""
 _UNREAD = ".rotary_emb.inv_freq"
 
 
@@ -42,9 +45,11 @@ def make_strategy(model: Tensors, world: int) -> Strategy:
     """Return the strategy of a model for ``world`` ranks.  An output head that equals its embedding is stored once.
 
     Raises InvalidArgumentError (``tensor_parallel_size``) for more ranks than attention heads, and InvalidFileError,
-    which names a tensor whose rows are not those of config.json's heads.
+    which names a tensor whose rows are not those of config.json's heads; UnsupportedError (``model_type``) for a family
+    whose tensors are not cut yet.
     """
     check_integer("tensor_parallel_size", world, 1, MAX_RANKS)
+    _check_family(model.config)
     config, tensors, redundant = model.config, model.tensors, model.redundant_names()
     cuts = _Cuts(config, world)
     embedding = next((name for name in tensors if name.endswith("embed_tokens.weight")), "")
@@ -59,6 +64,17 @@ def make_strategy(model: Tensors, world: int) -> Strategy:
             cut = "replicated" if ranges is None else "rows"
             parameters[name] = Parameter(info.dtype, info.shape, cut, ranges=ranges or ())
     return Strategy(config.str("model_type", ""), config_checksum(config), world, parameters)
+
+
+def _check_family(config: ConfigReader) -> None:
+    """Refuse a family whose parameters are not the checkpoint's tensors; a user's network is cut by its names."""
+    family = config.str("model_type", "")
+    if family in built_in_families() and family not in _FAMILIES:
+        raise UnsupportedError(
+            f"{config.file}: model_type: expected one of {', '.join(_FAMILIES)} to cut a checkpoint folder for ranks, "
+            f"found {show(family)}; cut its bundle with penstock export --tp",
+            param="model_type",
+        )
 
 
 class _Cuts:

@@ -9,8 +9,8 @@ from torch import nn
 
 from penstock.config import ConfigReader
 from penstock.models.decoder import read_decoder, read_num_layers
+from penstock.models.decoders.olmo2 import Olmo2Attention
 from penstock.models.experts.mixture import ExpertsLM, Mixture, MixtureConfig, read_mixture
-from penstock.models.experts.olmoe import FullNormAttention
 from penstock.nn import Routing, route
 
 __all__ = ["Config", "Network"]
@@ -46,5 +46,5 @@ class Network(ExpertsLM):
     """The language model."""
 
     def __init__(self, config: MixtureConfig) -> None:
-        attentions = [FullNormAttention(config.decoder, window) for window in config.decoder.windows]
+        attentions = [Olmo2Attention(config.decoder, window) for window in config.decoder.windows]
         super().__init__(config, attentions, [_Mixture(config) for _ in attentions], "block_sparse_moe")

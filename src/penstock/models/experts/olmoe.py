@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.errors import UnsupportedError
-from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers
-from penstock.models.decoders.llama import LlamaAttention
+from penstock.models.decoder import read_decoder, read_num_layers
+from penstock.models.decoders.olmo2 import Olmo2Attention
 from penstock.models.experts.mixture import ExpertsLM, Mixture, MixtureConfig, read_mixture
-from penstock.nn import RMSNorm, Routing
+from penstock.nn import Routing
 
-__all__ = ["Config", "FullNormAttention", "Network"]
+__all__ = ["Config", "Network", "Olmo2Attention"]
 
 
 class Config:
@@ -31,24 +29,9 @@ class Config:
         return read_mixture(reader, decoder, routing, experts_key=key, size_key="intermediate_size")
 
 
-class FullNormAttention(LlamaAttention):
-    """Llama's attention, with all heads of q and all of k normalised together before the rotation."""
-
-    def __init__(self, config: DecoderConfig, window: int) -> None:
-        super().__init__(config, window)
-        self.q_norm = RMSNorm(config.num_heads * config.head_dim, config.norm_eps)
-        self.k_norm = RMSNorm(config.num_kv_heads * config.head_dim, config.norm_eps)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v of x, with q and k normalised."""
-        q = self.q_norm(self.q_proj(x)).view(-1, self.num_heads, self.head_dim)
-        k = self.k_norm(self.k_proj(x)).view(-1, self.num_kv_heads, self.head_dim)
-        return q, k, self.v_proj(x)
-
-
 class Network(ExpertsLM):
     """The language model."""
 
     def __init__(self, config: MixtureConfig) -> None:
-        attentions = [FullNormAttention(config.decoder, window) for window in config.decoder.windows]
+        attentions = [Olmo2Attention(config.decoder, window) for window in config.decoder.windows]
         super().__init__(config, attentions, [Mixture(config) for _ in attentions])

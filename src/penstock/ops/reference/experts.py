@@ -31,7 +31,7 @@ def route(
     """Return the weights [T, k] and the ids [T, k] int32 of the experts that each row of logits [T, experts] chooses.
 
     ``score`` makes scores of logits: "softmax" or "sigmoid"; with "softmax_of_chosen" the logits choose, and the
-    weights are the softmax of the chosen ones.  ``bias`` [experts] is added to the scores for the choice alone.  The
+    weights are the softmax of the chosen ones.  ``bias`` [experts] changes only the choice, not the weights.  The
     experts lie in ``groups`` of equal size; the ``kept_groups`` that have the greatest maximum ("max") or sum of the
     best two ("best_two") take part.  Of equals the lower index is chosen.  ``renormalise`` divides the weights by their
     sum, and ``factor`` multiplies them.
