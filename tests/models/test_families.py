@@ -10,13 +10,13 @@ import pytest
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import relative_error, run_whole
-from tests.support.families import FAMILIES, expected_logits, prompt, save
+from tests.support.families import FAMILY_PARAMS, expected_logits, prompt, save
 
 LIMITS = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256)
 LENGTHS = (31, 33, 70)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=FAMILY_PARAMS)
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EagerProgram]:
     folder = save(request.param, tmp_path_factory.mktemp("models") / request.param)
     program = EagerProgram(folder, threads=1, limits=LIMITS)

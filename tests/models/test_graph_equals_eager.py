@@ -12,7 +12,7 @@ from penstock.runtime.eager import EagerProgram
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import run_whole
-from tests.support.families import FAMILIES, prompt, save
+from tests.support.families import FAMILY_PARAMS, prompt, save
 
 
 def check(family: str, scheme: str, kv_layout: str, folder: Path) -> None:
@@ -32,7 +32,7 @@ def check(family: str, scheme: str, kv_layout: str, folder: Path) -> None:
         eager.close()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILY_PARAMS)
 def test_graph_equals_eager_for_every_family(family: str, tmp_path: Path) -> None:
     check(family, "f32", "f32", tmp_path)
 

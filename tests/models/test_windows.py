@@ -11,8 +11,11 @@ from penstock.engine.pages import FREED
 from penstock.graph.export import export_bundle
 from penstock.runtime.program import PAGE_TOKENS
 from tests.support.families import expected_logits, prompt, save
+from tests.support.marks import mostly_long
 
-FAMILIES = ["mistral_window", "qwen2_windows", "qwen3_biases_windows", "lfm2", "lfm2_biases"]
+FAMILIES = mostly_long(
+    ["mistral_window", "qwen2_windows", "qwen3_biases_windows", "lfm2", "lfm2_biases"], "mistral_window", "lfm2"
+)
 PROMPTS = [prompt(10), prompt(70), prompt(150), [*prompt(150)[:96], *prompt(40)]]
 CHUNK = 48
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 import transformers
 
+from tests.support.marks import mostly_long
+
 _SMALL: dict[str, Any] = {
     "vocab_size": 1003,
     "hidden_size": 160,
@@ -195,6 +197,7 @@ FAMILIES |= {
         "gemma3_text",
         {
             **_GEMMA,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
             "rope_parameters": {
                 "full_attention": {**_LINEAR, "factor": 8.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
@@ -231,6 +234,12 @@ _OWN_KEYS: dict[str, dict[str, str]] = {
     "bloom": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "max_position_embeddings": "seq_length"},
 }
 """By model_type the family's own names of keys of _SMALL."""
+
+_QUICK_VARIANTS = ("llama_tied_one_kv_head", "llama_head_dim", "qwen3_tied_head_dim", "mistral_window")
+_FIRST_ROWS = {row[0]: name for name, row in reversed(FAMILIES.items())}
+
+FAMILY_PARAMS = mostly_long(FAMILIES, *_FIRST_ROWS.values(), *_QUICK_VARIANTS)
+"""The rows as parameters of a test: the first of each model_type runs each time, its variants with the long tests."""
 
 RANK_FAMILIES = [name for name, row in FAMILIES.items() if row[0] in ("llama", "mistral", "qwen2", "qwen3")]
 """The rows whose strategies for ranks are held; folders of other families are not sharded yet."""
