@@ -157,6 +157,7 @@ ODD: dict[str, Patch] = {
     "softcap": set_attrs("attention", softcap=1e-40),
     "scale": set_attrs("attention", scale=3e38),
     "not_causal": set_attrs("attention", causal=0, window=0),
+    "not_causal_window": set_attrs("attention", causal=0, window=2),
     "unaligned_view": lambda g: setattr(g.values[f"{ATTENTION}.q"], "offset", 7),
     "alibi": at("attention", 5, weight("inv_freq")),
 }
@@ -175,7 +176,7 @@ def test_an_odd_graph_runs_on_damaged_weights(odd: str, level: str, kv_layout: i
     options = dataclasses.replace(OPTIONS, kv_layout=kv_layout, flags=POISON)
     with Model.open(path, mmap=False) as model, Context(2, cpu_level=level) as context:
         program = CoreProgram(model, context, options)
-        start = 0 if odd == "not_causal" else 90  # whose requests run whole
+        start = 0 if odd.startswith("not_causal") else 90  # whose requests run whole
         program.run(batch([(0, [1, 2, 3], [4]), (start, [5] * 6, [1, 2, 7])]))
         assert program.logits().shape == (9, 101)
         program.close()

@@ -175,7 +175,6 @@ def test_hostile_graph_is_refused_by_field(rule: str, tmp_path: Path) -> None:
 
 
 UNSUPPORTED: dict[str, tuple[Patch, str]] = {
-    "not_causal_window": (attrs("attention", causal=0, window=8), "window: a window needs causal"),
     "scheme": (attr("linear", "scheme", "w2a2"), 'scheme: "w2a2" is not a linear scheme'),
 }
 

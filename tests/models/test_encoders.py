@@ -20,12 +20,16 @@ from tests.support.families import prompt
 LIMITS = ProgramLimits(96, 3, num_pages=16, context_len=96)
 _SMALL: dict[str, Any] = {"vocab_size": 1003, "hidden_size": 80, "intermediate_size": 100, "num_hidden_layers": 3}
 _SMALL |= {"num_attention_heads": 5, "max_position_embeddings": 100, "initializer_range": 0.1}
+_MODERNBERT_BIASES = {f"{place}_bias": True for place in ("norm", "attention", "mlp", "classifier")}
+_MODERNBERT_BIASES |= {"decoder_bias": False, "tie_word_embeddings": False, "pad_token_id": 0, "local_attention": 7}
 
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {}),
     "bert_untied": ("bert", {"tie_word_embeddings": False, "type_vocab_size": 3}),
     "roberta": ("roberta", {"pad_token_id": 3}),
     "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1, "tie_word_embeddings": False}),
+    "modernbert": ("modernbert", {"local_attention": 50, "num_hidden_layers": 4, "pad_token_id": 0}),
+    "modernbert_biases": ("modernbert", _MODERNBERT_BIASES),
 }
 
 

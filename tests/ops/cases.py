@@ -195,6 +195,7 @@ def _attention() -> Iterator[Case]:
         "window-wide": {"window": 33},
         "softcap": {"softcap": 2.5},
         "whole": {"causal": False},
+        "whole-window": {"causal": False, "window": 9},
     }.items():
         yield Case(name, (*tensors, None), {**plain, **changes})
     freed = [None if t is None else t.clone() for t in (*tensors, None)]

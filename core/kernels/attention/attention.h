@@ -103,6 +103,7 @@ inline void place_query(const AttentionArgs& a, Query& q, int64_t token, int64_t
   q.position = a.batch.positions[token];
   q.last = a.causal ? q.position : a.batch.positions[a.batch.request_starts[request + 1] - 1];
   q.first = a.window > 0 && q.position >= a.window ? q.position - a.window + 1 : 0;
+  if (a.window > 0 && q.last - q.position >= a.window) q.last = q.position + a.window - 1;  // only when not causal
   q.slope = a.alibi ? a.alibi[head] : 0.f;
   q.total = nullptr;
   q.next_q = q.next_out = nullptr;

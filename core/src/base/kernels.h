@@ -90,7 +90,7 @@ struct AttentionArgs {
   float scale;
   float softcap;           // 0: off
   const float* alibi;      // [num_heads] slopes or null
-  int32_t causal, window;  // window 0: unlimited; else keys at positions > position - window
+  int32_t causal, window;  // window 0: unlimited; else keys nearer than window
   // Where the results of partitions stay apart, for attention_merge: [t, num_heads, num_parts, 16 + head_dim to 16], with
   // token first_token first.  Null: `attention` merges them itself.
   float* partials;

@@ -297,7 +297,6 @@ ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT, "window: expected 0 to %d, found %lld", kMaxContextLen,
                 static_cast<long long>(attrs[kAttentionWindow].i));
   }
-  if (attrs[kAttentionWindow].i && !attrs[kAttentionCausal].i) return fail(PS_UNSUPPORTED, "window: a window needs causal attention");
   if (attrs[kAttentionSoftcap].f < 0) return fail(PS_INVALID_ARGUMENT, "softcap: expected 0 or more, found %g", attrs[kAttentionSoftcap].f);
   copy_type(in[0], out);
   return PS_OK;

@@ -137,6 +137,7 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
       const int32_t request = p.asking.request[t], position = p.asking.positions[t];
       int32_t first = c.window && position >= c.window ? position - c.window + 1 : 0;
       int32_t last = c.causal ? position : c.lens[size_t(request)] - 1;
+      if (c.window && last - position >= c.window) last = position + c.window - 1;
       const float* q = &qs[(t * size_t(c.num_heads) + size_t(h)) * size_t(dim)];
       std::vector<double> o(size_t(dim), 0.), w;
       double sum = 0, highest = -1e300, largest = 0;
@@ -259,6 +260,7 @@ inline void check_attention() {
       check_attention_case({h, g, d, layout, 1, 20, 0.f, false, {255, 32}, 9}, random);
       check_attention_case({h, g, d, layout, 1, 40, 5.f, true, {257}, 33}, random);
       check_attention_case({h, g, d, layout, 0, 0, 0.f, true, {70, 5}, 100}, random);
+      check_attention_case({h, g, d, layout, 0, 9, 0.f, false, {290, 5}, 300}, random);
     }
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
     for (float magnitude : {1e-39f, 0x1p-63f, 0x1p-50f, 0x1p-30f})

@@ -95,8 +95,11 @@ def _keys(step: StepSize, window: int, causal: bool) -> tuple[int, int]:
     for start, length in zip(step.starts, step.lens, strict=True):
         end = start + length
         for position in range(start, end):
-            keys = position + 1 if causal else end
-            num_attended += min(keys, window) if window else keys
+            last = position if causal else end - 1
+            first = 0
+            if window:
+                first, last = max(position - window + 1, 0), min(position + window - 1, last)
+            num_attended += last - first + 1
         read += min(end, window + length - 1) if window else end
     return num_attended, read
 

@@ -137,9 +137,10 @@ def attention(
 ) -> Tensor:
     """Return softmax attention of q [T, heads, head_dim] over the keys that kv_append stored: [T, heads, head_dim].
 
-    A query at position p attends to positions (p - window, p]; to [0, p] when window is 0; to every position of its
-    request when not causal.  Heads share KV heads in groups.  ``alibi`` [heads] holds slopes.  Over bfloat16 and int8
-    pages the queries are rounded to bfloat16 first.  Kernels also round the probabilities, which the tolerance covers.
+    A query at position p attends to positions (p - window, p], and to those below p + window when not causal.  With
+    window 0 it attends to [0, p], or to every position of its request when not causal.  Heads share KV heads in groups.
+    ``alibi`` [heads] holds slopes.  Over bfloat16 and int8 pages the queries are rounded to bfloat16 first.  Kernels
+    also round the probabilities, which the tolerance covers.
     """
     elements = page_elements(state.dtype, 1, q.shape[2])
     pages = _Pages("attention", state, state.shape[1] // elements, q.shape[2])
@@ -206,8 +207,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, places: Tensor, alibi: Tensor | Non
     valid = (keys <= places.max()).expand(len(places), -1)
     if attrs["causal"]:
         valid = valid & (distance <= 0)
-        if attrs["window"]:
-            valid = valid & (distance > -attrs["window"])
+    if attrs["window"]:
+        valid = valid & (distance.abs() < attrs["window"])
     is_attended = valid.any(dim=0)  # slots that no query attends to may hold anything, including NaN
     k, v = torch.where(is_attended[None, :, None], k, 0.0), torch.where(is_attended[None, :, None], v, 0.0)
     scores = torch.einsum("thd,hld->htl", q, k) * attrs["scale"]
