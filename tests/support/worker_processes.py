@@ -14,6 +14,8 @@ from unittest.mock import patch
 
 import psutil
 
+from penstock.cluster.placement.local import COMMAND, LocalPlacement
+from penstock.cluster.placement.placement import Placement
 from penstock.engine.params import SamplingParams
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.runtime.program import ProgramLimits
@@ -22,7 +24,6 @@ from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_models import RemoteModels
 from penstock.serving.workers.worker_config import ModelOptions
-from penstock.serving.workers.worker_process import COMMAND
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 ENDLESS = SamplingParams(max_tokens=3000, temperature=0, ignore_eos=True)
@@ -52,14 +53,16 @@ async def service(
     num_workers: int = 1,
     options: ModelOptions = OPTIONS,
     remote=None,
+    placement: Placement | None = None,
     fresh_s: float = 600.0,
 ) -> AsyncIterator[Service]:
-    """A primary and its models; at the end no process, descriptor or file of it may be left.
+    """A primary and its models, by default with ``command`` on this machine.
 
-    ``fresh_s`` is long, so that no worker is left out because a busy machine stalls.
+    At the end no process, descriptor or file of it may be left.  ``fresh_s`` is long, so that no worker is left out
+    because a busy machine stalls.
     """
     before, files = {child.pid for child in psutil.Process().children(recursive=True)}, num_files()
-    primary = Primary(supervision, command, remote)
+    primary = Primary(supervision, remote, placement or LocalPlacement(command))
     await primary.open()
     folder = Path(primary.address.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700

@@ -103,7 +103,7 @@ class WorkerState:
     """The state of one process that runs a model.
 
     ``status``: "starting", "ready", "draining", "lost".  ``heartbeat_age_s``: seconds since the last known turn of its
-    engine's loop.  ``pid`` is 0 for a process on another machine.
+    engine's loop.  ``pid``: on its own machine, 0 if it joined from another one by itself.
     """
 
     name: str

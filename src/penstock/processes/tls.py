@@ -15,12 +15,6 @@ __all__ = ["MAX_HANDSHAKE_BYTES", "TlsSession", "client_context", "connect", "ke
 MAX_HANDSHAKE_BYTES: Final = 1 << 16
 """Limit on the bytes that the peer may send before the handshake is complete."""
 _READ_BYTES: Final = 1 << 14
-_KEEP_ALIVE: Final = (
-    (socket.TCP_KEEPIDLE, 20),
-    (socket.TCP_KEEPINTVL, 5),
-    (socket.TCP_KEEPCNT, 4),
-    (socket.TCP_USER_TIMEOUT, 40_000),  # keep-alive probes do not run while data is unacknowledged
-)
 
 
 def server_context(certificate: Path, key: Path, protocols: list[str]) -> ssl.SSLContext:
@@ -89,11 +83,21 @@ async def connect(host: str, port: int, timeout_s: float) -> socket.socket:
     raise failure
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel end a TCP connection 40 s after the other machine stops answering; send small messages at once."""
+def keep_alive(connection: socket.socket, lost_s: int = 40) -> None:
+    """Let the kernel end a TCP connection ``lost_s`` s after the other machine stops answering.
+
+    Also send small messages at once.  The kernel of the other machine answers, so a process that is stopped counts as
+    there.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEP_ALIVE:
+    settings = (
+        (socket.TCP_KEEPIDLE, lost_s // 2),
+        (socket.TCP_KEEPINTVL, max(1, lost_s // 8)),
+        (socket.TCP_KEEPCNT, 4),
+        (socket.TCP_USER_TIMEOUT, 1000 * lost_s),  # keep-alive probes do not run while data is unacknowledged
+    )
+    for option, value in settings:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 

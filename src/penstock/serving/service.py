@@ -76,7 +76,7 @@ async def run_service(settings: ServiceSettings) -> int:
     """
     limit = raise_limit()
     settings = _within(settings, limit)
-    primary = Primary(settings.supervision, remote=settings.worker_listener)
+    primary = Primary(settings.supervision, settings.worker_listener, settings.placement)
     models = RemoteModels(primary, settings.options, settings.num_workers, settings.networks, settings.route_policy)
     primary.adopt = models.adopt
     servables = _servables(models, primary, settings)

@@ -9,6 +9,7 @@ forever, and no process, file or descriptor is left.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -18,14 +19,15 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from penstock.cluster.placement.local import COMMAND, LocalPlacement
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InternalError, UnavailableError
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.metrics import Metrics
 from penstock.serving.workers.remote_model import RemoteBackend
-from penstock.serving.workers.worker_process import COMMAND
 from tests.support.faulty_worker import CROWD, DEADLY, LATE, STUCK
+from tests.support.placements import PLACEMENTS, placed
 from tests.support.worker_processes import (
     CALM,
     HASTY,
@@ -92,9 +94,10 @@ class Traffic:
         assert not self.wrong, self.wrong
 
 
-def test_killed_workers_are_replaced_under_load(versions, expected) -> None:
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_killed_workers_are_replaced_under_load(versions, expected, certificate, placement) -> None:
     async def main() -> None:
-        async with service(num_workers=2, supervision=HASTY) as running:
+        async with service(num_workers=2, supervision=HASTY, **placed(placement, certificate)) as running:
             backend = await running.models.load(str(versions[0]))
             traffic = Traffic(backend, expected)
             for _ in range(3 * CHAOS):
@@ -113,11 +116,12 @@ def test_killed_workers_are_replaced_under_load(versions, expected) -> None:
     asyncio.run(main())
 
 
-def test_a_stopped_worker_is_replaced_under_load(versions, expected) -> None:
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_stopped_worker_is_replaced_under_load(versions, expected, certificate, placement) -> None:
     """SIGSTOP: the worker sends nothing.  With one worker its requests are retried on the next one."""
 
     async def main() -> None:
-        async with service(supervision=IMPATIENT) as running:
+        async with service(supervision=IMPATIENT, **placed(placement, certificate)) as running:
             backend = await running.models.load(str(versions[0]))
             traffic = Traffic(backend, expected)
             await traffic.more()
@@ -166,9 +170,10 @@ def test_without_the_detector_a_hang_would_last(versions) -> None:
     asyncio.run(main())
 
 
-def test_a_request_that_crashes_workers_is_refused(versions) -> None:
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_request_that_crashes_workers_is_refused(versions, certificate, placement) -> None:
     async def main() -> None:
-        async with service(supervision=HASTY, command=faulty("tokens")) as running:
+        async with service(supervision=HASTY, **placed(placement, certificate, faulty("tokens"))) as running:
             backend = await running.models.load(str(versions[0]))
             first = pids(backend)
             innocent = [asyncio.ensure_future(tokens_of(backend, [number, 3], GREEDY)) for number in range(4)]
@@ -250,9 +255,7 @@ def test_new_weights_under_traffic_lose_no_request(versions, expected) -> None:
 def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, caplog) -> None:
     """No descriptor or memory for a process: a first load fails, a restart is tried again; each failure is logged."""
     caplog.set_level("INFO", "penstock.serving")
-    from penstock.serving.workers import primary
-
-    honest, faults = primary.start_process, [OSError(24, "Too many open files")]
+    honest, faults = LocalPlacement.start, [OSError(24, "Too many open files")]
 
     async def start(*arguments):
         if faults:
@@ -261,7 +264,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, c
 
     async def main() -> None:
         async with service(supervision=HASTY) as running:
-            monkeypatch.setattr(primary, "start_process", start)
+            monkeypatch.setattr(LocalPlacement, "start", start)
             with pytest.raises(UnavailableError, match="Too many open files"):
                 await running.models.load(str(versions[0]))
             backend = await running.models.load(str(versions[0]))
@@ -299,19 +302,17 @@ def test_a_worker_that_cannot_be_started_is_tried_again(versions, monkeypatch, c
 
 
 def test_a_restart_does_not_wait_for_another_models_load(versions, monkeypatch) -> None:
-    from penstock.serving.workers import primary
+    honest, let_go = LocalPlacement.start, asyncio.Event()
 
-    honest, let_go = primary.start_process, asyncio.Event()
-
-    async def start(config, command):
-        if config.name == "slow":
+    async def start(placement, config, resources):
+        if json.loads(config)["name"] == "slow":
             await let_go.wait()
-        return await honest(config, command)
+        return await honest(placement, config, resources)
 
     async def main() -> None:
         async with service(supervision=HASTY) as running:
             backend = await running.models.load(str(versions[0]))
-            monkeypatch.setattr(primary, "start_process", start)
+            monkeypatch.setattr(LocalPlacement, "start", start)
             loading = asyncio.ensure_future(running.models.load(str(versions[1]), "slow"))
             victim = pids(backend)[0]
             os.kill(victim, signal.SIGKILL)

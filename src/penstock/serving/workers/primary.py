@@ -1,4 +1,4 @@
-"""The primary's side of the workers: it starts them, and listens for their connections."""
+"""The primary's side of the workers: it has them started, and listens for their connections."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from google.protobuf.message import DecodeError
 
+from penstock.cluster.placement.local import LocalPlacement
+from penstock.cluster.placement.placement import Resources
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.supervision import SupervisionPolicy
@@ -26,12 +29,13 @@ from penstock.serving.workers import handshake
 from penstock.serving.workers.memory_check import unwritten_bytes
 from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to
 from penstock.serving.workers.private_folder import PrivateFolder
-from penstock.serving.workers.remote_worker_server import RemoteWorkerServer, RemoteWorkerSettings
+from penstock.serving.workers.remote_worker_server import Expected, RemoteWorkerServer, RemoteWorkerSettings
 from penstock.serving.workers.worker_connection import LostWorkerError, WorkerConnection
-from penstock.serving.workers.worker_process import COMMAND, WorkerProcess, not_started, start_process
+from penstock.serving.workers.worker_process import WorkerProcess, not_started
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from penstock.cluster.placement.placement import PlacedGroup, Placement
     from penstock.serving.workers.worker_config import WorkerConfig
 
 __all__ = ["Primary"]
@@ -43,18 +47,21 @@ _BACKLOG: Final = 64
 
 
 class Primary:
-    """Starts workers and takes their connections on a unix socket in a private folder.
+    """Starts workers by its placement and takes their connections on a unix socket in a private folder.
 
-    ``command`` starts a worker.  ``remote`` says where workers of other machines join; None lets none join.
+    ``placement``: where workers run, by default on this machine.  ``remote`` says where workers of other machines join;
+    None lets none join.  A placement on other machines needs it: its host is the address that they connect to.
     """
 
     def __init__(
         self,
         supervision: SupervisionPolicy | None = None,
-        command: Sequence[str] = COMMAND,
         remote: RemoteWorkerSettings | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        self._command = command
+        self._placement = placement or LocalPlacement()
+        if remote is None and not self._placement.is_local:
+            raise InvalidArgumentError("remote: a placement on other machines needs the port where workers join")
         self.supervision = supervision or SupervisionPolicy()
         self.arrivals = Arrivals()
         self.address = ""
@@ -64,15 +71,19 @@ class Primary:
         """Adds a worker of another machine that is ready to a model; PenstockError if the model cannot use it."""
         self._folder: PrivateFolder | None = None
         self._listener: socket.socket | None = None
-        self._remote = None if remote is None else RemoteWorkerServer(remote, self._serve_remote)
+        self._settings = remote
+        self._remote = None if remote is None else RemoteWorkerServer(remote, self._serve_remote, self._find)
         self._tasks: set[asyncio.Future[None]] = set()
         self._planning = asyncio.Lock()  # one at a time: each plans its memory with what the others left
-        self._expected: dict[bytes, asyncio.Future[WorkerConnection]] = {}
+        self._expected: dict[bytes, Expected] = {}
         self._planned: dict[WorkerConnection, int] = {}
         self._tokenizers: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
 
     async def open(self) -> None:
-        """Start to listen.  Raises FileAccessError and InvalidFileError for the port of ``remote``."""
+        """Start to listen.
+
+        Raises FileAccessError and InvalidFileError for the port of ``remote``, and the errors of the placement.
+        """
         self._folder = PrivateFolder()
         self.address = f"unix:{self._folder.socket}"
         listener = self._listener = socket.socket(socket.AF_UNIX)
@@ -83,12 +94,14 @@ class Primary:
             self._start_task(self._accept(listener))
             if self._remote is not None:
                 self.port = await self._remote.open()
+            await self._placement.open()
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
-        """Stop listening and end the connections that are left."""
+        """Stop listening, and end the connections and the groups that are left."""
+        await self._placement.close()
         if self._remote is not None:
             await self._remote.close()
         for task in self._tasks:
@@ -161,10 +174,10 @@ class Primary:
             for connection, pid in self._planned.items()
             if connection.plan is not None
         )
-        config = replace(config, address=self.address, token=token, reserved_bytes=reserved)
         joined = self._expected[_digest(token)] = asyncio.get_running_loop().create_future()
         try:
-            process = await start_process(config, self._command)
+            config = replace(self._joining(config), token=token, reserved_bytes=reserved)
+            process = await self._placement.start(config.to_json(), _resources(config))
             connection = await self._loaded(process, joined, config.path, has_planned)
         except OSError as error:  # no descriptor, no process, no interpreter
             if isinstance(error, PenstockError):
@@ -174,9 +187,18 @@ class Primary:
             self._expected.pop(_digest(token), None)
         return WorkerProcess(process, connection, self.supervision.hang_s)
 
+    def _joining(self, config: WorkerConfig) -> WorkerConfig:
+        """Return the configuration with the address where the worker joins, and how it trusts it."""
+        settings = self._settings
+        if self._placement.is_local or settings is None:
+            return replace(config, address=self.address)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        ca = settings.certificate.read_text("ascii", "replace")
+        return replace(config, address=f"{host}:{self.port}", ca=ca)
+
     async def _loaded(
         self,
-        process: asyncio.subprocess.Process,
+        process: PlacedGroup,
         joined: asyncio.Future[WorkerConnection],
         path: str,
         has_planned: asyncio.Event,
@@ -184,7 +206,8 @@ class Primary:
         """Return the connection of a process once its model is loaded; if that fails, end the process."""
 
         def note_planned() -> None:
-            self._planned[connection] = process.pid
+            if self._placement.is_local:
+                self._planned[connection] = process.pid
             has_planned.set()
 
         exited = asyncio.ensure_future(process.wait())
@@ -197,11 +220,9 @@ class Primary:
                         note_planned()
                 return await _first(connection.ready, exited)
         except BaseException as error:
-            if process.returncode is None:
-                process.kill()
+            process.kill()
             await process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+            process.release()
             if isinstance(error, TimeoutError) and not isinstance(error, PenstockError):
                 raise UnavailableError(f"{path}: loading took longer than {self.supervision.load_s:g} s") from None
             raise
@@ -234,8 +255,14 @@ class Primary:
         finally:
             stream.close()
 
-    async def _serve_remote(self, connection: WorkerConnection, stream: FrameStream[pb.FromWorker]) -> None:
-        """Serve a worker of another machine that has joined."""
+    async def _serve_remote(
+        self, connection: WorkerConnection, stream: FrameStream[pb.FromWorker], expected: Expected | None
+    ) -> None:
+        """Serve a worker of another machine that has joined: the placed one that is expected, or one of its own."""
+        if expected is not None:
+            expected.set_result(connection)
+            await self._receive(connection, stream, lambda: None)
+            return
         watch: asyncio.Future[None] | None = None
 
         def on_ready() -> None:
@@ -283,13 +310,13 @@ class Primary:
         try:
             tokenizer = await asyncio.to_thread(self._tokenizer, dict(ready.files))
         except PenstockError as error:  # the worker opened these files, but the tokenizer's process failed here
-            if not connection.pid:  # on another machine, which no local process reports
+            if not connection.pid:  # it joined by itself: no load reports it
                 await handshake.refuse(stream, error)
             connection.hear(pb.FromWorker(failed=error_to(error)))
             raise
         connection.get_ready(ready, tokenizer)
 
-    def _find(self, token: str) -> asyncio.Future[WorkerConnection] | None:
+    def _find(self, token: str) -> Expected | None:
         """Return the launch that expects a token, which is valid once.  The time taken does not depend on the token."""
         offered, match = _digest(token), None
         for expected_token in self._expected:
@@ -318,7 +345,14 @@ def _digest(token: str) -> bytes:
     return sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
-async def _first(connected: asyncio.Future[WorkerConnection], exited: asyncio.Future[int]) -> WorkerConnection:
+def _resources(config: WorkerConfig) -> Resources:
+    """Return what a worker needs on its machine; its memory is at least its file."""
+    options, path = config.options, Path(config.path)
+    num_bytes = path.stat().st_size if path.is_file() else 0
+    return Resources(options.layout.num_computing, max(1, options.threads), num_bytes)
+
+
+async def _first(connected: Expected, exited: asyncio.Future[int | None]) -> WorkerConnection:
     """Wait for ``connected``; raise UnavailableError if the process exits, or its connection ends, before that."""
     await asyncio.wait((connected, exited), return_when=asyncio.FIRST_COMPLETED)
     if not connected.done():  # its last message may be on its way; a lost connection says less than an exit status

@@ -21,19 +21,14 @@ from penstock.errors import (
     NotFoundError,
     UnavailableError,
 )
-from penstock.processes.frames import FrameStream
-from penstock.processes.tls import TlsSession, client_context, connect, keep_alive
+from penstock.processes.tls import client_context
 from penstock.serving.keys import read_secret
-from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import handshake
-from penstock.serving.workers.messages import MAX_MESSAGE_BYTES
-from penstock.serving.workers.worker import Worker
+from penstock.serving.workers.worker import CONNECT_S, serve_over_tls
 from penstock.serving.workers.worker_config import WorkerConfig
 
 __all__ = ["join_primary", "read_bytes", "read_token"]
 
-_CONNECT_S: Final = 10.0
-"""Limit on the time to connect to one address of the primary, and on that of the TLS handshake."""
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
 
 
@@ -96,7 +91,7 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
 
 async def _serve_once(config: WorkerConfig, context: ssl.SSLContext, stopped: asyncio.Event) -> int | str:
     """Serve over one connection.  Return the exit status, or why it ended ("" if unknown) if a retry makes sense."""
-    serving = asyncio.ensure_future(_serve(config, context))
+    serving = asyncio.ensure_future(serve_over_tls(config, context))
     stopping = asyncio.ensure_future(stopped.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -119,27 +114,5 @@ def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):
-        return f"no answer within {_CONNECT_S:g} s"
+        return f"no answer within {CONNECT_S:g} s"
     return error.strerror or str(error)
-
-
-async def _serve(config: WorkerConfig, context: ssl.SSLContext) -> int:
-    """Connect, join and serve until told to stop.  Raises OSError, UnavailableError and the error of a refusal."""
-    host, _, port = config.address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    connection = await connect(host, int(port), _CONNECT_S)
-    try:
-        keep_alive(connection)
-        tls = TlsSession(context, host)
-        async with asyncio.timeout(_CONNECT_S):
-            await tls.handshake(connection)
-        if tls.protocol == handshake.GRPC_ALPN:
-            raise handshake.protocol_error(handshake.GRPC_PROTOCOL, handshake.PROTOCOL, config.name)
-        stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES, tls)
-        try:
-            await handshake.join(stream, pb.Join(token=config.token, model=config.name))
-            return await Worker(config, stream).run()
-        finally:
-            stream.close()
-    finally:
-        connection.close()

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -26,7 +26,12 @@ from penstock.serving.workers.worker_connection import WorkerConnection
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["MAX_CONNECTIONS", "RemoteWorkerServer", "RemoteWorkerSettings"]
+__all__ = ["LOST_S", "MAX_CONNECTIONS", "Expected", "RemoteWorkerServer", "RemoteWorkerSettings"]
+
+Expected: TypeAlias = asyncio.Future[WorkerConnection]
+"""Waits for the connection of a worker that was started."""
+LOST_S: Final = 2
+"""A machine with placed workers that has not answered for so many seconds is lost."""
 
 MAX_CONNECTIONS: Final = 256
 """Limit on open connections, so that strangers cannot use up the file descriptors of the service."""
@@ -39,7 +44,8 @@ _READ_BYTES: Final = 1 << 14
 class RemoteWorkerSettings:
     """Address and secrets of the port where workers of other machines join.
 
-    ``certificate`` and ``key`` are files in PEM.  Each worker proves itself with ``token``.  Port 0 takes a free one.
+    ``certificate`` and ``key`` are files in PEM.  Each worker that joins by itself proves itself with ``token``.  Port
+    0 takes a free one.
     """
 
     host: str
@@ -53,14 +59,17 @@ class RemoteWorkerServer:
     """Accepts the workers of other machines.
 
     ``serve`` is called with each worker that has joined and with its stream; the connection lasts until it returns.
+    ``find`` returns who waits for a worker that was placed with a token of its own, or None; its connection goes there.
+    The kernel ends that connection ``LOST_S`` seconds after the worker's machine stops answering.
     """
 
     def __init__(
         self,
         settings: RemoteWorkerSettings,
-        serve: Callable[[WorkerConnection, FrameStream[pb.FromWorker]], Awaitable[None]],
+        serve: Callable[[WorkerConnection, FrameStream[pb.FromWorker], Expected | None], Awaitable[None]],
+        find: Callable[[str], Expected | None],
     ) -> None:
-        self._settings, self._serve = settings, serve
+        self._settings, self._serve, self._find = settings, serve, find
         self._tls: ssl.SSLContext | None = None
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -131,7 +140,8 @@ class RemoteWorkerServer:
                     return
                 stream = FrameStream(connection, pb.FromWorker.FromString, FIRST_BYTES, tls)
                 request = await handshake.receive_join(stream)
-            if not hmac.compare_digest(_digest(self._settings.token), _digest(request.token)):
+            expected = self._find(request.token)
+            if expected is None and not hmac.compare_digest(_digest(self._settings.token), _digest(request.token)):
                 error = InvalidArgumentError("unknown worker token")
                 await handshake.refuse(stream, error, is_known=False)
                 return
@@ -141,7 +151,10 @@ class RemoteWorkerServer:
                 await handshake.refuse(stream, error)
                 return
             handshake.welcome(stream)
-            await self._serve(WorkerConnection(request.model, 0), stream)
+            if expected is not None:
+                keep_alive(connection, LOST_S)
+            pid = 0 if expected is None else request.pid
+            await self._serve(WorkerConnection(request.model, pid, is_remote=True), stream, expected)
         except (PenstockError, OSError, ValueError, DecodeError):  # TimeoutError and ssl.SSLError are OSErrors
             pass
         finally:

@@ -42,6 +42,7 @@ from penstock.serving.workers.messages import (
 from penstock.serving.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Sequence
 
     from penstock.core.native import Plan
@@ -49,7 +50,10 @@ if TYPE_CHECKING:
     from penstock.llm.llm import LLM
     from penstock.runtime.program import ProgramLimits
 
-__all__ = ["Stream", "Worker", "main", "ready", "weights_id"]
+__all__ = ["CONNECT_S", "Stream", "Worker", "main", "ready", "serve_over_tls", "weights_id"]
+
+CONNECT_S: Final = 10.0
+"""Limit on the time to connect to one address of a primary on another machine, and on that of the TLS handshake."""
 
 _HEAD: Final = struct.Struct("<16sQQ")
 """The beginning of a bundle: its kind, and offset and size of its metadata."""
@@ -334,7 +338,9 @@ def _watch_standard_input() -> None:
 
 
 async def _serve_primary(config: WorkerConfig) -> int:
-    """Join the primary on this machine and serve it; the exit status."""
+    """Join the primary that started this worker and serve it; the exit status."""
+    if not config.address.startswith("unix:"):
+        return await _serve_elsewhere(config)
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(config.address.removeprefix("unix:"))
@@ -350,6 +356,45 @@ async def _serve_primary(config: WorkerConfig) -> int:
         return await Worker(config, stream).run()
     finally:
         stream.close()
+
+
+async def serve_over_tls(config: WorkerConfig, context: ssl.SSLContext, pid: int = 0) -> int:
+    """Connect, join and serve until told to stop.  Raises OSError, UnavailableError and the error of a refusal.
+
+    ``pid``: the id of this process, for a worker that was placed.
+    """
+    from penstock.processes.tls import TlsSession, connect, keep_alive
+
+    host, _, port = config.address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    connection = await connect(host, int(port), CONNECT_S)
+    try:
+        keep_alive(connection)
+        tls = TlsSession(context, host)
+        async with asyncio.timeout(CONNECT_S):
+            await tls.handshake(connection)
+        if tls.protocol == handshake.GRPC_ALPN:
+            raise handshake.protocol_error(handshake.GRPC_PROTOCOL, handshake.PROTOCOL, config.name)
+        stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES, tls)
+        try:
+            await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=pid))
+            return await Worker(config, stream).run()
+        finally:
+            stream.close()
+    finally:
+        connection.close()
+
+
+async def _serve_elsewhere(config: WorkerConfig) -> int:
+    """Join the primary on another machine and serve it; the exit status."""
+    from penstock.processes.tls import client_context
+
+    context = client_context(config.ca.encode(), [handshake.ALPN])
+    try:
+        return await serve_over_tls(config, context, os.getpid())
+    except (UnavailableError, OSError) as error:  # the primary is gone, or cannot be reached from this machine
+        print(f"penstock worker: {config.address}: {error}", file=sys.stderr, flush=True)
+        return 1
 
 
 def main() -> int:

@@ -53,7 +53,8 @@ class WorkerConfig:
 
     ``address``: the primary's, "unix:PATH" or "HOST:PORT".  ``token``: proves that the worker belongs to the primary.
     ``name``, ``path``: the model's name and its file or folder.  ``version``: counts the weights under that name.
-    ``verify``: when this worker verifies the checksums of its bundle.  ``reserved_bytes``: how much of the memory that
+    ``verify``: when this worker verifies the checksums of its bundle.  ``ca``: the certificates in PEM that it trusts,
+    for an address HOST:PORT.  ``reserved_bytes``: how much of the memory that
     looks free belongs to other workers.
     """
 
@@ -65,6 +66,7 @@ class WorkerConfig:
     verify: str = "once"
     reserved_bytes: int = 0
     options: ModelOptions = field(default_factory=ModelOptions)
+    ca: str = ""
 
     def to_json(self) -> str:
         """Return the configuration as one line of JSON."""

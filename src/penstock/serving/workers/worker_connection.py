@@ -98,14 +98,16 @@ class OpenRequest:
 class WorkerConnection:
     """The primary's end of a worker's stream, from its Join on.
 
-    ``pid`` is 0 for a worker of another machine.  ``arrivals``: the first request to an idle worker waits for requests
-    that are about to arrive, so that one step serves them together.
+    ``pid``: its process id on its machine; 0 if a worker of another machine joined by itself.  ``is_remote``: it joined
+    over TLS.  ``arrivals``: the first request to an idle worker waits for requests that are about to arrive, so that
+    one step serves them together.
     """
 
-    def __init__(self, model: str, pid: int, arrivals: Arrivals | None = None) -> None:
+    def __init__(self, model: str, pid: int, arrivals: Arrivals | None = None, *, is_remote: bool = False) -> None:
         self.name = f"{model}-{next(_numbers)}"
         self.model = model
         self.pid = pid
+        self.is_remote = is_remote
         self.status = "starting"
         self.card: ModelCard | None = None
         self.plan: pb.Plan | None = None

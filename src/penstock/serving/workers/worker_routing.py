@@ -47,7 +47,7 @@ class WorkerRouting:
     def _add(self, connection: WorkerConnection) -> None:
         plan = connection.plan
         num_pages, max_requests = (MAX_KEYS, 0) if plan is None else (plan.num_pages, plan.max_requests)
-        if not connection.pid:
+        if connection.is_remote:
             self._remote_times[connection] = StepTimes()
         figures = self._local_times.figures(Figures())
         self._places[connection] = self.router.add(figures, max_requests, num_pages or MAX_KEYS)
