@@ -152,7 +152,7 @@ typedef struct ps_tokenizer_info {
   int32_t bos_id, pad_id, unk_id; /* -1: none */
   int32_t num_eos_ids;
   const int32_t* eos_ids;  /* [num_eos_ids]: any of them ends a text; as the strings below until the tokenizer closes */
-  const char* kind;        /* "byte-level BPE", "BPE with byte fallback" or "" */
+  const char* kind;        /* "byte-level BPE", "BPE with byte fallback", "WordPiece", "Unigram" or "" */
   const char* unsupported; /* why it cannot encode and decode; "": it can */
 } ps_tokenizer_info;
 /* PS_UNSUPPORTED for a bundle without one. */

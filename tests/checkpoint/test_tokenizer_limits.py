@@ -12,7 +12,7 @@ import pytest
 from penstock.checkpoint.generation import read_tokenizer_config
 from penstock.checkpoint.tokenizer_limits import MAX_ADDED_TOKENS, MAX_GROWTH, check_tokenizer_file
 from penstock.errors import InvalidFileError
-from penstock.graph.tokenizer_compiler import compile_tokenizer
+from penstock.graph.tokenizer.compiler import compile_tokenizer
 from tests.support.hostile_tokenizers import backtracks, grows, replace, vocab, words
 from tests.support.tokenizer_kinds import KINDS
 

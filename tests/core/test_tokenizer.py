@@ -12,12 +12,22 @@ from dataclasses import dataclass
 
 import pytest
 import tokenizers
+from tokenizers import normalizers
 
 from penstock.core.native import Model
 from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
 from tests.support.tiny_graph import tiny_graph, write_bundle
-from tests.support.tokenizer_kinds import KINDS, SAMPLES, segment_of, text_of
+from tests.support.tokenizer_kinds import KINDS, SAMPLES, bytes_only, segment_of, text_of
 
+ASSIGNED = (*range(0, 0x33500, 256), *range(0xE0000, 0xE0200, 256), 0x10FF00)  # and all around
+NORMALIZERS = (
+    normalizers.NFD(),
+    normalizers.Lowercase(),
+    normalizers.StripAccents(),
+    normalizers.Strip(),
+    normalizers.BertNormalizer(),
+    normalizers.BertNormalizer(lowercase=False),
+)
 NUM_TEXTS = int(os.environ.get("PENSTOCK_TOKENIZER_TEXTS", "400"))
 
 
@@ -95,12 +105,26 @@ def test_long_words_take_no_time_to_speak_of(pair_of: Callable[..., Pair]) -> No
         pair.check_text(part * r.randrange(3000, 6000))
 
 
+@pytest.mark.parametrize("normalizer", NORMALIZERS, ids=str)
+def test_normalizers_are_those_of_the_library(
+    normalizer: tokenizers.normalizers.Normalizer, pair_of: Callable[..., Pair]
+) -> None:
+    """Each code point, before and behind others.  The tokens are bytes, so they are the normalized text."""
+    ours = pair_of(bytes_only(normalizer)).ours
+    r = random.Random(str(normalizer))
+    texts = [text_of(r, []) for _ in range(NUM_TEXTS // 4)]
+    for begin in ASSIGNED:
+        chars = [chr(c) for c in range(begin, begin + 256) if not 0xD800 <= c < 0xE000]
+        texts += ["".join(f"{char}a{char}\u0301\u0323" for char in chars), chars[0] if chars else ""]
+    for text in texts:
+        assert ours.decode(ours.encode(text)) == normalizer.normalize_str(text), repr(text[:9])
+
+
 def test_every_code_point_is_of_its_class(pair_of: Callable[..., Pair]) -> None:
     """Letters, numbers, white space; what a word is for added tokens; what composes: the library's, whose Unicode is
     neither Python's nor the newest."""
     split, words, composed = (pair_of(KINDS[kind]()) for kind in ("llama3", "gpt2", "qwen2"))
-    assigned = (*range(0, 0x33500, 256), *range(0xE0000, 0xE0200, 256), 0x10FF00)  # and all around
-    for begin in assigned:
+    for begin in ASSIGNED:
         chars = [chr(c) for c in range(begin, begin + 256) if not 0xD800 <= c < 0xE000]
         for pair, text in (
             (split, "".join(f" {char}x{char}1" for char in chars)),

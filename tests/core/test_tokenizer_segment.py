@@ -18,16 +18,16 @@ from penstock.core.library import check, library
 from penstock.core.native import Model
 from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from penstock.graph.tokenizer_compiler import compile_tokenizer
-from penstock.graph.tokenizer_segment import KIND_BYTES, STEP_REPLACE, TokenizerTables, encode_tables
+from penstock.graph.tokenizer.compiler import compile_tokenizer
+from penstock.graph.tokenizer.segment import KIND_BYTES, STEP_REPLACE, TokenizerTables, encode_tables
 from tests.support.tiny_graph import tiny_graph, write_bundle
 from tests.support.tokenizer_kinds import KINDS, ROOT, segment_of
 
 DEMO = (ROOT / "demo" / "model" / "tokenizer.json").read_bytes()
-WORD_PIECE = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0}, unk_token="a")).to_str().encode()  # noqa: S106
+WORD_LEVEL = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).to_str().encode()  # noqa: S106
 NAMES = (
     "token_begins", "token_bytes", "token_flags", "merge_begins", "merges", "bytes", "characters", "words", "added",
-    "added_normalized", "steps", "prefix", "suffix", "eos", "text",
+    "added_normalized", "steps", "prefix", "suffix", "eos", "text", "trie", "model", "first_begins", "first_bytes",
 )  # fmt: skip
 
 
@@ -48,10 +48,16 @@ def changed(**components: Any) -> dict[str, bytes]:
     return {"tokenizer.json": json.dumps(values | components).encode()}
 
 
+def word_piece(**options: Any) -> dict[str, bytes]:
+    """The file of a WordPiece model."""
+    model = tokenizers.models.WordPiece({"a": 0}, **({"unk_token": "a"} | options))
+    return {"tokenizer.json": tokenizers.Tokenizer(model).to_str().encode()}
+
+
 @pytest.mark.parametrize(
     ("files", "named"),
     [
-        (changed(normalizer={"type": "Lowercase"}), "normalizer Lowercase"),
+        (changed(normalizer={"type": "ByteLevel"}), "normalizer ByteLevel"),
         (changed(normalizer={"type": "Sequence", "normalizers": [{"type": "NFKC"}]}), "normalizer NFKC"),
         (changed(pre_tokenizer={"type": "Whitespace"}), "pre_tokenizer Whitespace"),
         (
@@ -75,7 +81,9 @@ def changed(**components: Any) -> dict[str, bytes]:
         (changed(model={"end_of_word_suffix": "</w>"}), "model.end_of_word_suffix"),
         (changed(model={"unk_token": "absent"}), "model.unk_token"),
         ({}, "the model has none"),
-        ({"tokenizer.json": WORD_PIECE}, "WordPiece"),
+        ({"tokenizer.json": WORD_LEVEL}, "model 'WordLevel'"),
+        (word_piece(max_input_chars_per_word=5000), "model.max_input_chars_per_word: .* 4096, found 5000"),
+        (word_piece(unk_token="absent"), "model.unk_token"),  # noqa: S106
     ],
 )
 def test_uncompiled_tokenizers_are_named_and_ids_still_work(
@@ -115,6 +123,13 @@ def place_of(segment: bytes, name: str) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("table", "at", "value", "message"),
     [
+        ("trie", 0, 2, r"trie\[0\]: expected children"),
+        ("trie", 8, 1, r"trie\[1\]: expected children"),
+        ("trie", 12, 1 << 20, r"trie\[1\]: expected a token"),
+        ("trie", 12, 0xFF << 24, r"trie\[2\]: expected bytes that ascend"),
+        ("model", 0, 1 << 20, r"model\[0\]: expected at most 4096 characters"),
+        ("model", 4, 1 << 20, r"model\[1\]: expected a node of the trie"),
+        ("first_begins", 4, 1 << 20, r"first_begins\["),
         ("token_begins", 4, 1 << 20, r"token_begins\["),
         ("merge_begins", 4, 1 << 20, r"merge_begins\["),
         ("merges", 0, 1 << 20, r"merges\[0\]: expected a right token, found 1048576"),
@@ -131,7 +146,7 @@ def place_of(segment: bytes, name: str) -> tuple[int, int]:
 def test_damaged_tables_are_refused_by_name(
     table: str, at: int, value: int, message: str, open_segment: Callable[[bytes], Tokenizer]
 ) -> None:
-    segment = bytearray(segment_of(KINDS["llama3"]()))
+    segment = bytearray(segment_of(KINDS["WordPiece" if NAMES.index(table) > NAMES.index("text") else "llama3"]()))
     struct.pack_into("<I", segment, place_of(bytes(segment), table)[0] + at, value)
     with pytest.raises(InvalidFileError, match=rf"^segment tokenizer.bin: {message}"):
         open_segment(bytes(segment))
@@ -139,7 +154,7 @@ def test_damaged_tables_are_refused_by_name(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_beyond_the_segment_are_refused_by_name(name: str, open_segment: Callable[[bytes], Tokenizer]) -> None:
-    segment = segment_of(KINDS["qwen2"]())
+    segment = segment_of(KINDS["WordPiece"]())
     for at, value in ((0, 1 << 30), (0, 0), (4, 1 << 31)):
         damaged = bytearray(segment)
         struct.pack_into("<I", damaged, 48 + 8 * NAMES.index(name) + at, value)
@@ -151,7 +166,8 @@ def test_headers_of_others_are_refused(open_segment: Callable[[bytes], Tokenizer
     segment = segment_of(KINDS["qwen2"]())
     for at, value, kind, message in (
         (0, 1, InvalidFileError, "magic"),
-        (8, 2, UnsupportedError, "version: expected 1, found 2: export the model again"),
+        (8, 3, UnsupportedError, "version: expected 1 to 2, found 3: export the model again"),
+        (8, 2, InvalidFileError, "num_tables: expected 19, found 15"),
         (12, 9, UnsupportedError, "kind"),
         (16, 1 << 31, UnsupportedError, "flags"),
         (20, 9, UnsupportedError, "split"),
@@ -163,8 +179,10 @@ def test_headers_of_others_are_refused(open_segment: Callable[[bytes], Tokenizer
         struct.pack_into("<I", damaged, at, value)
         with pytest.raises(kind, match=f"segment tokenizer.bin: {message}"):
             open_segment(bytes(damaged))
-    with pytest.raises(InvalidFileError, match=r"header: .* 168 bytes, found 20"):
+    with pytest.raises(InvalidFileError, match=r"header: .* 48 bytes, found 20"):
         open_segment(segment[:20])
+    with pytest.raises(InvalidFileError, match=r"header: .* 168 bytes, found 60"):
+        open_segment(segment[:60])
 
 
 def test_wrong_calls_are_errors(open_segment: Callable[[bytes], Tokenizer]) -> None:

@@ -11,7 +11,7 @@ import tokenizers
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.engine import engine as engine_module
 from penstock.engine.options import EngineOptions
-from penstock.graph.tokenizer_compiler import compile_tokenizer
+from penstock.graph.tokenizer.compiler import compile_tokenizer
 from penstock.llm.llm import LLM
 from penstock.runtime.open import Opened
 from penstock.runtime.program import ProgramLimits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from penstock.graph.tokenizer_compiler import compile_tokenizer
+from penstock.graph.tokenizer.compiler import compile_tokenizer
 
 ROOT = Path(__file__).parents[2]
 LLAMA3 = (
@@ -152,6 +153,53 @@ def _without_bytes() -> Tokenizer:
     return _trained(tokenizer, 400, special_tokens=["<unk>", "<0xC3>", "<0xA9>", "<0x20>", "<0x00>"], limit_alphabet=60)
 
 
+def bytes_only(normalizer: normalizers.Normalizer) -> Tokenizer:
+    """A tokenizer whose tokens are bytes, behind a normalizer."""
+    tokenizer = Tokenizer(models.BPE({f"<0x{byte:02X}>": byte for byte in range(256)}, [], byte_fallback=True))
+    tokenizer.normalizer = normalizer  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])  # type: ignore[assignment]
+    return tokenizer
+
+
+def _bert(cleanup: bool = True, **options: bool) -> Tokenizer:
+    """WordPiece with BERT's normalizer."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=40))  # noqa: S106
+    tokenizer.normalizer = normalizers.BertNormalizer(**options)  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.WordPiece(cleanup=cleanup)  # type: ignore[assignment]
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=600, show_progress=False, special_tokens=specials, continuing_subword_prefix="##"
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.add_tokens(
+        [AddedToken("Größe naïve"), AddedToken(" .", normalized=False), AddedToken("n't", lstrip=True)]
+    )
+    return tokenizer
+
+
+def _bare_word_piece() -> Tokenizer:
+    """WordPiece of words between spaces, without a decoder; its prefix is a letter."""
+    tokenizer = _bert()
+    values = json.loads(tokenizer.to_str())
+    vocab = values["model"]["vocab"]
+    values["model"] |= {"continuing_subword_prefix": "é", "vocab": {k.replace("##", "é"): i for k, i in vocab.items()}}
+    steps = [
+        {"type": "StripAccents"},
+        {"type": "Lowercase"},
+        {"type": "Strip", "strip_left": True, "strip_right": True},
+    ]
+    values |= {
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFD"}, *steps]},
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "decoder": None,
+    }
+    return Tokenizer.from_str(json.dumps(values))
+
+
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "demo": lambda: Tokenizer.from_file(str(ROOT / "demo" / "model" / "tokenizer.json")),
     "gpt2": _gpt2,
@@ -163,6 +211,10 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "llama2 by Metaspace always": lambda: _llama2("always", split=True),
     "llama2 by Metaspace never": lambda: _llama2("never", split=False),
     "characters without bytes": _without_bytes,
+    "WordPiece": _bert,
+    "WordPiece with case": lambda: _bert(lowercase=False, cleanup=False),
+    "WordPiece with accents": lambda: _bert(strip_accents=False, handle_chinese_chars=False, clean_text=False),
+    "WordPiece without a decoder": _bare_word_piece,
 }
 
 

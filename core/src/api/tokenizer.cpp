@@ -44,7 +44,7 @@ void ps_tokenizer_close(ps_tokenizer* tokenizer) { close_handle(tokenizer, HANDL
 ps_status ps_tokenizer_describe(const ps_tokenizer* tokenizer, ps_tokenizer_info* out) {
   PS_TRY(check_open(tokenizer));
   PS_TRY(require(out, "out"));
-  static const char* const kinds[] = {"", "byte-level BPE", "BPE with byte fallback"};
+  static const char* const kinds[] = {"", "byte-level BPE", "BPE with byte fallback", "WordPiece", "Unigram"};
   const Tokenizer& t = tokenizer->tokenizer;
   ps_tokenizer_info info{};
   info.num_tokens = static_cast<int32_t>(t.header.num_tokens);

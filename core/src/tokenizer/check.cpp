@@ -11,6 +11,7 @@ constexpr uint32_t kMaxAddedBytes = 1024;  // of one added token: what a step th
 constexpr uint32_t kMaxSteps = 16, kMaxStepBytes = 16;
 constexpr uint32_t kMaxTokenBytes = 4096;  // of one token: what an id may decode to
 constexpr uint32_t kMaxAround = 1024;      // special tokens around a text
+constexpr uint32_t kMaxWordCharacters = 4096;  // of a word that WordPiece cuts: what it looks at twice
 
 ps_status bad(const char* table, uint32_t index, const char* expected, uint32_t found) {
   return fail(PS_INVALID_FILE, "%s[%u]: expected %s, found %u", table, index, expected, found);
@@ -29,6 +30,16 @@ ps_status check_begins(const char* name, const Table<uint32_t>& begins, uint32_t
     if (begins.data[i + 1] < begins.data[i]) return bad(name, i + 1, "no less than the one before", begins.data[i + 1]);
   }
   if (begins.data[num_tokens] != end) return bad(name, num_tokens, "the number of elements", begins.data[num_tokens]);
+  return PS_OK;
+}
+
+// As many texts as there are tokens.
+ps_status check_texts(const char* name, const Table<uint32_t>& begins, uint32_t num_tokens, uint32_t end) {
+  PS_TRY(check_begins(name, begins, num_tokens, end));
+  for (uint32_t i = 0; i < num_tokens; ++i) {
+    const uint32_t bytes = begins.data[i + 1] - begins.data[i];
+    if (bytes > kMaxTokenBytes) return bad(name, i, "a token of at most 4096 bytes", bytes);
+  }
   return PS_OK;
 }
 
@@ -59,6 +70,34 @@ ps_status check_characters(const TokenizerTables& t, uint32_t num_tokens) {
     if (c.code_point > 0x10FFFF || (i && c.code_point <= t.characters.data[i - 1].code_point))
       return bad("characters", i, "code points that ascend", c.code_point);
   }
+  return PS_OK;
+}
+
+// Children lie behind their node, those of one node ascending by their bytes: a walk ends, at the longest token.
+ps_status check_trie(const TokenizerTables& t, uint32_t num_tokens) {
+  const Table<TrieNode>& trie = t.trie;
+  for (uint32_t i = 0; i < trie.count; ++i) {
+    const uint32_t begin = trie.data[i].children, least = i ? trie.data[i - 1].children : 1;
+    if (begin < least || (i == 0 && begin > 1) || begin >= std::max(trie.count, 2u)) return bad("trie", i, "children that ascend within the table", begin);
+    if (i + 1 < trie.count && begin <= i) return bad("trie", i, "children behind it", begin);
+    const uint32_t token = token_at(trie, i);
+    if (token != kNoToken && token >= num_tokens) return bad("trie", i, "a token", token);
+  }
+  for (uint32_t i = 0; i + 1 < trie.count; ++i) {
+    const uint32_t end = std::min(trie.data[i + 1].children, trie.count);
+    for (uint32_t j = trie.data[i].children; j + 1 < end; ++j) {
+      if (trie.data[j].byte_and_token >> 24 >= trie.data[j + 1].byte_and_token >> 24) return bad("trie", j + 1, "bytes that ascend", j + 1);
+    }
+  }
+  return PS_OK;
+}
+
+ps_status check_word_piece(const Tokenizer& tokenizer) {
+  const TokenizerTables& t = tokenizer.tables;
+  PS_TRY(check_count("model", t.model.count, 2));
+  if (t.model.data[0] > kMaxWordCharacters) return bad("model", 0, "at most 4096 characters", t.model.data[0]);
+  if (t.model.data[1] != kNoToken && t.model.data[1] >= t.trie.count) return bad("model", 1, "a node of the trie", t.model.data[1]);
+  if (tokenizer.header.unknown == kNoToken) return fail(PS_INVALID_FILE, "unknown: expected a token, found none");
   return PS_OK;
 }
 
@@ -112,11 +151,8 @@ ps_status check_steps(const TokenizerTables& t) {
 ps_status check_tables(const Tokenizer& tokenizer) {
   const TokenizerTables& t = tokenizer.tables;
   const uint32_t n = tokenizer.header.num_tokens;
-  PS_TRY(check_begins("token_begins", t.token_begins, n, t.token_bytes.count));
-  for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t bytes = t.token_begins.data[i + 1] - t.token_begins.data[i];
-    if (bytes > kMaxTokenBytes) return bad("token_begins", i, "a token of at most 4096 bytes", bytes);
-  }
+  PS_TRY(check_texts("token_begins", t.token_begins, n, t.token_bytes.count));
+  if (tokenizer.header.flags & TOKENIZER_FIRST_TEXTS) PS_TRY(check_texts("first_begins", t.first_begins, n, t.first_bytes.count));
   PS_TRY(check_count("token_flags", t.token_flags.count, n));
   for (uint32_t i = 0; i < n; ++i) {
     if (t.token_flags.data[i] & ~uint32_t{TOKEN_KNOWN_FLAGS}) return bad("token_flags", i, "flags that are known", t.token_flags.data[i]);
@@ -126,6 +162,8 @@ ps_status check_tables(const Tokenizer& tokenizer) {
   if (t.bytes.count || tokenizer.header.kind == TOKENIZER_BYTES) PS_TRY(check_count("bytes", t.bytes.count, 256));
   PS_TRY(check_ids("bytes", t.bytes, n, true));
   PS_TRY(check_characters(t, n));
+  PS_TRY(check_trie(t, n));
+  if (tokenizer.header.kind == TOKENIZER_WORD_PIECE) PS_TRY(check_word_piece(tokenizer));
   PS_TRY(check_words(t, n));
   PS_TRY(check_added("added", t, t.added, n));
   PS_TRY(check_added("added_normalized", t, t.added_normalized, n));

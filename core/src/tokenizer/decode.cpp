@@ -34,10 +34,15 @@ class Decoder {
     if (static_cast<uint32_t>(id) >= tokenizer_.header.num_tokens) return true;  // as one that has no token
     const uint8_t flags = tokenizer_.tables.token_flags.data[id];
     if (skip_special_ && flags & TOKEN_SPECIAL) return true;
+    if (tokenizer_.header.flags & TOKENIZER_FIRST_TEXTS) {
+      if (!(flags & TOKEN_ABSENT)) add_by_place(static_cast<uint32_t>(id));
+      return true;
+    }
     const Text text = token_text(tokenizer_, static_cast<uint32_t>(id));
     if (!text.bytes) return true;
-    if (tokenizer_.header.kind == TOKENIZER_CHARACTERS && flags & TOKEN_BYTE) return push_bytes(&pending_, text.data, text.bytes);
-    if (tokenizer_.header.kind == TOKENIZER_CHARACTERS) {
+    const bool characters = tokenizer_.header.kind != TOKENIZER_BYTES;
+    if (characters && flags & TOKEN_BYTE) return push_bytes(&pending_, text.data, text.bytes);
+    if (characters) {
       finish();
       add_text(text);
       return true;
@@ -74,6 +79,12 @@ class Decoder {
   }
 
  private:
+  void add_by_place(uint32_t id) {
+    const Text text = begun_ ? token_text(tokenizer_, id) : first_text(tokenizer_, id);
+    begun_ = true;
+    if (text.bytes && add_lossy(text, out_)) add_replacement(out_);
+  }
+
   void add_text(Text text) {
     if (!begun_ && tokenizer_.header.flags & TOKENIZER_STRIP_SPACE && text.data[0] == ' ') text = Text{text.data + 1, text.bytes - 1};
     begun_ = true;
@@ -93,7 +104,7 @@ ps_status decode_tokens(const Tokenizer& tokenizer, const int32_t* ids, int64_t 
                         TextSink* out) {
   Decoder decoder(tokenizer, flags & PS_DECODE_SKIP_SPECIAL, out);
   if (*begin > 0) decoder.follow();
-  const bool strips = tokenizer.header.flags & TOKENIZER_STRIP_SPACE;
+  const bool strips = tokenizer.header.flags & (TOKENIZER_STRIP_SPACE | TOKENIZER_FIRST_TEXTS);
   int64_t settled = *begin, settled_bytes = 0;
   for (int64_t i = *begin; i < num_ids; ++i) {
     if (ids[i] < 0) return fail(PS_INVALID_ARGUMENT, "ids[%lld]: expected 0 or more, found %d", static_cast<long long>(i), ids[i]);

@@ -6,21 +6,26 @@
 namespace ps {
 namespace {
 
-constexpr uint32_t kNumTables = 15;
+constexpr uint32_t kNumTables[] = {0, 15, 19};  // of each version
 constexpr int64_t kTablesBegin = sizeof(TokenizerHeader);
-constexpr int64_t kDataBegin = kTablesBegin + kNumTables * 2 * int64_t{sizeof(uint32_t)};
 
 struct Source {
   const uint8_t* data;
   int64_t bytes;
+  uint32_t num_tables;
+  int64_t data_begin() const { return kTablesBegin + num_tables * 2 * int64_t{sizeof(uint32_t)}; }
 };
 
 template <typename T>
 ps_status read_table(Source source, uint32_t index, const char* name, Table<T>* out) {
+  if (index >= source.num_tables) {  // of a later version than this one
+    *out = Table<T>{nullptr, 0};
+    return PS_OK;
+  }
   uint32_t place[2];  // in units of 4 bytes; elements
   memcpy(place, source.data + kTablesBegin + index * sizeof(place), sizeof(place));
   const int64_t begin = int64_t{place[0]} * 4, bytes = int64_t{place[1]} * static_cast<int64_t>(sizeof(T));
-  if (begin < kDataBegin || begin > source.bytes || bytes > source.bytes - begin) {
+  if (begin < source.data_begin() || begin > source.bytes || bytes > source.bytes - begin) {
     return fail(PS_INVALID_FILE, "%s: expected a place within %lld bytes, found %u elements at byte %lld", name,
                 static_cast<long long>(source.bytes), place[1], static_cast<long long>(begin));
   }
@@ -28,17 +33,22 @@ ps_status read_table(Source source, uint32_t index, const char* name, Table<T>* 
   return PS_OK;
 }
 
-ps_status read_header(Source source, TokenizerHeader* h) {
-  if (source.bytes < kDataBegin) {
-    return fail(PS_INVALID_FILE, "header: expected %lld bytes, found %lld", static_cast<long long>(kDataBegin),
-                static_cast<long long>(source.bytes));
-  }
+ps_status require_bytes(Source source, int64_t bytes) {
+  if (source.bytes >= bytes) return PS_OK;
+  return fail(PS_INVALID_FILE, "header: expected %lld bytes, found %lld", static_cast<long long>(bytes),
+              static_cast<long long>(source.bytes));
+}
+
+ps_status read_header(Source& source, TokenizerHeader* h) {
+  PS_TRY(require_bytes(source, kTablesBegin));
   memcpy(h, source.data, sizeof(*h));
   if (memcmp(h->magic, "PSTOKENS", sizeof(h->magic)) != 0) return fail(PS_INVALID_FILE, "magic: expected PSTOKENS");
-  if (h->version != kTokenizerVersion)
-    return fail(PS_UNSUPPORTED, "version: expected %u, found %u: export the model again", kTokenizerVersion, h->version);
-  if (h->num_tables != kNumTables) return fail(PS_INVALID_FILE, "num_tables: expected %u, found %u", kNumTables, h->num_tables);
-  if (h->kind > TOKENIZER_CHARACTERS) return fail(PS_UNSUPPORTED, "kind: expected 0 to 2, found %u", h->kind);
+  if (h->version == 0 || h->version > kTokenizerVersion)
+    return fail(PS_UNSUPPORTED, "version: expected 1 to %u, found %u: export the model again", kTokenizerVersion, h->version);
+  source.num_tables = kNumTables[h->version];
+  if (h->num_tables != source.num_tables) return fail(PS_INVALID_FILE, "num_tables: expected %u, found %u", source.num_tables, h->num_tables);
+  PS_TRY(require_bytes(source, source.data_begin()));
+  if (h->kind >= NUM_TOKENIZER_KINDS) return fail(PS_UNSUPPORTED, "kind: expected 0 to %u, found %u", NUM_TOKENIZER_KINDS - 1, h->kind);
   if (h->flags & ~uint32_t{TOKENIZER_KNOWN_FLAGS}) return fail(PS_UNSUPPORTED, "flags: found 0x%x, not all of them known", h->flags);
   if (h->split >= NUM_SPLITS) return fail(PS_UNSUPPORTED, "split: found %u, which is not known", h->split);
   if (h->metaspace >= NUM_METASPACES) return fail(PS_UNSUPPORTED, "metaspace: found %u, which is not known", h->metaspace);
@@ -65,7 +75,11 @@ ps_status read_tables(Source source, TokenizerTables* t) {
   PS_TRY(read_table(source, 11, "prefix", &t->prefix));
   PS_TRY(read_table(source, 12, "suffix", &t->suffix));
   PS_TRY(read_table(source, 13, "eos", &t->eos));
-  return read_table(source, 14, "text", &t->text);
+  PS_TRY(read_table(source, 14, "text", &t->text));
+  PS_TRY(read_table(source, 15, "trie", &t->trie));
+  PS_TRY(read_table(source, 16, "model", &t->model));
+  PS_TRY(read_table(source, 17, "first_begins", &t->first_begins));
+  return read_table(source, 18, "first_bytes", &t->first_bytes);
 }
 
 void find_firsts(const TokenizerTables& tables, const Table<Added>& added, uint32_t* firsts) {
@@ -85,7 +99,7 @@ ps_status read_reason(const TokenizerTables& tables, Vec<char>* out) {
 }  // namespace
 
 ps_status open_tokenizer(const uint8_t* data, int64_t bytes, Tokenizer* out) {
-  const Source source{data, bytes};
+  Source source{data, bytes, 0};
   PS_TRY(read_header(source, &out->header));
   PS_TRY(read_tables(source, &out->tables));
   const TokenizerTables& t = out->tables;

@@ -11,16 +11,20 @@
 
 namespace ps {
 
-constexpr uint32_t kTokenizerVersion = 1;
+constexpr uint32_t kTokenizerVersion = 2;  // 1 has fewer tables, and is read as one whose others are empty
 constexpr uint32_t kNoToken = ~0u;
 constexpr uint32_t kMaxTokens = 1u << 24;
+constexpr uint32_t kMaxGrowth = 16;  // of a text by the normalizer: steps could multiply
 
 enum TokenizerKind : uint32_t {
   TOKENIZER_NONE,        // not compiled: `text` says why
   TOKENIZER_BYTES,       // byte-level BPE
   TOKENIZER_CHARACTERS,  // BPE of characters, bytes as the fallback
+  TOKENIZER_WORD_PIECE,  // the longest token first
+  TOKENIZER_UNIGRAM,     // the tokens with the highest sum of scores
+  NUM_TOKENIZER_KINDS
 };
-enum SplitPattern : uint32_t { SPLIT_NONE, SPLIT_GPT2, SPLIT_LLAMA3, SPLIT_QWEN2, NUM_SPLITS };
+enum SplitPattern : uint32_t { SPLIT_NONE, SPLIT_GPT2, SPLIT_LLAMA3, SPLIT_QWEN2, SPLIT_BERT, SPLIT_SPACES, NUM_SPLITS };
 enum Metaspace : uint32_t { METASPACE_NONE, METASPACE_ALWAYS, METASPACE_FIRST, METASPACE_NEVER, NUM_METASPACES };
 enum TokenizerFlag : uint32_t {
   TOKENIZER_WHOLE_WORDS = 1,   // a word that is a token is not merged (ignore_merges)
@@ -28,11 +32,25 @@ enum TokenizerFlag : uint32_t {
   TOKENIZER_PREFIX_SPACE = 4,  // a space goes in front of a text that begins with none
   TOKENIZER_SPLIT_SPACES = 8,  // with Metaspace: words begin at spaces
   TOKENIZER_STRIP_SPACE = 16,  // decoding takes one space off the beginning
-  TOKENIZER_KNOWN_FLAGS = 31,
+  TOKENIZER_FIRST_TEXTS = 32,  // the first token of a text decodes to another text than behind one
+  TOKENIZER_KNOWN_FLAGS = 63,
 };
-enum TokenFlag : uint8_t { TOKEN_SPECIAL = 1, TOKEN_BYTE = 2, TOKEN_KNOWN_FLAGS = 3 };
+enum TokenFlag : uint8_t { TOKEN_SPECIAL = 1, TOKEN_BYTE = 2, TOKEN_ABSENT = 4, TOKEN_KNOWN_FLAGS = 7 };
 enum AddedFlag : uint32_t { ADDED_SINGLE_WORD = 1, ADDED_LSTRIP = 2, ADDED_RSTRIP = 4, ADDED_SPECIAL = 8, ADDED_KNOWN_FLAGS = 15 };
-enum NormalizerStep : uint32_t { STEP_NFC, STEP_PREPEND, STEP_REPLACE, NUM_STEPS };
+enum NormalizerStep : uint32_t {
+  STEP_NFC,
+  STEP_PREPEND,
+  STEP_REPLACE,
+  STEP_NFD,
+  STEP_LOWERCASE,
+  STEP_CLEAN,          // drops control characters and makes white space spaces, as BERT does
+  STEP_CHINESE,        // puts spaces around Chinese characters
+  STEP_STRIP_ACCENTS,  // drops marks that take no space of their own
+  STEP_STRIP_MARKS,    // drops all marks
+  STEP_STRIP_LEFT,
+  STEP_STRIP_RIGHT,
+  NUM_STEPS
+};
 
 struct Merge {  // of the left token whose list it is in
   uint32_t right, rank, token;
@@ -42,6 +60,9 @@ struct Character {
 };
 struct Added {  // its text lies in `text`
   uint32_t token, flags, begin, bytes;
+};
+struct TrieNode {  // its children lie from `children` up to those of the node behind it, ascending by their bytes
+  uint32_t children, byte_and_token;  // byte << 24 | token
 };
 struct TextStep {
   uint32_t kind, begin, bytes, with_begin, with_bytes;  // replaces one text by the other; prepends the first
@@ -74,6 +95,10 @@ struct TokenizerTables {
   Table<uint32_t> prefix, suffix; // special tokens around a text
   Table<int32_t> eos;            // tokens that end a text
   Table<uint8_t> text;
+  Table<TrieNode> trie;          // of the model's tokens, one more than there are nodes; the first is the root
+  Table<uint32_t> model;         // WordPiece: the most characters of a word; the node of the prefix inside words, or none
+  Table<uint32_t> first_begins;  // [num_tokens + 1] into first_bytes
+  Table<uint8_t> first_bytes;    // what a token decodes to as the first of a text
 };
 
 struct Tokenizer {
@@ -87,10 +112,16 @@ inline Text slice(const Table<uint8_t>& table, uint32_t begin, uint32_t bytes) {
   if (begin > table.count || bytes > table.count - begin) return Text{table.data, 0};
   return Text{table.data + begin, bytes};
 }
+inline Text text_between(const Table<uint32_t>& begins, const Table<uint8_t>& bytes, uint32_t token) {
+  if (token + 1 >= begins.count) return Text{nullptr, 0};
+  const uint32_t begin = begins.data[token], end = begins.data[token + 1];
+  return end < begin ? Text{nullptr, 0} : slice(bytes, begin, end - begin);
+}
 inline Text token_text(const Tokenizer& t, uint32_t token) {
-  if (token >= t.header.num_tokens) return Text{nullptr, 0};
-  const uint32_t begin = t.tables.token_begins.data[token], end = t.tables.token_begins.data[token + 1];
-  return end < begin ? Text{nullptr, 0} : slice(t.tables.token_bytes, begin, end - begin);
+  return text_between(t.tables.token_begins, t.tables.token_bytes, token);
+}
+inline Text first_text(const Tokenizer& t, uint32_t token) {
+  return text_between(t.tables.first_begins, t.tables.first_bytes, token);
 }
 uint32_t hash_word(Text word);
 
@@ -152,6 +183,29 @@ class AddedSplit {
 
 // The end of the word that begins at `at`.
 int64_t end_of_word(SplitPattern pattern, Text text, int64_t at);
+
+// The child of a node by a byte; 0, the root, which is no child: none.
+uint32_t child_of(const Table<TrieNode>& trie, uint32_t node, uint8_t byte);
+// kNoToken: the node ends no token.
+uint32_t token_at(const Table<TrieNode>& trie, uint32_t node);
+
+// Normalizes texts.  Memory is kept from text to text.
+class Normalizer {
+ public:
+  explicit Normalizer(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  ps_status run(Text text, Text* out);  // *out is valid until the next call
+
+ private:
+  bool apply(const TextStep& step, Text text, int64_t most, Bytes* out) const;
+  const Tokenizer& tokenizer_;
+  Bytes buffers_[2];
+};
+bool begins_with(Text text, int64_t at, Text what);
+// Stops behind `most` bytes: the caller refuses what is longer.
+bool push_replaced(Text from, Text what, Text with, int64_t most, Bytes* out);
+
+// A word to the longest tokens from its beginning on; one unknown token where that fails.
+void add_word_pieces(const Tokenizer& tokenizer, Text word, TokenSink* out);
 
 struct WordPart {
   uint32_t token;

@@ -1,4 +1,4 @@
-// UTF-8 decoding, lookup of character classes, and NFC.
+// UTF-8 decoding, lookup of character classes and case, and normalization forms.
 #include "tokenizer/unicode.h"
 
 #include <algorithm>
@@ -10,6 +10,8 @@ namespace {
 
 constexpr uint32_t kNumAscii = 128;
 constexpr uint32_t kNumClassRuns = sizeof(kClassRuns) / sizeof(kClassRuns[0]);
+constexpr uint32_t kNumTraitRuns = sizeof(kTraitRuns) / sizeof(kTraitRuns[0]);
+constexpr uint32_t kNumLowerRuns = sizeof(kLowerRuns) / sizeof(kLowerRuns[0]) / 4;
 
 }  // namespace
 
@@ -23,6 +25,25 @@ uint32_t classes_of(uint32_t code_point) {
   }
   const uint32_t* run = std::upper_bound(kClassRuns, kClassRuns + kNumClassRuns, code_point << 4 | 15);
   return run[-1] & 15;
+}
+
+uint32_t traits_of(uint32_t code_point) {
+  const uint32_t* run = std::upper_bound(kTraitRuns, kTraitRuns + kNumTraitRuns, code_point << 8 | 255);
+  return run[-1] & 255;
+}
+
+uint32_t lower_of(uint32_t code_point) {
+  if (code_point < kNumAscii) return code_point - 'A' < 26 ? code_point | 32 : code_point;
+  if (code_point == kCapitalDottedI) return 'i';
+  uint32_t low = 0, high = kNumLowerRuns;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (kLowerRuns[4 * middle] <= code_point) low = middle + 1;
+    else high = middle;
+  }
+  if (!low) return code_point;
+  const uint32_t* run = kLowerRuns + 4 * (low - 1);  // first, last, stride, what is added
+  return code_point <= run[1] && (code_point - run[0]) % run[2] == 0 ? code_point + run[3] : code_point;
 }
 
 int32_t character_at(Text text, int64_t at, int32_t* bad, bool* cut) {
@@ -201,7 +222,7 @@ bool push_decomposed(uint32_t c, Marks* out) {
 uint32_t class_of(uint64_t mark) { return static_cast<uint32_t>(mark >> 56); }
 uint32_t point_of(uint64_t mark) { return static_cast<uint32_t>(mark & 0xFFFFFF); }
 
-bool push_composed(Marks* marks, Bytes* out) {
+bool push_ordered(Marks* marks, bool composes, Bytes* out) {
   uint64_t* data = marks->data();
   const int64_t size = marks->size();
   for (int64_t begin = 0; begin < size;) {  // runs of marks into their order
@@ -217,7 +238,7 @@ bool push_composed(Marks* marks, Bytes* out) {
   int64_t starter = -1;
   uint32_t last = 0;  // class of the mark before, where one is left between it and the starter
   bool adjacent = false;
-  for (int64_t i = 0; i < size; ++i) {
+  for (int64_t i = 0; composes && i < size; ++i) {
     const uint32_t c = point_of(data[i]), cls = class_of(data[i]);
     if (starter >= 0 && (adjacent || last < cls)) {
       const uint32_t composed = compose(point_of(data[starter]), c);
@@ -238,26 +259,29 @@ bool push_composed(Marks* marks, Bytes* out) {
   return true;
 }
 
-}  // namespace
-
-bool push_nfc(Text text, Bytes* out) {
+bool push_normalized(Text text, bool composes, Bytes* out) {
   Marks marks;
   for (int64_t at = 0; at < text.bytes;) {
     // Two characters in a row below the first combining one: nothing happens to the first.
     int64_t next = at;
     const uint32_t c = next_character(text, &next);
-    if (c < kFirstCombining && (next == text.bytes || text.data[next] < kNumAscii)) {
-      if (marks.size() && !push_composed(&marks, out)) return false;
+    if (c < (composes ? kFirstCombining : kNumAscii) && (next == text.bytes || text.data[next] < kNumAscii)) {
+      if (marks.size() && !push_ordered(&marks, composes, out)) return false;
       if (!push_bytes(out, text.data + at, next - at)) return false;
       at = next;
       continue;
     }
     // Below that, a character begins anew: it is no second part of any.
-    if (c < kFirstCombining && marks.size() && !push_composed(&marks, out)) return false;
+    if (c < kFirstCombining && marks.size() && !push_ordered(&marks, composes, out)) return false;
     if (!push_decomposed(c, &marks)) return false;
     at = next;
   }
-  return push_composed(&marks, out);
+  return push_ordered(&marks, composes, out);
 }
+
+}  // namespace
+
+bool push_nfc(Text text, Bytes* out) { return push_normalized(text, true, out); }
+bool push_nfd(Text text, Bytes* out) { return push_normalized(text, false, out); }
 
 }  // namespace ps

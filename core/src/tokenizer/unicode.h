@@ -1,4 +1,4 @@
-// UTF-8, character classes and canonical composition (NFC), equal to those of the `tokenizers` library.
+// UTF-8, character classes, case and normalization forms, equal to those of the `tokenizers` library.
 #ifndef PENSTOCK_TOKENIZER_UNICODE_H
 #define PENSTOCK_TOKENIZER_UNICODE_H
 
@@ -20,6 +20,14 @@ struct Text {
 constexpr uint32_t kLetter = 1, kNumber = 2, kSpace = 4, kWord = 8;
 uint32_t classes_of(uint32_t code_point);
 
+// What BERT's normalizer drops (control characters), makes a space and surrounds with spaces (Chinese), and its
+// punctuation; marks that take no space of their own, and all marks.
+constexpr uint32_t kDropped = 1, kBlank = 2, kPunctuation = 4, kChinese = 8, kNonspacing = 16, kMark = 32;
+uint32_t traits_of(uint32_t code_point);
+constexpr uint32_t kCapitalDottedI = 0x130;  // the one capital letter whose small form is two code points
+// The small letter of a capital one; other code points as they are, and kCapitalDottedI as an i.
+uint32_t lower_of(uint32_t code_point);
+
 // The bytes of the well-formed character at `at`: 1 to 4.  0: none begins there.  When the text ends within what could
 // become one, *cut (where given) says so; *bad is the bytes of the ill-formed sequence, as Unicode's table 3-8 counts them.
 int32_t character_at(Text text, int64_t at, int32_t* bad = nullptr, bool* cut = nullptr);
@@ -33,8 +41,9 @@ uint32_t character_before(Text text, int64_t at);
 bool push_character(Bytes* out, uint32_t code_point);
 bool push_bytes(Bytes* out, const uint8_t* data, int64_t bytes);
 
-// Appends the text in normalization form C (UAX #15); false when memory runs out.
+// Appends the text in normalization form C or D (UAX #15); false when memory runs out.
 bool push_nfc(Text text, Bytes* out);
+bool push_nfd(Text text, Bytes* out);
 
 }  // namespace ps
 

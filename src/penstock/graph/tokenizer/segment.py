@@ -15,15 +15,14 @@ import numpy.typing as npt
 __all__ = ["NO_TOKEN", "AddedEntry", "TokenizerTables", "encode_tables"]
 
 NO_TOKEN: Final = 0xFFFFFFFF
-KIND_NONE, KIND_BYTES, KIND_CHARACTERS = range(3)
-WHOLE_WORDS, FUSE_UNKNOWN, PREFIX_SPACE, SPLIT_SPACES, STRIP_SPACE = 1, 2, 4, 8, 16
-TOKEN_SPECIAL, TOKEN_BYTE = 1, 2
+KIND_NONE, KIND_BYTES, KIND_CHARACTERS, KIND_WORD_PIECE, KIND_UNIGRAM = range(5)
+WHOLE_WORDS, FUSE_UNKNOWN, PREFIX_SPACE, SPLIT_AT_MARKS, STRIP_SPACE, FIRST_TEXTS = 1, 2, 4, 8, 16, 32
+TOKEN_SPECIAL, TOKEN_BYTE, TOKEN_ABSENT = 1, 2, 4
 ADDED_SINGLE_WORD, ADDED_LSTRIP, ADDED_RSTRIP, ADDED_SPECIAL = 1, 2, 4, 8
-STEP_NFC, STEP_PREPEND, STEP_REPLACE = range(3)
+STEP_NFC, STEP_PREPEND, STEP_REPLACE, STEP_NFD, STEP_LOWERCASE, STEP_CLEAN, STEP_CHINESE = range(7)
+STEP_STRIP_ACCENTS, STEP_STRIP_MARKS, STEP_STRIP_LEFT, STEP_STRIP_RIGHT = range(7, 11)
 
-_VERSION: Final = 1
 _HEADER: Final = struct.Struct("<8s10I")
-_NUM_TABLES: Final = 15
 _FNV_BASIS, _FNV_PRIME = 2166136261, 16777619
 
 
@@ -42,7 +41,9 @@ class TokenizerTables:
 
     ``token_texts``: the bytes that each id decodes to.  ``merges``: (left, right, rank, token).  ``byte_tokens``: 256
     ids, or none.  ``characters``: (code point, id).  ``words``: (id, bytes) of tokens that are looked up whole.
-    ``steps``: (kind, text, second text) of the normalizer.  ``reason``: why there is no tokenizer.
+    ``steps``: (kind, text, second text) of the normalizer.  ``reason``: why there is no tokenizer.  ``trie``: nodes of
+    (begin of children, byte << 24 | token) and one at the end.  ``model``: numbers of the model.  ``first_texts``: the
+    bytes that each id decodes to as the first of a text.
     """
 
     kind: int = KIND_NONE
@@ -65,6 +66,9 @@ class TokenizerTables:
     prefix: list[int] = field(default_factory=list)
     suffix: list[int] = field(default_factory=list)
     reason: str = ""
+    trie: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros((0, 2), np.uint32))
+    model: list[int] = field(default_factory=list)
+    first_texts: list[bytes] = field(default_factory=list)
 
 
 class _Texts:
@@ -87,12 +91,10 @@ def encode_tables(tables: TokenizerTables) -> bytes:
     """Return the bytes of the segment."""
     texts, num_tokens = _Texts(), len(tables.token_texts)
     texts.place(tables.reason.encode())
-    begins: Any = np.concatenate([[0], np.cumsum([len(text) for text in tables.token_texts])]) if num_tokens else []
     merges = tables.merges[np.lexsort((tables.merges[:, 1], tables.merges[:, 0]))]
     merge_begins: Any = np.searchsorted(merges[:, 0], np.arange(num_tokens + 1)) if num_tokens else []
     parts: list[tuple[bytes, int]] = [
-        (_u32(begins), 4),
-        (b"".join(tables.token_texts), 1),
+        *_texts(tables.token_texts),
         (tables.token_flags, 1),
         (_u32(merge_begins), 4),
         (_u32(merges[:, 1:]), 12),
@@ -107,15 +109,24 @@ def encode_tables(tables: TokenizerTables) -> bytes:
         (_u32(tables.eos), 4),
     ]
     parts.append((bytes(texts.data), 1))
+    newer = [(_u32(tables.trie), 8), (_u32(tables.model), 4), *_texts(tables.first_texts)]
+    has_newer = any(part for part, _ in newer)  # else version 1, which older cores read too
+    parts += newer if has_newer else []
     header = _HEADER.pack(
-        b"PSTOKENS", _VERSION, tables.kind, tables.flags, tables.split, tables.metaspace, num_tokens, tables.unknown,
-        tables.bos, tables.pad, _NUM_TABLES,
+        b"PSTOKENS", 1 + has_newer, tables.kind, tables.flags, tables.split, tables.metaspace, num_tokens,
+        tables.unknown, tables.bos, tables.pad, len(parts),
     )  # fmt: skip
-    places, data, end = bytearray(), bytearray(), _HEADER.size + 8 * _NUM_TABLES
+    places, data, end = bytearray(), bytearray(), _HEADER.size + 8 * len(parts)
     for part, size in parts:
         places += struct.pack("<II", (end + len(data)) // 4, len(part) // size)
         data += part + bytes(-len(part) % 4)
     return header + bytes(places) + bytes(data)
+
+
+def _texts(texts: list[bytes]) -> list[tuple[bytes, int]]:
+    """Return the tables of begins and bytes, with the sizes of their elements."""
+    begins: Any = np.concatenate([[0], np.cumsum([len(text) for text in texts])]) if texts else []
+    return [(_u32(begins), 4), (b"".join(texts), 1)]
 
 
 def _added_table(added: list[AddedEntry], texts: _Texts) -> bytes:

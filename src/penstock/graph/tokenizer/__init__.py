@@ -1,0 +1,1 @@
+"""The compiler of a ``tokenizer.json``, whose tables the core uses in place."""

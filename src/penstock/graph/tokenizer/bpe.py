@@ -1,0 +1,116 @@
+"""Byte pair encoding of bytes, or of characters with bytes as the fallback."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET
+from penstock.config import show
+from penstock.graph.tokenizer.components import Json, NotCompiledError, check_lengths, count_tokens, flatten
+from penstock.graph.tokenizer.segment import (
+    FUSE_UNKNOWN,
+    KIND_BYTES,
+    NO_TOKEN,
+    STRIP_SPACE,
+    TOKEN_BYTE,
+    WHOLE_WORDS,
+    TokenizerTables,
+)
+
+__all__ = ["compile_bpe"]
+
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9a-fA-F]{2}|\+[0-9a-fA-F])>")  # as Rust's from_str_radix reads it
+
+
+def compile_bpe(model: Json, texts: Mapping[int, str], decoder: Json | None, tables: TokenizerTables) -> None:
+    """Compile a BPE model; ``texts`` are those of all tokens, by their ids.  ``tables.kind`` says of what."""
+    for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if model.get(name):
+            raise NotCompiledError(f"model.{name}: expected none, found {show(model[name])}")
+    vocab = model["vocab"]
+    num_tokens = count_tokens(texts)
+    unknown = model["unk_token"]
+    if unknown is not None and unknown not in vocab:
+        raise NotCompiledError(f"model.unk_token: {show(unknown)} is not in the vocabulary")
+    tables.unknown = NO_TOKEN if unknown is None else vocab[unknown]
+    tables.flags |= FUSE_UNKNOWN * bool(model["fuse_unk"])
+    try:
+        merges = [
+            (vocab[left], vocab[right], rank, vocab[left + right]) for rank, (left, right) in enumerate(model["merges"])
+        ]
+    except KeyError as error:
+        raise NotCompiledError(f"model.merges: {show(error.args[0])} is not in the vocabulary") from None
+    tables.merges = np.array(merges, np.uint32).reshape(-1, 4)
+    if tables.kind == KIND_BYTES:
+        _compile_bytes(model, vocab, decoder, tables)
+        decoded, flags = {i: _byte_text(text) for i, text in texts.items()}, dict.fromkeys(texts, 0)
+    else:
+        decoded, flags = _compile_characters(model, vocab, texts, decoder, tables)
+    check_lengths(decoded.values())
+    tables.token_texts = [decoded.get(i, b"") for i in range(num_tokens)]
+    tables.token_flags = bytes(flags.get(i, 0) for i in range(num_tokens))
+
+
+def _byte_text(token: str) -> bytes:
+    """Return the bytes that the ByteLevel decoder returns for a token."""
+    try:
+        return bytes(BYTE_ALPHABET[char] for char in token)
+    except KeyError:
+        return token.encode()
+
+
+def _compile_bytes(model: Json, vocab: dict[str, int], decoder: Json | None, tables: TokenizerTables) -> None:
+    types = [part["type"] for part in flatten(decoder, "decoders")]
+    if types != ["ByteLevel"]:
+        raise NotCompiledError(f"decoder {', '.join(types) or 'none'} with the pre_tokenizer ByteLevel")
+    chars = {byte: char for char, byte in BYTE_ALPHABET.items()}
+    tables.byte_tokens = [vocab.get(chars[byte], NO_TOKEN) for byte in range(256)]
+    if model["byte_fallback"] and NO_TOKEN in tables.byte_tokens:
+        raise NotCompiledError("model.byte_fallback with the pre_tokenizer ByteLevel and bytes without a token")
+    if model["ignore_merges"]:
+        tables.flags |= WHOLE_WORDS
+        tables.words = [
+            (i, _byte_text(text)) for text, i in vocab.items() if text and set(text) <= BYTE_ALPHABET.keys()
+        ]
+
+
+def _compile_characters(
+    model: Json, vocab: dict[str, int], texts: Mapping[int, str], decoder: Json | None, tables: TokenizerTables
+) -> tuple[dict[int, bytes], dict[int, int]]:
+    """Return the bytes that ids decode to, and their flags."""
+    if model["ignore_merges"]:
+        raise NotCompiledError("model.ignore_merges without the pre_tokenizer ByteLevel")
+    if "" in texts.values():
+        raise NotCompiledError("model.vocab: a token without a text")
+    tables.characters = [(ord(text), i) for text, i in vocab.items() if len(text) == 1]
+    if model["byte_fallback"]:
+        tables.byte_tokens = [vocab.get(f"<0x{byte:02X}>", NO_TOKEN) for byte in range(256)]
+    parts = flatten(decoder, "decoders")
+    types = [part["type"] for part in parts]
+    replaces = [part for part in parts if part["type"] == "Replace" and part["pattern"].get("String")]
+    tail = types[len(replaces) :]
+    strip = parts[-1] if types[-1:] == ["Strip"] else None
+    if strip is not None:
+        tail.pop()
+    expected = {"content": " ", "start": 1, "stop": 0}
+    stripped = strip is None or all(strip[key] == value for key, value in expected.items())
+    if (
+        types[: len(replaces)] != ["Replace"] * len(replaces)
+        or tail not in (["ByteFallback", "Fuse"], ["Fuse"])
+        or not stripped
+    ):
+        raise NotCompiledError(f"decoder {', '.join(types) or 'none'} without the pre_tokenizer ByteLevel")
+    tables.flags |= STRIP_SPACE * (strip is not None)
+    decoded, flags = {}, {}
+    for i, token in texts.items():
+        text = token
+        for part in replaces:
+            text = text.replace(part["pattern"]["String"], part["content"])
+        byte = _BYTE_TOKEN.fullmatch(text) if "ByteFallback" in tail else None
+        decoded[i] = text.encode() if byte is None else bytes([int(byte[1], 16)])
+        flags[i] = 0 if byte is None else TOKEN_BYTE
+    return decoded, flags

@@ -1,0 +1,198 @@
+"""Compile a ``tokenizer.json`` for the core: byte pair encoding of bytes, or of characters, and WordPiece.
+
+The core gives the same ids as the ``tokenizers`` library.  If the core lacks a component, the compiler names it, and
+the bundle then accepts and returns only token ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
+from penstock.checkpoint.tokenizer_file import open_tokenizer_file
+from penstock.config import show
+from penstock.errors import InvalidFileError, PenstockError
+from penstock.graph.tokenizer.bpe import compile_bpe
+from penstock.graph.tokenizer.components import MAX_ADDED_BYTES, MAX_TOKENS, Json, NotCompiledError, flatten
+from penstock.graph.tokenizer.pieces import compile_word_piece
+from penstock.graph.tokenizer.segment import (
+    ADDED_LSTRIP,
+    ADDED_RSTRIP,
+    ADDED_SINGLE_WORD,
+    ADDED_SPECIAL,
+    KIND_BYTES,
+    KIND_CHARACTERS,
+    NO_TOKEN,
+    PREFIX_SPACE,
+    SPLIT_AT_MARKS,
+    STEP_NFC,
+    TOKEN_SPECIAL,
+    AddedEntry,
+    TokenizerTables,
+    encode_tables,
+)
+from penstock.graph.tokenizer.steps import normalizer_steps
+
+__all__ = ["compile_tokenizer"]
+
+_MODELS: Final = ("BPE", "WordPiece")
+_LETTERS: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_NONE, _GPT2, _THREE_DIGITS, _ONE_DIGIT, _BERT, _SPACES = range(6)
+_PATTERNS: Final = {
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": _GPT2,
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": _GPT2,
+    _LETTERS % "{1,3}": _THREE_DIGITS,
+    _LETTERS % "": _ONE_DIGIT,
+}
+_METASPACES: Final = {"always": 1, "first": 2, "never": 3}
+_SPACE_MARK: Final = "\u2581"
+_MAX_AROUND: Final = 1024
+
+
+def compile_tokenizer(files: Mapping[str, bytes]) -> tuple[bytes, str]:
+    """Compile the tokenizer among a checkpoint's ``files``.
+
+    Returns the segment, and the reason why the core cannot encode and decode, "" if it can.  In both cases the segment
+    has the ids that end a text.  Raises InvalidFileError for a damaged generation_config.json, tokenizer_config.json or
+    tokenizer.json.
+    """
+    generation, config = read_generation_config(files), read_tokenizer_config(files)
+    ids: dict[str, int] = {}
+    try:
+        tables = _compile(files, ids)
+    except InvalidFileError:
+        raise
+    except (NotCompiledError, PenstockError) as error:
+        reason = str(error) if str(error).startswith("tokenizer.json") else f"tokenizer.json: {error}"
+        tables = TokenizerTables(reason=reason)
+    tables.eos = [token for token in generation.eos_token_ids if token < 1 << 31]
+    bos = generation.bos_token_id
+    tables.bos = _id_or_none(ids.get(config.special_tokens.get("bos_token", "")) if bos is None else bos, tables)
+    tables.pad = _id_or_none(ids.get(config.special_tokens.get("pad_token", "")), tables)
+    return encode_tables(tables), tables.reason
+
+
+def _id_or_none(token: int | None, tables: TokenizerTables) -> int:
+    return NO_TOKEN if token is None or token >= (len(tables.token_texts) or MAX_TOKENS) else token
+
+
+def _compile(files: Mapping[str, bytes], ids: dict[str, int]) -> TokenizerTables:
+    """Return the tables; store the id of every token's text in ``ids``."""
+    if "tokenizer.json" not in files:
+        raise NotCompiledError("the model has none")
+    library = open_tokenizer_file(files["tokenizer.json"])
+    values = json.loads(library.to_str())  # as the library reads it: with defaults, and old forms converted
+    model = values["model"]
+    vocab: dict[str, int] = model.get("vocab", {}) if model.get("type") in _MODELS else {}
+    added = library.get_added_tokens_decoder()
+    ids |= vocab | {token.content: i for i, token in added.items()}
+    _check_model(model)
+    tables = TokenizerTables()
+    _compile_pre_tokenizer(values["pre_tokenizer"], tables)
+    tables.steps = normalizer_steps(values["normalizer"])
+    if tables.metaspace == _METASPACES["first"] and any(kind != STEP_NFC for kind, _, _ in tables.steps):
+        raise NotCompiledError("pre_tokenizer Metaspace with prepend_scheme first: expected no normalizer except NFC")
+    texts = {i: text for text, i in vocab.items()}
+    if len(texts) != len(vocab):
+        raise NotCompiledError("model.vocab: two tokens have the same id")
+    texts |= {i: _written(library, token) for i, token in added.items()}
+    if model["type"] == "BPE":
+        compile_bpe(model, texts, values["decoder"], tables)
+    elif tables.kind == KIND_BYTES:
+        raise NotCompiledError(f"pre_tokenizer ByteLevel with the model {model['type']}")
+    else:
+        compile_word_piece(model, texts, library, tables)
+    specials = {token.content for token in added.values() if token.special}
+    flags = bytearray(tables.token_flags)
+    for i, text in texts.items():
+        flags[i] |= TOKEN_SPECIAL * (text in specials)
+    tables.token_flags = bytes(flags)
+    _compile_added(library, added, tables)
+    _compile_post_processor(values["post_processor"], tables)
+    return tables
+
+
+def _check_model(model: Json) -> None:
+    if model.get("type") not in _MODELS:
+        raise NotCompiledError(f"model {show(model.get('type'))}: expected {' or '.join(_MODELS)}")
+
+
+def _compile_pre_tokenizer(value: Json | None, tables: TokenizerTables) -> None:
+    parts = flatten(value, "pretokenizers")
+    types = [part["type"] for part in parts]
+    if types == ["Split", "ByteLevel"]:
+        split, last = parts
+        pattern = split["pattern"].get("Regex")
+        whole = (split["behavior"], split["invert"]) in (("Isolated", False), ("Removed", True))
+        if pattern not in _PATTERNS or not whole:
+            raise NotCompiledError(
+                f"pre_tokenizer Split with the pattern {show(split['pattern'])}, {split['behavior']}"
+            )
+        if last["use_regex"] or last["add_prefix_space"]:
+            raise NotCompiledError("pre_tokenizer ByteLevel after Split with use_regex or add_prefix_space")
+        tables.kind, tables.split = KIND_BYTES, _PATTERNS[pattern]
+    elif types == ["ByteLevel"]:
+        tables.kind, tables.split = KIND_BYTES, _GPT2 if parts[0]["use_regex"] else _NONE
+        tables.flags |= PREFIX_SPACE * parts[0]["add_prefix_space"]
+    elif types in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]) and parts[-1]["replacement"] == _SPACE_MARK:
+        tables.kind, tables.metaspace = KIND_CHARACTERS, _METASPACES[parts[-1]["prepend_scheme"]]
+        tables.split = _NONE if len(parts) == 1 else _SPACES
+        tables.flags |= SPLIT_AT_MARKS * parts[-1]["split"]
+    elif types in ([], ["BertPreTokenizer"], ["WhitespaceSplit"]):
+        tables.kind = KIND_CHARACTERS
+        tables.split = {"BertPreTokenizer": _BERT, "WhitespaceSplit": _SPACES}[types[0]] if types else _NONE
+    else:
+        raise NotCompiledError(f"pre_tokenizer {', '.join(types)}")
+
+
+def _written(library: Any, token: Any) -> str:
+    """Return an added token as it is found in a text and as the decoder gets it."""
+    normalized = token.normalized and library.normalizer is not None
+    text = str(library.normalizer.normalize_str(token.content)) if normalized else str(token.content)
+    if len(text.encode()) > MAX_ADDED_BYTES:
+        raise NotCompiledError(f"added_tokens: expected up to {MAX_ADDED_BYTES} bytes, found {show(text)}")
+    return text
+
+
+def _compile_added(library: Any, added: Mapping[int, Any], tables: TokenizerTables) -> None:
+    for i, token in sorted(added.items()):
+        flags = (
+            ADDED_SINGLE_WORD * token.single_word
+            | ADDED_LSTRIP * token.lstrip
+            | ADDED_RSTRIP * token.rstrip
+            | ADDED_SPECIAL * token.special
+        )
+        text = _written(library, token)
+        if not 0 < len(text.encode()) <= MAX_ADDED_BYTES:
+            raise NotCompiledError(f"added_tokens: expected up to {MAX_ADDED_BYTES} bytes, found {show(text)}")
+        table = tables.added_normalized if token.normalized else tables.added
+        table.append(AddedEntry(i, flags, text.encode()))
+    for table in (tables.added, tables.added_normalized):
+        if len({entry.text for entry in table}) != len(table):
+            raise NotCompiledError("added_tokens: expected different texts, found two equal ones")
+
+
+def _compile_post_processor(value: Json | None, tables: TokenizerTables) -> None:
+    templates = 0
+    for part in flatten(value, "processors"):
+        if part["type"] == "ByteLevel":  # changes only offsets
+            continue
+        if part["type"] != "TemplateProcessing" or templates:
+            raise NotCompiledError(f"post_processor {part['type']}")
+        templates = 1
+        target, sequences = tables.prefix, 0
+        for item in part["single"]:
+            if "Sequence" in item:
+                target, sequences = tables.suffix, sequences + 1
+                continue
+            target += part["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+        if sequences != 1:
+            raise NotCompiledError("post_processor TemplateProcessing: expected the text once in its template")
+    if len(tables.prefix) + len(tables.suffix) > _MAX_AROUND:
+        raise NotCompiledError(f"post_processor TemplateProcessing: more than {_MAX_AROUND} special tokens")
+    if any(i >= len(tables.token_texts) for i in tables.prefix + tables.suffix):
+        raise NotCompiledError("post_processor TemplateProcessing: an id beyond the vocabulary")

@@ -1,0 +1,62 @@
+"""The steps of a normalizer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.graph.tokenizer.components import Json, NotCompiledError, flatten
+from penstock.graph.tokenizer.segment import (
+    STEP_CHINESE,
+    STEP_CLEAN,
+    STEP_LOWERCASE,
+    STEP_NFC,
+    STEP_NFD,
+    STEP_PREPEND,
+    STEP_REPLACE,
+    STEP_STRIP_ACCENTS,
+    STEP_STRIP_LEFT,
+    STEP_STRIP_MARKS,
+    STEP_STRIP_RIGHT,
+)
+
+__all__ = ["Step", "normalizer_steps"]
+
+Step = tuple[int, bytes, bytes]
+"""The kind of a step and its two texts."""
+
+_MAX_STEPS, _MAX_STEP_BYTES = 16, 16
+_KINDS: Final = {"NFC": STEP_NFC, "NFD": STEP_NFD, "Lowercase": STEP_LOWERCASE, "StripAccents": STEP_STRIP_MARKS}
+"""Normalizers without options."""
+
+
+def normalizer_steps(normalizer: Json | None) -> list[Step]:
+    """Return the steps of the component ``normalizer``, in order."""
+    steps = [step for part in flatten(normalizer, "normalizers") for step in _steps_of(part)]
+    if len(steps) > _MAX_STEPS or any(max(len(a), len(b)) > _MAX_STEP_BYTES for _, a, b in steps):
+        raise NotCompiledError(
+            f"normalizer: expected up to {_MAX_STEPS} steps with strings of up to {_MAX_STEP_BYTES} bytes"
+        )
+    return steps
+
+
+def _steps_of(part: Json) -> list[Step]:
+    kind = part["type"]
+    if kind in _KINDS:
+        return [(_KINDS[kind], b"", b"")]
+    if kind == "Prepend":
+        return [(STEP_PREPEND, part["prepend"].encode(), b"")]
+    if kind == "Replace" and part["pattern"].get("String"):
+        return [(STEP_REPLACE, part["pattern"]["String"].encode(), part["content"].encode())]
+    if kind == "Strip":
+        sides = ((STEP_STRIP_LEFT, part["strip_left"]), (STEP_STRIP_RIGHT, part["strip_right"]))
+        return [(step, b"", b"") for step, chosen in sides if chosen]
+    if kind == "BertNormalizer":
+        return [(step, b"", b"") for step in _bert_steps(part)]
+    raise NotCompiledError(f"normalizer {kind}")
+
+
+def _bert_steps(part: Json) -> list[int]:
+    """Return the steps of BERT's normalizer, which strips accents where it makes letters small if it does not say."""
+    strips = part["lowercase"] if part["strip_accents"] is None else part["strip_accents"]
+    steps = [STEP_CLEAN] * part["clean_text"] + [STEP_CHINESE] * part["handle_chinese_chars"]
+    return steps + [STEP_NFD, STEP_STRIP_ACCENTS] * strips + [STEP_LOWERCASE] * part["lowercase"]
