@@ -70,6 +70,24 @@ def scaled(op: str, attr: str, number: float) -> Patch:
     return change
 
 
+def sinks(name: str | None) -> Patch:
+    def change(graph: Graph) -> None:
+        node = next(node for node in graph.nodes if node.op == "attention")
+        node.op = "sink_attention"
+        node.inputs = [*node.inputs, Operand("none") if name is None else weight(name)]
+
+    return change
+
+
+def clamped(columns: int, limit: float) -> Patch:
+    def change(graph: Graph) -> None:
+        add(graph, "s", DType.F32, (T, c(columns // 2)))
+        add(graph, "pairs", DType.F32, (T, c(columns)), "hidden")
+        graph.nodes.insert(1, Node("clamped_swiglu", "s", [value("pairs")], ["s"], {"alpha": 1.0, "limit": limit}))
+
+    return change
+
+
 def topk(k: int) -> Patch:
     def change(graph: Graph) -> None:
         add(graph, "v", DType.F32, (T, c(max(k, 1))))
@@ -106,6 +124,10 @@ RULES: dict[str, tuple[Patch, str]] = {
     "gelu": (gelu("exact"), 'approximate: expected "none" or "tanh", found "exact"'),
     "scale": (scaled("scale", "factor", 1e39), "factor: expected a finite number, found 1e\\+39"),
     "softcap": (scaled("softcap", "cap", -1.0), "cap: expected a normal float32 above 0, found -1"),
+    "sinks": (sinks("first.weight"), r"sinks: expected a rows_f32 weight \[1, 4\]"),
+    "no_sinks": (sinks(None), "sinks: expected a weight, found nothing"),
+    "clamped_odd": (clamped(31, 7.0), "x: expected an even number of columns"),
+    "clamped_limit": (clamped(HIDDEN, 0.0), "limit: expected a normal float32 above 0, found 0"),
     "topk_none": (topk(0), "k: expected 1 to 32, found 0"),
     "topk_many": (topk(33), "k: expected 1 to 32, found 33"),
 }  # fmt: skip

@@ -71,6 +71,15 @@ def test_lfm2_configs_of_its_own_kind() -> None:
     assert read("lfm2", num_key_value_heads=2).is_attention == (True,) * 4
 
 
+def test_defaults_of_gpt_oss() -> None:
+    config = read("gpt_oss", num_local_experts=8)
+    decoder, routing = config.mixture.decoder, config.mixture.routing
+    assert (config.alpha, config.limit, routing.k, routing.score) == (1.702, 7.0, 4, "softmax_of_chosen")
+    assert (decoder.windows, decoder.head_dim, decoder.attention_bias) == ((128, 0, 128, 0), 64, True)
+    assert (decoder.rope.type, decoder.rope.theta, decoder.rope.factor) == ("yarn", 150000.0, 32.0)
+    assert not decoder.rope.truncate
+
+
 def test_windows_by_layer() -> None:
     assert read("qwen2", sliding_window=8).windows == (0, 0, 0, 0)
     assert read("qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=3).windows == (0, 0, 0, 8)
@@ -124,6 +133,11 @@ BAD = {
     "lfm2_conv_len": ("lfm2", {"conv_L_cache": 33, "num_key_value_heads": 4}, "1 to 32"),
     "lfm2_heads": ("lfm2", {"num_key_value_heads": 3}, "found 3"),
     "lfm2_width": ("lfm2", {"hidden_size": 65, "num_key_value_heads": 4}, "even"),
+    "gpt_oss_activation": ("gpt_oss", {"hidden_act": "gelu", "num_local_experts": 8}, "silu, found 'gelu'"),
+    "gpt_oss_experts": ("gpt_oss", {"num_local_experts": 3}, "at least 4"),
+    "gpt_oss_limit": ("gpt_oss", {"swiglu_limit": 0, "num_local_experts": 8}, "found 0"),
+    "gpt_oss_layers": ("gpt_oss", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+    "gpt_oss_window": ("gpt_oss", {"layer_types": ["sliding_attention"] * 4, "sliding_window": None}, "not set"),
     "window_type": ("mistral", {"sliding_window": "4k"}, "'4k'"),
 }
 

@@ -204,6 +204,19 @@ def _attention() -> Iterator[Case]:
     yield Case("alibi", (*tensors, torch.tensor([0.5, 0.25, 0.125, 0.0625])), plain)
 
 
+def _sink_attention() -> Iterator[Case]:
+    plain = {"scale": 0.2, "group": 1, "causal": True, "window": 0, "softcap": 0.0}
+    for dtype in KV_DTYPES:
+        for index, pages in enumerate(BATCHES):
+            q = cut(sum(pages.new), 6 * 24, seed=7).view(-1, 6, 24)
+            tensors = (q, pages.filled(dtype, 3, 24), *pages.arrays(), None, randn(6, seed=8) * 3)
+            for window in (0, 9):
+                tolerance = None if dtype == torch.float32 else 4e-3
+                yield Case(f"{dtype}-{index}-{window}", tensors, {**plain, "window": window}, tolerance)
+    sinks = torch.tensor([90.0, -90.0, 0.0, 3.0, 80.0, 1.0])
+    yield Case("alibi", (*tensors[:5], randn(6, seed=9) * 0.1, sinks), plain, 4e-3)
+
+
 def _short_conv() -> Iterator[Case]:
     for dtype in KV_DTYPES:
         for index, pages in enumerate(BATCHES):
@@ -237,6 +250,13 @@ def _scaled(attr: str) -> Iterator[Case]:
             yield Case(f"{value}-{rows}x{dim}", (randn(rows, dim) * 20,), {attr: value})
         yield Case(f"{value}-strided", (cut(3, 33) * 1e3,), {attr: value})
     yield Case("heads", (randn(4, 3, 17),), {attr: 1.5})
+
+
+def _clamped_swiglu() -> Iterator[Case]:
+    for alpha, limit in ((1.702, 7.0), (1.0, 0.5)):
+        for rows, dim in ROW_SHAPES:
+            attrs = {"alpha": alpha, "limit": limit}
+            yield Case(f"{limit}-{rows}x{dim}", (cut(rows, 2 * dim, seed=5) * 6,), attrs)
 
 
 def _gelu() -> Iterator[Case]:
@@ -347,4 +367,6 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "route": _route,
     "expert_linear": _expert_linear,
     "combine": _combine,
+    "sink_attention": _sink_attention,
+    "clamped_swiglu": _clamped_swiglu,
 }

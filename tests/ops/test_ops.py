@@ -114,6 +114,9 @@ BAD = {
     "route-group_rule": ("route", {"group_rule": "mean"}),
     "expert_linear-scheme": ("expert_linear", {"scheme": "w3a8"}),
     "expert_linear-num_experts": ("expert_linear", {"num_experts": 0}),
+    "sink_attention-window": ("sink_attention", {"window": -1}),
+    "clamped_swiglu-limit": ("clamped_swiglu", {"limit": 0.0}),
+    "clamped_swiglu-alpha": ("clamped_swiglu", {"alpha": 1e300}),
     "embedding-dim": ("embedding", {"dim": 0}),
 }
 

@@ -166,6 +166,11 @@ FAMILIES |= {
         {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 32, "intermediate_size": 44}
         | {"bos_token_id": 1, "eos_token_id": 2},
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 52, "head_dim": 24}
+        | {"num_attention_heads": 6, "num_key_value_heads": 2, "sliding_window": 20, "pad_token_id": 0},
+    ),
     "glm4_moe_plain": (
         "glm4_moe",
         _MIXTURE | {"n_routed_experts": 6, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "head_dim": 24},
@@ -255,7 +260,7 @@ def build(name: str) -> transformers.PreTrainedModel:
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
+            if parameter.ndim == 1 or parameter_name.endswith("_bias"):
                 shift = 0.0 if parameter_name.endswith("bias") else 1.0
                 parameter.copy_(shift + 0.2 * torch.randn_like(parameter))
         for buffer_name, buffer in model.named_buffers():

@@ -32,7 +32,16 @@ inline void add_partition(Query& q, int64_t dim) {
     f_store(q.total + d, f_fma(f_load(q.total + d), old_scale, f_load(q.o + d) * new_scale));
 }
 
+// A sink enters once, behind the last partition: its exponential is added to the sum, and no value to the total.
+inline void finish_with_sink(const Query& q, int64_t dim) {
+  const float sink = *q.sink * kLog2E, m = q.total_max > sink ? q.total_max : sink;
+  const F16 scale = f_exp2_negative(f_set(q.total_max - m));
+  const F16 sum = f_fma(f_set(q.total_sum), scale, f_exp2_negative(f_set(sink - m)));
+  for (int64_t d = 0; d < dim; d += 16) f_store_n(q.out + d, (f_load(q.total + d) * scale) / sum, tail(dim, d));
+}
+
 inline void finish(const Query& q, int64_t dim) {
+  if (q.sink) return finish_with_sink(q, dim);
   const F16 sum = f_set(q.total_sum);
   for (int64_t d = 0; d < dim; d += 16) f_store_n(q.out + d, f_load(q.total + d) / sum, tail(dim, d));
 }
@@ -105,6 +114,7 @@ inline void place_query(const AttentionArgs& a, Query& q, int64_t token, int64_t
   q.first = a.window > 0 && q.position >= a.window ? q.position - a.window + 1 : 0;
   if (a.window > 0 && q.last - q.position >= a.window) q.last = q.position + a.window - 1;  // only when not causal
   q.slope = a.alibi ? a.alibi[head] : 0.f;
+  q.sink = a.sinks ? a.sinks + head : nullptr;
   q.total = nullptr;
   q.next_q = q.next_out = nullptr;
   q.total_max = q.total_sum = 0.f;

@@ -13,6 +13,7 @@ struct Query {  // one head of one token
   float* out;
   int32_t position, first, last;  // valid keys: first..last
   float slope;
+  const float* sink;              // null: none
   int begin, end;  // valid slots of the partition
   float max, sum;  // of the partition
   float total_max, total_sum;

@@ -37,7 +37,7 @@ struct Bf16Kernels {
   void (*attention)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
   void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
 };
-constexpr bool kBf16 = builds_scheme("bf16"), kAttention = builds_op("attention");
+constexpr bool kBf16 = builds_scheme("bf16"), kAttention = builds_op("attention") || builds_op("sink_attention");
 constexpr bool kInteger = builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
 constexpr Bf16Kernels kWidened = {kBf16 ? linear<LinearFloat<WeightBf16>> : nullptr, kBf16 ? round_rows_bf16 : nullptr, 4,
                                   kBuildsDev ? peak : nullptr, kAttention ? attention : nullptr,
@@ -67,9 +67,9 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
 #define PS_BINARY(id, name, ...) builds_op(#name) ? binary<name##_value> : nullptr,
 #define PS_SCALED(id, name, ...) builds_op(#name) ? scaled<name##_value> : nullptr,
 #include "base/elementwise_ops.inc"
-    builds_op("gelu") ? gelu : nullptr,
+    builds_op("gelu") ? gelu : nullptr, builds_op("clamped_swiglu") ? clamped_swiglu : nullptr,
     builds_op("kv_append") ? kv_append : nullptr, bf16.attention, bf16.attention_part,
-    builds_op("attention") ? attention_merge : nullptr, attention_scratch_bytes,
+    kAttention ? attention_merge : nullptr, attention_scratch_bytes,
     builds_op("short_conv") ? short_conv : nullptr,
     argmax, row_max, exp_sum,
     kBuildsDev ? pack : nullptr, kBuildsDev ? unpack : nullptr,

@@ -1,4 +1,4 @@
-// Elementwise kernels: gelu, and those of base/elementwise_ops.inc.
+// Elementwise kernels: gelu, the clamped gate, and those of base/elementwise_ops.inc.
 #ifndef PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 #define PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 
@@ -73,6 +73,33 @@ void gelu(const UnaryArgs& args, int32_t tanh_form, int64_t begin, int64_t end) 
         r = (half * v) * (one + f_erf(v * f_set(0.70710678118654752f)));
       }
       f_store_n(y + i, r, n);
+    }
+  }
+}
+
+// Sixteen pairs of a gate and an up value, of which `n` are there.
+PS_INLINE void load_pairs(const float* x, int n, F16* gate, F16* up) {
+  float gates[16] = {}, ups[16] = {};
+  for (int i = 0; i < n; ++i) {
+    gates[i] = x[2 * i];
+    ups[i] = x[2 * i + 1];
+  }
+  *gate = f_load(gates);
+  *up = f_load(ups);
+}
+
+void clamped_swiglu(const UnaryArgs& args, float alpha, float limit, int64_t begin, int64_t end) {
+  const F16 one = f_set(1.f), most = f_set(limit), least = f_set(-limit), slope = f_set(-alpha);
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = args.x + row * args.x_stride;
+    float* y = args.y + row * args.y_stride;
+    for (int64_t i = 0; i < args.cols; i += 16) {
+      const int n = tail(args.cols, i);
+      F16 gate, up;
+      load_pairs(x + 2 * i, n, &gate, &up);
+      gate = f_min(most, gate);
+      up = f_max(least, f_min(most, up));
+      f_store_n(y + i, (up + one) * (gate / (one + f_exp(slope * gate))), n);
     }
   }
 }

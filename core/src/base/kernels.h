@@ -100,6 +100,7 @@ struct AttentionArgs {
   // of another rank r is -2 - r in the page table.  attention_merge reads the partials of all: rank_partials[rank].
   int32_t rank, num_ranks;
   const void* const* rank_partials;
+  const float* sinks;  // [num_heads] or null: a score of each head that has no value
 };
 
 struct ShortConvArgs {
@@ -196,6 +197,8 @@ struct Kernels {
 #define PS_SCALED(id, name, ...) void (*name)(const UnaryArgs&, float scalar, int64_t begin, int64_t end);
 #include "base/elementwise_ops.inc"
   void (*gelu)(const UnaryArgs&, int32_t tanh_form, int64_t begin, int64_t end);
+  // cols: of y; x has a gate and an up value for each
+  void (*clamped_swiglu)(const UnaryArgs&, float alpha, float limit, int64_t begin, int64_t end);
 
   // begin, end: tokens; a token's write touches only its own slot of its own page
   void (*kv_append)(const KvAppendArgs&, int64_t begin, int64_t end);

@@ -124,7 +124,8 @@ AttentionArgs attention_args(const Call& c) {
   args.num_heads = num_heads(c);
   args.scale = static_cast<float>(c.attrs[kAttentionScale].f);
   args.softcap = static_cast<float>(c.attrs[kAttentionSoftcap].f);
-  args.alibi = f32(c.in[5]);
+  args.alibi = f32(c.in[kAttentionAlibi]);
+  args.sinks = f32(c.in[kAttentionSinks]);
   args.causal = static_cast<int32_t>(c.attrs[kAttentionCausal].i);
   args.window = static_cast<int32_t>(c.attrs[kAttentionWindow].i);
   return args;

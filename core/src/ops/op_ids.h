@@ -75,6 +75,8 @@ constexpr int32_t kRouteFactor = attr_at(OP_ROUTE, "float factor");
 constexpr int32_t kRouteGroups = attr_at(OP_ROUTE, "int groups");
 constexpr int32_t kRouteKeptGroups = attr_at(OP_ROUTE, "int kept_groups");
 constexpr int32_t kRouteGroupRule = attr_at(OP_ROUTE, "str group_rule");
+constexpr int32_t kClampedAlpha = attr_at(OP_CLAMPED_SWIGLU, "float alpha");
+constexpr int32_t kClampedLimit = attr_at(OP_CLAMPED_SWIGLU, "float limit");
 constexpr int32_t kExpertNum = attr_at(OP_EXPERT_LINEAR, "int num_experts");
 constexpr int32_t kExpertOutFeatures = attr_at(OP_EXPERT_LINEAR, "int out_features");
 constexpr int32_t kExpertScheme = attr_at(OP_EXPERT_LINEAR, "str scheme");
@@ -84,6 +86,9 @@ constexpr int32_t kKvAppendState = argument_at(OP_KV_APPEND, "State(a!) state");
 constexpr int32_t kKvAppendPositions = argument_at(OP_KV_APPEND, "Tensor positions");
 constexpr int32_t kAttentionState = argument_at(OP_ATTENTION, "State state");
 constexpr int32_t kAttentionPositions = argument_at(OP_ATTENTION, "Tensor positions");
+constexpr int32_t kAttentionAlibi = argument_at(OP_ATTENTION, "Weight? alibi");
+constexpr int32_t kAttentionSinks = argument_at(OP_SINK_ATTENTION, "Weight sinks");  // absent in the other ops
+static_assert(kAttentionAlibi == argument_at(OP_SINK_ATTENTION, "Weight? alibi"), "");
 // context_attention begins as attention does.
 static_assert(kAttentionState == argument_at(OP_CONTEXT_ATTENTION, "State state") &&
               kAttentionPositions == argument_at(OP_CONTEXT_ATTENTION, "Tensor positions") &&
@@ -92,7 +97,17 @@ static_assert(kAttentionState == argument_at(OP_CONTEXT_ATTENTION, "State state"
               kAttentionCausal == attr_at(OP_CONTEXT_ATTENTION, "bool causal") &&
               kAttentionWindow == attr_at(OP_CONTEXT_ATTENTION, "int window") &&
               kAttentionSoftcap == attr_at(OP_CONTEXT_ATTENTION, "float softcap"), "");
-constexpr bool is_attention(int32_t op) { return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION; }
+// So does sink_attention, with one argument more.
+static_assert(kAttentionState == argument_at(OP_SINK_ATTENTION, "State state") &&
+              kAttentionPositions == argument_at(OP_SINK_ATTENTION, "Tensor positions") &&
+              kAttentionScale == attr_at(OP_SINK_ATTENTION, "float scale") &&
+              kAttentionGroup == attr_at(OP_SINK_ATTENTION, "int group") &&
+              kAttentionCausal == attr_at(OP_SINK_ATTENTION, "bool causal") &&
+              kAttentionWindow == attr_at(OP_SINK_ATTENTION, "int window") &&
+              kAttentionSoftcap == attr_at(OP_SINK_ATTENTION, "float softcap"), "");
+constexpr bool is_attention(int32_t op) {
+  return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION || op == OP_SINK_ATTENTION;
+}
 // short_conv reads its pages as attention does.
 static_assert(kAttentionState == argument_at(OP_SHORT_CONV, "State state") &&
               kAttentionPositions == argument_at(OP_SHORT_CONV, "Tensor positions"), "");

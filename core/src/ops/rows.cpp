@@ -74,6 +74,11 @@ void run_gelu(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->gelu(unary_args(c), static_cast<int32_t>(c.attrs[kGeluApproximate].i), begin, end);
 }
 
+void run_clamped_swiglu(const Call& c, int64_t begin, int64_t end, int32_t) {
+  const float alpha = static_cast<float>(c.attrs[kClampedAlpha].f), limit = static_cast<float>(c.attrs[kClampedLimit].f);
+  c.kernels->clamped_swiglu(unary_args(c), alpha, limit, begin, end);
+}
+
 void run_gather_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
   const size_t bytes = static_cast<size_t>(row_elements(c.out[0])) * sizeof(float);
   for (int64_t i = begin; i < end; ++i) {
@@ -87,6 +92,7 @@ constexpr Phase row_phase(void (*run)(const Call&, int64_t, int64_t, int32_t), u
 constexpr Phase kRmsNorm = row_phase(run_rms_norm, 1), kAddRmsNorm = row_phase(run_add_rms_norm, 3),
                 kLayerNorm = row_phase(run_layer_norm, 1), kRotary = row_phase(run_rotary_embedding, 1),
                 kRope = row_phase(run_rope, 3), kGelu = row_phase(run_gelu, 1),
+                kClampedSwiglu = row_phase(run_clamped_swiglu, 1),
                 kGather = {SPLIT_ROWS, output_rows, run_gather_rows, 2, 1, true, false, false, false, false};
 
 }  // namespace
@@ -97,6 +103,7 @@ Phases layer_norm_phases(const Call&) { return Phases{&kLayerNorm, 1}; }
 Phases rotary_embedding_phases(const Call&) { return Phases{&kRotary, 1}; }
 Phases rope_phases(const Call&) { return Phases{&kRope, 1}; }
 Phases gelu_phases(const Call&) { return Phases{&kGelu, 1}; }
+Phases clamped_swiglu_phases(const Call&) { return Phases{&kClampedSwiglu, 1}; }
 Phases gather_rows_phases(const Call&) { return Phases{&kGather, 1}; }
 
 #define PS_ELEMENTWISE(name, args, reads)                                                     \

@@ -291,7 +291,7 @@ ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
                 static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads));
   }
   PS_TRY(expect_batch(in, kAttentionPositions, in[0], "q"));
-  if (in[5].kind != OPERAND_NONE) PS_TRY(expect_vector(in[5], "alibi", heads));
+  if (in[kAttentionAlibi].kind != OPERAND_NONE) PS_TRY(expect_vector(in[kAttentionAlibi], "alibi", heads));
   PS_TRY(expect_group(attrs[kAttentionGroup], state, in[4]));
   if (attrs[kAttentionWindow].i < 0 || attrs[kAttentionWindow].i > kMaxContextLen) {
     return fail(PS_INVALID_ARGUMENT, "window: expected 0 to %d, found %lld", kMaxContextLen,
@@ -300,6 +300,13 @@ ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
   if (attrs[kAttentionSoftcap].f < 0) return fail(PS_INVALID_ARGUMENT, "softcap: expected 0 or more, found %g", attrs[kAttentionSoftcap].f);
   copy_type(in[0], out);
   return PS_OK;
+}
+
+ps_status infer_sink_attention(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(infer_attention(in, attrs, out));
+  int64_t heads;
+  PS_TRY(expect_heads(in[0], "q", in[1].dims[2].offset, &heads));
+  return expect_vector(in[kAttentionSinks], "sinks", heads);
 }
 
 ps_status infer_short_conv(const Spec* in, AttrValue* attrs, Spec* out) {
@@ -357,6 +364,18 @@ ps_status infer_softcap(const Spec* in, AttrValue* attrs, Spec* out) {
     return fail(PS_INVALID_ARGUMENT, "cap: expected a normal float32 above 0, found %g", cap);
   }
   return infer_unary(in, attrs, out);
+}
+
+ps_status infer_clamped_swiglu(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 2));
+  const double limit = attrs[kClampedLimit].f;
+  if (!(limit >= FLT_MIN)) return fail(PS_INVALID_ARGUMENT, "limit: expected a normal float32 above 0, found %g", limit);
+  if (!is_constant(in[0].dims[1]) || in[0].dims[1].offset % 2) {
+    return fail(PS_INVALID_ARGUMENT, "x: expected an even number of columns, found %s", describe(in[0]).text);
+  }
+  copy_type(in[0], out);
+  out->dims[1] = constant(in[0].dims[1].offset / 2);
+  return PS_OK;
 }
 
 ps_status infer_gather_rows(const Spec* in, AttrValue*, Spec* out) {

@@ -12,6 +12,7 @@ struct AttentionCase {
   bool alibi;
   std::vector<int> lens;  // tokens of each request
   int queries;            // the last tokens of each that ask
+  bool sinks = false;
 };
 
 struct Ragged {
@@ -39,7 +40,7 @@ inline Ragged ragged(const std::vector<int>& lens, int count, int width, const s
 struct Prepared {
   AttentionCase c;
   Ragged all, asking;
-  Floats k, v, q, slopes;  // k, v of all tokens; q of those that ask
+  Floats k, v, q, slopes, sinks;  // k, v of all tokens; q of those that ask
   int64_t page_bytes, num_pages;
 };
 
@@ -62,6 +63,7 @@ inline Prepared prepare(const AttentionCase& c, Random& random) {
   p.v = random.normals(int64_t(p.all.positions.size()) * kv);
   p.q = random.normals(int64_t(p.asking.positions.size()) * c.num_heads * c.head_dim, 0.7f);
   p.slopes = random.normals(c.num_heads, 0.05f);
+  if (c.sinks) p.sinks = random.normals(c.num_heads, 3.f);
   const int64_t element = c.kv_layout == PS_KV_F32 ? 4 : c.kv_layout == PS_KV_BF16 ? 2 : 1;
   const int64_t pad = c.kv_layout == PS_KV_BF16 ? c.head_dim % 2 : 0;
   p.page_bytes = c.num_kv_heads * (32 * (2 * c.head_dim + pad) * element + (c.kv_layout == PS_KV_INT8 ? 256 : 0));
@@ -96,6 +98,7 @@ inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batc
                          c.softcap,         c.alibi ? p.slopes.data() : nullptr,
                          c.causal,          c.window,
                          nullptr,           0};
+  if (c.sinks) a.sinks = p.sinks.data();
   const int64_t tokens = int64_t(batch.positions.size()), items = tokens * c.num_kv_heads;
   if (split == 0) {
     a.num_parts = (batch.width + ps::kPartitionPages - 1) / ps::kPartitionPages;
@@ -153,6 +156,7 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
         w.push_back(s);
         highest = std::fmax(highest, s);
       }
+      if (c.sinks) highest = std::fmax(highest, double(p.sinks[size_t(h)])), sum = std::exp(p.sinks[size_t(h)] - highest);
       for (double& s : w) sum += (s = std::exp(s - highest));
       for (int32_t j = first; j <= last; ++j)
         for (int64_t d = 0; d < dim; ++d) {
@@ -189,7 +193,7 @@ inline void check_attention_case(const AttentionCase& c, Random& random, float m
   std::string what = "attention heads " + std::to_string(c.num_heads) + "/" + std::to_string(c.num_kv_heads) + " dim " +
                      std::to_string(c.head_dim) + " kv " + std::to_string(c.kv_layout) + " window " +
                      std::to_string(c.window) + " causal " + std::to_string(c.causal) + " len " +
-                     std::to_string(c.lens[0]);
+                     std::to_string(c.lens[0]) + (c.sinks ? " sinks" : "");
   Bytes pages = append(ps::kernels_generic, p);
   Ragged batch = p.asking;
   for (size_t i = 0; i < c.lens.size() && c.window; ++i) {  // pages that no query sees any more are gone
@@ -261,6 +265,7 @@ inline void check_attention() {
       check_attention_case({h, g, d, layout, 1, 40, 5.f, true, {257}, 33}, random);
       check_attention_case({h, g, d, layout, 0, 0, 0.f, true, {70, 5}, 100}, random);
       check_attention_case({h, g, d, layout, 0, 9, 0.f, false, {290, 5}, 300}, random);
+      check_attention_case({h, g, d, layout, 1, h % 2 ? 0 : 20, 0.f, h > 4, {300, 1}, 40, true}, random);
     }
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
     for (float magnitude : {1e-39f, 0x1p-63f, 0x1p-50f, 0x1p-30f})

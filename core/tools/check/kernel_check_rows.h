@@ -107,6 +107,18 @@ inline void check_functions() {
       },
       [](double v) { return 30 * std::tanh(v / 30); }, 6e-7, 1e-36);
   check_function(
+      "clamped swiglu", x,
+      [](const ps::Kernels* k, const Floats& v, Floats& y) {
+        Floats pairs;
+        for (float gate : v) pairs.insert(pairs.end(), {gate, gate * 0.5f});
+        k->clamped_swiglu({pairs.data(), 0, y.data(), 0, int64_t(v.size())}, 1.702f, 7.f, 0, 1);
+      },
+      [](double v) {
+        const double gate = std::fmin(v, 7), up = std::fmax(std::fmin(v * 0.5, 7), -7);
+        return (up + 1) * gate / (1 + std::exp(-double(1.702f) * gate));
+      },
+      6e-7, 1e-36);
+  check_function(
       "silu", x,
       [](const ps::Kernels* k, const Floats& v, Floats& y) {
         Floats one(v.size(), 1.f);

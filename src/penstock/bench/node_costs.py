@@ -17,6 +17,7 @@ _PER_ELEMENT = {
     "layer_norm": 6,
     "rope": 3,
     "silu_mul": 5,
+    "clamped_swiglu": 9,
     "gelu": 8,
     "add": 1,
     "mul": 1,
@@ -76,7 +77,7 @@ def peak_of(node: Node, kv_layout: str, cpu_level: str) -> str:
     Attention multiplies pairs of bf16.  It uses f32 for f32 pages and on the level ``amx``, whose tile registers add in
     an order that would change the bits of attention.
     """
-    if node.op in ("attention", "context_attention"):
+    if node.op in ("attention", "context_attention", "sink_attention"):
         return "f32" if kv_layout == "f32" or cpu_level == "amx" else "bf16"
     scheme = str(node.attrs.get("scheme", ""))
     return "int8" if scheme.startswith("w") else "bf16" if scheme == "bf16" else "f32"
@@ -139,7 +140,7 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
         elif operand.kind == "state":
             state = graph.states[operand.name]
             token_bytes = kv_element_bytes * state.num_kv_heads * state.head_dim
-            if node.op in ("attention", "context_attention"):
+            if node.op in ("attention", "context_attention", "sink_attention"):
                 num_ranks = int(node.attrs.get("world", 1))
                 num_attended, read = _keys(step, int(node.attrs["window"]), bool(node.attrs["causal"]))
                 cost.num_bytes += read * token_bytes // num_ranks

@@ -14,9 +14,9 @@ from torch import nn
 
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.sources import MappedCheckpoint, Source, Sources, has_own_names
-from penstock.nn import LayerNorm, RMSNorm
+from penstock.nn import ExpertLinear, LayerNorm, RMSNorm
 
-__all__ = ["add_to_norms", "as_network", "differs", "fused_rows", "renamed", "transposed"]
+__all__ = ["add_to_norms", "as_network", "differs", "fused_rows", "renamed", "stacked_experts", "transposed"]
 
 
 def differs(checkpoint: Checkpoint, network: nn.Module) -> bool:
@@ -35,6 +35,9 @@ def as_network(checkpoint: Checkpoint, network: nn.Module) -> Checkpoint:
     declare = getattr(network, "tensor_sources", None)
     unread, prefix = getattr(network, "unread_tensors", ()), getattr(network, "tensor_prefix", "")
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    for path, module in network.named_modules():
+        if isinstance(module, ExpertLinear):  # read expert by expert
+            shapes |= {part.name: (part.num_rows, module.cols) for part in module.weight_parts(path)}
     table: Sources = {} if declare is None else declare()
     return MappedCheckpoint(checkpoint, shapes, table, unread=unread, prefix=prefix)
 
@@ -57,6 +60,23 @@ def fused_rows(network: nn.Module, fused: str, parts: Sequence[str], groups: int
             rows = tuple((start, start + sizes[i]) for start in starts)
             for leaf, _ in layer.named_parameters(recurse=False):
                 table[f"{parent}.{part}.{leaf}"] = Source(f"{parent}.{fused}.{leaf}", rows)
+    return table
+
+
+def stacked_experts(network: nn.Module, *, transposed: bool = False) -> dict[str, Source]:
+    """Return the sources of experts that one tensor of three dimensions has, with the name of their layer.
+
+    "mlp.experts.3.down_proj.weight" is matrix 3 of "mlp.experts.down_proj" [experts, out, in], or [experts, in, out]
+    if ``transposed``; the biases are those of "mlp.experts.down_proj_bias" [experts, out].
+    """
+    table = {}
+    for path, module in network.named_modules():
+        if not isinstance(module, ExpertLinear):
+            continue
+        for index, part in enumerate(module.weight_parts(path)):
+            table[part.name] = Source(path, index=index, transposed=transposed)
+        if module.bias is not None:
+            table[f"{path}.bias"] = Source(f"{path}_bias")
     return table
 
 

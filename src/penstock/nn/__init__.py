@@ -5,7 +5,7 @@ It knows no model.
 
 from torch.nn import ModuleList
 
-from penstock.nn.activation import gelu, scale, silu_mul, softcap
+from penstock.nn.activation import clamped_swiglu, gelu, scale, silu_mul, softcap
 from penstock.nn.attention import Attention, PagedLayer, PageGroup, allocate_states, assign_page_groups, paged_layers
 from penstock.nn.batch import Batch, gather_rows
 from penstock.nn.conv import ShortConv
@@ -41,6 +41,7 @@ __all__ = [
     "allocate_states",
     "apply_rope",
     "assign_page_groups",
+    "clamped_swiglu",
     "combine",
     "gather_rows",
     "gelu",

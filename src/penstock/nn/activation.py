@@ -6,12 +6,21 @@ from torch import Tensor
 
 from penstock.ops.eager import ops
 
-__all__ = ["gelu", "scale", "silu_mul", "softcap"]
+__all__ = ["clamped_swiglu", "gelu", "scale", "silu_mul", "softcap"]
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Return gate * sigmoid(gate) * up, the gated activation of most decoders; both are [T, dim]."""
     y: Tensor = ops.silu_mul(gate, up)
+    return y
+
+
+def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
+    """Return (up + 1) * gate * sigmoid(alpha * gate) of pairs of a gate and an up value: [T, dim] of x [T, 2 * dim].
+
+    Gates are at most ``limit``, and up values lie between -limit and limit.
+    """
+    y: Tensor = ops.clamped_swiglu(x, alpha=alpha, limit=limit)
     return y
 
 

@@ -82,21 +82,23 @@ class Attention(PagedLayer):
         values = torch.from_numpy(np.array(slopes, np.float32)) if slopes else None  # not on the meta device
         self.register_buffer("slopes", values, persistent=False)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, sinks: Tensor | None = None) -> Tensor:
         """Attend: q [T, heads * head_dim], k and v [T, kv_heads * head_dim], or with heads as a separate dimension.
 
-        Returns [T, heads * head_dim].
+        ``sinks`` [heads] are scores that enter only the denominator of the softmax.  Returns [T, heads * head_dim].
         """
         q = q.view(-1, self.num_heads, self.head_dim)
         k = k.view(-1, self.num_kv_heads, self.head_dim)
         v = v.view(-1, self.num_kv_heads, self.head_dim)
         step = (batch.positions, batch.request_starts, batch.page_tables)
         ops.kv_append(k, v, self.state, *step, group=self.group)
-        y: Tensor = ops.attention(
+        attention, own = (ops.attention, ()) if sinks is None else (ops.sink_attention, (sinks,))
+        y: Tensor = attention(
             q,
             self.state,
             *step,
             self.slopes,
+            *own,
             scale=self.scale,
             group=self.group,
             causal=self.causal,

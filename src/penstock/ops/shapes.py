@@ -217,6 +217,12 @@ def _attention(shapes: Shapes, attrs: Attrs, op: str = "attention") -> list[Shap
     return [q]
 
 
+def _sink_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    q = _attention(shapes, attrs, "sink_attention")[0]
+    _vector("sink_attention", shapes, "sinks", q[1])
+    return [q]
+
+
 def _context_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     _group("context_attention", attrs)
     return _attention(shapes, attrs, "context_attention")
@@ -276,6 +282,15 @@ def _topk(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     if not 1 <= attrs["k"] <= logits[1]:
         raise _fail("topk", "k", f"1 to {logits[1]}", attrs["k"])
     return [(logits[0], attrs["k"]), (logits[0], attrs["k"])]
+
+
+def _clamped_swiglu(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    x = _tensor("clamped_swiglu", shapes, "x", 2)
+    if x[1] % 2:
+        raise _fail("clamped_swiglu", "x", "an even number of columns", list(x))
+    if not attrs["limit"] > 0.0:
+        raise _fail("clamped_swiglu", "limit", "a number above 0", attrs["limit"])
+    return [(x[0], x[1] // 2)]
 
 
 def _route(shapes: Shapes, attrs: Attrs) -> list[Shape]:
@@ -340,6 +355,8 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "kv_append": _kv_append,
     "attention": _attention,
     "context_attention": _context_attention,
+    "sink_attention": _sink_attention,
+    "clamped_swiglu": _clamped_swiglu,
     "short_conv": _short_conv,
     "gelu": _gelu,
     "scale": _scale,

@@ -89,6 +89,14 @@ OPS: tuple[Op, ...] = (
         1e-5,
     ),
     Op("combine", 1, "(Tensor x, Tensor weights) -> Tensor", 1e-6),
+    Op(
+        "sink_attention",
+        1,
+        f"(Tensor q, State state, {_BATCH}, Weight? alibi, Weight sinks, *, "
+        "float scale, int group, bool causal, int window, float softcap) -> Tensor",
+        1e-5,
+    ),
+    Op("clamped_swiglu", 1, "(Tensor x, *, float alpha, float limit) -> Tensor", 1e-6),
 )
 
 EXCHANGES = ("all_gather", "sharded_embedding", "broadcast", "send", "recv", "barrier", "context_attention")

@@ -54,6 +54,8 @@ def shard(
         raise UnsupportedError(
             f"{name}: expected 1 for a network with convolutions, whose states are not cut by positions", param=name
         )
+    if context and any(node.op == "sink_attention" for node in graph.nodes):
+        raise UnsupportedError(f"{name}: expected 1 for a network whose attention has sinks", param=name)
     sharder = _Sharder(copy.deepcopy(graph), rank, world, context)
     return sharder.run(), sharder.sources
 

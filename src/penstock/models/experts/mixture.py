@@ -151,7 +151,7 @@ class ExpertsLM(CausalLM):
     """A language model with a mixture in its sparse layers.  ``name`` is the feed-forward layers' in the checkpoint."""
 
     def __init__(
-        self, config: MixtureConfig, attentions: Sequence[Module], mixtures: Sequence[Mixture], name: str = "mlp"
+        self, config: MixtureConfig, attentions: Sequence[Module], mixtures: Sequence[Module], name: str = "mlp"
     ) -> None:
         super().__init__(config.decoder, attentions)
         sizes = config.decoder

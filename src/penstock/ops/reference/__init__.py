@@ -6,7 +6,7 @@ written for clarity, not for speed.
 """
 
 from penstock.ops.reference import elementwise
-from penstock.ops.reference.attention import attention, kv_append, short_conv
+from penstock.ops.reference.attention import attention, kv_append, short_conv, sink_attention
 from penstock.ops.reference.collectives import (
     all_gather,
     barrier,
@@ -47,6 +47,7 @@ __all__ = [
     "shape_packed",
     "sharded_embedding",
     "short_conv",
+    "sink_attention",
     "unpack_weight",
 ]
 __all__ += elementwise.__all__

@@ -12,7 +12,9 @@ from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
 from penstock.ops.reference.linear import round_rows
 
-__all__ = ["AttentionAttrs", "ShortConvAttrs", "attention", "kv_append", "page_elements", "short_conv"]
+__all__ = [
+    "AttentionAttrs", "ShortConvAttrs", "attention", "kv_append", "page_elements", "short_conv", "sink_attention",
+]  # fmt: skip
 
 _SCALE_BYTES = 4 * PAGE_TOKENS
 _MIN_HALF = 2.0**-50
@@ -142,6 +144,36 @@ def attention(
     ``alibi`` [heads] holds slopes.  Over bfloat16 and int8 pages the queries are rounded to bfloat16 first.  Kernels
     also round the probabilities, which the tolerance covers.
     """
+    return _attention(q, state, (positions, request_starts, page_tables), (alibi, None), attrs)
+
+
+def sink_attention(
+    q: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    alibi: Tensor | None,
+    sinks: Tensor,
+    **attrs: Unpack[AttentionAttrs],
+) -> Tensor:
+    """Return attention as ``attention`` does, with a score of each head in ``sinks`` [heads] that has no value.
+
+    The sink enters only the denominator of the softmax: the weights of the keys sum up to less than 1 (gpt-oss,
+    arXiv 2508.10925; Xiao et al., arXiv 2309.17453).
+    """
+    return _attention(q, state, (positions, request_starts, page_tables), (alibi, sinks), attrs)
+
+
+def _attention(
+    q: Tensor,
+    state: Tensor,
+    step: tuple[Tensor, Tensor, Tensor],
+    heads: tuple[Tensor | None, Tensor | None],
+    attrs: AttentionAttrs,
+) -> Tensor:
+    """Attend with the positions, request_starts and page_tables of ``step``, and the alibi and sinks of ``heads``."""
+    positions, request_starts, page_tables = step
     elements = page_elements(state.dtype, 1, q.shape[2])
     pages = _Pages("attention", state, state.shape[1] // elements, q.shape[2])
     num_kv_heads = pages.k.shape[1]
@@ -156,7 +188,7 @@ def attention(
         num_tiles = int(places.max()) // PAGE_TOKENS + 1
         k, v = pages.read(page_tables[attrs["group"], request, :num_tiles].long().clamp(min=0))
         queries = q[start:end] if state.dtype == torch.float32 else round_half(q[start:end])
-        out[start:end] = _attend(queries.double(), k, v, places, alibi, attrs)
+        out[start:end] = _attend(queries.double(), k, v, places, heads, attrs)
     return out
 
 
@@ -195,11 +227,19 @@ def short_conv(
     return out
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, places: Tensor, alibi: Tensor | None, attrs: AttentionAttrs) -> Tensor:
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    places: Tensor,
+    heads: tuple[Tensor | None, Tensor | None],
+    attrs: AttentionAttrs,
+) -> Tensor:
     """Attend for one request: q [t, heads, dim], k and v [kv_heads, length, dim], places [t].
 
     Returns float32 [t, heads, dim].
     """
+    alibi, sinks = heads
     shared = q.shape[1] // k.shape[0]
     k, v = k.repeat_interleave(shared, dim=0), v.repeat_interleave(shared, dim=0)
     keys = torch.arange(k.shape[1])
@@ -216,5 +256,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, places: Tensor, alibi: Tensor | Non
         scores = attrs["softcap"] * torch.tanh(scores / attrs["softcap"])
     if alibi is not None:
         scores = scores + alibi.double()[:, None, None] * distance
-    weights = torch.where(valid, scores, -torch.inf).softmax(dim=-1)
+    scores = torch.where(valid, scores, -torch.inf)
+    if sinks is not None:
+        own = sinks.double()[:, None, None].expand(-1, len(places), 1)
+        scores = torch.cat((scores, own), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : k.shape[1]]
     return torch.einsum("htl,hld->thd", weights, v).float()

@@ -7,13 +7,23 @@ from torch import Tensor
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["add", "argmax", "gather_rows", "gelu", "mul", "scale", "silu_mul", "softcap", "topk"]
+__all__ = ["add", "argmax", "clamped_swiglu", "gather_rows", "gelu", "mul", "scale", "silu_mul", "softcap", "topk"]
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Return gate * sigmoid(gate) * up; both are [T, dim]."""
     wide = gate.double()
     return (wide * torch.sigmoid(wide) * up.double()).float()
+
+
+def clamped_swiglu(x: Tensor, *, alpha: float, limit: float) -> Tensor:
+    """Return (up + 1) * gate * sigmoid(alpha * gate): [T, dim] of x [T, 2 * dim], pairs of a gate and an up value.
+
+    Gates above ``limit`` count as ``limit``, and up values lie in [-limit, limit] (gpt-oss, arXiv 2508.10925).
+    """
+    wide = x.double()
+    gate, up = wide[:, 0::2].clamp(max=limit), wide[:, 1::2].clamp(-limit, limit)
+    return ((up + 1) * gate * torch.sigmoid(alpha * gate)).float()
 
 
 def gelu(x: Tensor, *, approximate: str) -> Tensor:
