@@ -355,9 +355,10 @@ class ConfigReader:
         return dtypes[value]
 
     def quantization(self) -> ConfigReader | None:
-        """Return the ``quantization_config`` of a folder that ``penstock quantize`` made; None for a plain checkpoint.
+        """Return the ``quantization_config`` of a folder that ``penstock quantize`` made; None for other checkpoints.
 
-        Raises UnsupportedError, which names the alternative, for the quantization_config of another tool.
+        Raises UnsupportedError, which names the alternative, for the quantization_config of another tool, except for
+        MXFP4, whose values a network reads as floats (``has_mxfp4``).
         """
         section = self.object("quantization_config")
         if section is None:
@@ -365,11 +366,18 @@ class ConfigReader:
         method = section.str("quant_method", "")
         if method == "penstock":
             return section
+        if method == "mxfp4":
+            return None
         raise UnsupportedError(
             f"{self.file}: quantization_config: quant_method {show(method)} is not supported. Use the original "
             "float32, float16 or bfloat16 checkpoint, and quantize it with --scheme w8a8 or w4a8.",
             param="quantization_config",
         )
+
+    def has_mxfp4(self) -> builtins.bool:
+        """Return True if ``quantization_config`` says that weights are stored in MXFP4."""
+        section = self.object("quantization_config")
+        return section is not None and section.str("quant_method", "") == "mxfp4"
 
     def rope(
         self, head_dim: builtins.int, *, theta: builtins.float = 10000.0, rotary_share: builtins.float = 1.0

@@ -168,7 +168,7 @@ FAMILIES |= {
     ),
     "gpt_oss": (
         "gpt_oss",
-        {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 52, "head_dim": 24}
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 96, "head_dim": 24}
         | {"num_attention_heads": 6, "num_key_value_heads": 2, "sliding_window": 20, "pad_token_id": 0},
     ),
     "glm4_moe_plain": (

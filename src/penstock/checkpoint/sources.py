@@ -19,6 +19,7 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader, show, show_tensors
 from penstock.errors import InvalidFileError
+from penstock.quant.mxfp4 import BLOCK_BYTES, BLOCK_LEN, mxfp4_to_bf16
 from penstock.quant.tensor_writer import TensorEntry
 
 __all__ = ["OWN_NAMES", "MappedCheckpoint", "Source", "Sources", "has_own_names"]
@@ -33,7 +34,8 @@ class Source:
 
     ``rows`` are ranges [start, stop) in the order of the parameter's rows; none means all rows.  ``index`` selects from
     the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32, and
-    so is row 0 of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.
+    so is row 0 of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With ``scales``,
+    the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read as bf16.
     """
 
     tensor: str
@@ -43,6 +45,7 @@ class Source:
     index: int | None = None
     skipped: int = 0
     add_row: str = ""
+    scales: str = ""
 
     @property
     def is_sum(self) -> bool:
@@ -90,14 +93,17 @@ class MappedCheckpoint(Checkpoint):
         read: dict[str, list[Source]] = {}
         for piece in (piece for pieces in self._sources.values() for piece in pieces):
             read.setdefault(piece.tensor, []).append(piece)
-        missing = sorted(read.keys() - self._stored.keys())
+        scales = {piece.scales: piece for own in read.values() for piece in own if piece.scales}
+        missing = sorted((read.keys() | scales.keys()) - self._stored.keys())
         if missing:
             raise InvalidFileError(f"{self.folder}: lacks {show_tensors(missing)}, which the network reads")
+        for piece in scales.values():
+            self._check_scales(piece)
         for tensor, readers in read.items():
             self._check_rows(tensor, readers)
         for piece in (piece for pieces in self._sources.values() for piece in pieces if piece.add_row):
             self._check_added(piece)
-        self.tensors = {name: info for name, info in self._stored.items() if name not in read}
+        self.tensors = {name: info for name, info in self._stored.items() if name not in read and name not in scales}
         for name in self._sources:
             self.tensors[name] = self._info(name, shapes[name])
 
@@ -122,7 +128,7 @@ class MappedCheckpoint(Checkpoint):
             super().release(name, begin, end)
             return
         own = pieces[0]
-        is_view = len(pieces) == 1 and not own.transposed and not own.is_sum and len(own.rows) <= 1
+        is_view = len(pieces) == 1 and len(own.rows) <= 1 and not (own.transposed or own.is_sum or own.scales)
         if is_view and end is not None:
             info = self._stored[own.tensor]
             offset = (own.index or 0) * (info.num_bytes // info.shape[0]) if own.index is not None else 0
@@ -137,6 +143,9 @@ class MappedCheckpoint(Checkpoint):
         values, dtype = super().read(piece.tensor), self._stored[piece.tensor].dtype
         if piece.index is not None:
             values = values[piece.index]
+        if piece.scales:
+            scales = super().read(piece.scales)
+            values, dtype = mxfp4_to_bf16(values, scales if piece.index is None else scales[piece.index]), "bf16"
         if piece.transposed:
             values = values.T
         if len(piece.rows) == 1:
@@ -154,6 +163,8 @@ class MappedCheckpoint(Checkpoint):
         """Return the shape in which ``piece.rows`` counts; InvalidFileError for too few dimensions."""
         info = self._stored[piece.tensor]
         shape = info.shape if piece.index is None else info.shape[1:]
+        if piece.scales:
+            shape = (shape[0], shape[1] * BLOCK_LEN)
         if not shape or (piece.transposed and len(shape) != 2):
             raise InvalidFileError(
                 f"{info.file}: tensor {show(piece.tensor)}: shape: expected a matrix, found {list(info.shape)}",
@@ -180,6 +191,17 @@ class MappedCheckpoint(Checkpoint):
                 last = max((stop for piece in own for _, stop in piece.rows), default=end)
                 raise self._wrong_size(tensor, f"{last} {'columns' if own[0].transposed else 'rows'}", list(info.shape))
 
+    def _check_scales(self, piece: Source) -> None:
+        """Check that a tensor has MXFP4 blocks, and another one a scale for each."""
+        blocks, scales = self._stored[piece.tensor], self._stored[piece.scales]
+        num_dims = 3 if piece.index is None else 4
+        if blocks.dtype != "u8" or len(blocks.shape) != num_dims or blocks.shape[-1] != BLOCK_BYTES:
+            raise self._wrong_size(
+                piece.tensor, f"U8 of {num_dims} dimensions, {BLOCK_BYTES} the last", list(blocks.shape)
+            )
+        if scales.dtype != "u8" or scales.shape != blocks.shape[:-1]:
+            raise self._wrong_size(piece.scales, f"U8 of {list(blocks.shape[:-1])}", list(scales.shape))
+
     def _check_added(self, piece: Source) -> None:
         """Check that the tensor whose row 0 is added exists and has rows of the same length."""
         info = self._stored.get(piece.add_row)
@@ -199,10 +221,10 @@ class MappedCheckpoint(Checkpoint):
         """Return type and shape of a parameter; InvalidFileError names the stored tensor that does not fit."""
         pieces, num_rows = self._sources[name], 0
         first = self._stored[pieces[0].tensor]
-        dtype = "f32" if any(piece.is_sum for piece in pieces) else first.dtype
+        dtype = "f32" if any(piece.is_sum for piece in pieces) else "bf16" if pieces[0].scales else first.dtype
         for piece in pieces:
             info, shape = self._stored[piece.tensor], self._shape(piece)
-            own_dtype = "f32" if piece.is_sum else info.dtype
+            own_dtype = "f32" if piece.is_sum else "bf16" if piece.scales else info.dtype
             if own_dtype != dtype:
                 raise InvalidFileError(
                     f"{info.file}: tensor {show(piece.tensor)}: dtype: expected {dtype.upper()}, as the other parts of "

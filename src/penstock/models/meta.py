@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from penstock.checkpoint.sources import has_own_names
 from penstock.config import ConfigReader
-from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.network_script import script_errors
 from penstock.models.registry import Definition, find_network, load_network_script, supported_types
 
@@ -37,6 +38,13 @@ def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNe
     in the script, and InvalidArgumentError for an invalid script.
     """
     definition = load_network_script(script) if script is not None else _network_of_type(reader)
+    if reader.has_mxfp4() and not getattr(definition.Network, "reads_mxfp4", False) and not has_own_names(reader):
+        raise UnsupportedError(
+            f"{reader.file}: quantization_config: quant_method 'mxfp4' is not supported for model_type "
+            f"{reader.str('model_type', definition.Network.__name__)}. Use the original float32, float16 or bfloat16 "
+            "checkpoint, and quantize it with --scheme w8a8 or w4a8.",
+            param="quantization_config",
+        )
     name = reader.str("model_type", definition.Network.__name__)
     path = _script_of(definition)
     with script_errors(path):

@@ -63,18 +63,20 @@ def fused_rows(network: nn.Module, fused: str, parts: Sequence[str], groups: int
     return table
 
 
-def stacked_experts(network: nn.Module, *, transposed: bool = False) -> dict[str, Source]:
+def stacked_experts(network: nn.Module, *, transposed: bool = False, mxfp4: bool = False) -> dict[str, Source]:
     """Return the sources of experts that one tensor of three dimensions has, with the name of their layer.
 
     "mlp.experts.3.down_proj.weight" is matrix 3 of "mlp.experts.down_proj" [experts, out, in], or [experts, in, out]
-    if ``transposed``; the biases are those of "mlp.experts.down_proj_bias" [experts, out].
+    if ``transposed``; the biases are those of "mlp.experts.down_proj_bias" [experts, out].  With ``mxfp4`` the matrices
+    are those of "mlp.experts.down_proj_blocks" [experts, out, groups, 16] and "..._scales", which are not transposed.
     """
     table = {}
     for path, module in network.named_modules():
         if not isinstance(module, ExpertLinear):
             continue
         for index, part in enumerate(module.weight_parts(path)):
-            table[part.name] = Source(path, index=index, transposed=transposed)
+            packed = Source(f"{path}_blocks", index=index, scales=f"{path}_scales")
+            table[part.name] = packed if mxfp4 else Source(path, index=index, transposed=transposed)
         if module.bias is not None:
             table[f"{path}.bias"] = Source(f"{path}_bias")
     return table

@@ -27,11 +27,15 @@ _ROPE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class GptOssConfig:
-    """The values of config.json: ``alpha`` and ``limit`` are those of the experts' gate."""
+    """The values of config.json: ``alpha`` and ``limit`` are those of the experts' gate.
+
+    ``mxfp4``: the checkpoint stores the matrices of the experts so.
+    """
 
     mixture: MixtureConfig
     alpha: float
     limit: float
+    mxfp4: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -61,7 +65,7 @@ class Config:
         routing = Routing(reader.int("num_experts_per_tok", 4), "softmax_of_chosen")
         mixture = read_mixture(reader, decoder, routing, experts_key="num_local_experts", size_key="intermediate_size")
         alpha, limit = reader.float("swiglu_alpha", 1.702), reader.float("swiglu_limit", 7.0, min=1e-6)
-        return GptOssConfig(mixture, alpha, limit)
+        return GptOssConfig(mixture, alpha, limit, reader.has_mxfp4())
 
 
 class _Attention(LlamaAttention):
@@ -112,13 +116,16 @@ class _Mixture(Module):
 
 
 class Network(ExpertsLM):
-    """The language model."""
+    """The language model.  Matrices of experts in MXFP4 are read as bf16, which is exact."""
+
+    reads_mxfp4 = True
 
     def __init__(self, config: GptOssConfig) -> None:
         decoder = config.mixture.decoder
         attentions = [_Attention(decoder, window) for window in decoder.windows]
         super().__init__(config.mixture, attentions, [_Mixture(config) for _ in attentions])
+        self._mxfp4 = config.mxfp4
 
     def tensor_sources(self) -> Sources:
         """Return where the parameters come from: the experts are stacked, and their matrices are [in, out]."""
-        return stacked_experts(self, transposed=True)
+        return stacked_experts(self, transposed=True, mxfp4=self._mxfp4)

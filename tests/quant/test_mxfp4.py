@@ -1,0 +1,125 @@
+"""Weights in MXFP4: exactly what transformers reads, in a folder of gpt-oss, and refused elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from penstock.checkpoint.folder import Checkpoint
+from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.models.mapped import open_mapped
+from penstock.quant.mxfp4 import mxfp4_to_bf16
+from penstock.runtime.eager import EagerProgram
+from penstock.runtime.program import ProgramLimits
+from tests.models.steps import run_whole
+from tests.support.errors import raises
+from tests.support.families import prompt, save
+
+CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+
+
+def random_blocks(
+    *shape: int, seed: int = 0, scales: tuple[int, int] = (118, 124)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks [*shape, 16], and scales of the given range [*shape]."""
+    random = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 256, (*shape, 16), generator=random, dtype=torch.uint8)
+    return blocks, torch.randint(*scales, shape, generator=random, dtype=torch.uint8)
+
+
+def test_values_are_those_of_transformers() -> None:
+    blocks, scales = random_blocks(1, 256, 3, scales=(1, 252))
+    expected = convert_moe_packed_tensors(blocks, scales)[0].T.contiguous().view(torch.int16).numpy().view(np.uint16)
+    assert (mxfp4_to_bf16(blocks[0].numpy(), scales[0].numpy()) == expected).all()
+
+
+def test_every_value_of_the_format() -> None:
+    """The first row of the specification's table, and its exponents, the smallest and the largest too."""
+    codes = np.arange(16, dtype=np.uint8)
+    blocks = (codes | codes[::-1] << 4).reshape(1, 1, 16)
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = np.concatenate([numbers, -numbers])
+    for scale in (0, 1, 126, 127, 252):
+        bits = mxfp4_to_bf16(blocks, np.array([[scale]], np.uint8)).astype(np.uint32) << 16
+        expected = np.ldexp(np.stack([numbers, numbers[::-1]], axis=1).reshape(-1), scale - 127)
+        assert (bits.view(np.float32)[0] == expected).all()
+
+
+def test_the_scale_that_is_no_number_is_refused() -> None:
+    blocks, scales = random_blocks(2, 1)
+    scales[1] = 255
+    with raises(InvalidFileError, param=None, match="found 255"):
+        mxfp4_to_bf16(blocks.numpy(), scales.numpy())
+
+
+def packed_folder(folder: Path) -> tuple[Path, Path]:
+    """Folders of gpt_oss: with experts in MXFP4, and with the same ones as transformers reads them."""
+    save("gpt_oss", folder / "floats")
+    tensors = load_file(folder / "floats" / "model.safetensors")
+    packed = dict(tensors)
+    for index, name in enumerate(sorted(tensors)):
+        if name.endswith(("gate_up_proj", "down_proj")):
+            num_experts, cols, rows = tensors[name].shape
+            blocks, scales = random_blocks(num_experts, rows, cols // 32, seed=index)
+            del packed[name]
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            tensors[name] = convert_moe_packed_tensors(blocks, scales).float()
+    save_file(tensors, folder / "floats" / "model.safetensors", {"format": "pt"})
+    (folder / "packed").mkdir()
+    config = json.loads((folder / "floats" / "config.json").read_text()) | {"quantization_config": CONFIG}
+    (folder / "packed" / "config.json").write_text(json.dumps(config))
+    save_file(packed, folder / "packed" / "model.safetensors", {"format": "pt"})
+    return folder / "floats", folder / "packed"
+
+
+def test_a_folder_computes_what_its_floats_do(tmp_path: Path) -> None:
+    limits = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256)
+    logits = []
+    for path in packed_folder(tmp_path):
+        program = EagerProgram(path, scheme="f32", threads=1, limits=limits)
+        logits.append(run_whole(program, prompt(33)).tobytes())
+        program.close()
+    assert logits[0] == logits[1]
+    own = open_mapped(tmp_path / "packed")
+    name = "model.layers.1.mlp.experts.2.down_proj.weight"
+    assert (own.dtype, own.tensors[name].dtype, own.tensors[name].shape) == ("f32", "bf16", (160, 96))
+    own.release(name, 0, 64)
+    own.release(name)
+
+
+def damaged(folder: Path, name: str, change: torch.Tensor) -> Path:
+    packed = packed_folder(folder)[1]
+    tensors = load_file(packed / "model.safetensors")
+    assert name in tensors
+    save_file(tensors | {name: change}, packed / "model.safetensors", {"format": "pt"})
+    return packed
+
+
+BAD = {
+    "blocks": (torch.zeros(6, 160, 3, 15, dtype=torch.uint8), "_blocks", "16 the last, found"),
+    "scales": (torch.zeros(6, 160, 4, dtype=torch.uint8), "_scales", r"U8 of \[6, 160, 3\], found \[6, 160, 4\]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_wrong_shape_names_the_tensor(case: str, tmp_path: Path) -> None:
+    change, end, fact = BAD[case]
+    folder = damaged(tmp_path, f"model.layers.0.mlp.experts.down_proj{end}", change)
+    with raises(InvalidFileError, param="shape", match=fact):
+        open_mapped(folder)
+
+
+def test_another_family_is_refused_by_name(tmp_path: Path) -> None:
+    folder = save("mixtral", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": CONFIG}
+    (folder / "config.json").write_text(json.dumps(config))
+    limits = ProgramLimits(max_tokens=8, max_requests=1)
+    assert Checkpoint.open(folder).scheme is None
+    with raises(UnsupportedError, param="quantization_config", match="'mxfp4' is not supported for model_type mixtral"):
+        EagerProgram(folder, limits=limits)
