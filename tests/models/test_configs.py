@@ -80,6 +80,15 @@ def test_defaults_of_gpt_oss() -> None:
     assert not decoder.rope.truncate
 
 
+def test_mixtures_by_layer() -> None:
+    sizes = {"moe_num_experts": 8, "moe_intermediate_size": 48}
+    ernie = read("ernie4_5_moe", **sizes, moe_layer_end_index=2, moe_layer_interval=2)
+    assert (ernie.sparse, ernie.expert_size, ernie.shared_size) == ((False, True, False, False), 48, 96)
+    assert (ernie.decoder.tied, ernie.decoder.rope.theta, ernie.routing.k) == (True, 500000.0, 6)
+    hunyuan = read("hunyuan_v1_moe", num_experts=[4] * 4, moe_topk=[2] * 4, moe_intermediate_size=[96] * 4)
+    assert (hunyuan.num_experts, hunyuan.routing.k, hunyuan.shared_size) == (4, 2, 96)
+
+
 def test_windows_by_layer() -> None:
     assert read("qwen2", sliding_window=8).windows == (0, 0, 0, 0)
     assert read("qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=3).windows == (0, 0, 0, 8)
@@ -138,6 +147,15 @@ BAD = {
     "gpt_oss_limit": ("gpt_oss", {"swiglu_limit": 0, "num_local_experts": 8}, "found 0"),
     "gpt_oss_layers": ("gpt_oss", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
     "gpt_oss_window": ("gpt_oss", {"layer_types": ["sliding_attention"] * 4, "sliding_window": None}, "not set"),
+    "granitemoe_experts": ("granitemoe", {"num_local_experts": 1}, "at least 2"),
+    "ernie_experts": ("ernie4_5_moe", {"moe_num_experts": 5, "moe_intermediate_size": 48}, "at least 6"),
+    "ernie_norm_min": ("ernie4_5_moe", {"moe_norm_min": 0.1, "moe_num_experts": 8}, "0 to 1e-09"),
+    "ernie_end": ("ernie4_5_moe", {"moe_layer_end_index": -2, "moe_num_experts": 8}, "-1 to"),
+    "hunyuan_experts": ("hunyuan_v1_moe", {"num_experts": [4, 4, 8, 8]}, "8 in every layer"),
+    "hunyuan_topk": ("hunyuan_v1_moe", {"moe_topk": [1, 2, 1, 1], "num_experts": 4}, "2 in every layer"),
+    "hunyuan_shared": ("hunyuan_v1_moe", {"num_shared_expert": [2] * 4, "num_experts": 4}, "1 in every layer"),
+    "hunyuan_width": ("hunyuan_v1_moe", {"moe_intermediate_size": 48, "num_experts": 4}, "96 in every layer"),
+    "hunyuan_cla": ("hunyuan_v1_moe", {"use_cla": True, "num_experts": 4}, "false, found true"),
     "window_type": ("mistral", {"sliding_window": "4k"}, "'4k'"),
 }
 

@@ -27,7 +27,7 @@ from penstock.runtime.program import ProgramLimits
 from penstock.sharding.write import shard_folder
 from tests.models.steps import run_whole
 from tests.support.errors import raises
-from tests.support.families import prompt, save
+from tests.support.families import build, prompt, save
 
 FUSED = torch.arange(12 * 4, dtype=torch.float32).reshape(12, 4)
 
@@ -205,6 +205,28 @@ def test_a_wrong_fused_tensor_is_named(tmp_path: Path) -> None:
     save_file({n: t for n, t in tensors.items() if n != name}, folder / "model.safetensors", {"format": "pt"})
     with raises(InvalidFileError, param=None, match=f"lacks tensor '{name}'"):
         load_network(folder)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "ernie4_5_moe", "granitemoe"])
+def test_experts_stacked_as_in_memory_are_read(family: str, tmp_path: Path) -> None:
+    logits = []
+    for original in (True, False):
+        folder = tmp_path / str(original)
+        build(family).save_pretrained(folder, save_original_format=original)
+        program = EagerProgram(folder, threads=1, limits=LIMITS)
+        logits.append(run_whole(program, prompt(20)).tobytes())
+        program.close()
+    assert any(name.endswith(".experts.gate_up_proj") for name in Checkpoint.open(folder).tensors)
+    assert logits[0] == logits[1]
+
+
+def test_quantizing_stacked_experts_gives_equal_folders(tmp_path: Path) -> None:
+    for original in (True, False):
+        build("mixtral").save_pretrained(tmp_path / f"{original}", save_original_format=original)
+        quantize_checkpoint(open_mapped(tmp_path / f"{original}"), tmp_path / f"quantized_{original}", "w8a8")
+    first, second = (load_file(tmp_path / f"quantized_{own}" / "model.safetensors") for own in (True, False))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_sharded_folder_with_fused_tensors_is_refused(tmp_path: Path) -> None:

@@ -171,6 +171,20 @@ FAMILIES |= {
         {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 96, "head_dim": 24}
         | {"num_attention_heads": 6, "num_key_value_heads": 2, "sliding_window": 20, "pad_token_id": 0},
     ),
+    "granitemoe": (
+        "granitemoe",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44, "num_key_value_heads": 1}
+        | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.05},
+    ),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {"moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 52, "moe_num_shared_experts": 2}
+        | {"num_hidden_layers": 3, "use_bias": False, "num_key_value_heads": 1},
+    ),
+    "hunyuan_v1_moe": (
+        "hunyuan_v1_moe",
+        {"num_experts": 6, "moe_topk": 3, "intermediate_size": 52, "head_dim": 24, "tie_word_embeddings": True},
+    ),
     "glm4_moe_plain": (
         "glm4_moe",
         _MIXTURE | {"n_routed_experts": 6, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "head_dim": 24},

@@ -22,10 +22,16 @@ from penstock.errors import InvalidFileError
 from penstock.quant.mxfp4 import BLOCK_BYTES, BLOCK_LEN, mxfp4_to_bf16
 from penstock.quant.tensor_writer import TensorEntry
 
-__all__ = ["OWN_NAMES", "MappedCheckpoint", "Source", "Sources", "has_own_names"]
+__all__ = [
+    "OWN_NAMES", "STACKED_GATES", "MappedCheckpoint", "Source", "Sources", "has_own_names", "has_stacked_experts",
+]  # fmt: skip
 
 OWN_NAMES: Final = "penstock_names"
 """The key of config.json that is true in a folder of floats whose tensors have the network's own names and forms."""
+
+
+STACKED_GATES: Final = ".experts.gate_up_proj"
+"""How the name ends of a tensor with the gates and up projections of all experts of a layer."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,11 @@ Sources = Mapping[str, Source | tuple[Source, ...]]
 def has_own_names(config: ConfigReader) -> bool:
     """Return True for a folder that Penstock wrote from a network, whose tensors are its parameters."""
     return config.quantization() is not None or config.bool(OWN_NAMES, False)
+
+
+def has_stacked_experts(checkpoint: Checkpoint) -> bool:
+    """Return True for a folder with one tensor for all experts of a layer, as transformers 5 has them in memory."""
+    return any(name.endswith(STACKED_GATES) for name in checkpoint.tensors)
 
 
 class MappedCheckpoint(Checkpoint):

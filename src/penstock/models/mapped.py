@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.sources import has_stacked_experts
 from penstock.errors import UnsupportedError
 from penstock.extras import install_command
 from penstock.models.families import maps_tensors
@@ -20,7 +21,7 @@ def open_mapped(folder: Path | str) -> Checkpoint:
     """
     checkpoint = Checkpoint.open(folder)
     model_type = checkpoint.config.optional_str("model_type") or ""
-    if checkpoint.scheme is not None or not maps_tensors(model_type):
+    if checkpoint.scheme is not None or not (maps_tensors(model_type) or has_stacked_experts(checkpoint)):
         return checkpoint
     try:
         from penstock.models.meta import construct_on_meta

@@ -9,20 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from torch import nn
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.sources import MappedCheckpoint, Source, Sources, has_own_names
+from penstock.checkpoint.sources import (
+    STACKED_GATES,
+    MappedCheckpoint,
+    Source,
+    Sources,
+    has_own_names,
+    has_stacked_experts,
+)
 from penstock.nn import ExpertLinear, LayerNorm, RMSNorm
 
-__all__ = ["add_to_norms", "as_network", "differs", "fused_rows", "renamed", "stacked_experts", "transposed"]
+__all__ = [
+    "add_to_norms", "as_network", "differs", "fused_rows", "renamed", "stacked_experts", "stacked_gates", "transposed",
+]  # fmt: skip
 
 
 def differs(checkpoint: Checkpoint, network: nn.Module) -> bool:
-    """Return True if the network says that its parameters differ from the tensors of the checkpoint."""
+    """Return True if the network's parameters differ from the tensors of the checkpoint.
+
+    The network says so, or the experts of its layers are stacked.
+    """
     declares = any(hasattr(network, name) for name in ("tensor_sources", "unread_tensors", "tensor_prefix"))
-    return declares and not has_own_names(checkpoint.config)
+    return (declares or has_stacked_experts(checkpoint)) and not has_own_names(checkpoint.config)
 
 
 def as_network(checkpoint: Checkpoint, network: nn.Module) -> Checkpoint:
@@ -39,7 +52,37 @@ def as_network(checkpoint: Checkpoint, network: nn.Module) -> Checkpoint:
         if isinstance(module, ExpertLinear):  # read expert by expert
             shapes |= {part.name: (part.num_rows, module.cols) for part in module.weight_parts(path)}
     table: Sources = {} if declare is None else declare()
+    if has_stacked_experts(checkpoint):
+        table = {**table, **_in_memory_names(checkpoint, network, table)}
     return MappedCheckpoint(checkpoint, shapes, table, unread=unread, prefix=prefix)
+
+
+_MEMORY_NAMES: Final = (
+    (".block_sparse_moe.", ".mlp."),
+    (".router.layer.", ".router."),
+    (".mlp.moe_statics.", ".mlp.gate.moe_statics."),
+)
+"""What is written otherwise in the names that transformers 5 has in memory: ``save_original_format=False``."""
+
+
+def _in_memory_names(checkpoint: Checkpoint, network: nn.Module, table: Sources) -> dict[str, Source]:
+    """Return the sources of parameters whose tensors have the names and forms of transformers 5 in memory."""
+
+    def stored(name: str) -> str | None:
+        names = (name, *(name.replace(own, other) for own, other in _MEMORY_NAMES))
+        return next((other for other in names if other in checkpoint.tensors), None)
+
+    result: dict[str, Source] = {}
+    for path, module in network.named_modules():
+        name = stored(f"{path.removesuffix('.experts')}{STACKED_GATES}")
+        if path.endswith(".experts") and name and len(list(module.children())) == 3:
+            down = f"{name.removesuffix('gate_up_proj')}down_proj"
+            result |= stacked_gates(network, path, (name, down))
+    for parameter, _ in network.named_parameters():
+        source = table.get(parameter, Source(parameter))
+        if isinstance(source, Source) and source.tensor not in checkpoint.tensors and (name := stored(source.tensor)):
+            result[parameter] = replace(source, tensor=name)
+    return result
 
 
 def fused_rows(network: nn.Module, fused: str, parts: Sequence[str], groups: int = 1) -> dict[str, Source]:
@@ -79,6 +122,21 @@ def stacked_experts(network: nn.Module, *, transposed: bool = False, mxfp4: bool
             table[part.name] = packed if mxfp4 else Source(path, index=index, transposed=transposed)
         if module.bias is not None:
             table[f"{path}.bias"] = Source(f"{path}_bias")
+    return table
+
+
+def stacked_gates(network: nn.Module, path: str, tensors: tuple[str, str]) -> dict[str, Source]:
+    """Return the sources of the experts ``path``, whose layers are a gate, an up and a down projection in this order.
+
+    ``tensors``: the gates above the up projections, [experts, 2 * size, hidden], and the down projections [experts,
+    hidden, size].
+    """
+    layers = dict(network.get_submodule(path).named_children())
+    table = {}
+    for (name, layer), tensor, which in zip(layers.items(), (tensors[0], *tensors), (0, 1, 0), strict=True):
+        for index, part in enumerate(layer.weight_parts(f"{path}.{name}")):  # type: ignore[operator]
+            rows = ((which * part.num_rows, (which + 1) * part.num_rows),)
+            table[part.name] = Source(tensor, rows, index=index)
     return table
 
 

@@ -11,7 +11,7 @@ from penstock.models.decoder import CausalLM, DecoderConfig, DecoderLayer, read_
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import Attention, Batch, ModuleList, scale
 
-__all__ = ["Config", "Network"]
+__all__ = ["Config", "GraniteAttention", "Network"]
 
 
 @dataclass(frozen=True)

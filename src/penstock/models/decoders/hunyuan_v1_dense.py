@@ -9,7 +9,7 @@ from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import Batch, RMSNorm
 
-__all__ = ["Config", "Network"]
+__all__ = ["Config", "HunyuanAttention", "Network", "with_stretched_theta"]
 
 
 class Config:
@@ -19,10 +19,10 @@ class Config:
     def read(reader: ConfigReader) -> DecoderConfig:
         """Read and check config.json; errors name the key."""
         windows = (0,) * read_num_layers(reader)
-        return read_decoder(_with_stretched_theta(reader), windows, context_len=2048, norm_eps=1e-5)
+        return read_decoder(with_stretched_theta(reader), windows, context_len=2048, norm_eps=1e-5)
 
 
-def _with_stretched_theta(reader: ConfigReader) -> ConfigReader:
+def with_stretched_theta(reader: ConfigReader) -> ConfigReader:
     """Return the config with theta * alpha^(d / (d - 2)) for a rope type "dynamic" with alpha, which is constant."""
     key = "rope_scaling" if reader.has("rope_scaling") else "rope_parameters"
     section = reader.object(key)
