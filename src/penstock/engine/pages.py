@@ -93,6 +93,17 @@ class PagePool:
         """Return the page with this name that may be at an index of a table, or None."""
         return self.find(key, self.rank_of(index, rotation))
 
+    def find_run(self, start: int, rotation: int, keys: Iterable[bytes]) -> list[int]:
+        """Return the pages with these names for the entries of a table from ``start`` on, up to one that is missing."""
+        find, pages = self._page_of.get, []
+        is_dealt_out = self.num_ranks > 1
+        for index, key in enumerate(keys, start):
+            page = find(key)
+            if page is None or (is_dealt_out and page % self.num_ranks != self.rank_of(index, rotation)):
+                break
+            pages.append(page)
+        return pages
+
     def name(self, page: int, key: bytes) -> None:
         """Give a held page a name, so that others can find it.  Does nothing if another page has the name."""
         if self._references[page] < 1:
@@ -112,26 +123,33 @@ class PagePool:
             del self._idle[rank][page]
             self._free[rank].append(page)
 
-    def share(self, page: int) -> None:
-        """Hold a page once more.  A page that no request holds must have a name."""
-        if self._references[page] == 0:
-            idle = self._idle[page % self.num_ranks]
-            if page not in idle:
-                raise InternalError(f"page pool: page {page} cannot be shared: no request holds it and it has no name")
-            del idle[page]
-        self._references[page] += 1
+    def share(self, *pages: int) -> None:
+        """Hold pages once more.  A page that no request holds must have a name."""
+        references = self._references
+        for page in pages:
+            if references[page] == 0:
+                idle = self._idle[page % self.num_ranks]
+                if page not in idle:
+                    raise InternalError(
+                        f"page pool: page {page} cannot be shared: no request holds it and it has no name"
+                    )
+                del idle[page]
+            references[page] += 1
 
-    def give_back(self, page: int) -> None:
-        """Release a page once."""
-        if self._references[page] < 1:
-            raise InternalError(f"page pool: page {page} cannot be given back: no request holds it")
-        self._references[page] -= 1
-        if self._references[page] == 0:
-            rank = page % self.num_ranks
-            if page in self._key_of:
-                self._idle[rank][page] = None
-            else:
-                self._free[rank].append(page)
+    def give_back(self, *pages: int) -> None:
+        """Release pages once, in this order."""
+        references, key_of = self._references, self._key_of
+        for page in pages:
+            count = references[page] - 1
+            if count < 0:
+                raise InternalError(f"page pool: page {page} cannot be given back: no request holds it")
+            references[page] = count
+            if count == 0:
+                rank = page % self.num_ranks
+                if page in key_of:
+                    self._idle[rank][page] = None
+                else:
+                    self._free[rank].append(page)
 
     def forget(self) -> None:
         """Remove every name, so that nothing computed so far is shared again."""
@@ -249,10 +267,7 @@ class PageLedger:
         longest = len(keys)
         for window, pool in zip(self.windows, self.pools, strict=True):
             if window <= 0:
-                num_found = num_own
-                while num_found < longest and pool.find_at(num_found, pages.rotation, keys[num_found]) is not None:
-                    num_found += 1
-                longest = num_found
+                longest = num_own + len(pool.find_run(num_own, pages.rotation, keys[num_own:longest]))
         return longest if not self._windowed else self._shareable_in_windows(pages, num_own, keys[:longest])
 
     def _shareable_in_windows(self, pages: PageTables, num_own: int, keys: Sequence[bytes]) -> int:
@@ -273,18 +288,14 @@ class PageLedger:
             table = pages.tables[group]
             first = _first_seen(len(keys) * PAGE_TOKENS, window) if window > 0 else 0
             self._free_leading(pages, group, min(first, num_own, len(table)))
-            for begun in table[max(num_own, pages.num_freed[group]) :]:
-                pool.give_back(begun)
+            pool.give_back(*table[max(num_own, pages.num_freed[group]) :])
             del table[num_own:]
-            for index in range(num_own, len(keys)):
-                if index < first:
-                    table.append(FREED)
-                    continue
-                page = pool.find_at(index, pages.rotation, keys[index])
-                if page is None:
-                    raise InternalError("page tables: a page to share has no name")
-                table.append(page)
-                pool.share(page)
+            table += [FREED] * (min(first, len(keys)) - num_own)
+            shared = pool.find_run(len(table), pages.rotation, keys[len(table) :])
+            if len(table) + len(shared) != len(keys):
+                raise InternalError("page tables: a page to share has no name")
+            table += shared
+            pool.share(*shared)
             pages.num_freed[group] = max(pages.num_freed[group], min(first, len(table)))
         pages.num_named = len(keys)
         pages.version += 1
@@ -307,8 +318,7 @@ class PageLedger:
     def close(self, pages: PageTables) -> None:
         """Free every page of a request, the last first, so that a shared beginning stays longest."""
         for group, (table, pool) in enumerate(zip(pages.tables, self.pools, strict=True)):
-            for page in reversed(table[pages.num_freed[group] :]):
-                pool.give_back(page)
+            pool.give_back(*reversed(table[pages.num_freed[group] :]))
             table.clear()
             pages.num_freed[group] = 0
         pages.num_named = 0
