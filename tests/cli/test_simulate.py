@@ -51,6 +51,9 @@ def test_the_table_names_the_costs_and_two_ranks_are_faster(tmp_path, capsys) ->
         (["--pages", "0"], "num_pages: expected an integer from 1"),
         (["--max-requests", "64", "--max-tokens", "32"], "--max-tokens: expected at least --max-requests"),
         (["--costs", "none.json"], "none.json"),
+        (["--mtbf", "-1"], "mtbf_s: expected"),
+        (["--restart", "nan"], "restart_s: expected"),
+        (["--seed", "-1"], "seed: expected"),
     ],
 )
 def test_bad_options_are_named(options: list[str], error: str, tmp_path, capsys) -> None:

@@ -140,3 +140,33 @@ def test_costs_are_read_back_and_checked(tmp_path) -> None:
             read_costs(path)
     with pytest.raises(FileAccessError):
         read_costs(tmp_path / "none.json")
+
+
+def test_failed_replicas_lose_no_request() -> None:
+    trace = trace_of(1000, 30.0)
+    calm, shaken = (simulate(trace, Simulation(4, mtbf_s=mtbf_s, restart_s=2.0)) for mtbf_s in (0.0, 15.0))
+    assert calm.failures == calm.retries == 0
+    assert shaken.failures > 3
+    assert shaken.retries > 3
+    assert shaken.requests == 1000
+    assert shaken.output_tokens == sum(request.output_tokens for request in trace)
+    assert shaken.prefilled_tokens > calm.prefilled_tokens
+    assert shaken.e2e["p99"] > calm.e2e["p99"]
+    assert shaken == simulate(trace, Simulation(4, mtbf_s=15.0, restart_s=2.0))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_failures_are_the_same_one_step_at_a_time(policy: str) -> None:
+    settings = Simulation(3, policy, mtbf_s=5.0, restart_s=1.0)
+    at_once, stepwise = (simulate(trace_of(500, 20.0), replace(settings, is_stepwise=one)) for one in (False, True))
+    assert at_once.failures > 3
+    assert asdict(at_once) == asdict(stepwise)
+
+
+def test_requests_wait_while_every_replica_is_down() -> None:
+    requests = [TraceRequest(0.0, [("a", 100)], 200), TraceRequest(1.0, [("b", 100)], 200)]
+    calm = simulate(requests, Simulation(1))
+    report = simulate(requests, Simulation(1, mtbf_s=calm.seconds / 2, restart_s=100.0))
+    assert report.failures > 0
+    assert report.output_tokens == 400
+    assert report.e2e["p99"] > 100

@@ -19,7 +19,7 @@ from penstock.errors import InternalError
 from penstock.runtime.program import PAGE_TOKENS, pages_for
 
 if TYPE_CHECKING:
-    from penstock.cluster.trace import SegmentKeys
+    from penstock.cluster.trace import SegmentKeys, TraceRequest
 
 __all__ = ["NS", "Arrived", "Replica", "ReplicaLimits", "StepTable"]
 
@@ -67,6 +67,7 @@ class Arrived:
     """A request that a replica got, and its times in nanoseconds.  ``queued`` tokens wait in the router's books."""
 
     request: Request
+    line: TraceRequest
     place: int
     arrival_ns: int
     queued: int
@@ -113,6 +114,14 @@ class Replica:
         elif self._repeats > 1:
             self._repeats = max(1, -(-(now_ns - self._start_ns) // self._step_ns))
             self.end_ns = self._start_ns + self._repeats * self._step_ns
+
+    def stop(self, now_ns: int) -> list[Arrived]:
+        """End the replica within its step; return the requests that are lost, in the order of their arrival here."""
+        if self.end_ns is not None:
+            self.busy_ns += now_ns - self._start_ns
+            self.num_steps += (now_ns - self._start_ns) // self._step_ns
+        self.end_ns = None
+        return [*self._open.values()]
 
     def finish_steps(self) -> tuple[list[Arrived], list[Arrived]]:
         """End the present steps and begin the next ones; return the requests with a first token, and those that ended.

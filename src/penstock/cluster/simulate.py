@@ -9,9 +9,12 @@ from __future__ import annotations
 import gc
 import heapq
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count, starmap
+from random import Random
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +23,7 @@ from penstock.cluster.costs import COSTS_348M, StepCosts
 from penstock.cluster.replica import NS, Arrived, Replica, ReplicaLimits, StepTable, new_request
 from penstock.cluster.routing import POLICIES, Router
 from penstock.cluster.trace import SegmentKeys, TraceRequest
-from penstock.config import check_choice, check_integer
+from penstock.config import check_choice, check_integer, check_number
 from penstock.errors import InvalidFileError
 from penstock.runtime.program import PAGE_TOKENS
 
@@ -35,6 +38,9 @@ _REPORT_EVERY: Final = 1000
 class Simulation:
     """What is simulated: ``replicas`` of ``tp`` ranks each, with these costs and limits, under a policy of the router.
 
+    ``mtbf_s``: the mean time between failures of a replica, in seconds; 0 is never.  The times are exponentially
+    distributed and follow from ``seed``.  A failed replica loses its cache and is back ``restart_s`` seconds later.
+    Its requests start again on others, as if their clients had tried again; their times count from the first arrival.
     ``is_stepwise``: simulate each step as an event of its own, even while the batch does not change.  The result is
     the same.
     """
@@ -44,12 +50,18 @@ class Simulation:
     costs: StepCosts = COSTS_348M
     tp: int = 1
     limits: ReplicaLimits = field(default_factory=ReplicaLimits)
+    mtbf_s: float = 0.0
+    restart_s: float = 10.0
+    seed: int = 0
     is_stepwise: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
         check_integer("replicas", self.replicas, 1, MAX_REPLICAS)
         check_choice("policy", self.policy, POLICIES)
+        for name in ("mtbf_s", "restart_s"):
+            check_number(name, getattr(self, name), 1e9, may_be_zero=True)
+        check_integer("seed", self.seed, 0, 2**63 - 1)
         self.costs.on_ranks(self.tp)
 
 
@@ -61,7 +73,8 @@ class Report:
     token, per further token, and to the end.  ``prefilled_tokens`` of the prompts were computed, also those that were
     computed again after a preemption, and ``cached_tokens`` were shared.  ``utilisation``: the share of the time in
     which replicas ran steps.  ``load_imbalance``: how much longer than the mean the busiest replica ran, as a share.
-    ``replica_seconds``: replicas times ``seconds``, the time from the first arrival to the last end.
+    ``replica_seconds``: replicas times ``seconds``, the time from the first arrival to the last end.  ``failures`` of
+    replicas; ``retries`` counts the requests that began anew after one.
     """
 
     policy: str
@@ -73,6 +86,8 @@ class Report:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    failures: int = 0
+    retries: int = 0
     steps: int = 0
     hit_rate: float = 0.0
     ttft: dict[str, float] = field(default_factory=dict)
@@ -116,20 +131,25 @@ class _Cluster:
         self._settings, self._costs = settings, costs
         self._keys = SegmentKeys()
         self._router = Router(settings.policy)
-        table, figures = StepTable(costs, limits), costs.figures(limits.max_requests)
+        self._table, self._figures = StepTable(costs, limits), costs.figures(limits.max_requests)
         self._replicas: list[Replica] = []
-        for _ in range(settings.replicas):
-            self._router.add(figures, limits.max_requests, limits.num_pages)
-            self._replicas.append(Replica(limits, table, self._keys, is_stepwise=settings.is_stepwise))
+        self._ended: list[_Totals] = []  # of replicas that failed
         self._ends: list[tuple[int, int]] = []
+        self._faults = _Faults(settings)
+        self._homeless: list[tuple[TraceRequest, int]] = []  # while all replicas are down
+        self._num_up = 0
         self._ttft, self._tpot, self._e2e = array("d"), array("d"), array("d")
-        self._num_requests = self._output_tokens = 0
+        self._num_requests = self._num_open = self._num_sent = self._output_tokens = 0
         self._first_ns: int | None = None
         self._last_ns = 0
 
     def run(self, requests: Iterable[TraceRequest], progress: Callable[[int, float], None]) -> Report:
         for request in requests:
             now_ns = round(request.time * NS)
+            if self._first_ns is None:
+                self._first_ns = now_ns
+                for _ in range(self._settings.replicas):
+                    self._start_replica(now_ns)
             self._run_until(now_ns)
             self._arrive(request, now_ns)
             if self._num_requests % _REPORT_EVERY == 0:
@@ -138,14 +158,51 @@ class _Cluster:
         progress(self._num_requests, self._last_ns / NS)
         return self._report()
 
+    def _start_replica(self, now_ns: int) -> None:
+        """Add a replica with an empty cache, at a place of its own or of one that failed."""
+        limits = self._settings.limits
+        place = self._router.add(self._figures, limits.max_requests, limits.num_pages)
+        replica = Replica(limits, self._table, self._keys, is_stepwise=self._settings.is_stepwise)
+        self._replicas[place : place + 1] = [replica]
+        self._num_up += 1
+        self._faults.started(place, now_ns)
+
+    def _stop_replica(self, place: int, now_ns: int) -> None:
+        """End a replica, and send its requests to others."""
+        replica = self._replicas[place]
+        self._router.remove(place)
+        self._num_up -= 1
+        lost = replica.stop(now_ns)
+        self._ended.append(_Totals.of(place, replica))
+        self._replicas[place] = Replica(self._settings.limits, self._table, self._keys)  # nobody is sent to it
+        for arrived in lost:
+            self._send(arrived.line, arrived.arrival_ns, now_ns)
+
     def _run_until(self, now_ns: int | None) -> None:
+        """Run what happens before ``now_ns``; None is until every request has ended."""
+        faults = self._faults
+        while faults.next_ns is not None and (self._num_open if now_ns is None else faults.next_ns < now_ns):
+            self._run_steps(faults.next_ns)
+            if now_ns is None and not self._num_open:
+                return
+            at_ns, place = faults.pop()
+            if place is not None:
+                self._stop_replica(place, at_ns)
+            else:
+                self._start_replica(at_ns)
+                homeless, self._homeless = self._homeless, []
+                for request, arrival_ns in homeless:
+                    self._send(request, arrival_ns, at_ns)
+        self._run_steps(now_ns)
+
+    def _run_steps(self, now_ns: int | None) -> None:
         """Run the steps that end before ``now_ns``; None is all.  A step that ends right then sees the arrival."""
         ends, replicas = self._ends, self._replicas
         while ends and (now_ns is None or ends[0][0] < now_ns):
             end_ns, place = heapq.heappop(ends)
             replica = replicas[place]
             if replica.end_ns != end_ns:
-                continue  # an arrival has ended these steps earlier
+                continue  # an arrival has ended these steps earlier, or the replica failed
             first, ended = replica.finish_steps()
             for arrived in first:
                 self._router.prefilled(place, arrived.queued)
@@ -155,31 +212,39 @@ class _Cluster:
                 heapq.heappush(ends, (replica.end_ns, place))
 
     def _arrive(self, request: TraceRequest, now_ns: int) -> None:
-        prompt_len = request.prompt_tokens
+        num_tokens = request.prompt_tokens + request.output_tokens
         num_held = self._settings.limits.num_pages * PAGE_TOKENS
-        if prompt_len + request.output_tokens > num_held:
+        if num_tokens > num_held:
             raise InvalidFileError(
                 f"{request.source or 'trace'}: segments: expected at most {num_held} tokens with those of the answer, "
-                f"which a replica has pages for, got {prompt_len + request.output_tokens}",
+                f"which a replica has pages for, got {num_tokens}",
                 param="segments",
             )
-        keys = self._keys.of_prompt(request.segments)
+        self._num_requests += 1
+        self._num_open += 1
+        self._send(request, now_ns, now_ns)
+
+    def _send(self, request: TraceRequest, arrival_ns: int, now_ns: int) -> None:
+        """Send a request to a replica, or keep it while all of them are down."""
+        if not self._num_up:
+            self._homeless.append((request, arrival_ns))
+            return
+        prompt_len, keys = request.prompt_tokens, self._keys.of_prompt(request.segments)
         route = self._router.route(prompt_len, keys)
         place, queued = route.place, max(0, prompt_len - route.num_known * PAGE_TOKENS)
         self._router.begin(place, queued, keys)
-        self._num_requests += 1
-        if self._first_ns is None:
-            self._first_ns = now_ns
-        engine_request = new_request(self._num_requests, prompt_len, request.output_tokens, keys, request.time)
+        self._num_sent += 1
+        engine_request = new_request(self._num_sent, prompt_len, request.output_tokens, keys, request.time)
         replica = self._replicas[place]
         before = replica.end_ns
-        replica.submit(Arrived(engine_request, place, now_ns, queued), now_ns)
+        replica.submit(Arrived(engine_request, request, place, arrival_ns, queued), now_ns)
         if replica.end_ns is not None and replica.end_ns != before:
             heapq.heappush(self._ends, (replica.end_ns, place))
 
     def _note_end(self, arrived: Arrived, now_ns: int) -> None:
         num_tokens = arrived.request.max_tokens
         self._router.end(arrived.place, num_tokens)
+        self._num_open -= 1
         self._output_tokens += num_tokens
         self._ttft.append((arrived.first_ns - arrived.arrival_ns) / NS)
         self._e2e.append((now_ns - arrived.arrival_ns) / NS)
@@ -191,24 +256,82 @@ class _Cluster:
         settings, costs = self._settings, self._costs
         source = {"model": costs.model, "machine": costs.machine, "source": costs.source}
         report = Report(settings.policy, settings.replicas, settings.tp, source, self._num_requests)
-        schedulers = [replica.scheduler for replica in self._replicas]
-        busy_ns = [replica.busy_ns for replica in self._replicas]
-        report.prefilled_tokens = sum(replica.num_prefilled for replica in self._replicas)
-        report.cached_tokens = sum(scheduler.num_cached_tokens for scheduler in schedulers)
-        report.preemptions = sum(scheduler.num_preemptions for scheduler in schedulers)
-        report.steps = sum(replica.num_steps for replica in self._replicas)
+        totals = [*self._ended, *starmap(_Totals.of, enumerate(self._replicas))]
+        busy_ns: Counter[int] = Counter()
+        for total in totals:
+            busy_ns[total.place] += total.busy_ns
+        report.prefilled_tokens = sum(total.num_prefilled for total in totals)
+        report.cached_tokens = sum(total.num_cached for total in totals)
+        report.preemptions = sum(total.num_preemptions for total in totals)
+        report.steps = sum(total.num_steps for total in totals)
+        report.failures = len(self._ended)
+        report.retries = self._num_sent - self._num_requests
         report.output_tokens = self._output_tokens
-        num_prompt = sum(scheduler.num_prompt_tokens for scheduler in schedulers)
+        num_prompt = sum(total.num_prompt for total in totals)
         report.hit_rate = report.cached_tokens / num_prompt if num_prompt else 0.0
         report.ttft, report.tpot, report.e2e = map(_summary, (self._ttft, self._tpot, self._e2e))
         whole_ns = self._last_ns - (self._first_ns or 0)
         report.seconds = whole_ns / NS
         report.replica_seconds = report.seconds * settings.replicas
         if whole_ns:
-            report.utilisation = sum(busy_ns) / whole_ns / settings.replicas
-        if any(busy_ns):
-            report.load_imbalance = max(busy_ns) * settings.replicas / sum(busy_ns) - 1
+            report.utilisation = busy_ns.total() / whole_ns / settings.replicas
+        if busy_ns.total():
+            report.load_imbalance = max(busy_ns.values()) * settings.replicas / busy_ns.total() - 1
         return report
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """What the replica at a place did until it ended."""
+
+    place: int
+    busy_ns: int
+    num_steps: int
+    num_prefilled: int
+    num_prompt: int
+    num_cached: int
+    num_preemptions: int
+
+    @classmethod
+    def of(cls, place: int, replica: Replica) -> _Totals:
+        scheduler = replica.scheduler
+        return cls(
+            place,
+            replica.busy_ns,
+            replica.num_steps,
+            replica.num_prefilled,
+            scheduler.num_prompt_tokens,
+            scheduler.num_cached_tokens,
+            scheduler.num_preemptions,
+        )
+
+
+class _Faults:
+    """The failures of replicas, and when they are back: in order of time."""
+
+    def __init__(self, settings: Simulation) -> None:
+        self._mtbf_s, self._restart_ns = settings.mtbf_s, round(settings.restart_s * NS)
+        self._draw = Random(settings.seed)  # noqa: S311 - not a secret
+        self._events: list[tuple[int, int, int | None]] = []  # time, number, and the place of the replica that fails
+        self._numbers = count()
+
+    @property
+    def next_ns(self) -> int | None:
+        """The time of the next event; None if replicas do not fail."""
+        return self._events[0][0] if self._events else None
+
+    def started(self, place: int, now_ns: int) -> None:
+        """Draw when a replica fails that starts now."""
+        if self._mtbf_s:
+            after_ns = round(self._draw.expovariate(1 / self._mtbf_s) * NS)
+            heapq.heappush(self._events, (now_ns + after_ns, next(self._numbers), place))
+
+    def pop(self) -> tuple[int, int | None]:
+        """Return the time and the place of the next failure; a place of None says that a replica is back."""
+        at_ns, _, place = heapq.heappop(self._events)
+        if place is not None:
+            heapq.heappush(self._events, (at_ns + self._restart_ns, next(self._numbers), None))
+        return at_ns, place
 
 
 def _summary(values: array[float]) -> dict[str, float]:

@@ -60,6 +60,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     for option, (_, text) in _LIMITS.items():
         parser.add_argument(f"--{option}", type=int, metavar="N", help=text)
+    parser.add_argument(
+        "--mtbf",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="mean time between failures of a replica; its requests start again on others (default: 0, never)",
+    )
+    parser.add_argument(
+        "--restart",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="time until a failed replica is back, with an empty cache (default: 10)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times of failures (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     parser.set_defaults(run=run)
 
@@ -76,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, option.replace("-", "_")) for option, (name, _) in _LIMITS.items()}
     limits = ReplicaLimits(**{name: value for name, value in given.items() if value is not None})
     costs = COSTS_348M if args.costs is None else read_costs(args.costs)
-    settings = Simulation(args.replicas, args.policy, costs, costs.tp if args.tp is None else args.tp, limits)
+    tp = costs.tp if args.tp is None else args.tp
+    settings = Simulation(args.replicas, args.policy, costs, tp, limits, args.mtbf, args.restart, args.seed)
     report = simulate(read_trace(args.trace), settings, _Progress())
     print(json.dumps(asdict(report)) if args.json else _table(report))
     return 0
@@ -106,6 +122,7 @@ def _table(report: Report) -> str:
         f"({report.hit_rate:.0%})",
         f"answer tokens    {report.output_tokens:14,}",
         f"preemptions      {report.preemptions:14,}",
+        f"failures         {report.failures:14,}  {report.retries:,} requests started again",
         f"utilisation      {report.utilisation:14.1%}  busiest replica {report.load_imbalance:+.1%}",
         "",
         f"{'ms':<16} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10}",
