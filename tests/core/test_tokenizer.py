@@ -16,6 +16,7 @@ from tokenizers import normalizers
 
 from penstock.core.native import Model
 from penstock.core.tokenizer import TOKENIZER_SEGMENT, Tokenizer
+from tests.support.charsmap import REPLACEMENTS, charsmap
 from tests.support.tiny_graph import tiny_graph, write_bundle
 from tests.support.tokenizer_kinds import KINDS, SAMPLES, bytes_only, segment_of, text_of
 
@@ -27,6 +28,8 @@ NORMALIZERS = (
     normalizers.Strip(),
     normalizers.BertNormalizer(),
     normalizers.BertNormalizer(lowercase=False),
+    normalizers.Nmt(),
+    normalizers.Precompiled(charsmap(REPLACEMENTS)),
 )
 NUM_TEXTS = int(os.environ.get("PENSTOCK_TOKENIZER_TEXTS", "400"))
 
@@ -105,7 +108,7 @@ def test_long_words_take_no_time_to_speak_of(pair_of: Callable[..., Pair]) -> No
         pair.check_text(part * r.randrange(3000, 6000))
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS, ids=str)
+@pytest.mark.parametrize("normalizer", NORMALIZERS, ids=lambda normalizer: type(normalizer).__name__)
 def test_normalizers_are_those_of_the_library(
     normalizer: tokenizers.normalizers.Normalizer, pair_of: Callable[..., Pair]
 ) -> None:

@@ -28,6 +28,7 @@ WORD_LEVEL = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_toke
 NAMES = (
     "token_begins", "token_bytes", "token_flags", "merge_begins", "merges", "bytes", "characters", "words", "added",
     "added_normalized", "steps", "prefix", "suffix", "eos", "text", "trie", "model", "first_begins", "first_bytes",
+    "scores", "charsmap", "charsmap_text",
 )  # fmt: skip
 
 
@@ -54,6 +55,13 @@ def word_piece(**options: Any) -> dict[str, bytes]:
     return {"tokenizer.json": tokenizers.Tokenizer(model).to_str().encode()}
 
 
+def unigram(normalizer: Any = None, unk_id: int | None = 0, **components: Any) -> dict[str, bytes]:
+    """The file of a Unigram model; ``normalizer`` is a component or its type."""
+    model = {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": unk_id, "byte_fallback": False}
+    normalizer = {"type": normalizer} if isinstance(normalizer, str) else normalizer
+    return {"tokenizer.json": json.dumps({"model": model, "normalizer": normalizer} | components).encode()}
+
+
 @pytest.mark.parametrize(
     ("files", "named"),
     [
@@ -74,8 +82,8 @@ def word_piece(**options: Any) -> dict[str, bytes]:
         ),
         (changed(decoder={"type": "Fuse"}), "decoder Fuse"),
         (
-            changed(post_processor={"type": "BertProcessing", "sep": ["a", 1], "cls": ["b", 2]}),
-            "post_processor BertProc",
+            changed(post_processor={"type": "BertProcessing", "sep": ["a", 1], "cls": ["b", 1 << 20]}),
+            "post_processor: an id beyond the vocabulary",
         ),
         (changed(model={"dropout": 0.5}), "model.dropout"),
         (changed(model={"end_of_word_suffix": "</w>"}), "model.end_of_word_suffix"),
@@ -84,6 +92,15 @@ def word_piece(**options: Any) -> dict[str, bytes]:
         ({"tokenizer.json": WORD_LEVEL}, "model 'WordLevel'"),
         (word_piece(max_input_chars_per_word=5000), "model.max_input_chars_per_word: .* 4096, found 5000"),
         (word_piece(unk_token="absent"), "model.unk_token"),  # noqa: S106
+        (unigram(unk_id=None), "model.unk_id: expected a token, found null"),
+        (unigram("NFKC"), "normalizer NFKC"),
+        (unigram({"type": "Replace", "pattern": {"Regex": "x+"}, "content": "y"}), "normalizer Replace"),
+        (unigram(pre_tokenizer={"type": "Metaspace", "replacement": "_"}), "pre_tokenizer Metaspace"),
+        (
+            unigram("Nmt", pre_tokenizer={"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first"}),
+            "prepend_scheme first",
+        ),
+        (unigram(decoder={"type": "CTC", "pad_token": "a", "word_delimiter_token": "|", "cleanup": True}), "CTC"),
     ],
 )
 def test_uncompiled_tokenizers_are_named_and_ids_still_work(
@@ -154,7 +171,7 @@ def test_damaged_tables_are_refused_by_name(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_beyond_the_segment_are_refused_by_name(name: str, open_segment: Callable[[bytes], Tokenizer]) -> None:
-    segment = segment_of(KINDS["WordPiece"]())
+    segment = segment_of(KINDS["Unigram"]())
     for at, value in ((0, 1 << 30), (0, 0), (4, 1 << 31)):
         damaged = bytearray(segment)
         struct.pack_into("<I", damaged, 48 + 8 * NAMES.index(name) + at, value)
@@ -167,7 +184,7 @@ def test_headers_of_others_are_refused(open_segment: Callable[[bytes], Tokenizer
     for at, value, kind, message in (
         (0, 1, InvalidFileError, "magic"),
         (8, 3, UnsupportedError, "version: expected 1 to 2, found 3: export the model again"),
-        (8, 2, InvalidFileError, "num_tables: expected 19, found 15"),
+        (8, 2, InvalidFileError, "num_tables: expected 22, found 15"),
         (12, 9, UnsupportedError, "kind"),
         (16, 1 << 31, UnsupportedError, "flags"),
         (20, 9, UnsupportedError, "split"),

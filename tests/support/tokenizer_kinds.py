@@ -11,6 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from penstock.graph.tokenizer.compiler import compile_tokenizer
+from tests.support.charsmap import REPLACEMENTS, charsmap
 
 ROOT = Path(__file__).parents[2]
 LLAMA3 = (
@@ -67,6 +68,7 @@ def _split(pattern: str, behavior: str = "isolated", invert: bool = False) -> pr
 
 def _gpt2() -> Tokenizer:
     tokenizer = _byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), ["<|endoftext|>"])
+    tokenizer.post_processor = processors.RobertaProcessing(("a", 65), ("b", 66))  # type: ignore[assignment]
     tokenizer.add_tokens(
         [
             AddedToken("word", single_word=True),
@@ -175,6 +177,8 @@ def _bert(cleanup: bool = True, **options: bool) -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
+    if not cleanup:
+        tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))  # type: ignore[assignment]
     tokenizer.add_tokens(
         [AddedToken("Größe naïve"), AddedToken(" .", normalized=False), AddedToken("n't", lstrip=True)]
     )
@@ -200,6 +204,51 @@ def _bare_word_piece() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(values))
 
 
+def _scored_pieces() -> list[tuple[str, float]]:
+    """Parts of the samples' words, most letters among them, with scores of which many are equal."""
+    r = random.Random("pieces")
+    words = ["\u2581" + word for sample in SAMPLES for word in sample.split()]
+    parts = {word[i:j] for word in words for i in range(len(word)) for j in range(i + 1, min(i + 7, len(word) + 1))}
+    kept = [part for part in sorted(parts) if r.random() < (0.8 if len(part) == 1 else 0.4)]
+    specials = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    return specials + [(part, round(r.uniform(-9, -7) + 0.5 * len(part), 1)) for part in kept]
+
+
+def _unigram(words: bool = False, **options: bool) -> Tokenizer:
+    """Unigram with a character map; the words are cut as XLM-RoBERTa does, or as T5 does."""
+    tokenizer = Tokenizer(models.Unigram(_scored_pieces(), unk_id=3, byte_fallback=False))
+    steps = [normalizers.Precompiled(charsmap(REPLACEMENTS)), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip(left=False)])  # type: ignore[assignment]
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme="always", **options)
+    tokenizer.pre_tokenizer = (  # type: ignore[assignment]
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace]) if words else metaspace
+    )
+    tokenizer.decoder = decoders.Metaspace()  # type: ignore[assignment]
+    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    tokenizer.add_tokens([AddedToken("<mask>", lstrip=True, special=True), AddedToken("word", single_word=True)])
+    return tokenizer
+
+
+def _unigram_of_bytes() -> Tokenizer:
+    """Unigram without a pre-tokenizer, with bytes as the fallback, two equal tokens, and letters without one."""
+    values = json.loads(_unigram().to_str())
+    vocab = [pair for pair in values["model"]["vocab"] if pair[0] not in ("e", "а", "ö")]
+    vocab += [[f"<0x{byte:02X}>", -30.0 - byte] for byte in range(256)] + [["the", -1.5], ["the", -2.5]]
+    values["model"] |= {"vocab": vocab, "byte_fallback": True}
+    values["added_tokens"] = values["added_tokens"][:4]
+    steps = [{"type": "Nmt"}, {"type": "Prepend", "prepend": "\u2581"}]
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    back = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    values |= {
+        "normalizer": {"type": "Sequence", "normalizers": [*steps, replace]},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+    }
+    return Tokenizer.from_str(json.dumps(values))
+
+
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "demo": lambda: Tokenizer.from_file(str(ROOT / "demo" / "model" / "tokenizer.json")),
     "gpt2": _gpt2,
@@ -215,6 +264,10 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "WordPiece with case": lambda: _bert(lowercase=False, cleanup=False),
     "WordPiece with accents": lambda: _bert(strip_accents=False, handle_chinese_chars=False, clean_text=False),
     "WordPiece without a decoder": _bare_word_piece,
+    "Unigram": _unigram,
+    "Unigram of whole texts": lambda: _unigram(split=False),
+    "Unigram of words": lambda: _unigram(True),
+    "Unigram of bytes": _unigram_of_bytes,
 }
 
 

@@ -92,6 +92,14 @@ ps_status check_trie(const TokenizerTables& t, uint32_t num_tokens) {
   return PS_OK;
 }
 
+ps_status check_unigram(const Tokenizer& tokenizer) {
+  PS_TRY(check_count("model", tokenizer.tables.model.count, 2));
+  if (tokenizer.tables.scores.count > tokenizer.header.num_tokens)
+    return bad("scores", tokenizer.header.num_tokens, "no more than tokens", tokenizer.tables.scores.count);
+  if (tokenizer.header.unknown == kNoToken) return fail(PS_INVALID_FILE, "unknown: expected a token, found none");
+  return PS_OK;
+}
+
 ps_status check_word_piece(const Tokenizer& tokenizer) {
   const TokenizerTables& t = tokenizer.tables;
   PS_TRY(check_count("model", t.model.count, 2));
@@ -164,6 +172,7 @@ ps_status check_tables(const Tokenizer& tokenizer) {
   PS_TRY(check_characters(t, n));
   PS_TRY(check_trie(t, n));
   if (tokenizer.header.kind == TOKENIZER_WORD_PIECE) PS_TRY(check_word_piece(tokenizer));
+  if (tokenizer.header.kind == TOKENIZER_UNIGRAM) PS_TRY(check_unigram(tokenizer));
   PS_TRY(check_words(t, n));
   PS_TRY(check_added("added", t, t.added, n));
   PS_TRY(check_added("added_normalized", t, t.added_normalized, n));

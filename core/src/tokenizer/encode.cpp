@@ -11,7 +11,7 @@ constexpr Text kSpaceMark{kSpaceMarkBytes, sizeof(kSpaceMarkBytes)};
 class Encoder {
  public:
   Encoder(const Tokenizer& tokenizer, bool parse_special, TokenSink* out)
-      : tokenizer_(tokenizer), parse_special_(parse_special), normalizer_(tokenizer), merger_(tokenizer), out_(out) {}
+      : tokenizer_(tokenizer), parse_special_(parse_special), normalizer_(tokenizer), merger_(tokenizer), unigram_(tokenizer), out_(out) {}
 
   ps_status run(Text text) {
     AddedSplit split(tokenizer_, false, parse_special_, text);
@@ -91,6 +91,7 @@ class Encoder {
   }
 
   ps_status add_word(Text word) {
+    if (tokenizer_.header.kind == TOKENIZER_UNIGRAM) return unigram_.run(word, out_);
     if (tokenizer_.header.kind != TOKENIZER_WORD_PIECE) return merger_.run(word, out_);
     add_word_pieces(tokenizer_, word, out_);
     return PS_OK;
@@ -104,6 +105,7 @@ class Encoder {
   const bool parse_special_;
   Normalizer normalizer_;
   Merger merger_;
+  Unigram unigram_;
   Bytes words_;
   TokenSink* out_;
 };

@@ -34,6 +34,31 @@ bool push_chinese(Text text, Bytes* out) {
   return true;
 }
 
+// https://github.com/google/sentencepiece/blob/master/src/builder.cc, the rules nmt_nfkc.
+bool push_nmt(Text text, Bytes* out) {
+  for (int64_t at = 0; at < text.bytes;) {
+    const uint32_t c = next_character(text, &at);
+    if ((c >= 1 && c <= 8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F) continue;
+    const bool blank = c == 9 || c == 0xA || c == 0xC || c == 0xD || c == 0x1680 || (c >= 0x200B && c <= 0x200F) || c == 0x2028 ||
+                       c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
+    if (!push_character(out, blank ? ' ' : c)) return false;
+  }
+  return true;
+}
+
+bool push_replaced_spaces(Text text, Text with, Bytes* out) {
+  for (int64_t at = 0, end; at < text.bytes; at = end) {
+    for (end = at; end < text.bytes && text.data[end] == ' ';) ++end;
+    if (end > at + 1) {
+      if (!push_bytes(out, with.data, with.bytes)) return false;
+    } else {
+      end = at + 1;
+      if (!out->push(text.data[at])) return false;
+    }
+  }
+  return true;
+}
+
 bool push_without(Text text, uint32_t dropped, Bytes* out) {
   for (int64_t at = 0; at < text.bytes;) {
     const uint32_t c = next_character(text, &at);
@@ -98,6 +123,12 @@ bool Normalizer::apply(const TextStep& step, Text text, int64_t most, Bytes* out
       return push_without(text, kNonspacing, out);
     case STEP_STRIP_MARKS:
       return push_without(text, kMark, out);
+    case STEP_CHARSMAP:
+      return push_mapped(tokenizer_.tables, text, most, out);
+    case STEP_NMT:
+      return push_nmt(text, out);
+    case STEP_REPLACE_SPACES:
+      return push_replaced_spaces(text, what, out);
     default: {
       const Text kept = strip(text, step.kind == STEP_STRIP_LEFT);
       return push_bytes(out, kept.data, kept.bytes);

@@ -6,7 +6,7 @@
 namespace ps {
 namespace {
 
-constexpr uint32_t kNumTables[] = {0, 15, 19};  // of each version
+constexpr uint32_t kNumTables[] = {0, 15, 22};  // of each version
 constexpr int64_t kTablesBegin = sizeof(TokenizerHeader);
 
 struct Source {
@@ -79,7 +79,10 @@ ps_status read_tables(Source source, TokenizerTables* t) {
   PS_TRY(read_table(source, 15, "trie", &t->trie));
   PS_TRY(read_table(source, 16, "model", &t->model));
   PS_TRY(read_table(source, 17, "first_begins", &t->first_begins));
-  return read_table(source, 18, "first_bytes", &t->first_bytes);
+  PS_TRY(read_table(source, 18, "first_bytes", &t->first_bytes));
+  PS_TRY(read_table(source, 19, "scores", &t->scores));
+  PS_TRY(read_table(source, 20, "charsmap", &t->charsmap));
+  return read_table(source, 21, "charsmap_text", &t->charsmap_text);
 }
 
 void find_firsts(const TokenizerTables& tables, const Table<Added>& added, uint32_t* firsts) {

@@ -1,4 +1,4 @@
-// Models that look their tokens up in a trie: WordPiece (BERT).
+// Models that look their tokens up in a trie: WordPiece (BERT) and Unigram (SentencePiece).
 #include <algorithm>
 
 #include "tokenizer/tokenizer.h"
@@ -51,6 +51,83 @@ void add_word_pieces(const Tokenizer& tokenizer, Text word, TokenSink* out) {
     out->add(token);
     at = end;
   }
+}
+
+namespace {
+
+double number_of(const uint32_t* halves) {
+  double value;
+  memcpy(&value, halves, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+void Unigram::reach(uint32_t begin, int64_t end, double score, uint32_t token) {
+  Node& node = nodes_[end];
+  if (node.begin == kNoToken || score > node.score) node = Node{score, begin, token};
+}
+
+// Viterbi's algorithm, from the beginning on (https://arxiv.org/abs/1804.10959).
+void Unigram::search(Text word) {
+  const TokenizerTables& t = tokenizer_.tables;
+  const double unknown_score = number_of(t.model.data);
+  for (int64_t i = 0; i <= word.bytes; ++i) nodes_[i] = Node{0, kNoToken, kNoToken};
+  for (int64_t at = 0, next = 0; at < word.bytes; at = next) {
+    next_character(word, &next);
+    const double score = nodes_[at].score;
+    const uint32_t begin = static_cast<uint32_t>(at);
+    bool known = false;
+    uint32_t node = 0;
+    for (int64_t i = at; i < word.bytes; ++i) {
+      node = child_of(t.trie, node, word.data[i]);
+      if (!node) break;
+      const uint32_t token = token_at(t.trie, node);
+      if (token >= tokenizer_.header.num_tokens) continue;
+      reach(begin, i + 1, score + (token < t.scores.count ? number_of(t.scores.data[token].halves) : 0), token);
+      known = known || i + 1 == next;
+    }
+    if (!known) reach(begin, next, score + unknown_score, tokenizer_.header.unknown);
+  }
+}
+
+// The token of the text, its bytes, or the unknown token.
+void Unigram::add_unknown(Text part, TokenSink* out) const {
+  const TokenizerTables& t = tokenizer_.tables;
+  uint32_t node = 0;
+  int64_t at = 0;
+  while (at < part.bytes && (at == 0 || node)) node = child_of(t.trie, node, part.data[at++]);
+  const uint32_t token = node ? token_at(t.trie, node) : kNoToken;
+  if (token < tokenizer_.header.num_tokens) return out->add(token);
+  const int64_t before = out->count;
+  for (int64_t i = 0; i < part.bytes; ++i) {
+    const uint32_t byte = t.bytes.count == 256 ? t.bytes.data[part.data[i]] : kNoToken;
+    if (byte >= tokenizer_.header.num_tokens) {
+      out->count = before;
+      return out->add(tokenizer_.header.unknown);
+    }
+    out->add(byte);
+  }
+}
+
+ps_status Unigram::run(Text word, TokenSink* out) {
+  if (word.bytes >= int64_t{kNoToken} || !nodes_.resize(word.bytes + 1)) return fail(PS_OUT_OF_MEMORY, "text: no memory for a word of %lld bytes", static_cast<long long>(word.bytes));
+  search(word);
+  ends_.clear();
+  for (int64_t end = word.bytes; end > 0; end = nodes_[end].begin) {
+    if (!ends_.push(static_cast<uint32_t>(end))) return fail(PS_OUT_OF_MEMORY, "text: no memory for its tokens");
+    if (nodes_[end].begin >= end) break;  // only in a file that changed meanwhile
+  }
+  for (int64_t i = ends_.size() - 1; i >= 0; --i) {
+    const Node node = nodes_[ends_[i]];
+    if (node.token != tokenizer_.header.unknown) {
+      out->add(node.token);
+      continue;
+    }
+    while (i > 0 && nodes_[ends_[i - 1]].token == node.token) --i;  // neighbours are one unknown token
+    add_unknown(Text{word.data + node.begin, ends_[i] - node.begin}, out);
+  }
+  return PS_OK;
 }
 
 }  // namespace ps

@@ -49,6 +49,9 @@ enum NormalizerStep : uint32_t {
   STEP_STRIP_MARKS,    // drops all marks
   STEP_STRIP_LEFT,
   STEP_STRIP_RIGHT,
+  STEP_CHARSMAP,         // replaces characters and clusters by a map of SentencePiece
+  STEP_NMT,              // drops control characters and makes others spaces, as SentencePiece's nmt rules do
+  STEP_REPLACE_SPACES,   // replaces each run of two spaces or more
   NUM_STEPS
 };
 
@@ -63,6 +66,9 @@ struct Added {  // its text lies in `text`
 };
 struct TrieNode {  // its children lie from `children` up to those of the node behind it, ascending by their bytes
   uint32_t children, byte_and_token;  // byte << 24 | token
+};
+struct Score {  // of 64 bits, at a multiple of 32
+  uint32_t halves[2];
 };
 struct TextStep {
   uint32_t kind, begin, bytes, with_begin, with_bytes;  // replaces one text by the other; prepends the first
@@ -97,8 +103,12 @@ struct TokenizerTables {
   Table<uint8_t> text;
   Table<TrieNode> trie;          // of the model's tokens, one more than there are nodes; the first is the root
   Table<uint32_t> model;         // WordPiece: the most characters of a word; the node of the prefix inside words, or none
+                                 // Unigram: the score of an unknown character, as a Score
   Table<uint32_t> first_begins;  // [num_tokens + 1] into first_bytes
   Table<uint8_t> first_bytes;    // what a token decodes to as the first of a text
+  Table<Score> scores;           // [num_tokens] or fewer: 0 for the others
+  Table<uint32_t> charsmap;      // a double array, with places in charsmap_text
+  Table<uint8_t> charsmap_text;  // replacements, each ended by a zero
 };
 
 struct Tokenizer {
@@ -203,6 +213,28 @@ class Normalizer {
 bool begins_with(Text text, int64_t at, Text what);
 // Stops behind `most` bytes: the caller refuses what is longer.
 bool push_replaced(Text from, Text what, Text with, int64_t most, Bytes* out);
+
+// Appends the text with each character, and each cluster of less than six bytes, replaced as the map says.
+bool push_mapped(const TokenizerTables& tables, Text text, int64_t most, Bytes* out);
+
+// Words to the tokens with the highest sum of scores.  Memory is kept from word to word.
+class Unigram {
+ public:
+  explicit Unigram(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  ps_status run(Text word, TokenSink* out);
+
+ private:
+  struct Node {  // of the best way to a place: its score, where its last token begins, and that token
+    double score;
+    uint32_t begin, token;
+  };
+  void search(Text word);
+  void reach(uint32_t begin, int64_t end, double score, uint32_t token);
+  void add_unknown(Text part, TokenSink* out) const;
+  const Tokenizer& tokenizer_;
+  Vec<Node> nodes_;
+  Vec<uint32_t> ends_;
+};
 
 // A word to the longest tokens from its beginning on; one unknown token where that fails.
 void add_word_pieces(const Tokenizer& tokenizer, Text word, TokenSink* out);

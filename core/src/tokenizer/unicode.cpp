@@ -122,6 +122,53 @@ bool push_bytes(Bytes* out, const uint8_t* data, int64_t bytes) {
 
 namespace {
 
+constexpr uint32_t kNumClusterRuns = sizeof(kClusterRuns) / sizeof(kClusterRuns[0]);
+// How code points join in clusters, as the table says it, and the parts of Hangul syllables.
+constexpr uint32_t kControl = 1, kJoins = 2, kExtends = 4, kLinker = 8, kConsonant = 16, kPictograph = 32, kPrepended = 64;
+constexpr uint32_t kLeadJamo = 256, kVowelJamo = 512, kTrailJamo = 1024, kSyllable = 2048, kFullSyllable = 4096;
+constexpr uint32_t kJoiner = 0x200D;
+
+uint32_t hangul_of(uint32_t c) {
+  if (c - 0xAC00 < 11172) return (c - 0xAC00) % 28 ? kFullSyllable : kSyllable;
+  if (c - 0x1100 < 0x60 || c - 0xA960 < 29) return kLeadJamo;
+  if (c - 0x1160 < 0x48 || c - 0xD7B0 < 23) return kVowelJamo;
+  return c - 0x11A8 < 0x58 || c - 0xD7CB < 49 ? kTrailJamo : 0;
+}
+
+uint32_t cluster_bits(uint32_t c) {
+  const uint32_t* run = std::upper_bound(kClusterRuns, kClusterRuns + kNumClusterRuns, c << 8 | 255);
+  return (run == kClusterRuns ? 0 : run[-1] & 255) | (c < kNumAscii ? 0 : hangul_of(c));
+}
+
+bool joins_hangul(uint32_t before, uint32_t bits) {
+  if (before & kLeadJamo) return bits & (kLeadJamo | kVowelJamo | kSyllable | kFullSyllable);
+  if (before & (kSyllable | kVowelJamo)) return bits & (kVowelJamo | kTrailJamo);
+  return before & (kFullSyllable | kTrailJamo) && bits & kTrailJamo;
+}
+
+}  // namespace
+
+int64_t end_of_cluster(Text text, int64_t at) {
+  uint32_t before = next_character(text, &at), bits = cluster_bits(before);
+  bool pictograph = bits & kPictograph, consonant = bits & kConsonant, linked = false;  // since which only marks followed
+  for (int64_t next = at; next < text.bytes; at = next) {
+    const uint32_t c = next_character(text, &next), later = cluster_bits(c);
+    if (before == '\r' && c == '\n') return next;
+    if ((bits | later) & kControl) return at;
+    const bool joined = later & kJoins || bits & kPrepended || joins_hangul(bits, later) ||
+                        (later & kConsonant && consonant && linked) || (later & kPictograph && pictograph && before == kJoiner);
+    if (!joined) return at;
+    const bool extends = later & kExtends || c == kJoiner;
+    pictograph = later & kPictograph || (pictograph && extends && before != kJoiner);
+    consonant = later & kConsonant || (consonant && extends);
+    linked = extends && (linked || later & kLinker);
+    before = c, bits = later;
+  }
+  return at;
+}
+
+namespace {
+
 constexpr uint32_t kNumCombiningRuns = sizeof(kCombiningRuns) / sizeof(kCombiningRuns[0]);
 constexpr uint32_t kNumSingleRuns = sizeof(kSingleRuns) / sizeof(kSingleRuns[0]) / 2;
 constexpr uint32_t kNumSingles = sizeof(kSingleTargets) / 3;

@@ -41,6 +41,9 @@ uint32_t character_before(Text text, int64_t at);
 bool push_character(Bytes* out, uint32_t code_point);
 bool push_bytes(Bytes* out, const uint8_t* data, int64_t bytes);
 
+// The end of the extended grapheme cluster (UAX #29) that begins at `at`, but for those of regional indicators.
+int64_t end_of_cluster(Text text, int64_t at);
+
 // Appends the text in normalization form C or D (UAX #15); false when memory runs out.
 bool push_nfc(Text text, Bytes* out);
 bool push_nfd(Text text, Bytes* out);

@@ -25,7 +25,7 @@ namespace {
 
 using Segment = std::vector<uint8_t>;
 
-constexpr size_t kHead = 200;  // header and places of the newest version
+constexpr size_t kHead = 224;  // header and places of the newest version
 constexpr unsigned kHangSeconds = 20;
 constexpr int64_t kReportEvery = 100000;
 constexpr int kRaces = 3000;

@@ -4,7 +4,7 @@ Classes are asked of the library's two regular expression engines, decomposition
 normalizers, so that the Unicode versions agree with it and not with Python's.  Of Python's database comes only what
 Unicode never changes: the first step of a canonical decomposition.
 
-    python core/tools/generate/unicode_tables.py [FILE]
+    PYTHONPATH=. python core/tools/generate/unicode_tables.py [FILE]
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import bisect
 import string
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from tests.support.charsmap import charsmap
 
 TABLES = Path(__file__).parents[2] / "src" / "tokenizer" / "unicode_tables.h"
 LETTER, NUMBER, SPACE, WORD = 1, 2, 4, 8
 DROPPED, BLANK, PUNCTUATION, CHINESE, NONSPACING, MARK = 1, 2, 4, 8, 16, 32
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+CONTROL, JOINS, EXTENDS, LINKER, CONSONANT, PICTOGRAPH, PREPENDED = (1 << bit for bit in range(7))
 HANGUL = range(0xAC00, 0xAC00 + 11172)
 LAST_DECOMPOSED = 0x2FFFF
 
@@ -121,6 +124,42 @@ def lower_runs() -> list[int]:
     return [value for first, last, step, added in runs for value in (first, last, step or 1, added)]
 
 
+def clusters() -> list[int]:
+    """start << 8 | bits of each run: how code points join in grapheme clusters (UAX #29).
+
+    The library replaces a cluster of less than six bytes by what its map has for the beginning.  Larger ones show only
+    whether a mark of two bytes behind them belongs to a cluster of less.
+    """
+    found = {0: CONTROL}  # which a map cannot replace
+    accent, ka, virama, zwj, copyright_sign = "\u0301", "\u0915", "\u094d", "\u200d", "\u00a9"
+
+    def mark(chars: list[str], bit: int, text: str, shown: Callable[[str, str], bool]) -> None:
+        replaced = {char: "X" for char in (*chars, "a", ka, copyright_sign) if char not in (accent, virama, zwj)}
+        replaced |= {accent: "Y"} if bit == CONTROL else {}
+        normalize = normalizers.Precompiled(charsmap(replaced)).normalize_str
+        for char in chars:
+            alone = not found.get(ord(char), 0) & (JOINS | CONTROL)
+            if (alone or bit not in (CONSONANT, PICTOGRAPH)) and shown(normalize(text.replace("?", char)), char):
+                found[ord(char)] = found.get(ord(char), 0) | bit
+
+    planes = ((0, 0x3400), (0xA000, 0xAC00), (0xD700, 0x20000), (0xE0000, 0xE1000))  # others have one meaning
+    for begin in (begin for plane in planes for begin in range(*plane, 256)):
+        chars = [chr(c) for c in range(max(begin, 1), begin + 256) if not 0xD800 <= c < 0xE000]
+        mark(chars, JOINS, "a?", lambda text, _: text == "X")
+        mark(chars, PREPENDED, "?a", lambda text, _: text == "X")
+        mark(chars, CONTROL, f"?{accent}{accent}", lambda text, _: text == "XY")  # else one cluster
+        if begin >= 1 << 16:
+            continue
+        mark(chars, CONSONANT, f"?{virama}?{accent}", lambda text, _: text == f"X{virama}X{accent}")
+        mark(chars, PICTOGRAPH, f"?{zwj}?{accent}", lambda text, _: text == f"X{zwj}X{accent}")
+    joined = [chr(c) for c, bits in sorted(found.items()) if bits & JOINS]
+    for begin in range(0, len(joined), 256):
+        chars = joined[begin : begin + 256]
+        mark(chars, EXTENDS, f"{copyright_sign}?{zwj}{copyright_sign}{accent}", lambda text, _: text[-1] == accent)
+        mark(chars, LINKER, f"{ka}?{ka}{accent}", lambda text, _: text[-1] == accent)
+    return runs_of(found)
+
+
 def combining_classes() -> dict[int, int]:
     """Found by what the library puts in order beside a character of each class."""
     nfd = normalizers.NFD().normalize_str
@@ -205,6 +244,7 @@ def generate() -> str:
         "namespace ps {\n",
         array("uint32_t", "kClassRuns", class_runs, "start << 4 | classes, of runs of code points; ascending"),
         array("uint32_t", "kTraitRuns", traits(spaces_of(class_runs)), "start << 8 | traits, likewise"),
+        array("uint32_t", "kClusterRuns", clusters(), "start << 8 | how code points join in clusters"),
         array("uint32_t", "kLowerRuns", lower_runs(), "first, last, stride, what is added: of capital letters"),
         array("uint32_t", "kCombiningRuns", runs_of(combining_classes()), "start << 8 | canonical combining class"),
         array("uint32_t", "kSingleRuns", starts, "first code point of a run, where its targets begin"),

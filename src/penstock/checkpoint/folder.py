@@ -368,7 +368,7 @@ class Checkpoint:
         home = self.folder if self.made_files is None else self.folder.parent
         names = {file.path.relative_to(home).as_posix() for file in self._home.values()}
         if self.made_files is None:
-            names |= {_INDEX, "tokenizer.model", *SIDE_FILES}
+            names |= {_INDEX, "tokenizer.model", "vocab.txt", *SIDE_FILES}
         stamps = []
         for name in sorted(names):
             path = home / name

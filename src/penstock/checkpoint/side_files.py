@@ -36,13 +36,22 @@ def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[s
     """Return the files of a checkpoint folder that exist, by name and in the order of ``names``.
 
     When ``tokenizer.json`` is asked for and only ``tokenizer.model`` exists, that file is converted, which needs the
-    extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.
+    extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.  When only BERT's ``vocab.txt`` exists,
+    ``tokenizer.json`` is made from it.
     """
     files = {name: read_small_file(folder / name) for name in names if (folder / name).exists()}
     if "tokenizer.json" in names and "tokenizer.json" not in files and (folder / "tokenizer.model").exists():
         from penstock.checkpoint.tokenizer_convert import convert_tokenizer
 
         files["tokenizer.json"] = convert_tokenizer(folder)
+    elif "tokenizer.json" in names and "tokenizer.json" not in files and (folder / "vocab.txt").exists():
+        from penstock.checkpoint.bert_vocab import bert_tokenizer
+
+        config = folder / "tokenizer_config.json"
+        made = bert_tokenizer(
+            read_small_file(folder / "vocab.txt"), read_small_file(config) if config.exists() else b"{}"
+        )
+        files |= {} if made is None else {"tokenizer.json": made}
     return {name: files[name] for name in names if name in files}
 
 

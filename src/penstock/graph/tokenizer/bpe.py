@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Final
 
 import numpy as np
 
 from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET
 from penstock.config import show
 from penstock.graph.tokenizer.components import Json, NotCompiledError, check_lengths, count_tokens, flatten
+from penstock.graph.tokenizer.decoding import decoded_texts
 from penstock.graph.tokenizer.segment import (
     FUSE_UNKNOWN,
     KIND_BYTES,
     NO_TOKEN,
-    STRIP_SPACE,
-    TOKEN_BYTE,
     WHOLE_WORDS,
     TokenizerTables,
 )
 
 __all__ = ["compile_bpe"]
-
-_BYTE_TOKEN: Final = re.compile(r"<0x([0-9a-fA-F]{2}|\+[0-9a-fA-F])>")  # as Rust's from_str_radix reads it
 
 
 def compile_bpe(model: Json, texts: Mapping[int, str], decoder: Json | None, tables: TokenizerTables) -> None:
@@ -89,28 +84,4 @@ def _compile_characters(
     tables.characters = [(ord(text), i) for text, i in vocab.items() if len(text) == 1]
     if model["byte_fallback"]:
         tables.byte_tokens = [vocab.get(f"<0x{byte:02X}>", NO_TOKEN) for byte in range(256)]
-    parts = flatten(decoder, "decoders")
-    types = [part["type"] for part in parts]
-    replaces = [part for part in parts if part["type"] == "Replace" and part["pattern"].get("String")]
-    tail = types[len(replaces) :]
-    strip = parts[-1] if types[-1:] == ["Strip"] else None
-    if strip is not None:
-        tail.pop()
-    expected = {"content": " ", "start": 1, "stop": 0}
-    stripped = strip is None or all(strip[key] == value for key, value in expected.items())
-    if (
-        types[: len(replaces)] != ["Replace"] * len(replaces)
-        or tail not in (["ByteFallback", "Fuse"], ["Fuse"])
-        or not stripped
-    ):
-        raise NotCompiledError(f"decoder {', '.join(types) or 'none'} without the pre_tokenizer ByteLevel")
-    tables.flags |= STRIP_SPACE * (strip is not None)
-    decoded, flags = {}, {}
-    for i, token in texts.items():
-        text = token
-        for part in replaces:
-            text = text.replace(part["pattern"]["String"], part["content"])
-        byte = _BYTE_TOKEN.fullmatch(text) if "ByteFallback" in tail else None
-        decoded[i] = text.encode() if byte is None else bytes([int(byte[1], 16)])
-        flags[i] = 0 if byte is None else TOKEN_BYTE
-    return decoded, flags
+    return decoded_texts(texts, decoder, tables)

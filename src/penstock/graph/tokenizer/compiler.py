@@ -1,4 +1,4 @@
-"""Compile a ``tokenizer.json`` for the core: byte pair encoding of bytes, or of characters, and WordPiece.
+"""Compile a ``tokenizer.json`` for the core: byte pair encoding of bytes, or of characters, WordPiece, and Unigram.
 
 The core gives the same ids as the ``tokenizers`` library.  If the core lacks a component, the compiler names it, and
 the bundle then accepts and returns only token ids.
@@ -16,7 +16,7 @@ from penstock.config import show
 from penstock.errors import InvalidFileError, PenstockError
 from penstock.graph.tokenizer.bpe import compile_bpe
 from penstock.graph.tokenizer.components import MAX_ADDED_BYTES, MAX_TOKENS, Json, NotCompiledError, flatten
-from penstock.graph.tokenizer.pieces import compile_word_piece
+from penstock.graph.tokenizer.pieces import compile_unigram, compile_word_piece
 from penstock.graph.tokenizer.segment import (
     ADDED_LSTRIP,
     ADDED_RSTRIP,
@@ -33,11 +33,11 @@ from penstock.graph.tokenizer.segment import (
     TokenizerTables,
     encode_tables,
 )
-from penstock.graph.tokenizer.steps import normalizer_steps
+from penstock.graph.tokenizer.steps import find_charsmap, normalizer_steps
 
 __all__ = ["compile_tokenizer"]
 
-_MODELS: Final = ("BPE", "WordPiece")
+_MODELS: Final = ("BPE", "WordPiece", "Unigram")
 _LETTERS: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -51,6 +51,8 @@ _PATTERNS: Final = {
 _METASPACES: Final = {"always": 1, "first": 2, "never": 3}
 _SPACE_MARK: Final = "\u2581"
 _MAX_AROUND: Final = 1024
+_AROUND: Final = ("BertProcessing", "RobertaProcessing")
+"""Post-processors that put ``cls`` before a text and ``sep`` behind it."""
 
 
 def compile_tokenizer(files: Mapping[str, bytes]) -> tuple[bytes, str]:
@@ -87,25 +89,30 @@ def _compile(files: Mapping[str, bytes], ids: dict[str, int]) -> TokenizerTables
     library = open_tokenizer_file(files["tokenizer.json"])
     values = json.loads(library.to_str())  # as the library reads it: with defaults, and old forms converted
     model = values["model"]
-    vocab: dict[str, int] = model.get("vocab", {}) if model.get("type") in _MODELS else {}
+    listed = model.get("vocab", {}) if model.get("type") in _MODELS else {}
+    vocab: dict[str, int] = listed if isinstance(listed, dict) else {text: i for i, (text, _) in enumerate(listed)}
     added = library.get_added_tokens_decoder()
     ids |= vocab | {token.content: i for i, token in added.items()}
     _check_model(model)
     tables = TokenizerTables()
     _compile_pre_tokenizer(values["pre_tokenizer"], tables)
     tables.steps = normalizer_steps(values["normalizer"])
+    tables.charsmap, tables.charsmap_text = find_charsmap(values["normalizer"])
     if tables.metaspace == _METASPACES["first"] and any(kind != STEP_NFC for kind, _, _ in tables.steps):
         raise NotCompiledError("pre_tokenizer Metaspace with prepend_scheme first: expected no normalizer except NFC")
     texts = {i: text for text, i in vocab.items()}
-    if len(texts) != len(vocab):
+    texts |= {} if isinstance(listed, dict) else {i: text for i, (text, _) in enumerate(listed)}
+    if len(texts) < len(vocab):
         raise NotCompiledError("model.vocab: two tokens have the same id")
     texts |= {i: _written(library, token) for i, token in added.items()}
     if model["type"] == "BPE":
         compile_bpe(model, texts, values["decoder"], tables)
     elif tables.kind == KIND_BYTES:
         raise NotCompiledError(f"pre_tokenizer ByteLevel with the model {model['type']}")
-    else:
+    elif model["type"] == "WordPiece":
         compile_word_piece(model, texts, library, tables)
+    else:
+        compile_unigram(model, texts, library, tables)
     specials = {token.content for token in added.values() if token.special}
     flags = bytearray(tables.token_flags)
     for i, text in texts.items():
@@ -181,9 +188,12 @@ def _compile_post_processor(value: Json | None, tables: TokenizerTables) -> None
     for part in flatten(value, "processors"):
         if part["type"] == "ByteLevel":  # changes only offsets
             continue
-        if part["type"] != "TemplateProcessing" or templates:
+        if part["type"] not in ("TemplateProcessing", *_AROUND) or templates:
             raise NotCompiledError(f"post_processor {part['type']}")
         templates = 1
+        if part["type"] in _AROUND:
+            tables.prefix, tables.suffix = [part["cls"][1]], [part["sep"][1]]
+            continue
         target, sequences = tables.prefix, 0
         for item in part["single"]:
             if "Sequence" in item:
@@ -195,4 +205,4 @@ def _compile_post_processor(value: Json | None, tables: TokenizerTables) -> None
     if len(tables.prefix) + len(tables.suffix) > _MAX_AROUND:
         raise NotCompiledError(f"post_processor TemplateProcessing: more than {_MAX_AROUND} special tokens")
     if any(i >= len(tables.token_texts) for i in tables.prefix + tables.suffix):
-        raise NotCompiledError("post_processor TemplateProcessing: an id beyond the vocabulary")
+        raise NotCompiledError("post_processor: an id beyond the vocabulary")

@@ -1,7 +1,8 @@
-"""Models that look their tokens up in a trie: WordPiece."""
+"""Models that look their tokens up in a trie: WordPiece and Unigram."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,16 +11,20 @@ import numpy.typing as npt
 
 from penstock.config import show
 from penstock.graph.tokenizer.components import MAX_TOKENS, Json, NotCompiledError, check_lengths, count_tokens
+from penstock.graph.tokenizer.decoding import compile_decoder
 from penstock.graph.tokenizer.segment import (
     FIRST_TEXTS,
+    KIND_UNIGRAM,
     KIND_WORD_PIECE,
     NO_TOKEN,
     TOKEN_ABSENT,
     TokenizerTables,
 )
 
-__all__ = ["compile_word_piece", "make_trie"]
+__all__ = ["compile_unigram", "compile_word_piece", "make_trie"]
 
+_UNKNOWN_PENALTY: Final = 10.0
+"""What an unknown character has less than the lowest score, as in SentencePiece."""
 _MAX_WORD_CHARACTERS: Final = 4096
 _NO_TRIE_TOKEN: Final = MAX_TOKENS - 1
 _BYTE_SHIFT: Final = 24
@@ -39,6 +44,28 @@ def compile_word_piece(model: Json, texts: Mapping[int, str], library: Any, tabl
     tables.trie = make_trie(tokens)
     tables.model = [limit, find_node(tables.trie, model["continuing_subword_prefix"].encode())]
     compile_first_texts(texts, library, tables)
+
+
+def compile_unigram(model: Json, texts: Mapping[int, str], library: Any, tables: TokenizerTables) -> None:
+    """Compile a Unigram model; ``texts`` are those of all tokens, by their ids."""
+    unknown, vocab = model["unk_id"], model["vocab"]
+    if unknown is None or not vocab:
+        raise NotCompiledError(f"model.unk_id: expected a token, found {show(unknown)}")
+    for name in ("alpha", "nbest_size"):
+        if model.get(name):
+            raise NotCompiledError(f"model.{name}: expected none, found {show(model[name])}")
+    tables.kind, tables.unknown = KIND_UNIGRAM, unknown
+    tokens = {text: token for token, (text, _) in enumerate(vocab)}  # the last of equal ones
+    tables.trie = make_trie({text.encode(): token for text, token in tokens.items()})
+    tables.scores = np.array([score for _, score in vocab], np.float64)
+    tables.model = np.array([tables.scores.min() - _UNKNOWN_PENALTY]).view(np.uint32).tolist()
+    if model["byte_fallback"]:
+        tables.byte_tokens = [tokens.get(f"<0x{byte:02X}>", NO_TOKEN) for byte in range(256)]
+    decoder = library.decoder
+    if decoder is None or type(decoder).__name__ == "Metaspace":
+        compile_first_texts(texts, library, tables)
+    else:
+        compile_decoder(texts, json.loads(library.to_str())["decoder"], tables)
 
 
 def compile_first_texts(texts: Mapping[int, str], library: Any, tables: TokenizerTables) -> None:

@@ -21,6 +21,7 @@ TOKEN_SPECIAL, TOKEN_BYTE, TOKEN_ABSENT = 1, 2, 4
 ADDED_SINGLE_WORD, ADDED_LSTRIP, ADDED_RSTRIP, ADDED_SPECIAL = 1, 2, 4, 8
 STEP_NFC, STEP_PREPEND, STEP_REPLACE, STEP_NFD, STEP_LOWERCASE, STEP_CLEAN, STEP_CHINESE = range(7)
 STEP_STRIP_ACCENTS, STEP_STRIP_MARKS, STEP_STRIP_LEFT, STEP_STRIP_RIGHT = range(7, 11)
+STEP_CHARSMAP, STEP_NMT, STEP_REPLACE_SPACES = range(11, 14)
 
 _HEADER: Final = struct.Struct("<8s10I")
 _FNV_BASIS, _FNV_PRIME = 2166136261, 16777619
@@ -43,7 +44,8 @@ class TokenizerTables:
     ids, or none.  ``characters``: (code point, id).  ``words``: (id, bytes) of tokens that are looked up whole.
     ``steps``: (kind, text, second text) of the normalizer.  ``reason``: why there is no tokenizer.  ``trie``: nodes of
     (begin of children, byte << 24 | token) and one at the end.  ``model``: numbers of the model.  ``first_texts``: the
-    bytes that each id decodes to as the first of a text.
+    bytes that each id decodes to as the first of a text.  ``scores``: float64 of the model's tokens.  ``charsmap``: a
+    double array, with places in the zero-terminated ``charsmap_text``.
     """
 
     kind: int = KIND_NONE
@@ -69,6 +71,9 @@ class TokenizerTables:
     trie: npt.NDArray[np.uint32] = field(default_factory=lambda: np.zeros((0, 2), np.uint32))
     model: list[int] = field(default_factory=list)
     first_texts: list[bytes] = field(default_factory=list)
+    scores: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
+    charsmap: bytes = b""
+    charsmap_text: bytes = b""
 
 
 class _Texts:
@@ -110,6 +115,7 @@ def encode_tables(tables: TokenizerTables) -> bytes:
     ]
     parts.append((bytes(texts.data), 1))
     newer = [(_u32(tables.trie), 8), (_u32(tables.model), 4), *_texts(tables.first_texts)]
+    newer += [(tables.scores.astype("<f8").tobytes(), 8), (tables.charsmap, 4), (tables.charsmap_text, 1)]
     has_newer = any(part for part, _ in newer)  # else version 1, which older cores read too
     parts += newer if has_newer else []
     header = _HEADER.pack(
