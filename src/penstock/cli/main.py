@@ -45,6 +45,7 @@ GROUPS: Final = {
     "service": {
         "serve": "answer requests over HTTP (OpenAI's API) and gRPC",
         "worker": "run a worker for a service on another machine",
+        "node": "make this machine a node of a cluster that runs workers",
         "models": "list, load, update or unload the models of a running service",
         "new": "write the first version of a servable (a network or Python code as a service)",
     },

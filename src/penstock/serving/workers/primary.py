@@ -218,7 +218,7 @@ class Primary:
                     connection.on_planned, connection.on_gone = note_planned, partial(self._forget_plan, connection)
                     if connection.plan is not None:
                         note_planned()
-                return await _first(connection.ready, exited)
+                return self._checked(await _first(connection.ready, exited), path)
         except BaseException as error:
             process.kill()
             await process.wait()
@@ -228,6 +228,17 @@ class Primary:
             raise
         finally:
             exited.cancel()
+
+    def _checked(self, connection: WorkerConnection, path: str) -> WorkerConnection:
+        """Return a ready worker; InvalidArgumentError if it has opened another bundle on its machine."""
+        if self._placement.is_local or not Path(path).is_file():
+            return connection
+        from penstock.serving.workers.worker import weights_id
+
+        if connection.weights_id != weights_id(path):
+            connection.fail("its bundle differs")
+            raise InvalidArgumentError(f"{path}: the bundle on the worker's machine differs from the one here")
+        return connection
 
     def _forget_plan(self, connection: WorkerConnection) -> None:
         self._planned.pop(connection, None)

@@ -1,0 +1,155 @@
+"""``penstock node``: make this machine a node of a cluster that runs the workers of services."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.cli.options import add_parser_of
+from penstock.config import check_integer
+from penstock.errors import InvalidArgumentError, UnavailableError
+
+if TYPE_CHECKING:
+    from penstock.cluster.placement.ray_node import NodeSettings
+
+__all__ = ["add_parser", "run"]
+
+_PROCESS: Final = (sys.executable, "-P", "-m", "penstock.cluster.placement.ray_node")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = add_parser_of(
+        subparsers,
+        "node",
+        "Make this machine a node of a cluster, which runs the workers of `penstock serve --cluster`. The first node "
+        "is the head. Ray places the workers, with token authentication on, and without its web pages and its client "
+        "proxy. Ctrl-C ends the node and its workers. Needs penstock[cluster].",
+        "penstock node --address 10.0.0.5 --token-file token.txt\n"
+        "penstock node --join 10.0.0.5:6379 --token-file token.txt",
+    )
+    parser.add_argument(
+        "--join", metavar="HOST:PORT", help="join the cluster of this head (default: be the head of a new cluster)"
+    )
+    parser.add_argument(
+        "--address",
+        metavar="IP",
+        help="address of this machine in its private network (default: the one that reaches the head; required there)",
+    )
+    parser.add_argument("--port", type=int, default=6379, metavar="N", help="port of the head (default: 6379)")
+    parser.add_argument(
+        "--first-port",
+        type=int,
+        default=20_000,
+        metavar="N",
+        help="first of the 200 ports that the node uses (default: 20000)",
+    )
+    parser.add_argument(
+        "--token-file", type=Path, required=True, metavar="FILE", help="file with the cluster's token (required)"
+    )
+    parser.add_argument("--cpus", type=int, default=0, metavar="N", help="cores for workers; 0 (default): all")
+    parser.add_argument(
+        "--memory", type=int, default=0, metavar="BYTES", help="memory for workers in bytes; 0 (default): what is free"
+    )
+    parser.add_argument(
+        "--trusted-network",
+        action="store_true",
+        help="accept an address that is not private (default: refuse it)",
+    )
+    parser.add_argument(
+        "--temp-folder", default="", metavar="PATH", help="folder for sockets and logs (default: /tmp/ray)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the node until a signal ends it."""
+    from penstock.cluster.placement.ray_setup import check_ray, environment
+    from penstock.serving.workers.remote_worker_client import read_token
+
+    read_token(args.token_file)
+    settings = _settings(args)
+    check_ray()
+    process = subprocess.Popen(
+        _PROCESS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(args.token_file),
+        start_new_session=True,  # Ctrl-C is for this process, which then ends the node
+    )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    if process.stdin is None or process.stdout is None:
+        raise UnavailableError("the node has no standard streams")
+    try:
+        print(settings.to_json(), file=process.stdin, flush=True)
+        answer = json.loads(process.stdout.readline() or '{"error": "its process ended"}')
+        if "error" in answer:
+            raise UnavailableError(f"failed to start the node: {answer['error']}")
+        head = settings.join or f"{_bracketed(settings.address)}:{settings.port}"
+        print(f"penstock node: {settings.address} is a node of the cluster {head}.", flush=True)
+        if not settings.join:
+            print(f"Join from other machines: penstock node --join {head} --token-file FILE", flush=True)
+            print(
+                f"Serve a model: penstock serve MODEL --cluster {head} --cluster-token-file FILE --threads N",
+                flush=True,
+            )
+        process.wait()
+        raise UnavailableError("the node ended; see the logs in its temporary folder")
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _settings(args: argparse.Namespace) -> NodeSettings:
+    from penstock.cluster.placement.ray_node import NUM_PORTS, NodeSettings
+    from penstock.cluster.placement.ray_setup import local_address, split_address
+
+    check_integer("port", args.port, 1, 65_535)
+    check_integer("first_port", args.first_port, 1024, 65_536 - NUM_PORTS)
+    check_integer("cpus", args.cpus, 0, 65_536)
+    check_integer("memory", args.memory, 0, 2**60)
+    address = args.address
+    if args.join is not None:
+        host, port = split_address(args.join, "join")
+        address = address or local_address(host.strip("[]"), port)
+    if address is None:
+        raise InvalidArgumentError("--address: required for the head, the address by which other machines reach it")
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"--address: expected an IP address, got {address!r:.100}", param="address"
+        ) from None
+    if ip in (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")) or ip.is_unspecified:
+        raise InvalidArgumentError(
+            f"--address: expected the address of this machine in its network, got {address}", param="address"
+        )
+    if not ip.is_private and not args.trusted_network:
+        raise InvalidArgumentError(
+            f"--address: {address} is not private; whoever reaches a node with the token runs code on it. Pass "
+            "--trusted-network if a firewall protects it",
+            param="address",
+        )
+    return NodeSettings(address, args.port, args.join or "", args.first_port, args.cpus, args.memory, args.temp_folder)
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

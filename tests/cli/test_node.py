@@ -1,0 +1,68 @@
+"""``penstock node`` and ``penstock serve --cluster``: what they refuse before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from tests.support.command import DEMO
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef" * 4 + "\n")
+    file.chmod(0o600)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], "--address: required for the head"),
+        (["--address", "127.0.0.1"], "--address: expected the address of this machine in its network, got 127.0.0.1"),
+        (["--address", "::"], "got ::"),
+        (["--address", "head.example"], "--address: expected an IP address, got 'head.example'"),
+        (["--address", "8.8.8.8"], "--address: 8.8.8.8 is not private"),
+        (["--join", "ray://10.0.0.5"], "--join: expected HOST:PORT, got 'ray://10.0.0.5'"),
+        (["--address", "10.0.0.5", "--first-port", "65500"], "--first-port: expected"),
+        (["--address", "10.0.0.5", "--cpus", "-1"], "--cpus: expected"),
+    ],
+)
+def test_a_node_refuses_wrong_options(token, capsys, options, text) -> None:
+    assert main(["node", "--token-file", str(token), *options]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_node_refuses_a_token_that_others_may_read(token, capsys) -> None:
+    token.chmod(0o644)
+    assert main(["node", "--token-file", str(token), "--address", "10.0.0.5"]) == 1
+    assert "token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--cluster", "10.0.0.5:6379"], "--cluster requires --cluster-token-file"),
+        (["--cluster-token-file", "TOKEN"], "--cluster-token-file requires --cluster"),
+        (["--cluster", "10.0.0.5:6379", "--cluster-token-file", "TOKEN"], "--threads: required with --cluster"),
+        (["--cluster", "10.0.0.5", "--cluster-token-file", "TOKEN", "--threads", "1"], "--cluster: expected HOST:PORT"),
+        (
+            ["--cluster", "10.0.0.5:1", "--cluster-token-file", "TOKEN", "--threads", "1", "--worker-host", "::"],
+            "--cluster: expected no --worker-token-file and no --worker-host",
+        ),
+    ],
+)
+def test_serve_refuses_wrong_options_of_a_cluster(token, capsys, options, text) -> None:
+    words = [str(token) if word == "TOKEN" else word for word in options]
+    assert main(["serve", str(DEMO), *words]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_cluster_runs_bundles_only(token, tmp_path, capsys) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    words = ["--cluster", "10.0.0.5:6379", "--cluster-token-file", str(token), "--threads", "1"]
+    assert main(["serve", str(tmp_path), *words]) == 2
+    assert "expected a .psm bundle with --cluster" in capsys.readouterr().err

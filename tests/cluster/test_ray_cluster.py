@@ -1,0 +1,175 @@
+"""A service whose workers Ray places on several nodes: answers, lost workers and nodes, refusals, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import OpenAI, OpenAIError
+
+from penstock.cluster.placement.certificate import OwnCertificate
+from penstock.cluster.placement.ray_placement import RayPlacement
+from penstock.engine.params import SamplingParams
+from penstock.errors import UnavailableError
+from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+from tests.support.command import environment
+from tests.support.ray_cluster import ADDRESS, RayCluster, skip_reason
+from tests.support.serve_command import ask, serving
+from tests.support.worker_processes import DEMO, HASTY, pids, service, tokens_of, until
+
+pytestmark = [pytest.mark.skipif(bool(skip_reason()), reason=skip_reason()), pytest.mark.long]
+SERVE = ("-m", "penstock", "serve")
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    made = RayCluster()
+    try:
+        made.join()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def placed(cluster: RayCluster) -> Iterator[dict[str, object]]:
+    """The arguments of ``service`` for workers on the cluster."""
+    own = OwnCertificate(ADDRESS)
+    yield {
+        "placement": RayPlacement(cluster.address, cluster.token_file, place_s=60.0),
+        "remote": RemoteWorkerSettings(ADDRESS, 0, own.certificate, own.key, "0123456789abcdef" * 3),
+    }
+    own.close()
+
+
+def complete(client: OpenAI, **options: object) -> str:
+    return (
+        client.completions.create(model="demo", prompt="def f(", max_tokens=8, temperature=0, **options).choices[0].text
+    )
+
+
+def options_of(cluster: RayCluster) -> list[object]:
+    options: list[object] = [DEMO, "--cluster", cluster.address, "--cluster-token-file", cluster.token_file]
+    return [*options, "--workers", "2", "--threads", "1", "--place-seconds", "60"]
+
+
+def workers_of(url: str) -> list[dict[str, object]]:
+    return ask(url, "/status")["models"][0]["workers"]
+
+
+def num_ready(url: str) -> int:
+    return sum(worker["status"] == "ready" for worker in workers_of(url))
+
+
+def wait_until(condition, seconds: float = 120.0) -> None:
+    for _ in range(int(seconds * 20)):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the condition did not become true")
+
+
+def test_killed_workers_are_placed_again(placed) -> None:
+    async def main() -> None:
+        async with service(num_workers=2, supervision=HASTY, **placed) as running:
+            backend = await running.models.load(str(DEMO))
+            expected = await tokens_of(backend, [5, 6], GREEDY)
+            victim = pids(backend)[0]
+            os.kill(victim, signal.SIGKILL)
+            await until(lambda: victim not in pids(backend))
+            assert await tokens_of(backend, [5, 6], GREEDY) == expected
+            await until(lambda: len(pids(backend)) == 2)
+            assert await asyncio.gather(*(tokens_of(backend, [5, 6], GREEDY) for _ in range(8))) == [expected] * 8
+            assert backend.deaths()["signal"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_killed_driver_leaves_its_workers_running(placed) -> None:
+    async def main() -> None:
+        async with service(supervision=HASTY, **placed) as running:
+            backend = await running.models.load(str(DEMO))
+            before, driver = pids(backend), placed["placement"]._driver
+            driver.kill()
+            await driver.wait()
+            assert await tokens_of(backend, [5, 6], GREEDY)
+            assert pids(backend) == before
+            os.kill(before[0], signal.SIGKILL)  # the next one is placed by a new driver
+            await until(lambda: pids(backend) not in (before, []))
+            assert await tokens_of(backend, [5, 6], GREEDY)
+
+    asyncio.run(main())
+
+
+def test_a_group_without_room_is_refused_with_what_is_free(cluster, placed) -> None:
+    async def main() -> None:
+        placed["placement"] = RayPlacement(cluster.address, cluster.token_file, place_s=2.0)
+        async with service(num_workers=3, supervision=HASTY, **placed) as running:
+            with pytest.raises(
+                UnavailableError, match=rf"no node has 1 x 1 cores .* Free: {ADDRESS}: \d cores, .* GB; "
+            ):
+                await running.models.load(str(DEMO))
+
+    asyncio.run(main())
+
+
+def test_a_killed_service_leaves_nothing_in_the_cluster(cluster, tmp_path) -> None:
+    """SIGKILL: the workers lose their connection and end, and their supervisors give the cores back."""
+    for _ in range(2):  # the second one gets the cores of the first
+        with serving(*options_of(cluster), cwd=tmp_path, program=SERVE) as (process, url, _):
+            workers = [worker["pid"] for worker in workers_of(url)]
+            process.kill()
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # noqa: B023
+
+
+def test_a_lost_node_fails_only_its_requests(cluster, tmp_path) -> None:
+    with serving(*options_of(cluster), "--route-policy", "round-robin", cwd=tmp_path, program=SERVE) as running:
+        process, url, _ = running
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        expected = complete(client)
+        streams = [
+            client.completions.create(
+                model="demo", prompt=f"x{n}", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+            )
+            for n in range(4)
+        ]
+        for stream in streams:
+            next(stream)
+        cluster.cut(cluster.nodes[-1])
+        start, errors = time.monotonic(), []
+        for stream in streams:
+            try:
+                for _ in stream:
+                    pass
+            except OpenAIError as error:
+                errors.append(str(error))
+                print(f"{time.monotonic() - start:.2f} s: {error}")
+        print(f"{len(errors)} streams failed; all had ended after {time.monotonic() - start:.2f} s")
+        assert 1 <= len(errors) < len(streams)
+        assert all("send the request again" in error for error in errors)
+        assert complete(client) == expected, "the other worker serves"
+        cluster.join()
+        wait_until(lambda: num_ready(url) == 2)
+        assert {complete(client) for _ in range(8)} == {expected}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+
+
+def test_a_wrong_token_is_refused_in_a_line(cluster, tmp_path) -> None:
+    other = tmp_path / "token"
+    other.write_text("f" * 64 + "\n")
+    other.chmod(0o600)
+    command = [sys.executable, "-m", "penstock", "node", "--join", cluster.address, "--address", ADDRESS]
+    done = subprocess.run([*command, "--token-file", str(other)], capture_output=True, text=True, env=environment())
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "token" in done.stderr
+    assert "f" * 64 not in done.stderr

@@ -1,0 +1,94 @@
+"""A cluster of Ray on this machine: nodes started by ``penstock node``, which reach each other by 127.0.0.2."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from penstock.cluster.placement.ray_setup import check_ray
+from penstock.errors import UnavailableError
+from tests.support.command import environment
+
+ADDRESS = "127.0.0.2"
+"""Ray replaces 127.0.0.1 by another address of the machine; this one stays inside of it too."""
+
+
+def skip_reason() -> str:
+    """Why tests with a cluster are skipped, with the command that changes it; "" if Ray is there."""
+    try:
+        check_ray()
+        import cryptography  # noqa: F401
+    except UnavailableError as error:
+        return str(error)
+    except ImportError:
+        return "cryptography not found; run: pip install cryptography"
+    return ""
+
+
+class RayCluster:
+    """The processes of ``penstock node`` for a head and other nodes."""
+
+    def __init__(self, num_cpus: int = 1) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="psray-"))  # sockets in it have long names
+        self.token_file = self.folder / "token"
+        self.token_file.write_text("0123456789abcdef" * 4 + "\n")
+        self.token_file.chmod(0o600)
+        self._first_port = 21_000 + os.getpid() % 100 * 200
+        with socket.socket() as probe:
+            probe.bind((ADDRESS, 0))
+            port = probe.getsockname()[1]
+        self.address = f"{ADDRESS}:{port}"
+        self.nodes = [self._start("--address", ADDRESS, "--port", str(port), "--cpus", str(num_cpus))]
+
+    def join(self, num_cpus: int = 1) -> subprocess.Popen[str]:
+        """Start one more node."""
+        self.nodes.append(self._start("--join", self.address, "--address", ADDRESS, "--cpus", str(num_cpus)))
+        return self.nodes[-1]
+
+    def _start(self, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "penstock", "node", "--token-file", str(self.token_file), *options]
+        command += ["--first-port", str(self._first_port), "--temp-folder", str(self.folder)]
+        self._first_port += 200
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+        line = process.stdout.readline()
+        assert "is a node of the cluster" in line, process.stderr.read()
+        return process
+
+    def cut(self, node: subprocess.Popen[str]) -> None:
+        """End a node as a loss of its power would: every process at once."""
+        processes = psutil.Process(node.pid).children(recursive=True)
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        node.wait()
+        self._close(node)
+
+    def close(self) -> None:
+        """Stop the nodes, the head last; no process may be left."""
+        for node in reversed(self.nodes):
+            if node.poll() is None:
+                node.send_signal(signal.SIGTERM)
+                node.wait()
+                self._close(node)
+        left = [process for process in psutil.process_iter(["cmdline"]) if self._is_own(process)]
+        assert not left, f"processes are left: {[process.info['cmdline'] for process in left]}"
+        subprocess.run(["rm", "-rf", str(self.folder)], check=True)
+
+    def _is_own(self, process: psutil.Process) -> bool:
+        words = " ".join(process.info["cmdline"] or [])
+        return str(self.folder) in words and process.pid != os.getpid()
+
+    def _close(self, node: subprocess.Popen[str]) -> None:
+        self.nodes.remove(node)
+        node.stdout.close()
+        node.stderr.close()
