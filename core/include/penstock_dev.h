@@ -29,6 +29,9 @@ typedef enum ps_layout {
                         u8 [2][4][16][4]: low nibble k=32g+4j+i, high k=32g+16+4j+i}}: scale * i8(step * nibble + offset) */
 } ps_layout;
 
+/* The layout of a recurrent state in ps_op_run: each page is head_dim float32 numbers of each head. */
+#define PS_STATE_F32 16
+
 /* ---- instruction levels --------------------------------------------------------------------------------- */
 /* Levels compiled in, best first; runnable says whether this machine can execute it.  Null past the end. */
 PS_API const char* ps_cpu_level_at(int32_t index, int32_t* runnable);
@@ -102,7 +105,7 @@ typedef struct ps_tensor {
   int32_t ndim;
   int64_t dims[4];
   int64_t row_stride; /* elements between rows of the first dimension; the rest is contiguous */
-  int32_t layout;     /* weights [rows, cols]: ps_layout; KV states [pages, kv heads, head_dim]: ps_kv_layout; else 0 */
+  int32_t layout;     /* weights [rows, cols]: ps_layout; KV states [pages, kv heads, head_dim]: ps_kv_layout, or PS_STATE_F32; else 0 */
 } ps_tensor;
 typedef struct ps_attr {
   const char* name;

@@ -161,6 +161,9 @@ RULES: dict[str, tuple[Patch, str]] = {
     "head_dim": (of_state(head_dim=1 << 20), r"states\[0\].head_dim: expected 1 to"),
     "state_group": (of_state(group=5), r"states\[0\].group: expected less than 1, found 5"),
     "states_differ": (of_state(head_dim=4), r"states\[1\]: expected 2 heads of 4 as states\[0\]"),
+    "state_recurrent": (of_state(recurrent=2), r"states\[0\].recurrent: expected 0 or 1, found 2"),
+    "states_recurrent": (of_state(recurrent=True), r"states\[1\].recurrent: expected 1, as states\[0\]"),
+    "state_of_keys": (all_states(recurrent=True), "state: expected keys and values, found a recurrent state"),
     "states_heads": (all_states(num_kv_heads=3), r"k: expected the state's 3 heads, found f32 \[T, 2, 8\]"),
 }  # fmt: skip
 

@@ -22,7 +22,12 @@ class Interpreter:
         self.graph = graph
         self.weights = {name: self._assemble(weight, tensors) for name, weight in graph.weights.items()}
         self.states = {
-            name: torch.zeros(num_pages, page_elements(torch.float32, state.num_kv_heads, state.head_dim))
+            name: torch.zeros(
+                num_pages,
+                state.num_kv_heads * state.head_dim
+                if state.recurrent
+                else page_elements(torch.float32, state.num_kv_heads, state.head_dim),
+            )
             for name, state in graph.states.items()
         }
 

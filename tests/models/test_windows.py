@@ -14,7 +14,10 @@ from tests.support.families import expected_logits, prompt, save
 from tests.support.marks import mostly_long
 
 FAMILIES = mostly_long(
-    ["mistral_window", "qwen2_windows", "qwen3_biases_windows", "lfm2", "lfm2_biases"], "mistral_window", "lfm2"
+    ["mistral_window", "qwen2_windows", "qwen3_biases_windows", "lfm2", "lfm2_biases", "qwen3_next"],
+    "mistral_window",
+    "lfm2",
+    "qwen3_next",
 )
 PROMPTS = [prompt(10), prompt(70), prompt(150), [*prompt(150)[:96], *prompt(40)]]
 CHUNK = 48

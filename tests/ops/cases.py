@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.core import layouts
 from penstock.nn.packing import pack_matrix
+from penstock.ops.reference import delta_state_elements, gated_delta
 from penstock.ops.reference.attention import kv_append, page_elements
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme
@@ -232,6 +233,31 @@ def _short_conv() -> Iterator[Case]:
     yield Case("window-freed", (gate, *rest), {"group": 1, "window": window})
 
 
+def _gated_delta() -> Iterator[Case]:
+    for index, pages in enumerate(BATCHES):
+        for key_heads, shared, dim, value_dim, window in ((1, 1, 16, 64, 4), (2, 3, 17, 20, 3), (3, 2, 24, 80, 1)):
+            heads = key_heads * shared
+            channels = 2 * key_heads * dim + heads * value_dim
+            conv = randn(channels, window, seed=8)
+            attrs = {"group": 1, "key_heads": key_heads, "head_dim": dim}
+            elements = delta_state_elements(dim, shared * value_dim, window)
+            state = torch.full((pages.num_pages(), key_heads * elements), torch.nan)
+            vectors = (conv, randn(heads, seed=9), randn(heads, seed=10))
+            before = [length - new for length, new in zip(pages.lengths, pages.new, strict=True)]
+            earlier = [request for request, length in enumerate(before) if length]
+            if earlier:  # what came before this step
+                _, _, tables = pages.arrays()
+                lengths = [before[request] for request in earlier]
+                starts = int32(0, *torch.tensor(lengths).cumsum(0).tolist())
+                positions = int32(*(place for length in lengths for place in range(length)))
+                rows = (randn(len(positions), width, seed=3) for width in (channels, heads, heads))
+                gated_delta(*rows, state, positions, starts, tables[:, earlier], *vectors, **attrs)
+            tokens = sum(pages.new)
+            rows = (cut(tokens, channels, seed=7), cut(tokens, heads, seed=5), randn(tokens, heads, seed=6))
+            name = f"{index}-{key_heads}x{shared}-{dim}-{value_dim}-{window}"
+            yield Case(name, (*rows, state, *pages.arrays(), *vectors), attrs)
+
+
 def _binary() -> Iterator[Case]:
     for rows, dim in ROW_SHAPES:
         yield Case(f"{rows}x{dim}", (randn(rows, dim), randn(rows, dim, seed=1)), {})
@@ -348,10 +374,12 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "kv_append": _kv_append,
     "attention": _attention,
     "short_conv": _short_conv,
+    "gated_delta": _gated_delta,
     "silu_mul": _binary,
     "gelu": _gelu,
     "scale": lambda: _scaled("factor"),
     "softcap": lambda: _scaled("cap"),
+    "sigmoid_mul": _binary,
     "add": _binary,
     "mul": _binary,
     "gather_rows": _gather_rows,

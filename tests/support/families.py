@@ -191,6 +191,16 @@ FAMILIES |= {
     ),
 }
 
+_DELTA: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 20}
+_DELTA |= {"linear_value_head_dim": 24, "head_dim": 32, "num_hidden_layers": 4}
+
+FAMILIES |= {
+    "qwen3_next": (
+        "qwen3_next",
+        _MIXTURE | _DELTA | {"num_experts": 7, "shared_expert_intermediate_size": 84, "mlp_only_layers": [1]},
+    ),
+}
+
 
 _FOUR_HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4}
 _GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.05}

@@ -18,6 +18,7 @@
 #include "simd/bf16_pairs.h"
 #include "attention/kv_pages.h"
 #include "attention/short_conv.h"
+#include "attention/gated_delta.h"
 #include "attention/partition.h"
 #include "attention/attention.h"
 #include "linear/pack.h"
@@ -70,7 +71,7 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
     builds_op("gelu") ? gelu : nullptr, builds_op("clamped_swiglu") ? clamped_swiglu : nullptr,
     builds_op("kv_append") ? kv_append : nullptr, bf16.attention, bf16.attention_part,
     kAttention ? attention_merge : nullptr, attention_scratch_bytes,
-    builds_op("short_conv") ? short_conv : nullptr,
+    builds_op("short_conv") ? short_conv : nullptr, builds_op("gated_delta") ? gated_delta : nullptr,
     argmax, row_max, exp_sum,
     kBuildsDev ? pack : nullptr, kBuildsDev ? unpack : nullptr,
     kBuildsDev ? read_bytes : nullptr, bf16.peak,

@@ -39,6 +39,13 @@ ps_status read_dims(const ps_tensor& t, const char* name, Spec* spec) {
 }
 
 ps_status read_state(const ps_tensor& t, const char* name, Spec* spec, Tensor* tensor) {
+  if (t.layout == kStatePages) {
+    if (t.ndim != 3 || t.dims[0] < 1 || t.dims[0] > INT32_MAX || t.dims[1] < 1 || t.dims[1] > kMaxHeads || t.dims[2] < 1 ||
+        t.dims[2] > kMaxStateElements / t.dims[1])
+      return fail(PS_INVALID_ARGUMENT, "%s: expected a recurrent state [pages, heads up to %d, numbers of a head]", name, kMaxHeads);
+    spec->group = -1;
+    return kv_page_bytes(t.layout, static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), &tensor->row_stride);
+  }
   if (t.ndim != 3 || t.dims[0] < 1 || t.dims[0] > INT32_MAX || t.dims[1] < 1 || t.dims[1] > kMaxHeads ||
       t.dims[2] < 1 || t.dims[2] > kMaxHeadDim) {
     return fail(PS_INVALID_ARGUMENT, "%s: expected a state [pages, heads up to %d, head_dim up to %d]", name, kMaxHeads,
@@ -141,6 +148,8 @@ ps_status check_ragged(OpRun* run, int32_t at, int32_t state, int32_t group_attr
   if (!run->owners.resize(num_pages) || !run->token_request.resize(batch.num_tokens))
     return fail(PS_OUT_OF_MEMORY, "out of memory");
   PS_TRY(check_page_table(batch, group, window, num_pages, run->owners.data(), 1));
+  if (keeps_state(run->op))
+    PS_TRY(check_state_positions(batch, group, c.in[state].data, c.in[state].row_stride, c.in[state].dims[2]));
   fill_token_request(batch, run->token_request.data());
   run->call.token_request = run->token_request.data();
   return PS_OK;
@@ -255,6 +264,8 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
     const int32_t window = static_cast<int32_t>(run.call.attrs[kShortConvWindow].i);
     status = check_ragged(&run, kAttentionPositions, kAttentionState, kShortConvGroup, window);
   }
+  if (status == PS_OK && run.op == OP_GATED_DELTA)
+    status = check_ragged(&run, kGatedDeltaPositions, kGatedDeltaState, kGatedDeltaGroup, kStateWindow);
   if (status == PS_OK && is_attention(run.op)) {
     const int32_t window = static_cast<int32_t>(run.call.attrs[kAttentionWindow].i);
     status = check_ragged(&run, kAttentionPositions, kAttentionState, kAttentionGroup, window);

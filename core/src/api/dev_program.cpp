@@ -117,5 +117,5 @@ ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t
   }
   const State& s = graph.states[state];
   *data = program->kv.data() + state_offset(*program, state);
-  return kv_page_bytes(program->options.kv_layout, s.num_kv_heads, s.head_dim, page_bytes);
+  return page_bytes_of(s, program->options.kv_layout, page_bytes);
 }

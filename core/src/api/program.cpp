@@ -63,7 +63,7 @@ ps_status resize(ps_program* program, const ps_program_options& options) {
   for (int32_t i = 0; i < graph.states.size(); ++i) {
     const State& state = graph.states[i];
     int64_t page_bytes;
-    PS_TRY(kv_page_bytes(options.kv_layout, state.num_kv_heads, state.head_dim, &page_bytes));
+    PS_TRY(page_bytes_of(state, options.kv_layout, &page_bytes));
     memcpy(other.kv.data() + state_offset(other, i), program->kv.data() + state_offset(*program, i),
            static_cast<size_t>(page_bytes * num_pages));
   }

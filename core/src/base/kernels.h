@@ -115,6 +115,27 @@ struct ShortConvArgs {
   int32_t window;
 };
 
+constexpr int32_t kMaxDeltaDim = 512, kMaxDeltaValues = 4096;  // of a key head: its width, the channels of its value heads
+
+// The numbers of a key head in a recurrent state: a matrix [head_dim, value_dim] of each value head, the last window - 1
+// inputs of the convolution, oldest first, padding, and as its last the number of tokens that the state has seen.
+constexpr int64_t delta_state_elements(int64_t head_dim, int64_t values, int64_t window) {
+  return (head_dim * values + (window - 1) * (2 * head_dim + values) + 1 + 15) / 16 * 16;
+}
+
+struct GatedDeltaArgs {
+  const float *x, *a, *b;  // [t, channels], [t, value heads] twice
+  int64_t x_stride, a_stride, b_stride;
+  float* out;              // [t, value heads * value_dim]
+  int64_t out_stride;
+  uint8_t* state;
+  int64_t page_bytes;
+  RaggedView batch;
+  const float* conv;       // [channels, window]: the last column is of the token itself
+  const float *a_log, *dt_bias;  // [value heads]
+  int32_t key_heads, heads_per_key, head_dim, value_dim, window;
+};
+
 struct NormArgs {
   const float* x;         // [t, groups * dim]
   int64_t x_stride;
@@ -211,6 +232,8 @@ struct Kernels {
   int64_t (*attention_scratch_bytes)(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim);
   // begin, end: tokens
   void (*short_conv)(const ShortConvArgs&, int64_t begin, int64_t end);
+  // begin, end: items request * key_heads + key head
+  void (*gated_delta)(const GatedDeltaArgs&, int64_t begin, int64_t end);
 
   // For sampling; each in the order that the numerics contract fixes.
   int32_t (*argmax)(const float* x, int64_t n);  // the first of equals

@@ -170,6 +170,7 @@ ps_status read_state(const FlatTable& table, Graph* graph) {
   PS_TRY(table.read_i32(1, "num_kv_heads", 0, &state.num_kv_heads));
   PS_TRY(table.read_i32(2, "head_dim", 0, &state.head_dim));
   PS_TRY(table.read_i32(3, "group", 0, &state.group));
+  PS_TRY(table.read_i32(4, "recurrent", 0, &state.recurrent));
   return graph->states.push(state) ? PS_OK : no_memory();
 }
 

@@ -46,8 +46,12 @@ ps_status validate_states(const Graph& graph) {
       return fail(PS_INVALID_FILE, "states[%lld].num_kv_heads: expected 1 to %d, found %d", ll(i), kMaxHeads,
                   s.num_kv_heads);
     }
-    if (s.head_dim < 1 || s.head_dim > kMaxHeadDim) {
-      return fail(PS_INVALID_FILE, "states[%lld].head_dim: expected 1 to %d, found %d", ll(i), kMaxHeadDim, s.head_dim);
+    if (s.recurrent != 0 && s.recurrent != 1) {
+      return fail(PS_INVALID_FILE, "states[%lld].recurrent: expected 0 or 1, found %d", ll(i), s.recurrent);
+    }
+    const int64_t most = s.recurrent ? kMaxStateElements / s.num_kv_heads : kMaxHeadDim;
+    if (s.head_dim < 1 || s.head_dim > most) {
+      return fail(PS_INVALID_FILE, "states[%lld].head_dim: expected 1 to %lld, found %d", ll(i), ll(most), s.head_dim);
     }
     if (s.group < 0 || s.group >= graph.page_groups.size()) {
       return fail(PS_INVALID_FILE, "states[%lld].group: expected less than %lld, found %d", ll(i),
@@ -56,6 +60,10 @@ ps_status validate_states(const Graph& graph) {
     for (int64_t j = 0; j < i; ++j) {  // page tables are shared by layers of equal heads
       const State& other = graph.states[j];
       if (other.group != s.group) continue;
+      if (other.recurrent != s.recurrent) {
+        return fail(PS_INVALID_FILE, "states[%lld].recurrent: expected %d, as states[%lld] of its group has, found %d",
+                    ll(i), other.recurrent, ll(j), s.recurrent);
+      }
       if (other.num_kv_heads != s.num_kv_heads || other.head_dim != s.head_dim) {
         return fail(PS_INVALID_FILE,
                     "states[%lld]: expected %d heads of %d as states[%lld] of its group has, found %d of %d", ll(i),
@@ -209,8 +217,8 @@ ps_status find_attention_kinds(Graph* graph) {
     first = false;
   }
   for (const Node& node : graph->nodes) {
-    if (node.op == OP_SHORT_CONV && graph->context_world > 1)
-      return fail(PS_UNSUPPORTED, "metadata: short_conv needs every page, expected attention over the pages of one rank");
+    if ((node.op == OP_SHORT_CONV || node.op == OP_GATED_DELTA) && graph->context_world > 1)
+      return fail(PS_UNSUPPORTED, "metadata: %s needs every page, expected attention over the pages of one rank", op_name(node.op));
   }
   return PS_OK;
 }
@@ -250,6 +258,7 @@ Spec spec_of(const Graph& graph, const Operand& operand) {
     spec.dims[1] = constant(s.num_kv_heads);
     spec.dims[2] = constant(s.head_dim);
     spec.group = s.group;
+    spec.layout = s.recurrent ? kStatePages : 0;
   }
   return spec;
 }

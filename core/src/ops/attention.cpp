@@ -1,4 +1,4 @@
-// The phases of the ops over KV pages: kv_append, attention, and the short convolution.
+// The phases of the ops over pages: kv_append, attention, the short convolution, and the gated delta rule.
 #include <algorithm>
 
 #include "base/memory.h"
@@ -103,6 +103,32 @@ void run_short_conv(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->short_conv(args, begin, end);
 }
 
+int64_t delta_items(const Call& c) { return c.in[kGatedDeltaPositions + 2].dims[1] * c.attrs[kGatedDeltaKeyHeads].i; }
+
+void run_gated_delta(const Call& c, int64_t begin, int64_t end, int32_t) {
+  GatedDeltaArgs args{};
+  args.x = f32(c.in[0]);
+  args.a = f32(c.in[1]);
+  args.b = f32(c.in[2]);
+  args.x_stride = c.in[0].row_stride;
+  args.a_stride = c.in[1].row_stride;
+  args.b_stride = c.in[2].row_stride;
+  args.out = f32(c.out[0]);
+  args.out_stride = c.out[0].row_stride;
+  args.state = c.in[kGatedDeltaState].data;
+  args.page_bytes = c.in[kGatedDeltaState].row_stride;
+  args.batch = ragged_view(c, kGatedDeltaPositions, c.attrs[kGatedDeltaGroup].i);
+  args.conv = f32(c.in[7]);
+  args.a_log = f32(c.in[8]);
+  args.dt_bias = f32(c.in[9]);
+  args.key_heads = static_cast<int32_t>(c.attrs[kGatedDeltaKeyHeads].i);
+  args.heads_per_key = static_cast<int32_t>(c.out[0].dims[1]) / args.key_heads;
+  args.head_dim = static_cast<int32_t>(c.attrs[kGatedDeltaHeadDim].i);
+  args.value_dim = static_cast<int32_t>(c.out[0].dims[2]);
+  args.window = static_cast<int32_t>(c.in[7].dims[1]);
+  c.kernels->gated_delta(args, begin, end);
+}
+
 // Two tokens may meet in a page, never in a slot of it.
 constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
 constexpr Phase kAttention[] = {
@@ -110,6 +136,7 @@ constexpr Phase kAttention[] = {
     {SPLIT_ROWS, shared_tokens, run_merge, 0, 0, true, true, false, false, false},
 };
 constexpr Phase kShortConv = {SPLIT_ROWS, tokens, run_short_conv, 1, 0, true, false, false, true, false};
+constexpr Phase kGatedDelta = {SPLIT_SHARES, delta_items, run_gated_delta, 0, 7, true, false, false, true, true};
 
 }  // namespace
 
@@ -133,6 +160,7 @@ AttentionArgs attention_args(const Call& c) {
 
 Phases kv_append_phases(const Call&) { return Phases{&kAppend, 1}; }
 Phases short_conv_phases(const Call&) { return Phases{&kShortConv, 1}; }
+Phases gated_delta_phases(const Call&) { return Phases{&kGatedDelta, 1}; }
 Phases attention_phases(const Call&) { return Phases{kAttention, 2}; }
 
 ps_status attention_scratch(const Call& c, Scratch* out) {

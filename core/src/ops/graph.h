@@ -8,7 +8,7 @@
 namespace ps {
 
 constexpr int32_t kMaxRank = 4;
-constexpr int32_t kMaxOperands = 8, kMaxOutputs = 2, kMaxAttrs = 8;
+constexpr int32_t kMaxOperands = 10, kMaxOutputs = 2, kMaxAttrs = 8;
 constexpr int32_t kMaxHeads = 4096;
 constexpr int32_t kMaxContextLen = 1 << 24;  // positions are exact in float32
 
@@ -63,10 +63,13 @@ struct Weight {
   int64_t part_begin, part_end;  // into Graph::parts
 };
 
+// Keys and values of a layer, or with `recurrent` one state per page: that after the page's last token, head_dim float32
+// numbers of each head.
 struct State {
   Str name;
-  int32_t num_kv_heads, head_dim, group;
+  int32_t num_kv_heads, head_dim, group, recurrent;
 };
+constexpr int64_t kMaxStateElements = int64_t{1} << 26;  // of a recurrent state, all heads
 
 struct Attr {
   Str name;

@@ -80,6 +80,10 @@ ps_status checked_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* byt
 int32_t auto_kv_layout(Str scheme) { return equal(scheme, "f32") ? PS_KV_F32 : PS_KV_BF16; }
 
 ps_status kv_page_bytes(int32_t kv_layout, int32_t num_kv_heads, int32_t head_dim, int64_t* bytes) {
+  if (kv_layout == kStatePages) {
+    *bytes = 4 * int64_t{num_kv_heads} * head_dim;
+    return PS_OK;
+  }
   if (!kv_layout_name(kv_layout)) {
     return fail(PS_INVALID_ARGUMENT, "kv_layout: expected 1 (f32), 2 (bf16) or 3 (int8), found %d", kv_layout);
   }

@@ -80,6 +80,9 @@ constexpr int32_t kClampedLimit = attr_at(OP_CLAMPED_SWIGLU, "float limit");
 constexpr int32_t kExpertNum = attr_at(OP_EXPERT_LINEAR, "int num_experts");
 constexpr int32_t kExpertOutFeatures = attr_at(OP_EXPERT_LINEAR, "int out_features");
 constexpr int32_t kExpertScheme = attr_at(OP_EXPERT_LINEAR, "str scheme");
+constexpr int32_t kGatedDeltaGroup = attr_at(OP_GATED_DELTA, "int group");
+constexpr int32_t kGatedDeltaKeyHeads = attr_at(OP_GATED_DELTA, "int key_heads");
+constexpr int32_t kGatedDeltaHeadDim = attr_at(OP_GATED_DELTA, "int head_dim");
 
 // Arguments that code other than the op's own looks at.  request_starts and page_tables follow positions.
 constexpr int32_t kKvAppendState = argument_at(OP_KV_APPEND, "State(a!) state");
@@ -112,6 +115,11 @@ constexpr bool is_attention(int32_t op) {
 static_assert(kAttentionState == argument_at(OP_SHORT_CONV, "State state") &&
               kAttentionPositions == argument_at(OP_SHORT_CONV, "Tensor positions"), "");
 constexpr bool reads_pages(int32_t op) { return is_attention(op) || op == OP_SHORT_CONV; }
+// A recurrent state: a token reads the state of the token before it, so a page group keeps two positions.
+constexpr int32_t kStateWindow = 2;
+constexpr int32_t kGatedDeltaState = argument_at(OP_GATED_DELTA, "State(a!) state");
+constexpr int32_t kGatedDeltaPositions = argument_at(OP_GATED_DELTA, "Tensor positions");
+constexpr bool keeps_state(int32_t op) { return op == OP_GATED_DELTA; }
 constexpr int32_t kGatherRowsRows = argument_at(OP_GATHER_ROWS, "Tensor rows");
 
 }  // namespace ps

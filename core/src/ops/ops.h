@@ -34,7 +34,7 @@ struct Signature {
 struct Spec {
   int32_t kind, dtype, rank;
   Dim dims[kMaxRank];
-  int32_t layout;  // of a weight
+  int32_t layout;  // of a weight; of a state kStatePages when it is recurrent
   int32_t group;   // of a state
   Dim bound;       // int32 values are below it; the constant 0 when nothing is known
 };
@@ -152,6 +152,12 @@ ps_status context_attention_scratch(const Call&, Scratch*);
 ps_status topk_scratch(const Call&, Scratch*);
 ps_status route_scratch(const Call&, Scratch*);
 ps_status expert_linear_scratch(const Call&, Scratch*);
+
+// The format of a state's pages in a program with this format of keys and values, and the bytes of one.
+inline int32_t page_layout(const State& state, int32_t kv_layout) { return state.recurrent ? kStatePages : kv_layout; }
+inline ps_status page_bytes_of(const State& state, int32_t kv_layout, int64_t* bytes) {
+  return kv_page_bytes(page_layout(state, kv_layout), state.num_kv_heads, state.head_dim, bytes);
+}
 
 // Elements of one row: the product of the dims after the first.
 inline int64_t row_elements(const Tensor& t) {

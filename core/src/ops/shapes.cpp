@@ -334,6 +334,51 @@ ps_status infer_short_conv(const Spec* in, AttrValue* attrs, Spec* out) {
   return expect_group(attrs[kShortConvGroup], state, in[4]);
 }
 
+// What gated_delta fixes: value heads per key head, and the numbers of a value of one.
+ps_status infer_gated_delta(const Spec* in, AttrValue* attrs, Spec* out) {
+  const Spec &state = in[3], &conv = in[7];
+  const int64_t key_heads = attrs[kGatedDeltaKeyHeads].i, head_dim = attrs[kGatedDeltaHeadDim].i;
+  PS_TRY(expect_f32(in[0], "x", 2, 2));
+  PS_TRY(expect_f32(in[1], "a", 2, 2));
+  PS_TRY(expect_same(in[2], in[1], "b", "a"));
+  PS_TRY(expect_batch(in, kGatedDeltaPositions, in[0], "x"));
+  PS_TRY(expect_batch(in, kGatedDeltaPositions, in[1], "a"));
+  if (key_heads < 1 || key_heads != state.dims[1].offset) {
+    return fail(PS_INVALID_ARGUMENT, "key_heads: expected the state's %lld heads, found %lld",
+                static_cast<long long>(state.dims[1].offset), static_cast<long long>(key_heads));
+  }
+  if (head_dim < 1 || head_dim > kMaxDeltaDim) {
+    return fail(PS_INVALID_ARGUMENT, "head_dim: expected 1 to %d, found %lld", kMaxDeltaDim, static_cast<long long>(head_dim));
+  }
+  const int64_t heads = last_dim(in[1]), channels = last_dim(in[0]), values = channels - 2 * key_heads * head_dim;
+  if (heads % key_heads) {
+    return fail(PS_INVALID_ARGUMENT, "a: expected a multiple of %lld key heads, found %s", static_cast<long long>(key_heads),
+                describe(in[1]).text);
+  }
+  if (values < 1 || values % heads || values / key_heads > kMaxDeltaValues) {
+    return fail(PS_INVALID_ARGUMENT,
+                "x: expected %lld query and key channels, then those of %lld value heads, at most %d for each key head, found %s",
+                static_cast<long long>(2 * key_heads * head_dim), static_cast<long long>(heads), kMaxDeltaValues,
+                describe(in[0]).text);
+  }
+  const int64_t window = conv.dims[1].offset;
+  if (conv.layout != PS_ROWS_F32 || conv.dims[0].offset != channels || window < 1 || window > kMaxConvWindow) {
+    return fail(PS_INVALID_ARGUMENT, "conv: expected a rows_f32 weight [%lld, 1 to %d], found %s [%lld, %lld]",
+                static_cast<long long>(channels), kMaxConvWindow,
+                layout_name(conv.layout) ? layout_name(conv.layout) : "unknown layout",
+                static_cast<long long>(conv.dims[0].offset), static_cast<long long>(window));
+  }
+  PS_TRY(expect_vector(in[8], "a_log", heads));
+  PS_TRY(expect_vector(in[9], "dt_bias", heads));
+  const int64_t expected = delta_state_elements(head_dim, values / key_heads, window);
+  if (state.dims[2].offset != expected) {
+    return fail(PS_INVALID_ARGUMENT, "state: expected %lld numbers for each head, found %lld", static_cast<long long>(expected),
+                static_cast<long long>(state.dims[2].offset));
+  }
+  *out = Spec{OPERAND_VALUE, PS_F32, 3, {in[0].dims[0], constant(heads), constant(values / heads)}, 0, -1, constant(0)};
+  return expect_group(attrs[kGatedDeltaGroup], state, in[6]);
+}
+
 ps_status infer_unary(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
   copy_type(in[0], out);

@@ -133,6 +133,10 @@ ps_status check_operands(int32_t op, const Spec* in, int32_t count) {
       return fail(PS_INVALID_ARGUMENT, "%.*s: expected %s, found %s", PS_STR(argument.name), kinds[argument.kind],
                   kinds[in[i].kind]);
     }
+    if (in[i].kind == OPERAND_STATE && (in[i].layout == kStatePages) != keeps_state(op)) {
+      return fail(PS_INVALID_ARGUMENT, "%.*s: expected %s", PS_STR(argument.name),
+                  keeps_state(op) ? "a recurrent state, found keys and values" : "keys and values, found a recurrent state");
+    }
   }
   return PS_OK;
 }

@@ -84,9 +84,9 @@ ps_status bind_operand(ps_program* p, const Operand& operand, bool wanted_only, 
   } else {
     const State& state = graph.states[operand.index];
     out->dims[0] = p->options.num_pages;
-    out->layout = p->options.kv_layout;
+    out->layout = page_layout(state, p->options.kv_layout);
     out->data = p->kv.data() + state_offset(*p, operand.index);
-    return kv_page_bytes(p->options.kv_layout, state.num_kv_heads, state.head_dim, &out->row_stride);
+    return page_bytes_of(state, p->options.kv_layout, &out->row_stride);
   }
   return PS_OK;
 }

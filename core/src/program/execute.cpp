@@ -96,6 +96,20 @@ void clear_failed_rows(ps_program* p, int32_t num_rows) {
   }
 }
 
+// The recurrent states of a group have seen the same tokens, so the first is looked at.
+ps_status check_states(ps_program* p, int32_t group, const Ragged& batch) {
+  const Graph& graph = p->model->graph;
+  for (int32_t i = 0; i < graph.states.size(); ++i) {
+    const State& state = graph.states[i];
+    if (state.group != group) continue;
+    if (!state.recurrent || has_flag(*p, PS_PROGRAM_EMPTY_KERNELS)) return PS_OK;
+    int64_t bytes;
+    PS_TRY(page_bytes_of(state, p->options.kv_layout, &bytes));
+    return check_state_positions(batch, group, p->kv.data() + state_offset(*p, i), bytes, state.head_dim);
+  }
+  return PS_OK;
+}
+
 ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
   const Graph& graph = p->model->graph;
   if (++p->step_number == 0) {  // a wrapped number could meet an old owner
@@ -114,6 +128,7 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
     const int32_t num_pages = p->options.num_pages * graph.context_world;
     PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], num_pages, p->owners + g * num_pages,
                             p->step_number));
+    PS_TRY(check_states(p, static_cast<int32_t>(g), batch));
   }
   return PS_OK;
 }

@@ -97,6 +97,22 @@ ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, i
   return PS_OK;
 }
 
+ps_status check_state_positions(const Ragged& batch, int32_t group, const uint8_t* pages, int64_t page_bytes,
+                                int64_t head_elements) {
+  for (int32_t r = 0; r < batch.num_requests; ++r) {
+    const int32_t begin = batch.positions[batch.request_starts[r]];
+    if (begin == 0) continue;  // starts anew
+    const int32_t page = batch.page_table[static_cast<int64_t>(r) * batch.width + (begin - 1) / PS_PAGE_TOKENS];
+    const float seen = reinterpret_cast<const float*>(pages + page * page_bytes)[head_elements - 1];
+    if (seen == static_cast<float>(begin)) continue;
+    return fail(PS_INVALID_ARGUMENT,
+                "positions[%d]: expected the %g tokens that the recurrent state of page_tables[%d] has seen, found position %d: "
+                "a recurrent layer cannot go back",
+                batch.request_starts[r], static_cast<double>(seen), group, begin);
+  }
+  return PS_OK;
+}
+
 ps_status localize_pages(const Ragged& batch, int32_t group, int32_t window, int32_t rank, int32_t world, int32_t* page_table) {
   for (int32_t r = 0; r < batch.num_requests; ++r) {
     const Entries entries = entries_of(batch, r, window);

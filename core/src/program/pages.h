@@ -30,6 +30,10 @@ ps_status check_whole_requests(const Ragged& batch);
 // the batch.  owners: [num_pages], kept between steps; step: differs from the last call's.
 ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, int32_t num_pages, PageOwner* owners,
                            uint32_t step);
+// Every request of the step goes on where the recurrent state ends that it would read: such a state has no way back.
+// The last number of each head of a page is how many tokens it has seen.
+ps_status check_state_positions(const Ragged& batch, int32_t group, const uint8_t* pages, int64_t page_bytes,
+                                int64_t head_elements);
 // Of pages that are dealt out to ranks (page % world is its rank, and partitions of a request go to ranks in turn): replaces
 // the entries of the table, after the checks, by this rank's own pages, page / world, and -2 - rank for those of others.
 ps_status localize_pages(const Ragged& batch, int32_t group, int32_t window, int32_t rank, int32_t world, int32_t* page_table);

@@ -211,7 +211,7 @@ ps_status plan_scratch(const ps_model& model, const ps_context& context, const p
 ps_status plan_kv(const Graph& graph, const ps_program_options& o, Plan* plan) {
   for (const State& state : graph.states) {
     int64_t bytes;
-    PS_TRY(kv_page_bytes(o.kv_layout, state.num_kv_heads, state.head_dim, &bytes));
+    PS_TRY(page_bytes_of(state, o.kv_layout, &bytes));
     if (!plan->state_offsets.push(plan->kv_page_bytes)) return no_memory();
     plan->used_groups |= uint64_t{1} << state.group;
     plan->kv_page_bytes += bytes;  // at most 4096 states of at most 2^31 bytes

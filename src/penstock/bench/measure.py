@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.bench.node_costs import recurrent_page_bytes
 from penstock.bench.open_model import OpenModel, check_size, open_model
 from penstock.core import native
 from penstock.engine.engine import Engine
@@ -104,7 +105,7 @@ class _Work:
                     is_head = graph.values[node.outputs[0]].shape[0].symbol == "R"
                     head, body = head + ops * is_head, body + ops * (not is_head)
         peak = "int8" if graph.scheme.endswith("a8") else "bf16" if graph.scheme == "bf16" else "f32"
-        return _Work(body, head, kv_page_bytes // PAGE_TOKENS, peak)
+        return _Work(body, head, (kv_page_bytes - recurrent_page_bytes(graph)) // PAGE_TOKENS, peak)
 
 
 def bench(settings: Bench, progress: Callable[[Any], None] | None = None) -> Report:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.core.layouts import PAGE_TOKENS
 from penstock.graph.ir import DType, Graph, Node, Value
 
-__all__ = ["Cost", "StepSize", "kind_keys", "kind_labels", "node_costs", "peak_of"]
+__all__ = ["Cost", "StepSize", "kind_keys", "kind_labels", "node_costs", "peak_of", "recurrent_page_bytes"]
 
 _BYTES = {DType.F32: 4, DType.F16: 2, DType.BF16: 2, DType.I8: 1, DType.I32: 4, DType.U8: 1, DType.I64: 8}
 _PER_ELEMENT = {
@@ -23,6 +24,7 @@ _PER_ELEMENT = {
     "mul": 1,
     "scale": 1,
     "softcap": 16,
+    "sigmoid_mul": 4,
 }
 """Nominal operations per element of the first output; an exponential counts as one.  These ops are memory-bound."""
 
@@ -108,13 +110,18 @@ def _keys(step: StepSize, window: int, causal: bool) -> tuple[int, int]:
 def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float, wanted_only: Sequence[bool]) -> list[Cost]:
     """Return the cost of each node in a step.
 
-    ``kv_token_bytes``: bytes of the keys and values of one token in all states.  ``wanted_only``: per node, True if it
+    ``kv_token_bytes``: the bytes of a page in all states, divided by its tokens.  ``wanted_only``: per node, True if it
     runs only for rows of logits.
     """
-    width = sum(state.num_kv_heads * state.head_dim for state in graph.states.values())
-    per_element = kv_token_bytes / width if width else 0.0
+    width = sum(state.num_kv_heads * state.head_dim for state in graph.states.values() if not state.recurrent)
+    per_element = (kv_token_bytes - recurrent_page_bytes(graph) / PAGE_TOKENS) / width if width else 0.0
     steps = {False: step, True: step.for_wanted_rows}
     return [_node_cost(graph, node, steps[k], per_element) for node, k in zip(graph.nodes, wanted_only, strict=True)]
+
+
+def recurrent_page_bytes(graph: Graph) -> int:
+    """Return the bytes of one page of every recurrent state."""
+    return sum(4 * state.num_kv_heads * state.head_dim for state in graph.states.values() if state.recurrent)
 
 
 def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float) -> Cost:
@@ -139,6 +146,10 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
                 cost.num_ops += 2 * planes * weight.rows * weight.cols * rows
         elif operand.kind == "state":
             state = graph.states[operand.name]
+            if state.recurrent:  # read and written once for each request
+                cost.num_bytes += 8 * len(step.lens) * state.num_kv_heads * state.head_dim
+                cost.num_ops += 6 * _elements(outputs[0], sizes) * int(node.attrs["head_dim"])
+                continue
             token_bytes = kv_element_bytes * state.num_kv_heads * state.head_dim
             if node.op in ("attention", "context_attention", "sink_attention"):
                 num_ranks = int(node.attrs.get("world", 1))

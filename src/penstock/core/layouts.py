@@ -6,8 +6,8 @@ from typing import Final
 
 __all__ = [
     "BF16", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS", "KV_NUMBERS", "PAGE_TOKENS",
-    "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32",
-    "T16_I8", "TILE_ROWS", "U8", "kv_layout_of", "pages_for", "whole_partitions",
+    "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "STATE_F32", "T16_BF16", "T16_F16", "T16_F32",
+    "T16_I4G32", "T16_I8", "TILE_ROWS", "U8", "kv_layout_of", "pages_for", "whole_partitions",
 ]  # fmt: skip
 
 F32: Final = 1
@@ -42,6 +42,9 @@ PARTITION_PAGES: Final = 8
 
 KV_LAYOUTS: Final = ("auto", "f32", "bf16", "int8")
 """The formats of keys and values; "auto" lets the core choose: f32 under the scheme f32, else bf16."""
+
+STATE_F32: Final = 16
+"""The number of the layout of recurrent states (``PS_STATE_F32``)."""
 
 KV_NUMBERS: Final = {"f32": 1, "bf16": 2, "int8": 3}
 """The numbers of ``ps_kv_layout`` by name."""

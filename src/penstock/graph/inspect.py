@@ -41,6 +41,7 @@ def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str,
         "ops": dict(Counter(node.op for node in graph.nodes)),
         "states": [
             {"name": s.name, "num_kv_heads": s.num_kv_heads, "head_dim": s.head_dim, "group": s.group}
+            | ({"recurrent": True} if s.recurrent else {})
             for s in graph.states.values()
         ],
         "page_groups": [{"window": window} for window in graph.page_groups],

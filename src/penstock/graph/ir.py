@@ -111,12 +111,17 @@ class Weight:
 
 @dataclass
 class State:
-    """The KV pages of one layer: owned by the runtime, never stored."""
+    """The pages of one layer: owned by the runtime, never stored.
+
+    They hold keys and values.  A page of a ``recurrent`` layer holds one state, ``head_dim`` float32 numbers of each
+    head, after the last token of the page.
+    """
 
     name: str
     num_kv_heads: int
     head_dim: int
     group: int
+    recurrent: bool = False
 
 
 @dataclass(frozen=True)

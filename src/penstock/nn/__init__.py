@@ -5,7 +5,7 @@ It knows no model.
 
 from torch.nn import ModuleList
 
-from penstock.nn.activation import clamped_swiglu, gelu, scale, silu_mul, softcap
+from penstock.nn.activation import clamped_swiglu, gelu, scale, sigmoid_mul, silu_mul, softcap
 from penstock.nn.attention import Attention, PagedLayer, PageGroup, allocate_states, assign_page_groups, paged_layers
 from penstock.nn.batch import Batch, gather_rows
 from penstock.nn.conv import ShortConv
@@ -15,14 +15,17 @@ from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from penstock.nn.module import Module
 from penstock.nn.norm import LayerNorm, RMSNorm
 from penstock.nn.packing import SharedMatrix, load_weights, pack_network, shared_matrices
+from penstock.nn.recurrent import ConvWeight, GatedDelta
 from penstock.nn.rope import RotaryEmbedding, apply_rope
 
 __all__ = [
     "Attention",
     "Batch",
     "ColumnParallelLinear",
+    "ConvWeight",
     "Embedding",
     "ExpertLinear",
+    "GatedDelta",
     "LMHead",
     "LayerNorm",
     "Linear",
@@ -52,6 +55,7 @@ __all__ = [
     "scale",
     "shared_matrices",
     "sigmoid_gate",
+    "sigmoid_mul",
     "silu_mul",
     "softcap",
 ]

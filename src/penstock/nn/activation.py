@@ -6,7 +6,13 @@ from torch import Tensor
 
 from penstock.ops.eager import ops
 
-__all__ = ["clamped_swiglu", "gelu", "scale", "silu_mul", "softcap"]
+__all__ = ["clamped_swiglu", "gelu", "scale", "sigmoid_mul", "silu_mul", "softcap"]
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Return sigmoid(gate) * x; both are [T, dim]."""
+    y: Tensor = ops.sigmoid_mul(gate, x)
+    return y
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:

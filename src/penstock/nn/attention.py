@@ -26,11 +26,12 @@ __all__ = [
 
 
 class PageGroup(NamedTuple):
-    """The key of a page group: layers with equal window and heads share page tables."""
+    """The key of a page group: layers with equal window, heads and kind of pages share page tables."""
 
     window: int
     num_kv_heads: int
     head_dim: int
+    recurrent: bool = False
 
 
 class PagedLayer(Module):
@@ -42,17 +43,21 @@ class PagedLayer(Module):
 
     state: Tensor
     causal = True
+    recurrent = False
 
     def __init__(self, num_kv_heads: int, head_dim: int, window: int) -> None:
         super().__init__()
         self.num_kv_heads, self.head_dim, self.window = num_kv_heads, head_dim, window
         self.group = 0
-        elements = page_elements(torch.float32, num_kv_heads, head_dim)
-        self.register_buffer("state", torch.zeros(1, elements), persistent=False)
+        self.register_buffer("state", self.new_pages(1, torch.float32), persistent=False)
+
+    def new_pages(self, num_pages: int, dtype: torch.dtype) -> Tensor:
+        """Return zeroed pages for keys and values of ``dtype``, on the device of the context."""
+        return torch.zeros(num_pages, page_elements(dtype, self.num_kv_heads, self.head_dim), dtype=dtype)
 
     def page_group(self) -> PageGroup:
         """Return the page group of this layer."""
-        return PageGroup(self.window, self.num_kv_heads, self.head_dim)
+        return PageGroup(self.window, self.num_kv_heads, self.head_dim, self.recurrent)
 
 
 class Attention(PagedLayer):
@@ -142,10 +147,13 @@ def assign_page_groups(network: nn.Module) -> list[PageGroup]:
 
 
 def allocate_states(network: nn.Module, num_pages: int, dtype: torch.dtype = torch.float32) -> int:
-    """Give every layer with pages ``num_pages`` zeroed ones of float32, bfloat16 or int8; return the total bytes."""
+    """Give every layer with pages ``num_pages`` zeroed ones of float32, bfloat16 or int8; return the total bytes.
+
+    Recurrent states are float32 always.
+    """
     num_bytes = 0
     for layer in paged_layers(network).values():
-        elements = page_elements(dtype, layer.num_kv_heads, layer.head_dim)
-        layer.state = torch.zeros(num_pages, elements, dtype=dtype, device="cpu")
+        with torch.device("cpu"):
+            layer.state = layer.new_pages(num_pages, dtype)
         num_bytes += layer.state.nbytes
     return num_bytes

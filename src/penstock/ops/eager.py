@@ -2,7 +2,8 @@
 
 On the CPU an op runs its native kernel, or its PyTorch reference when ``PENSTOCK_REFERENCE=1``; on meta tensors it runs
 its shape rule.  A weight argument is a tensor whose shape and dtype determine its layout
-(``penstock.ops.reference.packing``); a state is [num_pages, page_elements] of float32, bfloat16 or int8.
+(``penstock.ops.reference.packing``); a state is [num_pages, page_elements] of float32, bfloat16 or int8, a recurrent
+one of float32.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _describe(
     if argument.kind == "weight":
         return _describe_weight(op, argument, tensor, tensors, attrs)
     if argument.kind == "state":
-        return _describe_state(op, tensor, tensors)
+        return _describe_state(op, tensor, tensors) if "key_heads" not in attrs else _describe_cells(op, tensor, attrs)
     return _plain(tensor)
 
 
@@ -227,6 +228,19 @@ def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) 
         )
     dims = (state.shape[0], num_kv_heads, head_dim)
     return native.CoreTensor(state.data_ptr(), _DTYPES[state.dtype], dims, state.shape[1], _KV_LAYOUTS[state.dtype])
+
+
+def _describe_cells(op: str, state: Tensor, attrs: dict[str, Any]) -> native.CoreTensor:
+    """Describe a recurrent state [num_pages, heads * numbers]."""
+    heads = attrs["key_heads"]
+    if state.dtype != torch.float32 or not state.is_contiguous() or state.shape[1] % heads:
+        raise InvalidArgumentError(
+            f"[{op}] state: expected contiguous float32 pages of {heads} heads, found {state.dtype} "
+            f"{list(state.shape)}",
+            param="state",
+        )
+    dims = (state.shape[0], heads, state.shape[1] // heads)
+    return native.CoreTensor(state.data_ptr(), layouts.F32, dims, state.shape[1], layouts.STATE_F32)
 
 
 def torch_schema(schema: str) -> str:

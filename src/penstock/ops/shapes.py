@@ -241,6 +241,27 @@ def _short_conv(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [gate]
 
 
+def _gated_delta(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    op = "gated_delta"
+    x, a = _tensor(op, shapes, "x", 2), _same(op, shapes, "a", "b", 2)
+    _tensor(op, shapes, "state", 2)
+    _step(op, shapes, x[0], attrs)
+    for name in ("key_heads", "head_dim"):
+        if attrs[name] < 1:
+            raise _fail(op, name, "at least 1", attrs[name])
+    if a[0] != x[0] or a[1] % attrs["key_heads"]:
+        raise _fail(op, "a", f"shape [{x[0]}, a multiple of {attrs['key_heads']} key heads]", list(a))
+    keys = 2 * attrs["key_heads"] * attrs["head_dim"]
+    if x[1] <= keys or (x[1] - keys) % a[1]:
+        raise _fail(op, "x", f"{keys} query and key channels, then those of {a[1]} value heads", list(x))
+    conv = _tensor(op, shapes, "conv", 2)
+    if conv[0] != x[1] or conv[1] < 1:
+        raise _fail(op, "conv", f"shape [{x[1]}, at least 1]", list(conv))
+    _vector(op, shapes, "a_log", a[1])
+    _vector(op, shapes, "dt_bias", a[1])
+    return [(x[0], a[1], (x[1] - keys) // a[1])]
+
+
 def _gelu(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     if attrs["approximate"] not in ("none", "tanh"):
         raise _fail("gelu", "approximate", "none or tanh", repr(attrs["approximate"]))
@@ -358,6 +379,7 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "sink_attention": _sink_attention,
     "clamped_swiglu": _clamped_swiglu,
     "short_conv": _short_conv,
+    "gated_delta": _gated_delta,
     "gelu": _gelu,
     "scale": _scale,
     "softcap": _softcap,

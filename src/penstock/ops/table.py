@@ -5,7 +5,7 @@ A row is a name, a version, a schema and a tolerance.  The reference of op ``x``
 the op tests are driven from this table.  This module does not import tensors or PyTorch.
 
 The schema language is that of ``torch.library`` with two more argument types: ``Weight`` (a parameter in a
-packed layout) and ``State`` (KV pages, written in place when marked ``(a!)``).  The native core contains the
+packed layout) and ``State`` (pages, written in place when marked ``(a!)``).  The native core contains the
 same strings, and a test compares them.
 """
 
@@ -58,6 +58,7 @@ OPS: tuple[Op, ...] = (
     Op("mul", 1, "(Tensor a, Tensor b) -> Tensor", 0.0),
     Op("scale", 1, "(Tensor x, *, float factor) -> Tensor", 0.0),
     Op("softcap", 1, "(Tensor x, *, float cap) -> Tensor", 1e-6),
+    Op("sigmoid_mul", 1, "(Tensor gate, Tensor x) -> Tensor", 1e-6),
     Op("gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor", 0.0),
     Op("all_gather", 1, "(Tensor x, *, str starts, int rank) -> Tensor", 0.0),
     Op("sharded_embedding", 1, "(Tensor ids, Weight weight, *, int dim, str starts, int rank) -> Tensor", 0.0),
@@ -97,6 +98,13 @@ OPS: tuple[Op, ...] = (
         1e-5,
     ),
     Op("clamped_swiglu", 1, "(Tensor x, *, float alpha, float limit) -> Tensor", 1e-6),
+    Op(
+        "gated_delta",
+        1,
+        f"(Tensor x, Tensor a, Tensor b, State(a!) state, {_BATCH}, Weight conv, Weight a_log, Weight dt_bias, *, "
+        "int group, int key_heads, int head_dim) -> Tensor",
+        1e-5,
+    ),
 )
 
 EXCHANGES = ("all_gather", "sharded_embedding", "broadcast", "send", "recv", "barrier", "context_attention")

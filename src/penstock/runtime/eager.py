@@ -24,6 +24,7 @@ from penstock.models.network_script import script_errors
 from penstock.models.sources import as_network
 from penstock.nn import (
     Batch,
+    ConvWeight,
     ExpertLinear,
     Linear,
     LMHead,
@@ -287,7 +288,8 @@ class _WeightReader:
         """Set every weight of the network."""
         self._matrices = {matrix.name: matrix for matrix in shared_matrices(network)}
         vectors = {name for name, tensor in network.named_parameters() if tensor.ndim == 1}
-        vectors |= {f"{path}.weight" for path, module in network.named_modules() if isinstance(module, ShortConv)}
+        convolutions = [path for path, module in network.named_modules() if isinstance(module, ShortConv | ConvWeight)]
+        vectors |= {f"{path}.weight" for path in convolutions}
         experts = {path: module for path, module in network.named_modules() if isinstance(module, ExpertLinear)}
         vectors |= {f"{path}.bias" for path, module in experts.items() if module.bias is not None}
         parts = {part.name for matrix in self._matrices.values() for part in matrix.parts}

@@ -24,7 +24,7 @@ __all__ = ["RowRanges", "shard"]
 RowRanges = tuple[tuple[int, int], ...]
 """The rows of a whole weight that a rank has, in order; of a vector the elements."""
 
-_BY_COLUMN = ("gelu", "silu_mul", "add", "mul", "scale", "softcap")
+_BY_COLUMN = ("gelu", "silu_mul", "add", "mul", "scale", "softcap", "sigmoid_mul")
 _BY_HEAD = ("rope", "rms_norm", "layer_norm")
 
 
@@ -50,6 +50,10 @@ def shard(
     check_integer(name, world, 1, MAX_RANKS)
     if any(node.op in EXCHANGES and node.op not in ("send", "recv") for node in graph.nodes):
         raise UnsupportedError(f"{name}: expected a bundle of the whole network, found one of a rank")
+    if any(state.recurrent for state in graph.states.values()):
+        raise UnsupportedError(
+            f"{name}: expected 1 for a network with recurrent layers, whose states are not cut", param=name
+        )
     if context and any(node.op == "short_conv" for node in graph.nodes):
         raise UnsupportedError(
             f"{name}: expected 1 for a network with convolutions, whose states are not cut by positions", param=name

@@ -11,7 +11,7 @@ from penstock.models.decoders.qwen2 import Qwen2Attention, read_windows
 from penstock.models.experts.mixture import ExpertsLM, Mixture, MixtureConfig, read_mixture, read_sparse_layers
 from penstock.nn import Router, Routing, sigmoid_gate
 
-__all__ = ["Config", "Network"]
+__all__ = ["Config", "Network", "SharedMixture"]
 
 
 class Config:
@@ -29,7 +29,7 @@ class Config:
         return read_mixture(reader, decoder, routing, experts_key="num_experts", sparse=sparse, shared_size=shared)
 
 
-class _Mixture(Mixture):
+class SharedMixture(Mixture):
     """The experts that a token chooses, and the shared one."""
 
     def __init__(self, config: MixtureConfig) -> None:
@@ -48,4 +48,4 @@ class Network(ExpertsLM):
 
     def __init__(self, config: MixtureConfig) -> None:
         attentions = [Qwen2Attention(config.decoder, window) for window in config.decoder.windows]
-        super().__init__(config, attentions, [_Mixture(config) for _ in attentions])
+        super().__init__(config, attentions, [SharedMixture(config) for _ in attentions])

@@ -21,6 +21,7 @@ from penstock.ops.reference.experts import combine, expert_linear, route
 from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
 from penstock.ops.reference.packing import layout_of_tensor, shape_packed, unpack_weight
+from penstock.ops.reference.recurrent import delta_state_elements, gated_delta
 from penstock.ops.reference.rope import rope, rotary_embedding
 
 __all__ = [
@@ -31,8 +32,10 @@ __all__ = [
     "broadcast",
     "combine",
     "context_attention",
+    "delta_state_elements",
     "embedding",
     "expert_linear",
+    "gated_delta",
     "kv_append",
     "layer_norm",
     "layout_of_tensor",

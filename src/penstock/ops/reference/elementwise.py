@@ -7,7 +7,19 @@ from torch import Tensor
 
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["add", "argmax", "clamped_swiglu", "gather_rows", "gelu", "mul", "scale", "silu_mul", "softcap", "topk"]
+__all__ = [
+    "add",
+    "argmax",
+    "clamped_swiglu",
+    "gather_rows",
+    "gelu",
+    "mul",
+    "scale",
+    "sigmoid_mul",
+    "silu_mul",
+    "softcap",
+    "topk",
+]
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
@@ -52,6 +64,11 @@ def softcap(x: Tensor, *, cap: float) -> Tensor:
     Gemma 2 caps its logits so (arXiv 2408.00118, section 2).
     """
     return (cap * torch.tanh(x.double() / cap)).float()
+
+
+def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Return sigmoid(gate) * x; both are [T, dim]."""
+    return (torch.sigmoid(gate.double()) * x.double()).float()
 
 
 def gather_rows(x: Tensor, rows: Tensor) -> Tensor:

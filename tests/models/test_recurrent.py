@@ -1,0 +1,72 @@
+"""Recurrent states in pages: they have no way back, follow no format of keys and values, and are in the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.core import native
+from penstock.core.native import StepBatch
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.graph.bundle import read_graph
+from penstock.graph.export import export_bundle
+from penstock.graph.passes.shard import shard
+from penstock.runtime.eager import EagerProgram
+from penstock.runtime.native import NativeProgram
+from penstock.runtime.program import Program, ProgramLimits
+from tests.models.steps import int32
+from tests.support.families import prompt, save
+
+LIMITS = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256, kv_layout="int8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save("qwen3_next", tmp_path_factory.mktemp("recurrent") / "qwen3_next")
+    export_bundle(folder, folder / "model.psm", scheme="f32")
+    return folder
+
+
+def run(program: Program, first: int, count: int, pages: tuple[int, ...] = (3, 1, 4)) -> np.ndarray:
+    """Logits of tokens ``first`` to ``first`` + ``count`` - 1 of one request."""
+    tables = int32(np.broadcast_to(pages, (len(program.info.page_windows), 1, len(pages))))
+    ids = int32(prompt(96)[first : first + count])
+    positions = int32(range(first, first + count))
+    program.run(StepBatch(ids, positions, int32([0, count]), tables, int32(range(count))))
+    return program.logits().copy()
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_a_request_goes_on_only_where_its_state_ends(mode: str, folder: Path) -> None:
+    """A step that repeats positions or leaves some out is refused, and one that follows a full page is not."""
+    if mode == "graph":
+        program: Program = NativeProgram.open(folder / "model.psm", threads=2, limits=LIMITS)[0]
+    else:
+        program = EagerProgram(folder, threads=1, limits=LIMITS)
+    run(program, 0, 40)
+    rows = run(program, 40, 10)
+    for first in (39, 41, 51):
+        with pytest.raises(InvalidArgumentError, match=r"positions.*has seen.*cannot go back"):
+            run(program, first, 2)
+    run(program, 32, 8)  # the end of a full page is a snapshot
+    assert run(program, 40, 10).tobytes() == rows.tobytes()
+    program.close()
+
+
+def test_states_are_float32_whatever_the_keys_are(folder: Path) -> None:
+    graph, _ = read_graph(folder / "model.psm")
+    recurrent = [state for state in graph.states.values() if state.recurrent]
+    assert len(recurrent) == 3
+    # 3 value heads of 20 x 24, 3 inputs of the convolution, and the number of tokens, to a multiple of 16
+    assert {(state.num_kv_heads, state.head_dim) for state in recurrent} == {(2, 1792)}
+    with native.Model.open(folder / "model.psm") as model, native.Context(1) as context:
+        sizes = [native.plan(model, context, native.ProgramOptions(8, 1, 1, 4, 0, n)).kv_page_bytes for n in (1, 3)]
+    attention = sizes[0] - 3 * 2 * 1792 * 4  # 5 heads of 32: keys and values
+    assert (attention, sizes[1] - 3 * 2 * 1792 * 4) == (2 * 5 * 32 * 32 * 4, 2 * 5 * 32 * (32 + 4))
+
+
+def test_recurrent_states_are_not_cut_into_ranks(folder: Path) -> None:
+    with pytest.raises(UnsupportedError, match="tensor_parallel_size: expected 1 for a network with recurrent layers"):
+        shard(read_graph(folder / "model.psm")[0], 0, 2)
