@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "text": ("Text generation", ("LLM", "AsyncLLM", "AsyncStream", "Stream", "Conversation", "Turn", "SamplingParams",
              "RequestOptions", "EngineOptions", "ProgramLimits", "Result", "Choice", "Delta", "Score", "Embedding",
-             "TokenLogprobs", "Streamer", "TextStreamer")),
+             "Classification", "Ranked", "TokenLogprobs", "Streamer", "TextStreamer")),
     "pipeline": ("Pipelines and Auto classes", ("pipeline", "InferConfig", "InferTask", "AutoModel", "AutoConfig",
                  "AutoTokenizer", "GenerationConfig", "GenerateOutput")),
     "client": ("Clients of a service", ("Client", "AsyncClient")),

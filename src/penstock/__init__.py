@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from penstock.llm.async_llm import AsyncLLM, AsyncStream
+    from penstock.llm.classify import Classification, Ranked
     from penstock.llm.conversation import Conversation, Turn
     from penstock.llm.llm import LLM
     from penstock.llm.result import Choice, Delta, Embedding, Result, Score
@@ -55,6 +56,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "AutoModel",
     "AutoTokenizer",
     "Choice",
+    "Classification",
     "Client",
     "Conversation",
     "DeadlineError",
@@ -75,6 +77,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "PenstockError",
     "ProgramLimits",
     "QueueFullError",
+    "Ranked",
     "RequestOptions",
     "Result",
     "RoundToNearest",
@@ -106,6 +109,7 @@ _HOMES = {
     "penstock.engine.options": ("EngineOptions", "RequestOptions"),
     "penstock.engine.params": ("SamplingParams",),
     "penstock.engine.logprobs": ("TokenLogprobs",),
+    "penstock.llm.classify": ("Classification", "Ranked"),
     "penstock.llm.result": ("Choice", "Delta", "Embedding", "Result", "Score"),
     "penstock.llm.stream": ("Stream",),
     "penstock.llm.streamers": ("Streamer", "TextStreamer"),

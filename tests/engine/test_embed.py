@@ -100,8 +100,8 @@ def test_texts_are_embedded_up_to_a_whole_context(make_llm):
 
 def test_wrong_embedding_arguments_are_refused_by_name(make_llm):
     llm = make_llm()
-    with raises(InvalidArgumentError, param="pooling", match="'cls'"):
-        llm.embed("the", "cls")
+    with raises(InvalidArgumentError, param="pooling", match="'sum'"):
+        llm.embed("the", "sum")
     with raises(InvalidArgumentError, param="normalize"):
         llm.embed("the", normalize=1)
     with raises(InvalidArgumentError, param="prompt", match="holds 512"):

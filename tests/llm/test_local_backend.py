@@ -108,7 +108,7 @@ def test_scores_embeddings_and_refusals(make_llm):
         with raises(InvalidArgumentError, param="prompt", match="10000"):
             await backend.submit([10_000], ENDLESS)
         with raises(InvalidArgumentError, param="pooling"):
-            await backend.embed([ids], "max")
+            await backend.embed([ids], "sum")
         assert backend.has_room
         first, second = await backend.submit([5], ENDLESS), await backend.submit([6], ENDLESS)
         assert not backend.has_room

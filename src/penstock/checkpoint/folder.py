@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.checkpoint import open_gguf
 from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.pooling.files import POOLING_INPUTS, classifier_tensors, make_pooling_head
+from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file
 from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo
 from penstock.config import ConfigReader, show
@@ -324,10 +326,11 @@ class Checkpoint:
     def redundant_names(self) -> set[str]:
         """Return the names of tensors that a network need not read.
 
-        These are rotary frequencies, and an output head that equals the embedding it is tied to.  A tied head that
-        differs is not redundant, so it is refused as an unused tensor.
+        These are rotary frequencies, the head of a classifier, which ``side_files`` has, and an output head that equals
+        the embedding it is tied to.  A tied head that differs is not redundant, so it is refused as an unused tensor.
         """
         names = {name for name in self.tensors if name.endswith(".rotary_emb.inv_freq")}
+        names |= classifier_tensors(self.config) & self.tensors.keys()
         embedding = next((name for name in self.tensors if name.endswith("embed_tokens.weight")), None)
         if embedding and HEAD_NAME in self.tensors and self.config.bool("tie_word_embeddings", False):
             first, second = self.tensors[embedding], self.tensors[HEAD_NAME]
@@ -368,7 +371,9 @@ class Checkpoint:
         home = self.folder if self.made_files is None else self.folder.parent
         names = {file.path.relative_to(home).as_posix() for file in self._home.values()}
         if self.made_files is None:
-            names |= {_INDEX, "tokenizer.model", "vocab.txt", *SIDE_FILES}
+            names |= {_INDEX, "tokenizer.model", "vocab.txt", *SIDE_FILES, *POOLING_INPUTS}
+            modules = home.glob("[0-9]*_*/*")
+            names |= {path.relative_to(home).as_posix() for path in modules if (home / "modules.json").exists()}
         stamps = []
         for name in sorted(names):
             path = home / name
@@ -380,6 +385,14 @@ class Checkpoint:
     def side_files(self) -> dict[str, bytes]:
         """Return the files beside the weights that exist, by name: config, generation config, tokenizer, chat template.
 
-        Those of a GGUF file are made from its metadata.  Converts a ``tokenizer.model`` as ``read_folder_files`` does.
+        Those of a GGUF file are made from its metadata.  Converts a ``tokenizer.model`` as ``read_folder_files`` does,
+        and makes ``pooling.bin`` of the files of sentence-transformers and of the tensors of a classifier.
         """
-        return read_folder_files(self.folder) if self.made_files is None else self.made_files()
+        if self.made_files is not None:
+            return self.made_files()
+        files = read_folder_files(self.folder)
+        if POOLING_FILE not in files:
+            head = make_pooling_head(self.folder, self.config, self)
+            if head is not None:
+                files[POOLING_FILE] = head.to_bytes()
+        return files

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.tensor_file import open_regular
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
@@ -18,6 +19,7 @@ SIDE_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    POOLING_FILE,
 )
 MAX_SIDE_BYTES: Final = 256 << 20
 

@@ -40,8 +40,8 @@ class Source:
 
     ``rows`` are ranges [start, stop) in the order of the parameter's rows; none means all rows.  ``index`` selects from
     the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32, and
-    so is row 0 of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With ``scales``,
-    the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read as bf16.
+    so is row ``added_row`` of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With
+    ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read as bf16.
     """
 
     tensor: str
@@ -52,6 +52,7 @@ class Source:
     skipped: int = 0
     add_row: str = ""
     scales: str = ""
+    added_row: int = 0
 
     @property
     def is_sum(self) -> bool:
@@ -166,7 +167,8 @@ class MappedCheckpoint(Checkpoint):
         if piece.plus:
             values, dtype = to_float32(np.ascontiguousarray(values), dtype) + np.float32(piece.plus), "f32"
         if piece.add_row:
-            row = to_float32(np.ascontiguousarray(super().read(piece.add_row)[0]), self._stored[piece.add_row].dtype)
+            row = np.ascontiguousarray(super().read(piece.add_row)[piece.added_row])
+            row = to_float32(row, self._stored[piece.add_row].dtype)
             values = to_float32(np.ascontiguousarray(values), dtype) + row
         return np.ascontiguousarray(values)
 
@@ -214,12 +216,12 @@ class MappedCheckpoint(Checkpoint):
             raise self._wrong_size(piece.scales, f"U8 of {list(blocks.shape[:-1])}", list(scales.shape))
 
     def _check_added(self, piece: Source) -> None:
-        """Check that the tensor whose row 0 is added exists and has rows of the same length."""
+        """Check that the tensor one of whose rows is added exists, and has this row and the same length of rows."""
         info = self._stored.get(piece.add_row)
         if info is None:
             raise InvalidFileError(f"{self.folder}: lacks {show_tensors([piece.add_row])}, which the network reads")
         row = self._shape(piece)[1:]
-        if info.shape[1:] != row or len(info.shape) < 2 or info.shape[0] < 1:
+        if info.shape[1:] != row or len(info.shape) < 2 or info.shape[0] <= piece.added_row:
             raise self._wrong_size(piece.add_row, f"rows of {list(row)}", list(info.shape))
 
     def _wrong_size(self, tensor: str, expected: str, found: list[int]) -> InvalidFileError:

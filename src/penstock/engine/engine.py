@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING, cast
 
+from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.batch import BatchLayout, Step
 from penstock.engine.capabilities import check_sampling
@@ -58,7 +59,8 @@ class Engine:
 
     ``observer``, if set, is called after each step, and after an abort between steps, with the requests that got a
     token or ended.  It runs in the thread that made the step, while no other thread can step.  It must return soon and
-    not raise.
+    not raise.  ``pooling_head`` is that of the model's files.  Without ``has_language_head`` only prompts with a
+    pooling are accepted.
     """
 
     def __init__(self, program: Program, options: EngineOptions | None = None) -> None:
@@ -75,6 +77,8 @@ class Engine:
         self.layouts = [BatchLayout(len(info.page_windows), limits.max_requests, max_pages) for _ in stages]
         self._in_flight: deque[Step] = deque()
         self.num_steps = self.num_output_tokens = 0
+        self.pooling_head: PoolingHead | None = None
+        self.has_language_head = True
         self.observer: Callable[[Sequence[Request]], None] | None = None
         self._num_finished: Counter[str] = Counter()
         self._ids = count()
@@ -135,6 +139,11 @@ class Engine:
         options, sampling = check_options(options), check_sampling(sampling, self.program.info)
         if prompt_rows is not None:
             check_num_top(max(0, prompt_rows.num_logprobs), self.program.info.vocab_size)
+        if pooling is None and not self.has_language_head:
+            raise UnsupportedError(
+                "The model has no language-model head: it has no logits of tokens. Use embed, classify or rerank.",
+                param="model",
+            )
         if pooling is not None and not self.program.info.hidden_size:
             raise UnsupportedError(
                 "embed: this network has no hidden rows, because its head does not select rows from those of all "

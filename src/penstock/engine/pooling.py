@@ -6,24 +6,31 @@ one in the order of its tokens, so the vector has the same bits however the prom
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.config import check_choice, check_flag
+from penstock.checkpoint.pooling import head as pooling_head
+from penstock.checkpoint.pooling.head import PoolingHead
+from penstock.config import check_choice, check_flag, check_integer
 from penstock.errors import InternalError
 
-__all__ = ["POOLINGS", "Pooling", "check_embedding"]
+__all__ = ["POOLINGS", "Pooling", "check_embedding", "shorten"]
 
-POOLINGS: Final = ("mean", "last")
+POOLINGS: Final = ("auto", *pooling_head.POOLINGS)
 
 
 class Pooling:
-    """Collects a request's hidden rows: the "mean" of all rows, or the "last" one."""
+    """Collects a request's hidden rows: the "mean" or the "max" of all rows, the "last" one or the first ("cls").
 
-    def __init__(self, kind: str) -> None:
-        self.takes_all = kind == "mean"
+    "auto" is what ``head`` says, with the layers behind it; "mean" without a head.
+    """
+
+    def __init__(self, kind: str, head: PoolingHead | None = None) -> None:
+        self._head = (head or PoolingHead()) if kind == "auto" else PoolingHead(kind)
+        self._kind = self._head.pooling
+        self.takes_all = self._kind != "last"
         self._total: NDArray[np.float64] = np.zeros(0)
         self._num_rows = 0
 
@@ -32,14 +39,17 @@ class Pooling:
 
         ``start`` 0 begins again, because a preempted request computes its prompt again.
         """
-        if not self.takes_all:
-            self._total, self._num_rows = rows[-1].astype(np.float64), 1
-            return
-        if start == 0:
-            self._total, self._num_rows = np.zeros(rows.shape[1]), 0
-        for row in rows:  # one after another: the result of a vectorized sum would depend on the number of rows
-            self._total += row
-        self._num_rows += len(rows)
+        if self._kind == "last" or (self._kind == "cls" and start == 0):
+            self._total, self._num_rows = rows[-1 if self._kind == "last" else 0].astype(np.float64), 1
+        elif self._kind == "max":
+            highest = rows.max(axis=0).astype(np.float64)
+            self._total, self._num_rows = highest if start == 0 else np.maximum(self._total, highest), 1
+        elif self._kind == "mean":
+            if start == 0:
+                self._total, self._num_rows = np.zeros(rows.shape[1]), 0
+            for row in rows:  # one after another: the result of a vectorized sum would depend on the number of rows
+                self._total += row
+            self._num_rows += len(rows)
 
     def error(self) -> InternalError | None:
         """Return the error to end the request with if the rows are not finite."""
@@ -47,15 +57,36 @@ class Pooling:
             return None
         return InternalError("The model's hidden rows are not finite: its weights or its keys and values are damaged.")
 
-    def vector(self, normalize: bool) -> NDArray[np.float32]:
-        """Return the pooled row [hidden_size]; ``normalize`` scales it to length 1 unless all of it is zero."""
-        vector = self._total / self._num_rows
-        if normalize:
-            vector /= np.sqrt(np.sum(vector * vector)) or 1.0
+    def vector(self, normalize: bool | None = None) -> NDArray[np.float32]:
+        """Return the vector: the pooled row [hidden_size], or what the layers of the head make of it.
+
+        ``normalize`` scales it to length 1 unless all of it is zero; None does what the head says.
+        """
+        vector = self._head.apply(self._total / self._num_rows)
+        if self._head.normalize if normalize is None else normalize:
+            vector = _unit(vector)
         return vector.astype(np.float32)
 
 
-def check_embedding(pooling: object, normalize: object) -> None:
-    """Raise InvalidArgumentError for an unknown ``pooling``, or a ``normalize`` that is not a bool."""
+def _unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    unit: NDArray[np.float64] = vector / (np.sqrt(np.sum(vector * vector)) or 1.0)
+    return unit
+
+
+def shorten(vector: NDArray[np.float32], dimensions: int | None, normalize: bool) -> NDArray[np.float32]:
+    """Return the first ``dimensions`` elements of a vector, for models trained so (Kusupati et al., arXiv 2205.13147).
+
+    ``normalize`` scales them to length 1.  None returns the whole vector.  Raises InvalidArgumentError for a number
+    that is not from 1 to the length of the vector.
+    """
+    if dimensions is None:
+        return vector
+    short = vector[: check_integer("dimensions", dimensions, 1, len(vector))]
+    return _unit(short.astype(np.float64)).astype(np.float32) if normalize else short.copy()
+
+
+def check_embedding(pooling: object, normalize: Any) -> None:
+    """Raise InvalidArgumentError for an unknown ``pooling``, or a ``normalize`` that is not a bool or None."""
     check_choice("pooling", pooling, POOLINGS)
-    check_flag("normalize", normalize)
+    if normalize is not None:
+        check_flag("normalize", normalize)

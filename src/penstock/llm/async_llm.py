@@ -18,7 +18,7 @@ from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.engine.request import Request
 from penstock.errors import InvalidArgumentError
-from penstock.llm.embed import embed_prompts
+from penstock.llm.embed import EmbedSettings, embed_prompts
 from penstock.llm.llm import LLM
 from penstock.llm.open_requests import OpenRequests
 from penstock.llm.prompts import Prompt
@@ -237,13 +237,16 @@ class AsyncLLM:
     async def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
-        pooling: str = "mean",
-        normalize: bool = False,
+        pooling: str = "auto",
+        normalize: bool | None = None,
         *,
         options: RequestOptions | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
     ) -> Embedding | list[Embedding]:
         """Embed prompts as ``LLM.embed`` does, in a thread.  Cancelling the caller aborts it."""
-        return await self._call_with_requests(embed_prompts, prompts, pooling, normalize, options)
+        settings = EmbedSettings(pooling, normalize, prompt_name, dimensions)
+        return await self._call_with_requests(embed_prompts, prompts, settings, options)
 
     async def _call_with_requests(self, call: Callable[..., _Returned], *arguments: Any) -> _Returned:
         """Run a call that opens requests in a thread, and abort them if the caller is cancelled."""

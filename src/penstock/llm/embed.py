@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.engine.engine import Engine
 from penstock.engine.options import RequestOptions, check_options
-from penstock.engine.pooling import Pooling, check_embedding
+from penstock.engine.pooling import Pooling, check_embedding, shorten
 from penstock.engine.request import Request, Status
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.llm.open_requests import OpenRequests
 from penstock.llm.prompts import Prompt, check_each, of_prompt, split_prompts
 from penstock.llm.result import Embedding
 
-__all__ = ["embed", "embed_prompts"]
+__all__ = ["EmbedSettings", "embed", "embed_prompts"]
+
+
+@dataclass(frozen=True)
+class EmbedSettings:
+    """How prompts become vectors; the arguments of ``LLM.embed``."""
+
+    pooling: str = "auto"
+    normalize: bool | None = None
+    prompt_name: str | None = None
+    dimensions: int | None = None
 
 
 def embed_prompts(
     engine: Engine,
     encode: Callable[[Prompt], Sequence[int]],
     prompts: Prompt | Iterable[Prompt],
-    pooling: str,
-    normalize: bool,
+    settings: EmbedSettings,
     options: RequestOptions | None,
     opened: OpenRequests | None = None,
 ) -> Embedding | list[Embedding]:
@@ -30,11 +41,22 @@ def embed_prompts(
 
     ``encode`` turns a prompt into token ids.  ``opened`` holds the requests, so that another thread can abort them.
     """
+    pooling, normalize = settings.pooling, settings.normalize
     check_embedding(pooling, normalize)
-    options = check_options(options)
+    options, head = check_options(options), engine.pooling_head or PoolingHead()
+    if head.labels and pooling == "auto":
+        raise UnsupportedError("embed: the model is a classifier; use classify, or pooling='mean'", param="embed")
+    prefix = head.prompt(settings.prompt_name)
+
+    def ids_of(prompt: Prompt) -> Sequence[int]:
+        return engine.fit_prompt(encode(prefix + prompt if isinstance(prompt, str) else prompt), 0, options)
+
     several, is_one = split_prompts(prompts)
-    checked = check_each(several, is_one, lambda prompt: engine.fit_prompt(encode(prompt), 0, options))
+    checked = check_each(several, is_one, ids_of)
     embeddings = embed(engine, checked, pooling, normalize, is_one=is_one, options=options, opened=opened)
+    if settings.dimensions is not None:
+        is_unit = normalize if normalize is not None else pooling == "auto" and head.normalize
+        embeddings = [replace(one, vector=shorten(one.vector, settings.dimensions, is_unit)) for one in embeddings]
     return embeddings[0] if is_one else embeddings
 
 
@@ -42,7 +64,7 @@ def embed(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     pooling: str,
-    normalize: bool,
+    normalize: bool | None,
     *,
     is_one: bool = False,
     options: RequestOptions | None = None,
@@ -61,7 +83,7 @@ def embed(
         while todo or unfinished:
             while todo and len(unfinished) < 4 * engine.scheduler.max_requests:
                 index, ids = todo.popleft()
-                unfinished[index] = opened.submit(ids, pooling=Pooling(pooling), options=options)
+                unfinished[index] = opened.submit(ids, pooling=Pooling(pooling, engine.pooling_head), options=options)
             engine.wait(next(iter(unfinished.values())), 0)
             for index in [i for i, request in unfinished.items() if request.status is Status.FINISHED]:
                 try:
@@ -74,7 +96,7 @@ def embed(
     return [done[index] for index in range(len(done))]
 
 
-def _embedding(request: Request, normalize: bool) -> Embedding:
+def _embedding(request: Request, normalize: bool | None) -> Embedding:
     if request.error is not None:
         raise request.error
     if request.finish_reason != "stop" or request.pooling is None:

@@ -163,7 +163,8 @@ class EngineThread:
         """Begin to embed a prompt.  Its only event has the ``vector``.  Raises the errors of ``LLM.embed``."""
         check_embedding(pooling, normalize)
         opened = _Open(key, SamplingParams(), normalize=normalize)
-        self._add(opened, self.llm.engine.submit(prompt_ids, pooling=Pooling(pooling), options=options))
+        pooled = Pooling(pooling, self.llm.engine.pooling_head)
+        self._add(opened, self.llm.engine.submit(prompt_ids, pooling=pooled, options=options))
         self._begin(opened)
 
     def abort(self, key: int) -> None:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, overload
 import numpy as np
 
 from penstock.checkpoint.generation import GenerationConfig, read_generation_config
-from penstock.config import check_flag, check_integer
+from penstock.checkpoint.pooling.files import has_language_head
+from penstock.checkpoint.pooling.head import read_pooling_head
+from penstock.config import ConfigReader, check_flag, check_integer
 from penstock.engine.capabilities import check_continues, refuse_logits
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
@@ -22,7 +24,8 @@ from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.request import Request, Status
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.llm.embed import embed_prompts
+from penstock.llm.classify import Classification, Pair, Ranked, classify_prompts, ids_of, rerank_documents
+from penstock.llm.embed import EmbedSettings, embed_prompts
 from penstock.llm.llm_options import LLMFields, local_path, network_name, read_llm_options
 from penstock.llm.open_requests import finish_all, run_prompts, submit_when_room
 from penstock.llm.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
@@ -134,6 +137,9 @@ class LLM:
         self._families = count(1)
         self.generation: GenerationConfig = read_generation_config(opened.files)
         self.engine = Engine(opened.program, options)
+        self.engine.pooling_head = read_pooling_head(opened.files)
+        if "config.json" in opened.files:
+            self.engine.has_language_head = has_language_head(ConfigReader.parse(opened.files["config.json"]))
         self._stop_ids = frozenset(self.generation.eos_token_ids)
         self._defaults = default_sampling(self.generation, self.info.tail, self.info.bidirectional)
 
@@ -376,19 +382,56 @@ class LLM:
     def embed(
         self,
         prompts: Prompt | Iterable[Prompt],
-        pooling: str = "mean",
-        normalize: bool = False,
+        pooling: str = "auto",
+        normalize: bool | None = None,
         *,
         options: RequestOptions | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
     ) -> Embedding | list[Embedding]:
         """Return texts as vectors: an Embedding for one prompt, a list of Embeddings for several.
 
-        ``pooling`` takes the "mean" of the hidden rows after the last norm, or the "last" one.  ``normalize`` scales
-        the vector to length 1.  ``options`` apply to all prompts; of a prompt that is too long ``truncate_prompt``
-        keeps the end, as much as a context holds.  Raises UnsupportedError for a network without such rows.  Errors
-        name the prompt.
+        ``pooling`` takes the "mean" or the "max" of the hidden rows after the last norm, the "last" one, or the first
+        ("cls").  "auto" does what the model's files say (those of sentence-transformers), with the layers behind the
+        pooling, and takes the mean without such files.  ``normalize`` scales the vector to length 1; by default "auto"
+        does as the files say, and other poolings do not.  ``prompt_name``: which of the model's prompts is put before
+        each text, by default the model's own choice; token ids stay as they are.  ``dimensions``: return only so many
+        elements of the vector, for models trained for that.
+
+        ``options`` apply to all prompts; of a prompt that is too long ``truncate_prompt`` keeps the end, as much as a
+        context holds.  Raises UnsupportedError for a network without such rows.  Errors name the prompt.
         """
-        return embed_prompts(self.engine, self.prompt_ids, prompts, pooling, normalize, options)
+        settings = EmbedSettings(pooling, normalize, prompt_name, dimensions)
+        return embed_prompts(self.engine, self.prompt_ids, prompts, settings, options)
+
+    def classify(
+        self, prompts: Prompt | Pair | Iterable[Prompt | Pair], *, options: RequestOptions | None = None
+    ) -> Classification | list[Classification]:
+        """Return the classes of texts: a Classification for one, a list of them for several.
+
+        A pair of texts is a tuple.  ``options`` apply to all texts; ``truncate_prompt`` cuts the second text of a pair
+        that is too long.  Scores are those of transformers' pipeline (softmax, or sigmoid for one class and for
+        several at once), or what the folder's key ``activation_fn`` of sentence-transformers names.  Raises
+        UnsupportedError for a model that is no classifier.  Errors name the text.
+        """
+        max_len = self.engine.max_len if check_options(options).truncate_prompt else None
+        encode = partial(ids_of, lambda: self.tokenizer, max_len=max_len)
+        return classify_prompts(self.engine, encode, prompts, options)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        top_n: int | None = None,
+        options: RequestOptions | None = None,
+    ) -> list[Ranked]:
+        """Return documents ordered by their relevance to ``query``, the ``top_n`` best or all.
+
+        The model is a cross-encoder: a classifier with one class, which reads the query and a document together.  A
+        pair that is too long is refused; ``truncate_prompt`` in ``options`` cuts the document.
+        """
+        return rerank_documents(self.engine, self.tokenizer, query, documents, top_n, options)
 
     def chat(
         self,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from penstock.checkpoint.pooling.files import has_language_head
 from penstock.config import ConfigReader, RopeConfig
 from penstock.nn import (
     Batch,
@@ -113,7 +114,7 @@ def read_decoder(
         context_len=reader.int("max_position_embeddings", context_len),
         norm_eps=reader.float("rms_norm_eps", norm_eps),
         rope=reader.rope(head_dim, theta=theta, rotary_share=rotary_share),
-        tied=reader.bool("tie_word_embeddings", tied),
+        tied=reader.bool("tie_word_embeddings", tied) or not has_language_head(reader),
         attention_bias=reader.bool("attention_bias", False),
         mlp_bias=reader.bool("mlp_bias", False),
         windows=windows,
@@ -190,6 +191,8 @@ class CausalLM(Module):
 
     ``layer`` makes the layer from the config and its attention; it says where the norms are.
     """
+
+    bare_prefix = "model."
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 A network whose checkpoint stores every parameter under its own name, in its own form, needs none.  Beside the method
 it may have ``unread_tensors``, patterns of names of tensors that it need not read, and ``tensor_prefix``, with which
-the names of its tensors begin except in folders of the bare model.
+the names of its tensors begin except in folders of the bare model.  ``bare_prefix`` is such a prefix of a network that
+needs no table otherwise.
 """
 
 from __future__ import annotations
@@ -32,10 +33,16 @@ __all__ = [
 def differs(checkpoint: Checkpoint, network: nn.Module) -> bool:
     """Return True if the network's parameters differ from the tensors of the checkpoint.
 
-    The network says so, or the experts of its layers are stacked.
+    The network says so, the experts of its layers are stacked, or the folder is one of the bare model.
     """
     declares = any(hasattr(network, name) for name in ("tensor_sources", "unread_tensors", "tensor_prefix"))
-    return (declares or has_stacked_experts(checkpoint)) and not has_own_names(checkpoint.config)
+    differ = declares or has_stacked_experts(checkpoint) or _is_bare(checkpoint, network)
+    return differ and not has_own_names(checkpoint.config)
+
+
+def _is_bare(checkpoint: Checkpoint, network: nn.Module) -> bool:
+    prefix = getattr(network, "bare_prefix", "")
+    return bool(prefix) and not any(name.startswith(prefix) for name in checkpoint.tensors)
 
 
 def as_network(checkpoint: Checkpoint, network: nn.Module) -> Checkpoint:
@@ -46,7 +53,8 @@ def as_network(checkpoint: Checkpoint, network: nn.Module) -> Checkpoint:
     if not differs(checkpoint, network):
         return checkpoint
     declare = getattr(network, "tensor_sources", None)
-    unread, prefix = getattr(network, "unread_tensors", ()), getattr(network, "tensor_prefix", "")
+    unread = getattr(network, "unread_tensors", ())
+    prefix = getattr(network, "tensor_prefix", "") or getattr(network, "bare_prefix", "")
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     for path, module in network.named_modules():
         if isinstance(module, ExpertLinear):  # read expert by expert

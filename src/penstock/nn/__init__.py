@@ -9,7 +9,7 @@ from penstock.nn.activation import clamped_swiglu, gelu, scale, sigmoid_mul, sil
 from penstock.nn.attention import Attention, PagedLayer, PageGroup, allocate_states, assign_page_groups, paged_layers
 from penstock.nn.batch import Batch, gather_rows
 from penstock.nn.conv import ShortConv
-from penstock.nn.embedding import Embedding, LMHead, VocabParallelEmbedding
+from penstock.nn.embedding import Embedding, LMHead, OutputRows, VocabParallelEmbedding
 from penstock.nn.experts import ExpertLinear, Router, Routing, combine, route, sigmoid_gate
 from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from penstock.nn.module import Module
@@ -31,6 +31,7 @@ __all__ = [
     "Linear",
     "Module",
     "ModuleList",
+    "OutputRows",
     "PageGroup",
     "PagedLayer",
     "RMSNorm",

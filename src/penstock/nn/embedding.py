@@ -6,10 +6,11 @@ from torch import Tensor
 
 from penstock.nn.batch import gather_rows
 from penstock.nn.linear import Linear
+from penstock.nn.module import Module
 from penstock.nn.weight import MatrixLayer
 from penstock.ops.eager import ops
 
-__all__ = ["Embedding", "LMHead", "VocabParallelEmbedding"]
+__all__ = ["Embedding", "LMHead", "OutputRows", "VocabParallelEmbedding"]
 
 
 class Embedding(MatrixLayer):
@@ -23,6 +24,14 @@ class Embedding(MatrixLayer):
 
 class VocabParallelEmbedding(Embedding):
     """The token table.  Over several ranks each stores a part of its rows, and the others copy them."""
+
+
+class OutputRows(Module):
+    """Selects the wanted rows from the hidden rows of a step, for networks with layers between these and the head."""
+
+    def forward(self, x: Tensor, output_rows: Tensor) -> Tensor:
+        """Return the rows ``output_rows`` [R] of x [T, hidden]: [R, hidden]."""
+        return gather_rows(x, output_rows)
 
 
 class LMHead(Linear):

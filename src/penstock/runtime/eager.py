@@ -28,6 +28,7 @@ from penstock.nn import (
     ExpertLinear,
     Linear,
     LMHead,
+    OutputRows,
     ShortConv,
     allocate_states,
     assign_page_groups,
@@ -88,8 +89,9 @@ class EagerProgram:
                 shard_network(self.network)
             allocate_states(self.network, limits.num_pages, _KV_DTYPES[limits.kv_layout])
         heads = [module for module in self.network.modules() if isinstance(module, LMHead)]
+        gathers = [module for module in self.network.modules() if isinstance(module, OutputRows)] or heads
         if len(heads) == 1:
-            heads[0].register_forward_pre_hook(self._keep_hidden)
+            gathers[0].register_forward_pre_hook(self._keep_hidden)
         weight_bytes = sum(t.nbytes for t in (*self.network.parameters(), *self._packed_weights()))
         self.limits = limits
         self.info = ProgramInfo(

@@ -7,10 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.generation import find_chat_template, read_tokenizer_config
+from penstock.checkpoint.pooling.head import PoolingHead, read_pooling_head
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.core import tokenizer as core_tokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from penstock.text.pairs import PairTemplate, read_pair_template
 from penstock.validation import listed_token_ids, missing_attribute, wrong_type
 
 __all__ = ["Tokenizer"]
@@ -61,6 +63,7 @@ class Tokenizer:
             self._library.open()
         self.special_tokens = read_tokenizer_config(files).special_tokens
         self.chat_template = find_chat_template(files)
+        self.pooling_head = read_pooling_head(files)
 
     @cached_property
     def _library(self) -> TokenizerProcess:
@@ -98,6 +101,21 @@ class Tokenizer:
     def longest_token(self) -> int:
         """The largest number of characters that one token can stand for."""
         return self._backend.longest_token()
+
+    def encode_pair(self, first: str, second: str, max_len: int | None = None) -> list[int]:
+        """Return the token ids of two texts with the special tokens that the file's post-processor puts around them.
+
+        ``max_len`` cuts the second text so that the pair has at most so many tokens.  The ids of the second text count
+        from the ``segment_offset`` of the model's pooling head.  Raises UnsupportedError for a file that does not say
+        how texts are paired, and InvalidArgumentError when the first text leaves no room for the second.
+        """
+        head = self.pooling_head or PoolingHead()
+        texts = [self.encode(text, add_special_tokens=False) for text in (first, second)]
+        return self._pair_template.fill(texts[0], texts[1], head.segment_offset, max_len)
+
+    @cached_property
+    def _pair_template(self) -> PairTemplate:
+        return read_pair_template(self._data)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """Return the token sequences that write a word: at the beginning of a text, and after a space.

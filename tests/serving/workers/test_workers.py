@@ -123,7 +123,7 @@ def test_refusals_keep_their_error_class() -> None:
             with raises(InvalidArgumentError, param="allowed_token_ids"):
                 await backend.submit([5], SamplingParams(allowed_token_ids=[100_000]))
             with raises(InvalidArgumentError, param="pooling"):
-                await backend.embed([[5]], "max")
+                await backend.embed([[5]], "sum")
             with pytest.raises(DeadlineError):
                 await tokens_of(backend, [5, 6], ENDLESS, RequestOptions(deadline_s=1e-6))
             first = await backend.submit([5], ENDLESS)

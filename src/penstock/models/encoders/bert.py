@@ -5,11 +5,12 @@ Every token is of segment 0: the row of that token type is added to the table of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from penstock.checkpoint.sources import Source
+from penstock.checkpoint.pooling.files import has_segments
+from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
 from penstock.nn import (
@@ -20,18 +21,24 @@ from penstock.nn import (
     LayerNorm,
     LMHead,
     Module,
+    OutputRows,
     RowParallelLinear,
     VocabParallelEmbedding,
-    gather_rows,
     gelu,
 )
 
-__all__ = ["BertConfig", "BertEncoder", "Config", "Network", "embedding_sources", "read_bert"]
+__all__ = [
+    "BertConfig", "BertEncoder", "Config", "Network", "check_architecture", "embedding_sources", "read_bert", "unread",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The sizes of the network.  ``first_position`` is the row of the position table that the first token reads."""
+    """The sizes of the network.  ``first_position`` is the row of the position table that the first token reads.
+
+    ``has_head``: it has a masked-language head.  With ``num_segments`` 2 the table of tokens has every word twice, the
+    second time for the second text of a pair; ``vocab_size`` counts both.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -42,17 +49,30 @@ class BertConfig:
     norm_eps: float
     tied: bool
     first_position: int = 0
+    has_head: bool = True
+    num_segments: int = 1
 
 
-def read_bert(reader: ConfigReader, architecture: str, *, skips_padding: bool = False) -> BertConfig:
+def check_architecture(reader: ConfigReader, base: str) -> bool:
+    """Return True for a folder with a masked-language head, False for the bare model and a classifier.
+
+    ``base`` begins the names of transformers' classes.  Errors name the key.
+    """
+    known = [f"{base}{end}" for end in ("ForMaskedLM", "Model", "ForSequenceClassification")]
+    names = reader.text_list("architectures") or known[:1]
+    if len(names) != 1 or names[0] not in known:
+        raise reader.error("architectures", f"one of {', '.join(known)}", names)
+    return names[0] == known[0]
+
+
+def read_bert(reader: ConfigReader, base: str, *, skips_padding: bool = False) -> BertConfig:
     """Read and check config.json; errors name the key.
 
-    ``architecture`` is the only one that has a network here.  With ``skips_padding`` positions count from
-    pad_token_id + 1, as in RoBERTa.
+    ``base`` begins the names of transformers' classes.  With ``skips_padding`` positions count from pad_token_id + 1,
+    as in RoBERTa.
     """
-    names = reader.text_list("architectures") or [architecture]
-    if names != [architecture]:
-        raise reader.error("architectures", f"[{architecture!r}], the only one supported", names)
+    has_head = check_architecture(reader, base)
+    num_segments = 2 if has_segments(reader) else 1
     reader.one_of("hidden_act", ("gelu",), "gelu")
     reader.one_of("position_embedding_type", ("absolute",), "absolute")
     for key in ("is_decoder", "add_cross_attention"):
@@ -66,7 +86,7 @@ def read_bert(reader: ConfigReader, architecture: str, *, skips_padding: bool = 
     if num_positions <= first:
         raise reader.error("max_position_embeddings", f"more than pad_token_id + 1 ({first})", num_positions)
     return BertConfig(
-        vocab_size=reader.int("vocab_size"),
+        vocab_size=reader.int("vocab_size") * num_segments,
         hidden_size=hidden_size,
         intermediate_size=reader.int("intermediate_size", 3072),
         num_layers=reader.int("num_hidden_layers", 12, max=MAX_LAYERS),
@@ -75,6 +95,8 @@ def read_bert(reader: ConfigReader, architecture: str, *, skips_padding: bool = 
         norm_eps=reader.float("layer_norm_eps", 1e-12),
         tied=reader.bool("tie_word_embeddings", True),
         first_position=first,
+        has_head=has_head,
+        num_segments=num_segments,
     )
 
 
@@ -84,7 +106,7 @@ class Config:
     @staticmethod
     def read(reader: ConfigReader) -> BertConfig:
         """Read and check config.json; errors name the key."""
-        return read_bert(reader, "BertForMaskedLM")
+        return read_bert(reader, "Bert")
 
 
 class Embeddings(Module):
@@ -162,16 +184,24 @@ class BertEncoder(Module):
         return x
 
 
-def embedding_sources(config: BertConfig, path: str) -> dict[str, Source]:
-    """Return the source of the position table of the embeddings at module ``path``: with the row of token type 0."""
-    first = config.first_position
-    own = Source(
-        f"{path}.position_embeddings.weight",
-        ((first, first + config.context_len),),
-        skipped=first,
-        add_row=f"{path}.token_type_embeddings.weight",
-    )
-    return {own.tensor: own}
+def embedding_sources(config: BertConfig, path: str) -> dict[str, Source | tuple[Source, ...]]:
+    """Return the sources of the tables of the embeddings at module ``path``: rows with that of their token type added.
+
+    With one segment it is added to positions, otherwise to the words of each segment.
+    """
+    first, types = config.first_position, f"{path}.token_type_embeddings.weight"
+    words = f"{path}.word_embeddings.weight"
+    positions = Source(f"{path}.position_embeddings.weight", ((first, first + config.context_len),), skipped=first)
+    if config.num_segments == 1:
+        return {positions.tensor: replace(positions, add_row=types)}
+    segments = tuple(Source(words, add_row=types, added_row=segment) for segment in range(config.num_segments))
+    return {positions.tensor: positions, words: segments}
+
+
+def unread(prefix: str) -> tuple[str, ...]:
+    """Return the tensors that an encoder at module path ``prefix`` need not read, whose names may lack the prefix."""
+    names = ("embeddings.token_type_embeddings.weight", "embeddings.position_ids", "pooler.*")
+    return (*names, *(f"{prefix}{name}" for name in names))
 
 
 class Transform(Module):
@@ -201,32 +231,34 @@ class Predictions(Module):
 
 
 class Network(Module):
-    """The encoder with its masked-language head."""
+    """The encoder with its masked-language head.
 
-    unread_tensors = (
-        "bert.embeddings.token_type_embeddings.weight",
-        "bert.embeddings.position_ids",
-        "bert.pooler.*",
-        "cls.seq_relationship.*",
-        "cls.predictions.bias",
-        "cls.predictions.decoder.*",
-    )
+    Without one, the table of tokens takes its place, and only the hidden rows mean something.
+    """
+
+    tensor_prefix = "bert."
+    unread_tensors = (*unread("bert."), "cls.seq_relationship.*", "cls.predictions.bias", "cls.predictions.decoder.*")
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
         self.bert = BertEncoder(config)
-        tied = self.bert.embeddings.word_embeddings if config.tied else None
-        self.cls = nn.ModuleDict({"predictions": Predictions(config, tied)})
+        self.output_rows = OutputRows()
+        words = self.bert.embeddings.word_embeddings
+        if config.has_head:
+            self.cls = nn.ModuleDict({"predictions": Predictions(config, words if config.tied else None)})
+        else:
+            self.lm_head = LMHead(config.hidden_size, config.vocab_size, tied=words)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits of the wanted rows, [R, vocab]."""
-        logits: Tensor = self.cls["predictions"](gather_rows(self.bert(batch), batch.output_rows))
+        head = self.cls["predictions"] if self.config.has_head else self.lm_head
+        logits: Tensor = head(self.output_rows(self.bert(batch), batch.output_rows))
         return logits
 
-    def tensor_sources(self) -> dict[str, Source]:
+    def tensor_sources(self) -> Sources:
         """Return where the parameters come from that are not the tensor of their name."""
         table = embedding_sources(self.config, "bert.embeddings")
-        if self.config.tied:  # otherwise transformers adds the decoder's own bias
+        if self.config.has_head and self.config.tied:  # otherwise transformers adds the decoder's own bias
             table["cls.predictions.decoder.bias"] = Source("cls.predictions.bias")
         return table

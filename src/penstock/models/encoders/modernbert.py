@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from penstock.checkpoint.sources import Sources
 from penstock.config import ConfigReader, RopeConfig
 from penstock.models.decoder import MAX_LAYERS
+from penstock.models.encoders.bert import check_architecture
 from penstock.models.layer_norm.parts import read_gelu
 from penstock.models.sources import fused_rows
 from penstock.nn import (
@@ -21,11 +22,11 @@ from penstock.nn import (
     LayerNorm,
     LMHead,
     Module,
+    OutputRows,
     RotaryEmbedding,
     RowParallelLinear,
     VocabParallelEmbedding,
     apply_rope,
-    gather_rows,
     gelu,
 )
 
@@ -41,6 +42,7 @@ class ModernBertConfig:
 
     ``windows`` has one entry per layer; 0 attends to every position.  ``ropes`` are the rotary positions of full layers
     and of windowed ones.  ``gelu_form`` and ``head_gelu_form`` are "none" or "tanh".
+    ``has_head``: it has a masked-language head.
     """
 
     vocab_size: int
@@ -59,6 +61,7 @@ class ModernBertConfig:
     ropes: tuple[RopeConfig, RopeConfig]
     gelu_form: str
     head_gelu_form: str
+    has_head: bool
 
 
 def _read_windows(reader: ConfigReader) -> tuple[int, ...]:
@@ -97,9 +100,7 @@ class Config:
     @staticmethod
     def read(reader: ConfigReader) -> ModernBertConfig:
         """Read and check config.json; errors name the key."""
-        names = reader.text_list("architectures") or ["ModernBertForMaskedLM"]
-        if names != ["ModernBertForMaskedLM"]:
-            raise reader.error("architectures", "['ModernBertForMaskedLM'], the only one supported", names)
+        has_head = check_architecture(reader, "ModernBert")
         hidden_size, num_heads = reader.int("hidden_size", 768), reader.int("num_attention_heads", 12)
         if hidden_size % num_heads:
             raise reader.error("hidden_size", f"a multiple of num_attention_heads ({num_heads})", hidden_size)
@@ -121,6 +122,7 @@ class Config:
             ropes=(_read_rope(reader, _FULL, head_dim), _read_rope(reader, _SLIDING, head_dim)),
             gelu_form=read_gelu(reader, "hidden_activation", "gelu"),
             head_gelu_form=read_gelu(reader, "classifier_activation", "gelu"),
+            has_head=has_head,
         )
 
 
@@ -235,20 +237,27 @@ class Head(Module):
 
 
 class Network(Module):
-    """The encoder with its masked-language head."""
+    """The encoder with its masked-language head.
 
+    Without one, the table of tokens takes its place, and only the hidden rows mean something.
+    """
+
+    tensor_prefix = "model."
     unread_tensors = ("decoder.weight",)
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
         self.model = ModernBertEncoder(config)
-        self.head = Head(config)
-        tied = self.model.embeddings.tok_embeddings if config.tied else None
-        self.decoder = LMHead(config.hidden_size, config.vocab_size, config.decoder_bias, tied=tied)
+        self.output_rows = OutputRows()
+        words = self.model.embeddings.tok_embeddings
+        self.head = Head(config) if config.has_head else nn.Identity()
+        has_bias = config.decoder_bias and config.has_head
+        tied = words if config.tied or not config.has_head else None
+        self.decoder = LMHead(config.hidden_size, config.vocab_size, has_bias, tied=tied)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits of the wanted rows, [R, vocab]."""
-        return self.decoder(self.head(gather_rows(self.model(batch), batch.output_rows)))
+        return self.decoder(self.head(self.output_rows(self.model(batch), batch.output_rows)))
 
     def tensor_sources(self) -> Sources:
         """Return where the parameters come from: fused tensors."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock.checkpoint.sources import Source
+from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
-from penstock.models.encoders.bert import BertConfig, BertEncoder, embedding_sources, read_bert
-from penstock.nn import Batch, ColumnParallelLinear, Embedding, LayerNorm, LMHead, Module, gather_rows, gelu
+from penstock.models.encoders.bert import BertConfig, BertEncoder, embedding_sources, read_bert, unread
+from penstock.nn import Batch, ColumnParallelLinear, Embedding, LayerNorm, LMHead, Module, OutputRows, gelu
 
 __all__ = ["Config", "Network"]
 
-_ARCHITECTURES = {"roberta": "RobertaForMaskedLM", "xlm-roberta": "XLMRobertaForMaskedLM"}
+_CLASSES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
 
 
 class Config:
@@ -20,8 +20,8 @@ class Config:
     @staticmethod
     def read(reader: ConfigReader) -> BertConfig:
         """Read and check config.json; errors name the key."""
-        kind = reader.one_of("model_type", _ARCHITECTURES, "roberta")
-        return read_bert(reader, _ARCHITECTURES[kind], skips_padding=True)
+        kind = reader.one_of("model_type", _CLASSES, "roberta")
+        return read_bert(reader, _CLASSES[kind], skips_padding=True)
 
 
 class Head(Module):
@@ -39,30 +39,33 @@ class Head(Module):
 
 
 class Network(Module):
-    """The encoder with its masked-language head."""
+    """The encoder with its masked-language head.
 
-    unread_tensors = (
-        "roberta.embeddings.token_type_embeddings.weight",
-        "roberta.embeddings.position_ids",
-        "roberta.pooler.*",
-        "lm_head.bias",
-        "lm_head.decoder.*",
-    )
+    Without one, the table of tokens takes its place, and only the hidden rows mean something.
+    """
+
+    tensor_prefix = "roberta."
+    unread_tensors = (*unread("roberta."), "lm_head.bias", "lm_head.decoder.*")
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
         self.roberta = BertEncoder(config)
-        tied = self.roberta.embeddings.word_embeddings if config.tied else None
-        self.lm_head = Head(config, tied)
+        self.output_rows = OutputRows()
+        words = self.roberta.embeddings.word_embeddings
+        if config.has_head:
+            self.lm_head: Module = Head(config, words if config.tied else None)
+        else:
+            self.lm_head = LMHead(config.hidden_size, config.vocab_size, tied=words)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits of the wanted rows, [R, vocab]."""
-        return self.lm_head(gather_rows(self.roberta(batch), batch.output_rows))
+        logits: Tensor = self.lm_head(self.output_rows(self.roberta(batch), batch.output_rows))
+        return logits
 
-    def tensor_sources(self) -> dict[str, Source]:
+    def tensor_sources(self) -> Sources:
         """Return where the parameters come from that are not the tensor of their name."""
         table = embedding_sources(self.config, "roberta.embeddings")
-        if self.config.tied:  # otherwise transformers adds the decoder's own bias
+        if self.config.has_head and self.config.tied:  # otherwise transformers adds the decoder's own bias
             table["lm_head.decoder.bias"] = Source("lm_head.bias")
         return table

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
@@ -58,7 +59,9 @@ CONNECT_S: Final = 10.0
 _HEAD: Final = struct.Struct("<16sQQ")
 """The beginning of a bundle: its kind, and offset and size of its metadata."""
 _EXIT_S: Final = 5.0
-TEXT_FILES: Final = ("tokenizer.json", "tokenizer.bin", "tokenizer_config.json", "chat_template.jinja")
+TEXT_FILES: Final = (
+    "tokenizer.json", "tokenizer.bin", "tokenizer_config.json", "chat_template.jinja", POOLING_FILE
+)  # fmt: skip
 """The files with which the primary turns text into token ids."""
 
 

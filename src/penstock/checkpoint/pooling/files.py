@@ -1,0 +1,284 @@
+"""Read the pooling head from a folder: classifiers of transformers, and the files of sentence-transformers.
+
+The formats are those of transformers 5 (the class that ``architectures`` names) and of sentence-transformers 5
+(``modules.json``, ``N_Pooling/config.json``, ``N_Dense/`` and ``config_sentence_transformers.json``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.float_types import to_float32
+from penstock.checkpoint.pooling.head import SCORE_FUNCTIONS, HeadLayer, PoolingHead, read_prompts
+from penstock.checkpoint.side_files import read_small_file
+from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
+from penstock.config import ConfigReader, parse_json, show
+from penstock.errors import InvalidFileError, UnsupportedError
+
+__all__ = ["POOLING_INPUTS", "classifier_tensors", "has_language_head", "has_segments", "make_pooling_head"]
+
+POOLING_INPUTS: Final = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+"""The files at the top of a folder that say how texts become vectors."""
+
+_MAX_BYTES: Final = 1 << 20
+
+
+class _Classifier(NamedTuple):
+    """The head of a class: linears by the name of their tensors, each with its activation, and a norm of the first."""
+
+    pooling: str
+    layers: tuple[tuple[str, str], ...]
+    norm: str = ""
+    has_segments: bool = False
+
+
+_ROBERTA: Final = _Classifier("cls", (("classifier.dense", "tanh"), ("classifier.out_proj", "identity")))
+_DECODER: Final = _Classifier("last", (("score", "identity"),))
+
+_CLASSIFIERS: Final = {
+    "BertForSequenceClassification": _Classifier(
+        "cls", (("bert.pooler.dense", "tanh"), ("classifier", "identity")), has_segments=True
+    ),
+    "RobertaForSequenceClassification": _ROBERTA,
+    "XLMRobertaForSequenceClassification": _ROBERTA,
+    "ModernBertForSequenceClassification": _Classifier(
+        "cls", (("head.dense", "gelu"), ("classifier", "identity")), norm="head.norm"
+    ),
+    "LlamaForSequenceClassification": _DECODER,
+    "MistralForSequenceClassification": _DECODER,
+    "Qwen2ForSequenceClassification": _DECODER,
+    "Qwen3ForSequenceClassification": _DECODER,
+}
+_BARE: Final = frozenset(name.replace("ForSequenceClassification", "Model") for name in _CLASSIFIERS)
+
+
+class Tensors(Protocol):
+    """Stored tensors by name, as a Checkpoint and a TensorFile have them."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """What is known of each tensor."""
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return a tensor in its shape."""
+
+
+def has_language_head(config: ConfigReader) -> bool:
+    """Return False for a folder of a bare model or a classifier, which has no logits of tokens."""
+    names = config.text_list("architectures") or []
+    return not any(name in _CLASSIFIERS or name in _BARE for name in names)
+
+
+def _classifier_of(config: ConfigReader) -> _Classifier | None:
+    names = config.text_list("architectures") or []
+    return _CLASSIFIERS.get(names[0]) if len(names) == 1 else None
+
+
+def classifier_tensors(config: ConfigReader) -> set[str]:
+    """Return the names that the tensors of a classifier's head may have."""
+    form = _classifier_of(config)
+    parts = [] if form is None else [*(name for name, _ in form.layers), *filter(None, [form.norm])]
+    return {f"{part}.{leaf}" for part in parts for leaf in ("weight", "bias")}
+
+
+def has_segments(config: ConfigReader) -> bool:
+    """Return True for a classifier that distinguishes the two texts of a pair by a table of token types."""
+    form = _classifier_of(config)
+    return form is not None and form.has_segments and config.int("type_vocab_size", 2) > 1
+
+
+def make_pooling_head(folder: Path, config: ConfigReader, stored: Tensors) -> PoolingHead | None:
+    """Return the pooling head of a checkpoint folder; None if its files say nothing about one.
+
+    Raises InvalidFileError and UnsupportedError, which name the file and the key.
+    """
+    classifier = _classifier_of(config)
+    if classifier is not None:
+        return _read_classifier(config, classifier, stored)
+    path = folder / "modules.json"
+    return _read_modules(folder, path) if path.exists() else None
+
+
+def _read_classifier(config: ConfigReader, form: _Classifier, stored: Tensors) -> PoolingHead:
+    layers = [_read_linear(stored, name, activation) for name, activation in form.layers]
+    pooling = form.pooling
+    if form.norm:  # ModernBERT's head
+        config.one_of("classifier_activation", ("gelu",), "gelu")
+        pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
+        norm_bias = _read_vector(stored, f"{form.norm}.bias") if config.bool("norm_bias", False) else None
+        layers[0] = HeadLayer(
+            layers[0].weight,
+            layers[0].bias,
+            layers[0].activation,
+            _read_vector(stored, f"{form.norm}.weight"),
+            norm_bias,
+            config.float("norm_eps", 1e-5),
+        )
+    num_labels = layers[-1].weight.shape[0]
+    return PoolingHead(
+        pooling,
+        tuple(layers),
+        labels=_read_labels(config, num_labels),
+        score_function=_read_score_function(config, num_labels),
+        segment_offset=config.int("vocab_size") if has_segments(config) else 0,
+    )
+
+
+def _read_labels(config: ConfigReader, num_labels: int) -> tuple[str, ...]:
+    section = config.object("id2label")
+    if section is None:
+        return tuple(f"LABEL_{index}" for index in range(num_labels))
+    if set(section.values) != {str(index) for index in range(num_labels)}:
+        raise config.error("id2label", f"a name for each of {num_labels} classes", section.values)
+    return tuple(section.str(str(index)) for index in range(num_labels))
+
+
+def _read_score_function(config: ConfigReader, num_labels: int) -> str:
+    """Return what sentence-transformers applies to logits if its keys exist, otherwise what transformers applies."""
+    section = config.object("sentence_transformers") or ConfigReader({}, config.file)
+    name = section.optional_str("activation_fn") or config.optional_str("sbert_ce_default_activation_function")
+    if name is not None:
+        return _torch_name(name, "activation_fn", SCORE_FUNCTIONS, config.file)
+    kinds = ("", "regression", "single_label_classification", "multi_label_classification")
+    kind = kinds[0] if not config.has("problem_type") else config.one_of("problem_type", kinds)
+    if kind == "regression":
+        return "identity"
+    return "sigmoid" if num_labels == 1 or kind == "multi_label_classification" else "softmax"
+
+
+def _torch_name(name: str, key: str, known: Sequence[str] | Mapping[str, object], file: str) -> str:
+    """Return the name of an activation from that of its class in torch.nn."""
+    short = name.rsplit(".", 1)[-1].lower()
+    if not name.startswith("torch.nn.modules.") or short not in known:
+        raise UnsupportedError(
+            f"{file}: {key}: expected a class of torch.nn.modules, one of {', '.join(known)}; found {show(name)}",
+            param=key,
+        )
+    return short
+
+
+def _read_modules(folder: Path, path: Path) -> PoolingHead:
+    """Return the head that modules.json of sentence-transformers describes."""
+    modules = parse_json(read_small_file(path, _MAX_BYTES), path.name)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise InvalidFileError("modules.json: expected a list of objects")
+    pooling, normalize, layers = "", False, []
+    for index, values in enumerate(modules):
+        module = ConfigReader(values, f"modules.json: {index}")
+        kind, place = module.str("type").rsplit(".", 1)[-1], module.str("path", "")
+        if normalize or (kind == "Pooling" and (pooling or index != 1)) or (kind == "Dense" and not pooling):
+            raise module.error("type", "Transformer, then Pooling, then Dense and Normalize", kind)
+        if kind == "Transformer" and index == 0:
+            if place:
+                raise module.error("path", "an empty path, that of the folder itself", place)
+        elif kind == "Pooling":
+            pooling = _read_pooling(_module_config(folder, module, place))
+        elif kind == "Dense":
+            layers.append(_read_dense(folder, module, place))
+        elif kind == "Normalize":
+            normalize = True
+        else:
+            raise module.error("type", "Transformer, Pooling, Dense or Normalize", kind)
+    if not pooling:
+        raise InvalidFileError("modules.json: expected a module of type Pooling, found none")
+    _check_transformer(folder)
+    prompts, default_prompt = _read_prompts(folder)
+    return PoolingHead(pooling, tuple(layers), normalize, prompts=prompts, default_prompt=default_prompt)
+
+
+def _module_config(folder: Path, module: ConfigReader, place: str) -> ConfigReader:
+    """Return config.json of a module; its path is the name of a folder, never one that leads out."""
+    if not place.isprintable() or place.startswith(".") or not place or any(char in place for char in "/\\:"):
+        raise module.error("path", "the name of a folder", place)
+    return ConfigReader.parse(read_small_file(folder / place / "config.json", _MAX_BYTES), f"{place}/config.json")
+
+
+_MODES: Final = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+def _read_pooling(config: ConfigReader) -> str:
+    """Return the one pooling that is switched on.  A newer file has it as ``pooling_mode``."""
+    if not config.bool("include_prompt", True):
+        raise config.error("include_prompt", "true", False)
+    if config.has("pooling_mode"):
+        mode = config.one_of("pooling_mode", ("cls", "mean", "max", "lasttoken"))
+        return "last" if mode == "lasttoken" else mode
+    for key in config.values:
+        if key.startswith("pooling_mode_") and key not in _MODES and config.bool(key, False):
+            expected = ", ".join(_MODES)
+            raise UnsupportedError(f"{config.file}: {key}: expected one of {expected} instead", param=key)
+    chosen = [pooling for key, pooling in _MODES.items() if config.bool(key, False)]
+    if len(chosen) != 1:
+        raise config.error("pooling_mode_mean_tokens", "one mode of pooling that is true", f"{len(chosen)} modes")
+    return chosen[0]
+
+
+def _read_dense(folder: Path, module: ConfigReader, place: str) -> HeadLayer:
+    config = _module_config(folder, module, place)
+    activation = _torch_name(
+        config.str("activation_function", "torch.nn.modules.activation.Tanh"),
+        "activation_function",
+        ("identity", "tanh", "gelu", "relu", "sigmoid", "silu"),
+        config.file,
+    )
+    path = folder / place / "model.safetensors"
+    if not path.exists():
+        raise InvalidFileError(f"{place}: expected model.safetensors, found no such file")
+    layer = _read_linear(TensorFile(path), "linear", activation)
+    expected = (config.int("out_features"), config.int("in_features"))
+    if layer.weight.shape != expected or (layer.bias is not None) is not config.bool("bias", True):
+        raise config.error("out_features", "the sizes of linear.weight and linear.bias", list(layer.weight.shape))
+    return layer
+
+
+def _check_transformer(folder: Path) -> None:
+    path = folder / "sentence_bert_config.json"
+    if path.exists():
+        config = ConfigReader.parse(read_small_file(path, _MAX_BYTES), path.name)
+        if config.bool("do_lower_case", False):
+            raise config.error("do_lower_case", "false, because the tokenizer decides about case", True)
+
+
+def _read_prompts(folder: Path) -> tuple[dict[str, str], str]:
+    path = folder / "config_sentence_transformers.json"
+    if not path.exists():
+        return {}, ""
+    config = ConfigReader.parse(read_small_file(path, _MAX_BYTES), path.name)
+    prompts, default = read_prompts(config), config.optional_str("default_prompt_name") or ""
+    if default and default not in prompts:
+        raise config.error("default_prompt_name", "the name of a prompt", default)
+    return prompts, default
+
+
+def _read_linear(stored: Tensors, name: str, activation: str) -> HeadLayer:
+    weight = _read(stored, f"{name}.weight", 2)
+    bias = _read(stored, f"{name}.bias", 1) if f"{name}.bias" in stored.tensors else None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise InvalidFileError(f"tensor {name}.bias: shape: expected {[weight.shape[0]]}, found {list(bias.shape)}")
+    return HeadLayer(weight, bias, activation)
+
+
+def _read_vector(stored: Tensors, name: str) -> NDArray[np.float64]:
+    return _read(stored, name, 1)
+
+
+def _read(stored: Tensors, name: str, rank: int) -> NDArray[np.float64]:
+    info = stored.tensors.get(name)
+    if info is None:
+        raise InvalidFileError(f"the folder lacks tensor {show(name)}, which its head reads")
+    if len(info.shape) != rank or info.dtype not in ("f32", "f16", "bf16"):
+        raise InvalidFileError(
+            f"{info.file}: tensor {show(name)}: expected floats in {rank} dimensions, found {info.dtype} "
+            f"{list(info.shape)}"
+        )
+    return to_float32(np.ascontiguousarray(stored.read(name)), info.dtype).astype(np.float64)
