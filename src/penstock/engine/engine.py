@@ -26,7 +26,7 @@ from penstock.engine.interrupt import interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.pages import PageKeys, PageLedger
 from penstock.engine.params import ResolvedSampling, check_num_top
-from penstock.engine.pooling import Pooling
+from penstock.engine.pooling import Pooling, check_heads
 from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Request, Status, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
@@ -38,7 +38,6 @@ from penstock.errors import (
     InvalidArgumentError,
     PenstockError,
     QueueFullError,
-    UnsupportedError,
 )
 from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
 
@@ -139,17 +138,7 @@ class Engine:
         options, sampling = check_options(options), check_sampling(sampling, self.program.info)
         if prompt_rows is not None:
             check_num_top(max(0, prompt_rows.num_logprobs), self.program.info.vocab_size)
-        if pooling is None and not self.has_language_head:
-            raise UnsupportedError(
-                "The model has no language-model head: it has no logits of tokens. Use embed, classify or rerank.",
-                param="model",
-            )
-        if pooling is not None and not self.program.info.hidden_size:
-            raise UnsupportedError(
-                "embed: this network has no hidden rows, because its head does not select rows from those of all "
-                "tokens",
-                param="embed",
-            )
+        check_heads(pooling, self.program.info.hidden_size, self.has_language_head)
         num_new = 0 if pooling is not None else sampling.max_tokens
         ids = self.fit_prompt(prompt_ids, num_new, options)
         if self.scheduler.whole_prompts and prompt_rows is not None and len(ids) > self.program.limits.max_rows:

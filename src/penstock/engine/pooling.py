@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from penstock.checkpoint.pooling import head as pooling_head
 from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.config import check_choice, check_flag, check_integer
-from penstock.errors import InternalError
+from penstock.errors import InternalError, UnsupportedError
 
-__all__ = ["POOLINGS", "Pooling", "check_embedding", "shorten"]
+__all__ = ["POOLINGS", "Pooling", "check_embedding", "check_heads", "shorten"]
 
 POOLINGS: Final = ("auto", *pooling_head.POOLINGS)
 
@@ -83,6 +83,20 @@ def shorten(vector: NDArray[np.float32], dimensions: int | None, normalize: bool
         return vector
     short = vector[: check_integer("dimensions", dimensions, 1, len(vector))]
     return _unit(short.astype(np.float64)).astype(np.float32) if normalize else short.copy()
+
+
+def check_heads(pooling: Pooling | None, hidden_size: int, has_language_head: bool) -> None:
+    """Raise UnsupportedError for a pooling without hidden rows, and for none without a language-model head."""
+    if pooling is None and not has_language_head:
+        raise UnsupportedError(
+            "The model has no language-model head: it has no logits of tokens. Use embed, classify or rerank.",
+            param="model",
+        )
+    if pooling is not None and not hidden_size:
+        raise UnsupportedError(
+            "embed: this network has no hidden rows, because its head does not select rows from those of all tokens",
+            param="embed",
+        )
 
 
 def check_embedding(pooling: object, normalize: Any) -> None:
