@@ -41,7 +41,8 @@ class Source:
     ``rows`` are ranges [start, stop) in the order of the parameter's rows; none means all rows.  ``index`` selects from
     the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32, and
     so is row ``added_row`` of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With
-    ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read as bf16.
+    ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
+    as bf16.
     """
 
     tensor: str
