@@ -46,6 +46,8 @@ def test_the_table_names_the_costs_and_two_ranks_are_faster(tmp_path, capsys) ->
 @pytest.mark.parametrize(
     ("options", "error"),
     [
+        (["--replicas", "2,x"], "replicas: expected numbers separated by commas"),
+        (["--policy", "prefix,best"], "policy: expected one of"),
         (["--replicas", "0"], "replicas: expected an integer from 1"),
         (["--tp", "99"], "tp: expected an integer from 1 to 64"),
         (["--pages", "0"], "num_pages: expected an integer from 1"),
@@ -80,3 +82,24 @@ def test_measured_costs_are_read(tmp_path, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["costs"]["model"].startswith("demo.psm ")
     assert main(["bench", demo, "--online", "--costs", str(costs)]) == 2
     assert "--costs cannot be combined with --online" in capsys.readouterr().err
+
+
+def test_simulations_are_compared(tmp_path, capsys) -> None:
+    command = ["simulate", write_trace(tmp_path / "trace.jsonl"), "--replicas", "2,3", "--policy", "prefix,round-robin"]
+    svg = tmp_path / "policies.svg"
+    assert main([*command, "--json", "--svg", str(svg)]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    expected = [(2, "prefix"), (2, "round-robin"), (3, "prefix"), (3, "round-robin")]
+    assert [(run["replicas"], run["policy"]) for run in runs] == expected
+    picture = svg.read_text()
+    assert "round-robin: " in picture
+    assert " % at 3 replicas" in picture
+    assert main(command) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [tuple(line.split()[:2]) for line in table[-4:]] == [(str(number), name) for number, name in expected]
+
+
+def test_a_chart_that_cannot_be_written_is_an_error(tmp_path, capsys) -> None:
+    trace, svg = write_trace(tmp_path / "trace.jsonl"), tmp_path / "none" / "policies.svg"
+    assert main(["simulate", trace, "--svg", str(svg)]) == 1
+    assert f"--svg {svg}: No such file" in capsys.readouterr().err

@@ -11,8 +11,9 @@ from penstock.bench.svg import NUM_COLORS, Box, Canvas, Scale, fitted, number, s
 
 if TYPE_CHECKING:
     from penstock.bench.online import OnlineReport, RateReport
+    from penstock.cluster.simulate import Report
 
-__all__ = ["Line", "draw_charts", "draw_latency"]
+__all__ = ["Line", "draw_charts", "draw_latency", "draw_policies"]
 
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT = 460, 348, 98, 56, 74
 _PERCENTILES = (50, 90, 99)
@@ -23,7 +24,7 @@ _LOG_RATIO = 50
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart; its points are (requests per second, milliseconds)."""
+    """A line of a chart; its points are (requests per second, milliseconds), or those of the chart's axes."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -51,32 +52,74 @@ def draw_latency(report: OnlineReport, title: str) -> str:
     return draw_charts(title, about, report.runs[0].requests_per_s, first, between)
 
 
-def draw_charts(title: str, about: str, capacity: float, first: Sequence[Line], between: Sequence[Line]) -> str:
-    """Return an SVG of two charts: time to the first token, and time between tokens, over the rate of requests."""
-    height = max(_HEIGHT, _TOP + _BOTTOM + 18 * max(len(first), len(between)))
-    canvas = Canvas(2 * _WIDTH, height)
-    width = 2 * _WIDTH - 48
-    canvas.text(24, 26, fitted(title, 16, width), size=16, bold=True)
-    canvas.text(24, 46, fitted(about, 12, width), "faint", size=12)
-    _chart(canvas, "time to the first token, ms", capacity, first, 0)
-    _chart(canvas, "time between tokens, ms", capacity, between, _WIDTH)
+def draw_policies(reports: Sequence[Report], title: str) -> str:
+    """Return an SVG of simulated clusters: first token (90th percentile) and cached prompt tokens over the replicas.
+
+    A line is a policy.
+    """
+
+    def lines(pick: Callable[[Report], float]) -> list[Line]:
+        policies = dict.fromkeys(report.policy for report in reports)
+        points = {name: sorted((r.replicas, pick(r)) for r in reports if r.policy == name) for name in policies}
+        return [Line(name, of_policy) for name, of_policy in points.items()]
+
+    costs = reports[0].costs
+    about = f"{costs['model']}, {costs['machine']}; {reports[0].requests:,} requests"
+    first, cached = lines(lambda report: 1e3 * report.ttft["p90"]), lines(lambda report: 100 * report.hit_rate)
+    canvas = _canvas(title, about, first)
+    axes = _Axes("90th percentile of the time to the first token, ms", "replicas", "ms", "replicas")
+    _chart(canvas, axes, None, first, 0)
+    axes = _Axes("prompt tokens from the caches, %", "replicas", "%", "replicas")
+    _chart(canvas, axes, None, cached, _WIDTH)
     return canvas.svg()
 
 
-def _chart(canvas: Canvas, name: str, capacity: float, lines: Sequence[Line], left: int) -> None:
+@dataclass(frozen=True)
+class _Axes:
+    """The name of a chart, that of its horizontal axis, and the units of both."""
+
+    name: str
+    across: str = "requests per second"
+    unit: str = "ms"
+    across_unit: str = "requests/s"
+
+
+def draw_charts(title: str, about: str, capacity: float, first: Sequence[Line], between: Sequence[Line]) -> str:
+    """Return an SVG of two charts: time to the first token, and time between tokens, over the rate of requests."""
+    canvas = _canvas(title, about, max(first, between, key=len))
+    _chart(canvas, _Axes("time to the first token, ms"), capacity, first, 0)
+    _chart(canvas, _Axes("time between tokens, ms"), capacity, between, _WIDTH)
+    return canvas.svg()
+
+
+def _canvas(title: str, about: str, lines: Sequence[Line]) -> Canvas:
+    """Return a canvas for two charts with so many lines, under a title."""
+    canvas = Canvas(2 * _WIDTH, max(_HEIGHT, _TOP + _BOTTOM + 18 * len(lines)))
+    width = 2 * _WIDTH - 48
+    canvas.text(24, 26, fitted(title, 16, width), size=16, bold=True)
+    canvas.text(24, 46, fitted(about, 12, width), "faint", size=12)
+    return canvas
+
+
+def _chart(canvas: Canvas, axes: _Axes, capacity: float | None, lines: Sequence[Line], left: int) -> None:
     labels = max([len(line.label) for line in lines] or [0]) * _LABEL_SIZE * 0.6
     plot = Box(left + _LEFT, _TOP, left + _WIDTH - 24 - labels, canvas.height - _BOTTOM)
-    rates = [capacity, *(x for line in lines for x, _ in line.points)]
+    rates = [capacity or 0.0, *(x for line in lines for x, _ in line.points)]
     values = [y for line in lines for _, y in line.points if y > 0] or [1.0]
-    is_log = max(values) > _LOG_RATIO * min(values)
+    is_log = axes.unit != "%" and max(values) > _LOG_RATIO * min(values)
     low = min(values) * 0.8 if is_log else 0.0
     across = Scale(0, max(max(rates), 1e-9), plot.left, plot.right)
     up = Scale(low, max(values) * (1.25 if is_log else 1.0), plot.bottom, plot.top, is_log)
-    canvas.text(plot.left, _TOP - 28, f"{name}{' (logarithmic)' if is_log else ''}")
+    canvas.text(plot.left, _TOP - 28, f"{axes.name}{' (logarithmic)' if is_log else ''}")
     _axes(canvas, plot, across, up)
     middle = (plot.left + plot.right) / 2
-    canvas.text(middle, plot.bottom + 38, "requests per second", "faint", size=_LABEL_SIZE, anchor="middle")
-    x = across(capacity)
+    canvas.text(middle, plot.bottom + 38, axes.across, "faint", size=_LABEL_SIZE, anchor="middle")
+    if capacity is not None:
+        _mark_capacity(canvas, plot, across(capacity))
+    _draw_lines(canvas, plot, axes, lines, lambda point: (across(point[0]), up(max(point[1], low or point[1]))))
+
+
+def _mark_capacity(canvas: Canvas, plot: Box, x: float) -> None:
     canvas.line([(x, plot.bottom), (x, plot.top)], "faint", "stroke-dasharray='4 4'")
     half = len("capacity") * _TICK_SIZE * 0.3
     canvas.text(
@@ -87,7 +130,6 @@ def _chart(canvas: Canvas, name: str, capacity: float, lines: Sequence[Line], le
         size=_TICK_SIZE,
         anchor="middle",
     )
-    _draw_lines(canvas, plot, lines, lambda point: (across(point[0]), up(max(point[1], low or point[1]))))
 
 
 def _axes(canvas: Canvas, plot: Box, across: Scale, up: Scale) -> None:
@@ -103,7 +145,11 @@ def _axes(canvas: Canvas, plot: Box, across: Scale, up: Scale) -> None:
 
 
 def _draw_lines(
-    canvas: Canvas, plot: Box, lines: Sequence[Line], at: Callable[[tuple[float, float]], tuple[float, float]]
+    canvas: Canvas,
+    plot: Box,
+    axes: _Axes,
+    lines: Sequence[Line],
+    at: Callable[[tuple[float, float]], tuple[float, float]],
 ) -> None:
     """Draw the lines, with labels in the margin at the height of their last points."""
     polylines = [(line, [at(point) for point in line.points]) for line in lines if line.points]
@@ -112,7 +158,9 @@ def _draw_lines(
         color = f"c{index % NUM_COLORS}"
         canvas.line(points, color, "stroke-width='2'")
         for (x, y), (rate, value) in zip(points, line.points, strict=True):
-            canvas.circle(x, y, 3.5, color, f"{line.label}: {number(value)} ms at {number(rate)} requests/s")
+            canvas.circle(
+                x, y, 3.5, color, f"{line.label}: {number(value)} {axes.unit} at {number(rate)} {axes.across_unit}"
+            )
         x, y = points[-1]
         if plot.right - x > 4 or abs(height - 4 - y) > 6:
             canvas.line([(x, y), (plot.right + 6, height - 4)], color, "stroke-opacity='0.4'")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.cli.parser import CommandParser
 from penstock.cli.progress import ProgressLine
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.validation import refusal
 
 if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SHORT_FORMS", "add_model", "add_options", "add_parser_of",
-    "host_and_port", "limits_of", "open_llm", "sampling_params", "sampling_values", "spellings", "utf8_text",
+    "check_writable", "host_and_port", "limits_of", "numbers_of", "open_llm", "sampling_params",
+    "sampling_values", "spellings", "utf8_text", "write_file",
 ]  # fmt: skip
 
 
@@ -233,6 +236,34 @@ def host_and_port(name: str, text: str) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port[:6]) <= 65535:
         raise InvalidArgumentError(f"--{name}: expected HOST:PORT, got {text!r:.100}", param=name)
     return host, int(port)
+
+
+def numbers_of(name: str, text: str) -> tuple[int, ...]:
+    """Return the integers of an option such as ``--batch 1,8,32``; InvalidArgumentError."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise refusal(name, "numbers separated by commas", text) from None
+
+
+def check_writable(name: str, path: Path) -> None:
+    """Raise FileAccessError if the file of an option cannot be written; do so before long work."""
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise FileAccessError(f"--{name} {path}: {error.strerror}") from error
+
+
+def write_file(name: str, path: Path, text: str) -> None:
+    """Write the file of an option; FileAccessError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FileAccessError(f"--{name} {path}: {error.strerror}") from error
 
 
 def utf8_text(data: str | bytes, name: str) -> str:

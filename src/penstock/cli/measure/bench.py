@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.measure.bench_online import add_online_options, refuse_online_options, run_online
 from penstock.cli.model_source import downloaded_path
-from penstock.cli.options import add_model, add_options, add_parser_of
+from penstock.cli.options import add_model, add_options, add_parser_of, numbers_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import InvalidArgumentError
-from penstock.validation import refusal
 
 if TYPE_CHECKING:
     from penstock.bench.measure import Report
@@ -50,13 +49,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
-def _batches(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise refusal("batch", "numbers separated by commas", text) from None
-
-
 def run(args: argparse.Namespace) -> int:
     """Measure and print the figures."""
     if args.costs is not None and (args.online or args.pp > 1 or args.cp > 1):
@@ -77,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         scheme=args.scheme,
         prompt_tokens=512 if args.prompt_tokens is None else args.prompt_tokens,
         new_tokens=128 if args.new_tokens is None else args.new_tokens,
-        batches=_batches("1,8,32" if args.batch is None else args.batch),
+        batches=numbers_of("batch", "1,8,32" if args.batch is None else args.batch),
         threads=args.threads,
         network=args.network,
         weights=args.weights,

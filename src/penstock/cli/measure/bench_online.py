@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.model_source import downloaded_path
+from penstock.cli.options import check_writable, write_file
 from penstock.cli.progress import ProgressLine
 from penstock.config import check_integer
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import InvalidArgumentError
 from penstock.validation import refusal
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def run_online(args: argparse.Namespace) -> int:
     rates, shares = _rates(options["rate"])
     check_integer("requests", options["requests"], 1, 1 << 20)
     if options["svg"] is not None:
-        _check_writable(options["svg"])
+        check_writable("svg", options["svg"])
     prompt_tokens = 256 if args.prompt_tokens is None else args.prompt_tokens
     new_tokens = 64 if args.new_tokens is None else args.new_tokens
     settings = OnlineBench(
@@ -109,24 +110,9 @@ def run_online(args: argparse.Namespace) -> int:
     if options["svg"] is not None:
         from penstock.bench.latency_chart import draw_latency
 
-        try:
-            options["svg"].write_text(draw_latency(report, f"{args.model} under load"), encoding="utf-8")
-        except OSError as error:
-            raise FileAccessError(f"--svg {options['svg']}: {error.strerror}") from error
+        write_file("svg", options["svg"], draw_latency(report, f"{args.model} under load"))
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0
-
-
-def _check_writable(path: Path) -> None:
-    """Raise FileAccessError before the measurement if the chart cannot be written."""
-    existed = path.exists()
-    try:
-        with path.open("ab"):
-            pass
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise FileAccessError(f"--svg {path}: {error.strerror}") from error
 
 
 def _rates(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.options import add_parser_of
+from penstock.cli.options import add_parser_of, check_writable, numbers_of, write_file
 from penstock.cli.progress import format_seconds
 
 if TYPE_CHECKING:
@@ -35,16 +35,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "content.",
         "penstock simulate trace.jsonl --replicas 1000\n"
         "penstock simulate trace.jsonl --replicas 8 --policy least-loaded --json\n"
+        "penstock simulate trace.jsonl --replicas 4,8,16 --policy prefix,least-loaded --svg policies.svg\n"
         "penstock simulate trace.jsonl --costs costs.json",
     )
     parser.add_argument("trace", metavar="TRACE", type=Path, help="the trace, JSON lines (required)")
-    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="number of replicas (default: 1)")
+    parser.add_argument(
+        "--replicas",
+        default="1",
+        metavar="N[,N...]",
+        help="number of replicas; several numbers are compared in one table (default: 1)",
+    )
     parser.add_argument(
         "--policy",
-        choices=("prefix", "least-loaded", "round-robin"),
         default="prefix",
+        metavar="NAME[,NAME...]",
         help="which replica gets a request; prefix (default): where it costs the least time; least-loaded: the one "
-        "with the fewest open requests; round-robin: each in turn",
+        "with the fewest open requests; round-robin: each in turn; several are compared in one table",
     )
     parser.add_argument(
         "--tp",
@@ -75,7 +81,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="time until a failed replica is back, with an empty cache (default: 10)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the times of failures (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help='print one JSON object (default: a table); of several simulations, {"runs": [...]}',
+    )
+    parser.add_argument(
+        "--svg",
+        metavar="FILE",
+        type=Path,
+        help="write a chart of the first token and of the cached tokens over the replicas (default: none)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -92,9 +108,22 @@ def run(args: argparse.Namespace) -> int:
     limits = ReplicaLimits(**{name: value for name, value in given.items() if value is not None})
     costs = COSTS_348M if args.costs is None else read_costs(args.costs)
     tp = costs.tp if args.tp is None else args.tp
-    settings = Simulation(args.replicas, args.policy, costs, tp, limits, args.mtbf, args.restart, args.seed)
-    report = simulate(read_trace(args.trace), settings, _Progress())
-    print(json.dumps(asdict(report)) if args.json else _table(report))
+    runs = [
+        Simulation(replicas, policy, costs, tp, limits, args.mtbf, args.restart, args.seed)
+        for replicas in numbers_of("replicas", args.replicas)
+        for policy in args.policy.split(",")
+    ]
+    if args.svg is not None:
+        check_writable("svg", args.svg)
+    reports = [simulate(read_trace(args.trace), settings, _Progress()) for settings in runs]
+    if args.svg is not None and reports[0].requests:
+        from penstock.bench.latency_chart import draw_policies
+
+        write_file("svg", args.svg, draw_policies(reports, f"{args.trace.name} on simulated replicas"))
+    if args.json:
+        print(json.dumps(asdict(reports[0]) if len(reports) == 1 else {"runs": [asdict(one) for one in reports]}))
+    else:
+        print(_table(reports[0]) if len(reports) == 1 else _comparison(reports))
     return 0
 
 
@@ -110,13 +139,33 @@ class _Progress:
             print(f"{number:,} requests, {seconds:,.1f} s simulated", file=sys.stderr, flush=True)
 
 
-def _table(report: Report) -> str:
-    costs = report.costs
+def _costs(report: Report) -> list[str]:
+    return [f"costs of {report.costs['model']}, {report.costs['machine']}", f"({report.costs['source']})", ""]
+
+
+def _comparison(reports: list[Report]) -> str:
+    """Return a table with a line for each simulation."""
+    first = reports[0]
     lines = [
-        f"{report.replicas:,} replicas of {report.tp} rank{'s' if report.tp > 1 else ''}, {report.policy}; costs of "
-        f"{costs['model']}, {costs['machine']}",
-        f"({costs['source']})",
-        "",
+        f"{first.requests:,} requests; {_costs(first)[0]}",
+        *_costs(first)[1:],
+        f"{'':23} {'first token, ms':>29} {'per token':>9} {'prompt tokens':>18}",
+        f"replicas  policy        {'p50':>9} {'p90':>9} {'p99':>9} {'p50, ms':>9} {'computed':>11} cached  busy"
+        "  busiest",
+    ]
+    for report in reports:
+        shares = f"{report.hit_rate:6.0%} {report.utilisation:5.0%} {report.load_imbalance:+8.1%}"
+        times = [report.ttft.get("p50"), report.ttft.get("p90"), report.ttft.get("p99"), report.tpot.get("p50")]
+        cells = " ".join(f"{'-':>9}" if value is None else f"{value * 1e3:9,.1f}" for value in times)
+        lines.append(f"{report.replicas:8,}  {report.policy:<13} {cells} {report.prefilled_tokens:11,} {shares}")
+    return "\n".join(lines)
+
+
+def _table(report: Report) -> str:
+    lines = [
+        f"{report.replicas:,} replicas of {report.tp} rank{'s' if report.tp > 1 else ''}, {report.policy}; "
+        f"{_costs(report)[0]}",
+        *_costs(report)[1:],
         f"requests         {report.requests:14,}  in {format_seconds(report.seconds)}",
         f"prompt tokens    {report.prefilled_tokens:14,}  computed, {report.cached_tokens:,} from caches "
         f"({report.hit_rate:.0%})",
