@@ -25,8 +25,16 @@ typedef enum ps_layout {
   PS_T16_BF16 = 18,  /* [rows/16][cols/2][16][2] bf16 */
   /* 19 and 20 were these two with row sums and with float scales of groups: refused */
   PS_T16_I8 = 21,    /* [rows/16]{f32 scale[16]; [cols/4][16][4] i8} */
-  PS_T16_I4G32 = 22  /* [rows/16]{f32 scale[16]; [cols/64]{[16]{u8 step0; i8 offset0; u8 step1; i8 offset1};
+  PS_T16_I4G32 = 22, /* [rows/16]{f32 scale[16]; [cols/64]{[16]{u8 step0; i8 offset0; u8 step1; i8 offset1};
                         u8 [2][4][16][4]: low nibble k=32g+4j+i, high k=32g+16+4j+i}}: scale * i8(step * nibble + offset) */
+  /* The blocks of GGUF, whose values stay exact; columns are a multiple of 32, of the K types 256. */
+  PS_T16_Q8_0 = 23, /* [rows/16][cols/64]{f16 d[2][16]; i8 [2][8][16][4]}: d * q */
+  PS_T16_Q4_0 = 24, /* [rows/16][cols/64]{f16 d[2][16]; u8 [2][4][16][4] as of t16_i4g32}: d * (nibble - 8) */
+  PS_T16_Q4_K = 25, /* [rows/16][cols/256]{f16 d[16], dmin[16]; [4]{[16]{u8 s0, m0, s1, m1}; u8 [2][4][16][4]}}: d*s*q - dmin*m */
+  PS_T16_Q5_K = 26, /* as t16_q4_k, and after the nibbles of 64 columns u8 [2][16][4]: bit j of byte i is bit 4 of column
+                       32g+4j+i, bit 4+j of 32g+16+4j+i */
+  PS_T16_Q6_K = 27  /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; [4]{i8 s[16][4], of 16 columns each; u8 [2][4][16][4];
+                       u8 [2][2][16][4]: bits 2j of byte i are bits 4 of column 32g+16h+4j+i}}: d * s * (q - 32) */
 } ps_layout;
 
 /* The layout of a recurrent state in ps_op_run: each page is head_dim float32 numbers of each head. */
@@ -139,6 +147,9 @@ PS_API ps_status ps_pack_quantized(ps_context* context, int32_t layout, int64_t 
                                    int64_t num_rows, const int8_t* q, const float* scales, const int8_t* groups, void* dst);
 PS_API ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
                                      int64_t num_rows, const void* src, int8_t* q, float* scales, int8_t* groups);
+/* Packs rows of a GGUF file's blocks, as they lie there: for t16_q8_0 blocks of type Q8_0, and so on.  dst as of ps_pack. */
+PS_API ps_status ps_pack_blocks(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
+                                int64_t num_rows, const void* src, void* dst);
 /* The values a kernel computes with, as f32 [num_rows][cols]. */
 PS_API ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start, int64_t num_rows,
                            const void* src, float* dst);

@@ -13,7 +13,7 @@ from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from penstock.graph.passes import assign_scheme
 from penstock.graph.without_weights import cut_layers, num_layers, read_source, table_dtype, write_without_weights
-from penstock.quant.scheme import SCHEMES
+from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import DEMO, FOLDER
@@ -28,7 +28,7 @@ def test_the_export_without_weights_differs_only_in_them(tmp_path: Path) -> None
     assert (tmp_path / "hole.psm").stat().st_blocks * 512 < len(whole) // 2
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
 def test_another_scheme_of_a_bundle_is_that_of_an_export(tmp_path: Path, scheme: str) -> None:
     graph, files = read_source(DEMO)
     write_without_weights(tmp_path / "made.psm", assign_scheme(graph, scheme, table_dtype(graph)), files)

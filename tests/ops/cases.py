@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from penstock.core import layouts
-from penstock.nn.packing import pack_matrix
+from penstock.nn.packing import pack_blocks, pack_matrix
 from penstock.ops.reference import delta_state_elements, gated_delta
 from penstock.ops.reference.attention import kv_append, page_elements
-from penstock.ops.table import LINEAR_SCHEMES
+from penstock.ops.table import BLOCK_SCHEMES, LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme
+from tests.support.gguf_blocks import random_blocks
 
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
@@ -56,6 +57,23 @@ def _linear() -> Iterator[Case]:
         x[1] = 0
         weight = pack_matrix(randn(24, 64, seed=1, scale=0.1), find_scheme(scheme).layout)
         yield Case(f"{scheme}-strided-zero-row", (x, weight, None), {"out_features": 24, "scheme": scheme})
+    yield from _linear_of_blocks()
+
+
+def block_weight(scheme: str, n: int, k: int) -> Tensor:
+    """A weight of random blocks of GGUF."""
+    return pack_blocks([(random_blocks(scheme, n, k), 0)], find_scheme(scheme).layout, n, k)
+
+
+def _linear_of_blocks() -> Iterator[Case]:
+    for scheme in BLOCK_SCHEMES:
+        for rows, n, k in ((1, 33, 256), (3, 40, 512), (9, 20, 256)):
+            attrs = {"out_features": n, "scheme": scheme}
+            yield Case(
+                f"{scheme}-{rows}x{n}x{k}", (randn(rows, k), block_weight(scheme, n, k), randn(n, seed=2)), attrs
+            )
+    attrs = {"out_features": 7, "scheme": "q8_0"}
+    yield Case("q8_0-odd-groups", (cut(2, 96), block_weight("q8_0", 7, 96), None), attrs)
 
 
 def _all_gather() -> Iterator[Case]:
@@ -91,6 +109,8 @@ def _embedding() -> Iterator[Case]:
         yield Case(f"rows-{dtype}", (ids, table.to(dtype)), {"dim": 20})
     for layout in (layouts.T16_F32, layouts.T16_F16, layouts.T16_BF16, layouts.T16_I8, layouts.T16_I4G32):
         yield Case(f"tiles-{layout}", (ids, pack_matrix(table, layout)), {"dim": 20})
+    for scheme in BLOCK_SCHEMES:
+        yield Case(scheme, (ids, block_weight(scheme, 37, 256)), {"dim": 256})
 
 
 def _norms(has_residual: bool, has_bias: bool) -> Iterator[Case]:
@@ -353,6 +373,10 @@ def _expert_linear() -> Iterator[Case]:
             name = f"{scheme}-{tokens}x{slots}-{experts}x{n}x{k}"
             yield Case(name, (randn(tokens, k), weight, ids, randn(experts, n, seed=2)), attrs)
             yield Case(f"{name}-slots", (randn(tokens, slots, k), weight, ids, None), attrs)
+    for scheme in BLOCK_SCHEMES:
+        attrs = {"num_experts": 4, "out_features": 20, "scheme": scheme}
+        ids = randn(9, 4, seed=4).topk(2).indices.int()
+        yield Case(f"{scheme}-blocks", (randn(9, 256), block_weight(scheme, 80, 256), ids, None), attrs)
     weight = pack_matrix(randn(40, 64, seed=1), find_scheme("f32").layout)
     ids = torch.tensor([[1, 1], [1, 0], [1, 1]], dtype=torch.int32)
     yield Case("strided", (cut(3, 64), weight, ids, None), {"num_experts": 2, "out_features": 20, "scheme": "f32"})

@@ -226,12 +226,13 @@ CORE_LAYERS = {  # each folder of core/src to those that it may include beside i
     "comm": ("base", "threads"),
     "ops": ("base", "threads"),
     "experts": ("base", "threads", "ops"),
+    "pack": ("base", "threads", "ops"),
     "exchange": ("base", "threads", "ops"),
     "bundle": ("base", "threads", "ops"),
     "sampling": ("base", "threads", "ops"),
     "program": ("base", "threads", "ops", "exchange", "bundle", "sampling"),
     "tokenizer": ("base",),
-    "api": ("base", "threads", "comm", "ops", "exchange", "bundle", "sampling", "program", "tokenizer"),
+    "api": ("base", "threads", "comm", "ops", "pack", "exchange", "bundle", "sampling", "program", "tokenizer"),
 }
 MAX_CORE_FOLDER_FILES = 20
 CORE_GENERATED = ("unicode_tables.h",)

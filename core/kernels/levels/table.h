@@ -22,6 +22,7 @@
 #include "attention/partition.h"
 #include "attention/attention.h"
 #include "linear/pack.h"
+#include "linear/blocks_gguf.h"
 #include "linear/embedding.h"
 #include "levels/probe.h"
 
@@ -40,6 +41,8 @@ struct Bf16Kernels {
 };
 constexpr bool kBf16 = builds_scheme("bf16"), kAttention = builds_op("attention") || builds_op("sink_attention");
 constexpr bool kInteger = builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
+constexpr bool kBlocks = builds_scheme("q8_0") || builds_scheme("q4_0") || builds_scheme("q4_k") || builds_scheme("q5_k") ||
+                         builds_scheme("q6_k");
 constexpr Bf16Kernels kWidened = {kBf16 ? linear<LinearFloat<WeightBf16>> : nullptr, kBf16 ? round_rows_bf16 : nullptr, 4,
                                   kBuildsDev ? peak : nullptr, kAttention ? attention : nullptr,
                                   kAttention ? attention_part : nullptr};
@@ -59,8 +62,10 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
   return {
     level,
     {builds_scheme("f32") ? linear<LinearFloat<WeightF32>> : nullptr, builds_scheme("f16") ? linear<LinearFloat<WeightF16>> : nullptr,
-     bf16.linear, integers.linear, integers.linear, integers.linear, integers.linear},
-    integers.quantize_rows, integers.panel_bytes, bf16.round_rows, bf16.element_bytes, short_prefetch,
+     bf16.linear, integers.linear, integers.linear, integers.linear, integers.linear,
+     kBlocks ? linear_blocks : nullptr, kBlocks ? linear_blocks : nullptr, kBlocks ? linear_blocks : nullptr,
+     kBlocks ? linear_blocks : nullptr, kBlocks ? linear_blocks : nullptr},
+    integers.quantize_rows, kBlocks ? quantize_groups : nullptr, integers.panel_bytes, bf16.round_rows, bf16.element_bytes, short_prefetch,
     builds_op("embedding") ? embedding : nullptr,
     builds_op("rms_norm") || builds_op("add_rms_norm") ? rms_norm : nullptr, builds_op("layer_norm") ? layer_norm : nullptr,
     builds_op("rope") ? rope : nullptr, builds_op("rotary_embedding") ? rotary_embedding : nullptr,

@@ -1,7 +1,7 @@
 // The functions of penstock_dev.h that pack and unpack weights.
 #include "api/api.h"
 #include "ops/layout.h"
-#include "ops/pack.h"
+#include "pack/pack.h"
 
 using namespace ps;
 
@@ -43,6 +43,7 @@ ps_status ps_pack(ps_context* context, int32_t layout, int64_t rows, int64_t col
   PS_TRY(require(src && dst, "src, dst"));
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
   if (!is_packable(layout)) return fail(PS_UNSUPPORTED, "layout: rows_i32 is not packed from numbers");
+  if (layout >= PS_T16_Q8_0) return fail(PS_UNSUPPORTED, "layout: %s is packed from blocks of GGUF", layout_name(layout));
   if (src_dtype != PS_F32 && src_dtype != PS_F16 && src_dtype != PS_BF16) {
     return fail(PS_INVALID_ARGUMENT, "src_dtype: expected f32, f16 or bf16, found %s",
                 dtype_name(src_dtype) ? dtype_name(src_dtype) : "an unknown type");
@@ -71,6 +72,17 @@ ps_status ps_unpack_quantized(ps_context* context, int32_t layout, int64_t rows,
   PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
   return unpack_quantized(context, PackRange{layout, rows, cols, row_start, num_rows}, static_cast<const uint8_t*>(src),
                           q, scales, groups);
+}
+
+ps_status ps_pack_blocks(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,
+                         int64_t num_rows, const void* src, void* dst) {
+  const FloatEnvironment environment;
+  PS_TRY(check_open(context));
+  PS_TRY(require(src && dst, "src, dst"));
+  PS_TRY(check_range(layout, rows, cols, row_start, num_rows));
+  if (layout < PS_T16_Q8_0) return fail(PS_UNSUPPORTED, "layout: %s does not hold blocks of GGUF", layout_name(layout));
+  return pack_blocks(context, PackRange{layout, rows, cols, row_start, num_rows}, static_cast<const uint8_t*>(src),
+                     static_cast<uint8_t*>(dst));
 }
 
 ps_status ps_unpack(ps_context* context, int32_t layout, int64_t rows, int64_t cols, int64_t row_start,

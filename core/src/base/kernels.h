@@ -48,7 +48,18 @@ struct LinearArgs {
   int32_t short_prefetch;  // Kernels::short_prefetch
 };
 
-enum LinearScheme { LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_W8A16, LINEAR_W8A8, LINEAR_W4A16, LINEAR_W4A8, NUM_LINEAR_SCHEMES };
+enum LinearScheme {
+  LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_W8A16, LINEAR_W8A8, LINEAR_W4A16, LINEAR_W4A8,
+  LINEAR_Q8_0, LINEAR_Q4_0, LINEAR_Q4_K, LINEAR_Q5_K, LINEAR_Q6_K,  // GGUF's blocks
+  NUM_LINEAR_SCHEMES
+};
+
+// Activations of one token for GGUF's blocks: 32 columns rounded to int8 with a scale of their own, x = q * scale.
+struct RoundedGroup {
+  float scale, scaled_sum;  // scaled_sum: scale * sum, rounded
+  int32_t sum, low_sum;     // of q; of its first 16
+  int8_t q[32];
+};
 
 // One KV state (the pages of one layer).  Page layout, per KV head, one head after another:
 //   PS_KV_F32: K [head_dim][32 tokens], V [32 tokens][head_dim]
@@ -194,6 +205,9 @@ struct Kernels {
   // begin, end: tokens.  layout: the weight layout that the rows will meet
   void (*quantize_rows)(const float* x, int64_t x_stride, int64_t cols, int64_t m, int32_t layout,
                         const QuantizedRows& out, int64_t begin, int64_t end);
+  // For GGUF's blocks: row after row of RoundedGroup, out.stride bytes apart, an even number of groups: the last may be
+  // zero.  q and stride of `out` are used and no others; cols is a multiple of 32.
+  void (*quantize_groups)(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin, int64_t end);
   int64_t (*linear_panel_bytes)(int32_t layout, int64_t cols, int64_t m, int32_t planes);
   // m rows of x rounded to bf16, columns padded with zero to a multiple of 32, bf16_bytes an element: bf16 where the level
   // has a dot product of them, in blocks as of QuantizedRows, [cols / 32][rows][32], else the same values as f32, row after row.  q and stride (in

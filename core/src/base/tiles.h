@@ -1,4 +1,4 @@
-// The geometry of weight tiles with integers, T16_I8 and T16_I4G32 of penstock_dev.h: how many rows and columns, how many
+// The geometry of weight tiles with integers, T16_I8, T16_I4G32 and T16_Q* of penstock_dev.h: how many rows and columns, how many
 // bytes, in which order.  Sizes, packing and kernels all take it from here.
 //
 // A tile is 16 rows of a weight: their scales first, then lines of 64 bytes that hold 4 bytes of each row.
@@ -26,6 +26,20 @@ constexpr int kParameterBytes = kLineBytes;  // of a pair
 constexpr int kGroupLines = kGroupColumns / 2 / kRowBytes, kGroupNibbleBytes = kGroupLines * kLineBytes;
 constexpr int kPairBytes = kParameterBytes + 2 * kGroupNibbleBytes;
 constexpr int kMaxStep = 17, kMaxNibble = 15;
+
+// GGUF's blocks.  A pair of groups of 32 columns has 4 bytes of parameters for each row (two f16 scales, or four bytes of
+// scales), then its values; 256 columns of the K types begin with a line of f16 scales.
+constexpr int kBlockColumns = 256, kBlockPairs = kBlockColumns / kPairColumns;
+constexpr int kQ80PairBytes = kParameterBytes + kPairColumns * kTileRows;
+constexpr int kFifthBytes = kLineBytes;         // of a group: the fifth bits of Q5_K
+constexpr int kSixthBytes = 2 * kLineBytes;     // of a group: the fifth and sixth bits of Q6_K
+constexpr int kQ5KPairBytes = kPairBytes + 2 * kFifthBytes, kQ6KPairBytes = kPairBytes + 2 * kSixthBytes;
+constexpr int kQ4KBlockBytes = kLineBytes + kBlockPairs * kPairBytes;
+constexpr int kQ5KBlockBytes = kLineBytes + kBlockPairs * kQ5KPairBytes;
+constexpr int kQ6KBlockBytes = kLineBytes + kBlockPairs * kQ6KPairBytes;
+
+// A group of 32 columns of a tile as kernels multiply it: a byte for each value, two floats and two integers a row.
+constexpr int kSlotBytes = kGroupColumns * kTileRows + 4 * kLineBytes;
 
 constexpr int64_t num_pairs(int64_t cols) { return (cols + kPairColumns - 1) / kPairColumns; }
 constexpr int64_t num_i8_lines(int64_t cols) { return (cols + kI8LineColumns - 1) / kI8LineColumns; }

@@ -29,6 +29,14 @@ int32_t planes(const Call& c) {
   return scheme == LINEAR_W8A8 || scheme == LINEAR_W4A8 ? 1 : scheme == LINEAR_W8A16 || scheme == LINEAR_W4A16 ? 2 : 0;
 }
 bool is_bf16(const Call& c) { return c.attrs[kExpertScheme].i == LINEAR_BF16; }
+bool has_blocks(const Call& c) { return c.attrs[kExpertScheme].i >= LINEAR_Q8_0; }
+
+// Bytes of a row whose activations are rounded.
+int64_t rounded_stride(const Call& c) {
+  const int64_t cols = in_features(c);
+  if (has_blocks(c)) return round_up(cols, kPairColumns) / kGroupColumns * static_cast<int64_t>(sizeof(RoundedGroup));
+  return planes(c) ? round_up(cols, kPairColumns) : is_bf16(c) ? round_up(cols, 32) * c.kernels->bf16_bytes : 0;
+}
 
 // Bytes of a rounded row, and the offsets of what lies in the shared scratch.
 struct Offsets {
@@ -48,7 +56,7 @@ struct Adder {
 
 bool offsets_of(const Call& c, Offsets* o) {
   const int64_t rows = num_rows(c), cols = in_features(c), p = planes(c);
-  o->stride = p ? round_up(cols, kPairColumns) : is_bf16(c) ? round_up(cols, 32) * c.kernels->bf16_bytes : 0;
+  o->stride = rounded_stride(c);
   Adder sum;
   o->starts = sum.add(c.attrs[kExpertNum].i + 2, 4);  // and the number of active experts
   o->active = sum.add(c.attrs[kExpertNum].i, 4);
@@ -136,6 +144,7 @@ void run_gather(const Call& c, int64_t begin, int64_t end, int32_t) {
     const QuantizedRows rows = rounded_rows(c, s.o, first);
     const float* own = x + first * stride;
     if (planes(c)) c.kernels->quantize_rows(own, stride, cols, m, c.in[1].layout, rows, p - first, stop - first);
+    else if (has_blocks(c)) c.kernels->quantize_groups(own, stride, cols, rows, p - first, stop - first);
     else c.kernels->round_rows_bf16(own, stride, cols, m, rows, p - first, stop - first);
     p = stop;
   }
@@ -207,6 +216,7 @@ ps_status expert_linear_scratch(const Call& c, Scratch* out) {
     return fail(PS_INVALID_ARGUMENT, "max_tokens: the sorted rows do not fit in memory");
   }
   out->shared = o.total;
+  if (has_blocks(c)) out->per_thread = in_features(c) / kGroupColumns * kSlotBytes;
   if (planes(c)) out->per_thread = c.kernels->linear_panel_bytes(c.in[1].layout, in_features(c), num_rows(c), planes(c));
   return PS_OK;
 }

@@ -13,15 +13,21 @@ struct LayoutRow {
   int64_t row_step, col_step;  // padding
   int64_t tile_bytes;          // per kTileRows rows, before the columns
   int64_t step_bytes;          // per row_step rows x col_step columns
+  int64_t block_columns;       // what the columns are a multiple of; 0: anything
 };
 
 constexpr LayoutRow kLayouts[] = {
-    {PS_ROWS_F32, "rows_f32", 1, 1, 0, 4},       {PS_ROWS_F16, "rows_f16", 1, 1, 0, 2},
-    {PS_ROWS_BF16, "rows_bf16", 1, 1, 0, 2},     {PS_ROWS_I32, "rows_i32", 1, 1, 0, 4},
-    {PS_T16_F32, "t16_f32", kTileRows, 1, 0, 64},       {PS_T16_F16, "t16_f16", kTileRows, 1, 0, 32},
-    {PS_T16_BF16, "t16_bf16", kTileRows, 2, 0, 64},
-    {PS_T16_I8, "t16_i8", kTileRows, kI8LineColumns, kScaleBytes, kLineBytes},
-    {PS_T16_I4G32, "t16_i4g32", kTileRows, kPairColumns, kScaleBytes, kPairBytes},
+    {PS_ROWS_F32, "rows_f32", 1, 1, 0, 4, 0},       {PS_ROWS_F16, "rows_f16", 1, 1, 0, 2, 0},
+    {PS_ROWS_BF16, "rows_bf16", 1, 1, 0, 2, 0},     {PS_ROWS_I32, "rows_i32", 1, 1, 0, 4, 0},
+    {PS_T16_F32, "t16_f32", kTileRows, 1, 0, 64, 0},       {PS_T16_F16, "t16_f16", kTileRows, 1, 0, 32, 0},
+    {PS_T16_BF16, "t16_bf16", kTileRows, 2, 0, 64, 0},
+    {PS_T16_I8, "t16_i8", kTileRows, kI8LineColumns, kScaleBytes, kLineBytes, 0},
+    {PS_T16_I4G32, "t16_i4g32", kTileRows, kPairColumns, kScaleBytes, kPairBytes, 0},
+    {PS_T16_Q8_0, "t16_q8_0", kTileRows, kPairColumns, 0, kQ80PairBytes, kGroupColumns},
+    {PS_T16_Q4_0, "t16_q4_0", kTileRows, kPairColumns, 0, kPairBytes, kGroupColumns},
+    {PS_T16_Q4_K, "t16_q4_k", kTileRows, kBlockColumns, 0, kQ4KBlockBytes, kBlockColumns},
+    {PS_T16_Q5_K, "t16_q5_k", kTileRows, kBlockColumns, 0, kQ5KBlockBytes, kBlockColumns},
+    {PS_T16_Q6_K, "t16_q6_k", kTileRows, kBlockColumns, 0, kQ6KBlockBytes, kBlockColumns},
 };
 
 constexpr int32_t kOldI8 = 19, kOldI4 = 20;  // numbers are never given a second meaning
@@ -66,6 +72,10 @@ ps_status checked_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* byt
     return fail(PS_INVALID_ARGUMENT, "rows: expected 1 to 2^31, found %lld", static_cast<long long>(rows));
   if (cols < 1 || cols > kMaxDim)
     return fail(PS_INVALID_ARGUMENT, "cols: expected 1 to 2^31, found %lld", static_cast<long long>(cols));
+  if (row->block_columns && cols % row->block_columns) {
+    return fail(PS_INVALID_ARGUMENT, "cols: expected a multiple of %lld for %s, found %lld",
+                static_cast<long long>(row->block_columns), row->name, static_cast<long long>(cols));
+  }
   const int64_t tiles = round_up(rows, row->row_step) / row->row_step;
   const int64_t steps = round_up(cols, row->col_step) / row->col_step;
   int64_t tile;

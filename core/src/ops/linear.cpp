@@ -60,6 +60,25 @@ QuantizedRows rounded_rows(const Call& c) {
   return rows;
 }
 
+// Activations rounded in groups for GGUF's blocks lie in the shared scratch.
+bool has_blocks(const Call& c) { return c.attrs[kLinearScheme].i >= LINEAR_Q8_0; }
+
+int64_t group_stride(const Call& c) {
+  return round_up(c.in[0].dims[1], kPairColumns) / kGroupColumns * static_cast<int64_t>(sizeof(RoundedGroup));
+}
+
+ps_status groups_bytes(const Call& c, int64_t* total) {
+  if (checked_mul(c.in[0].dims[0], group_stride(c), total)) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "max_tokens: the rounded activations do not fit in memory");
+}
+
+QuantizedRows grouped_rows(const Call& c) {
+  QuantizedRows rows{};
+  rows.q = reinterpret_cast<int8_t*>(c.scratch);
+  rows.stride = group_stride(c);
+  return rows;
+}
+
 int64_t linear_rows(const Call& c) { return c.in[0].dims[0]; }
 int64_t linear_tiles(const Call& c) { return c.in[0].dims[0] ? (c.out[0].dims[1] + kTileRows - 1) / kTileRows : 0; }
 
@@ -73,6 +92,10 @@ void run_round(const Call& c, int64_t begin, int64_t end, int32_t) {
                              end);
 }
 
+void run_groups(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->quantize_groups(f32(c.in[0]), c.in[0].row_stride, c.in[0].dims[1], grouped_rows(c), begin, end);
+}
+
 void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   LinearArgs args{};
   args.weight = weight_view(c.in[1]);
@@ -81,6 +104,7 @@ void run_linear(const Call& c, int64_t begin, int64_t end, int32_t thread) {
   args.x_stride = c.in[0].row_stride;
   if (planes(c)) args.qx = quantized_rows(c);
   if (is_bf16(c)) args.qx = rounded_rows(c);
+  if (has_blocks(c)) args.qx = grouped_rows(c);
   args.y = f32(c.out[0]);
   args.y_stride = c.out[0].row_stride;
   args.m = static_cast<int32_t>(c.in[0].dims[0]);
@@ -108,18 +132,27 @@ constexpr Phase kLinearBf16[] = {
     {SPLIT_ROWS, linear_rows, run_round, 1, 0, false, false, true, false, false},
     {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, kTilesAtOnce},
 };
+constexpr Phase kLinearBlocks[] = {
+    {SPLIT_ROWS, linear_rows, run_groups, 1, 0, false, false, true, false, false},
+    {SPLIT_SHARES, linear_tiles, run_linear, 0, 1 | 1 << kResidual, true, true, false, false, false, 1},
+};
 constexpr Phase kEmbedding[] = {{SPLIT_ROWS, linear_rows, run_embedding, 1, 0, true, false, false, false, false}};
 
 }  // namespace
 
 Phases linear_phases(const Call& c) {
   if (is_bf16(c)) return Phases{kLinearBf16, 2};
+  if (has_blocks(c)) return Phases{kLinearBlocks, 2};
   return planes(c) ? Phases{kLinear, 2} : Phases{&kLinearFloat, 1};
 }
 
 ps_status linear_scratch(const Call& c, Scratch* out) {
   int64_t stride = 0;
   if (is_bf16(c)) return rounded_bytes(c, &stride, &out->shared);
+  if (has_blocks(c)) {
+    if (c.in[0].dims[0] > 1) out->per_thread = 2 * c.in[1].dims[1] / kGroupColumns * kSlotBytes;  // gate and up
+    return groups_bytes(c, &out->shared);
+  }
   if (!planes(c)) return PS_OK;
   QuantizedBytes bytes;
   PS_TRY(quantized_bytes(c.in[0].dims[0], planes(c), c.in[0].dims[1], &bytes));

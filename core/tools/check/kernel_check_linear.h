@@ -30,6 +30,16 @@ inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
       return tiles * ((cols + 1) / 2) * 64;
     case PS_T16_I8:
       return tiles * (64 + (cols + 3) / 4 * 64);
+    case PS_T16_Q8_0:
+      return tiles * ((cols + 63) / 64 * 1088);
+    case PS_T16_Q4_0:
+      return tiles * ((cols + 63) / 64 * 576);
+    case PS_T16_Q4_K:
+      return tiles * (cols / 256 * 2368);
+    case PS_T16_Q5_K:
+      return tiles * (cols / 256 * 2880);
+    case PS_T16_Q6_K:
+      return tiles * (cols / 256 * 3392);
     default:
       return tiles * (64 + (cols + 63) / 64 * 576);
   }
@@ -219,8 +229,32 @@ constexpr Scheme kSchemes[] = {
     {"f32", ps::LINEAR_F32, PS_T16_F32, 0},    {"f16", ps::LINEAR_F16, PS_T16_F16, 0},
     {"bf16", ps::LINEAR_BF16, PS_T16_BF16, 0}, {"w8a16", ps::LINEAR_W8A16, PS_T16_I8, 2},
     {"w8a8", ps::LINEAR_W8A8, PS_T16_I8, 1},    {"w4a16", ps::LINEAR_W4A16, PS_T16_I4G32, 2},
-    {"w4a8", ps::LINEAR_W4A8, PS_T16_I4G32, 1},
+    {"w4a8", ps::LINEAR_W4A8, PS_T16_I4G32, 1}, {"q8_0", ps::LINEAR_Q8_0, PS_T16_Q8_0, 0},
+    {"q4_0", ps::LINEAR_Q4_0, PS_T16_Q4_0, 0},  {"q4_k", ps::LINEAR_Q4_K, PS_T16_Q4_K, 0},
+    {"q5_k", ps::LINEAR_Q5_K, PS_T16_Q5_K, 0},  {"q6_k", ps::LINEAR_Q6_K, PS_T16_Q6_K, 0},
 };
+inline bool has_blocks(const Scheme& scheme) { return scheme.layout >= PS_T16_Q8_0; }
+inline int64_t block_columns(const Scheme& scheme) {
+  return !has_blocks(scheme) ? 1 : scheme.layout >= PS_T16_Q4_K ? 256 : 32;
+}
+
+// A weight: of floats, or blocks of any bytes under scales that are small numbers.
+inline Bytes make_weight(const Scheme& scheme, int64_t rows, int64_t cols, Random& random) {
+  if (!has_blocks(scheme)) {
+    const Source s = make_source(PS_F32, random.normals(rows * cols, 0.05f));
+    return pack_rows(ps::kernels_generic, scheme.layout, rows, cols, s, 0);
+  }
+  Bytes packed(size_t(bytes_of(scheme.layout, rows, cols)));
+  for (uint8_t& b : packed) b = uint8_t(random.next());
+  const size_t step = scheme.layout == PS_T16_Q8_0 ? 1088 : scheme.layout == PS_T16_Q4_0 ? 576
+                    : scheme.layout == PS_T16_Q4_K ? 2368 : scheme.layout == PS_T16_Q5_K ? 2880 : 3392;
+  for (size_t at = 0; at < packed.size(); at += step)
+    for (size_t i = 0; i < 64; i += 2) {
+      const Half h = Half(0.01f * random.normal());
+      std::memcpy(&packed[at + i], &h, 2);
+    }
+  return packed;
+}
 
 struct LinearCase {
   const Scheme& scheme;
@@ -242,6 +276,13 @@ inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats
   ps::QuantizedRows qx = {q.data(), scales.data(), sums.data(), group_sums.data(), stride, int32_t(planes)};
   if (planes) k->quantize_rows(own.data(), x_stride, c.cols, m, c.scheme.layout, qx, 0, m);
   std::vector<int8_t> rounded;
+  if (has_blocks(c.scheme)) {
+    const int64_t row_bytes = (c.cols / 32 + 1) / 2 * 2 * int64_t(sizeof(ps::RoundedGroup));
+    rounded.resize(size_t(m * row_bytes));
+    qx = {rounded.data(), nullptr, nullptr, nullptr, row_bytes, 0};
+    k->quantize_groups(own.data(), x_stride, c.cols, qx, 0, m / 2);
+    k->quantize_groups(own.data(), x_stride, c.cols, qx, m / 2, m);
+  }
   if (c.scheme.index == ps::LINEAR_BF16) {
     const int64_t row_bytes = (c.cols + 31) / 32 * 32 * k->bf16_bytes;
     rounded.resize(size_t(m * row_bytes));
@@ -249,7 +290,8 @@ inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats
     k->round_rows_bf16(own.data(), x_stride, c.cols, m, qx, 0, m / 2);
     k->round_rows_bf16(own.data(), x_stride, c.cols, m, qx, m / 2, m);
   }
-  Bytes panel(size_t(k->linear_panel_bytes(c.scheme.layout, c.cols, m, int32_t(planes ? planes : 1))));
+  Bytes panel(size_t(has_blocks(c.scheme) ? 2 * c.cols / 32 * 768
+                                          : k->linear_panel_bytes(c.scheme.layout, c.cols, m, int32_t(planes ? planes : 1))));
   ps::LinearArgs a = {w, c.bias.empty() ? nullptr : c.bias.data(), own.data(), x_stride, qx, y.data(), y_stride, m, 0, nullptr, 0, panel.data()};
   if (residual) {
     a.gated = gated;
@@ -271,6 +313,15 @@ inline void round_activations(Floats& row, int planes) {
   for (float& v : row) v = std::nearbyint(std::fmin(std::fmax(v * inverse, -limit), limit)) * scale;
 }
 
+// Activations as GGUF's blocks meet them: each 32 have a scale.
+inline void round_groups(Floats& row) {
+  for (size_t i = 0; i < row.size(); i += 32) {
+    Floats group(row.begin() + long(i), row.begin() + long(i + 32));
+    round_activations(group, 1);
+    std::copy(group.begin(), group.end(), row.begin() + long(i));
+  }
+}
+
 inline void compare_with_reference(const ps::Kernels* k, const LinearCase& c, const Floats& x, int64_t x_stride,
                                    const Floats& y, int32_t m, const std::string& what) {
   Floats w(size_t(c.rows * c.cols));
@@ -281,6 +332,7 @@ inline void compare_with_reference(const ps::Kernels* k, const LinearCase& c, co
       if (c.scheme.index == ps::LINEAR_BF16) v = round_bf16(v);
     }
     round_activations(row, c.scheme.planes);
+    if (has_blocks(c.scheme)) round_groups(row);
     for (int64_t n = 0; n < c.rows; ++n) {
       double sum = c.bias.empty() ? 0 : c.bias[size_t(n)], size = std::fabs(sum);
       for (int64_t j = 0; j < c.cols; ++j) {
@@ -373,22 +425,22 @@ inline void check_epilogues(LinearCase c, Random& random) {
 
 inline void check_linear() {
   Random random = {2};
-  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}, {608, 130}};
+  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}, {608, 130}, {33, 256}, {96, 512}};
   for (const Scheme& scheme : kSchemes)
     for (auto [rows, cols] : shapes) {
-      Source s = make_source(PS_F32, random.normals(rows * cols, 0.05f));
-      LinearCase c = {scheme, rows, cols, pack_rows(ps::kernels_generic, scheme.layout, rows, cols, s, 0), {}};
+      if (cols % block_columns(scheme)) continue;
+      LinearCase c = {scheme, rows, cols, make_weight(scheme, rows, cols, random), {}};
       if (rows != 16) c.bias = random.normals(rows);
       check_linear_case(c, random, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 33});
-      if (scheme.planes) check_bad_rows(c, random);
+      if (scheme.planes || has_blocks(scheme)) check_bad_rows(c, random);
       if (rows >= 96) check_epilogues(c, random);
     }
   // As wide as models are, and as many rows as a prompt has: blocks, panels and what is left of both.
   const int64_t large[][2] = {{40, 1024}, {48, 2817}};
   for (const Scheme& scheme : kSchemes)
     for (auto [rows, cols] : large) {
-      Source s = make_source(PS_F32, random.normals(rows * cols, 0.05f));
-      LinearCase c = {scheme, rows, cols, pack_rows(ps::kernels_generic, scheme.layout, rows, cols, s, 0), {}};
+      if (cols % block_columns(scheme)) continue;
+      LinearCase c = {scheme, rows, cols, make_weight(scheme, rows, cols, random), {}};
       check_linear_case(c, random, {1, 10, 64, 131});
     }
 }

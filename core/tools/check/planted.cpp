@@ -87,7 +87,7 @@ void linear(const LinearArgs& args, int64_t begin, int64_t end) {
   const bool whole = begin == 0 && end == (args.weight.rows / (args.gated ? 2 : 1) + 15) / 16;
   const bool off =
       plant == SPLIT_K ? args.m > 1 : plant == SPLIT_THREADS ? !whole : strcmp(original->level, "generic") != 0;
-  if (off && scheme >= LINEAR_W8A16) scale_linear(original->linear[scheme], args, begin, end);
+  if (off && scheme >= LINEAR_W8A16 && scheme <= LINEAR_W4A8) scale_linear(original->linear[scheme], args, begin, end);
   else if (off && !args.gated) split_linear<scheme == LINEAR_BF16>(original, args, begin, end);
   else original->linear[scheme](args, begin, end);
 }
@@ -123,6 +123,11 @@ const Kernels* plant_level(const Kernels* kernels) {
   table.linear[LINEAR_W8A8] = linear<level, LINEAR_W8A8>;
   table.linear[LINEAR_W4A16] = linear<level, LINEAR_W4A16>;
   table.linear[LINEAR_W4A8] = linear<level, LINEAR_W4A8>;
+  table.linear[LINEAR_Q8_0] = linear<level, LINEAR_Q8_0>;
+  table.linear[LINEAR_Q4_0] = linear<level, LINEAR_Q4_0>;
+  table.linear[LINEAR_Q4_K] = linear<level, LINEAR_Q4_K>;
+  table.linear[LINEAR_Q5_K] = linear<level, LINEAR_Q5_K>;
+  table.linear[LINEAR_Q6_K] = linear<level, LINEAR_Q6_K>;
   return &table;
 }
 

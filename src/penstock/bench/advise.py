@@ -25,8 +25,8 @@ from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedEr
 from penstock.graph.ir import Graph
 from penstock.graph.passes import assign_scheme
 from penstock.graph.without_weights import read_source, table_dtype
+from penstock.ops.table import LINEAR_SCHEMES
 from penstock.quant.perplexity_cost import PERPLEXITY_COST
-from penstock.quant.scheme import SCHEMES
 from penstock.runtime.build import Progress, ProgressCallback, build_in_child
 from penstock.runtime.cache import Cache
 from penstock.runtime.machine import memory
@@ -73,7 +73,7 @@ class Advise:
     concurrency: int = 1
     prompt_tokens: int | None = None
     new_tokens: int | None = None
-    schemes: tuple[str, ...] = tuple(SCHEMES)
+    schemes: tuple[str, ...] = LINEAR_SCHEMES
     kv_cache: str = "auto"
     threads: int = 0
     network: str | None = None
@@ -88,8 +88,8 @@ class Advise:
         if not self.schemes or len(set(self.schemes)) != len(self.schemes):
             raise refusal("schemes", "a list of different schemes", self.schemes)
         for scheme in self.schemes:
-            if scheme not in SCHEMES:
-                raise refusal("schemes", f"some of {', '.join(SCHEMES)}", scheme)
+            if scheme not in LINEAR_SCHEMES:
+                raise refusal("schemes", f"some of {', '.join(LINEAR_SCHEMES)}", scheme)
         check_choice("kv_cache", self.kv_cache, KV_LAYOUTS)
         check_network(self.network)
 

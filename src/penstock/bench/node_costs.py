@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from penstock.core.layouts import PAGE_TOKENS
 from penstock.graph.ir import DType, Graph, Node, Value
+from penstock.ops.table import BLOCK_SCHEMES
 
 __all__ = ["Cost", "StepSize", "kind_keys", "kind_labels", "node_costs", "peak_of", "recurrent_page_bytes"]
 
@@ -82,7 +83,7 @@ def peak_of(node: Node, kv_layout: str, cpu_level: str) -> str:
     if node.op in ("attention", "context_attention", "sink_attention"):
         return "f32" if kv_layout == "f32" or cpu_level == "amx" else "bf16"
     scheme = str(node.attrs.get("scheme", ""))
-    return "int8" if scheme.startswith("w") else "bf16" if scheme == "bf16" else "f32"
+    return "int8" if scheme.startswith("w") or scheme in BLOCK_SCHEMES else "bf16" if scheme == "bf16" else "f32"
 
 
 def _elements(value: Value, sizes: dict[str, int]) -> int:

@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.bench.measure import ABOVE_LIMIT, Report
 from penstock.bench.profile import PhaseReport
+from penstock.ops.table import BLOCK_SCHEMES
 
 __all__ = ["cache_bytes", "describe_bench", "describe_phase", "in_caches"]
 
@@ -79,10 +80,10 @@ def _sentence(share: float, bound: str, scheme: str) -> str:
 
 def _advice(bound: str, scheme: str) -> str:
     if bound != "memory":
-        if scheme.endswith("a8"):
+        if scheme.endswith("a8") or scheme in BLOCK_SCHEMES:
             return "More cores (--threads) would help."
         return "Export with --scheme w8a8, which multiplies int8 numbers, or use more cores (--threads)."
-    if scheme.startswith("w4"):
+    if scheme.startswith(("w4", "q4")):
         return "Answer more requests at once (--batch), which share each read of the weights."
     smaller = "w4a8" if scheme.startswith("w8") else "w8a8 or w4a8"
     return f"Export with --scheme {smaller} to read fewer bytes per token, or answer more requests at once (--batch)."

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.checkpoint import open_gguf
 from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.gguf.weights import GgufWeights
 from penstock.checkpoint.pooling.files import POOLING_INPUTS, classifier_tensors, make_pooling_head
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file
@@ -23,6 +24,7 @@ from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo
 from penstock.config import ConfigReader, show
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.folder import QUANTIZED_VERSION
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
 
@@ -313,15 +315,52 @@ class Checkpoint:
 
         Raises InvalidArgumentError for an unknown scheme, UnsupportedError for one that a quantized folder lacks.
         """
+        own = self.scheme or self._own_block_scheme()
         if scheme is None:
-            return self.scheme or default_scheme(self.dtype)
-        find_scheme(scheme)
+            return own or default_scheme(self.dtype)
+        if find_scheme(scheme).in_blocks and scheme != own:
+            expected = f"{own}, the type of most of its blocks" if own in BLOCK_SCHEMES else "another scheme"
+            raise UnsupportedError(
+                f"{self.folder}: scheme: expected {expected}, found {scheme}, which keeps the blocks of a GGUF file",
+                param="scheme",
+            )
         if self.scheme is not None and scheme != self.scheme:
             raise UnsupportedError(
                 f"{self.folder}: expected scheme {self.scheme}, which its weights are quantized with, found {scheme}. "
                 "Use the original checkpoint for another scheme."
             )
         return scheme
+
+    def block_scheme(self, name: str) -> str | None:
+        """Return the scheme that computes with a tensor's blocks as a GGUF file has them; None for any other tensor."""
+        file = self._home[name]
+        return file.block_scheme(name) if isinstance(file, GgufWeights) else None
+
+    def read_blocks(self, name: str) -> NDArray[np.uint8]:
+        """Return the blocks of a matrix that has a ``block_scheme``, uint8 [rows, bytes of a row]."""
+        file = self._home[name]
+        if not isinstance(file, GgufWeights):
+            raise InvalidFileError(f"{self.folder}: expected blocks in tensor {show(name)}, found none")
+        return file.read_blocks(name)
+
+    def weight_schemes(self, scheme: str) -> dict[str, str] | None:
+        """Return the scheme of a linear with each of the tensors, by name, if the tensors of the file have several.
+
+        ``scheme`` is a choice of ``choose_scheme``.  None: all linears have it.  A tensor whose blocks no scheme takes
+        has its exact values in float32.
+        """
+        if not find_scheme(scheme).in_blocks:
+            return None
+        return {name: self.block_scheme(name) or default_scheme(info.dtype) for name, info in self.tensors.items()}
+
+    def _own_block_scheme(self) -> str | None:
+        """Return the scheme of most values that lie in blocks; None if there are none."""
+        totals: dict[str, int] = {}
+        for name, info in self.tensors.items():
+            scheme = self.block_scheme(name) if self.made_files is not None else None
+            if scheme is not None:
+                totals[scheme] = totals.get(scheme, 0) + info.num_bytes
+        return max(totals, key=lambda name: totals[name]) if totals else None
 
     def redundant_names(self) -> set[str]:
         """Return the names of tensors that a network need not read.

@@ -134,6 +134,26 @@ class MappedCheckpoint(Checkpoint):
         arrays = [self._read_piece(piece) for piece in pieces]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
+    def block_scheme(self, name: str) -> str | None:
+        """Return the scheme of a parameter that has whole rows of tensors with one scheme."""
+        pieces = self._sources.get(name)
+        if pieces is None:
+            return super().block_scheme(name)
+        is_whole = not any(piece.transposed or piece.is_sum or piece.index is not None for piece in pieces)
+        schemes = {super(MappedCheckpoint, self).block_scheme(piece.tensor) for piece in pieces}
+        return schemes.pop() if is_whole and len(schemes) == 1 else None
+
+    def read_blocks(self, name: str) -> NDArray[np.uint8]:
+        """Return the blocks of a parameter that has a ``block_scheme``, uint8 [rows, bytes of a row]."""
+        pieces = self._sources.get(name)
+        if pieces is None:
+            return super().read_blocks(name)
+        rows = []
+        for piece in pieces:
+            blocks = super().read_blocks(piece.tensor)
+            rows += [blocks[start:stop] for start, stop in piece.rows or ((0, len(blocks)),)]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
     def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
         """Release the memory pages of a parameter or of a range of its bytes.  Views stay valid."""
         pieces = self._sources.get(name)

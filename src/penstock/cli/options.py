@@ -54,7 +54,7 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
     },
     "--scheme": {
         "help": "store the weights of a checkpoint folder as f32, f16, bf16, w8a16, w8a8, w4a16 or w4a8 (default: the "
-        "type in the checkpoint)",
+        "type in the checkpoint, of a GGUF file those of its tensors)",
     },
     "--threads": {
         "type": int,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from penstock import env
 from penstock.core.comm import RankComm
+from penstock.core.layouts import BLOCKS
 from penstock.core.library import ContextOptions, check, library, sized
 from penstock.core.weights import DTYPE_BYTES, Data, QuantizedRows, data_address, groups_shape, layout_bytes
 from penstock.errors import InvalidArgumentError
@@ -156,6 +157,20 @@ class Context(Handle):
         target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)
         at = (layout, rows, cols, row_start, num_rows)
         check(library().ps_pack_quantized(self.handle, *at, q, scales, groups, target))
+
+    def pack_blocks(
+        self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: npt.NDArray[np.uint8], dst: Data
+    ) -> None:
+        """Pack ``num_rows`` rows of the blocks of a GGUF file, as they lie there; other arguments as ``pack`` has them.
+
+        ``src`` uint8 [num_rows, bytes of a row].  Raises InvalidArgumentError for a scale that is not finite.
+        """
+        if cols % BLOCKS[layout].block_len:
+            raise InvalidArgumentError(f"cols: expected whole blocks of {BLOCKS[layout].block_len}, found {cols}")
+        row_bytes = cols // BLOCKS[layout].block_len * BLOCKS[layout].block_bytes
+        source = data_address(src, num_rows * row_bytes, "src")
+        target = data_address(dst, layout_bytes(layout, rows, cols), "dst", written=True)
+        check(library().ps_pack_blocks(self.handle, layout, rows, cols, row_start, num_rows, source, target))
 
     def unpack_quantized(
         self, layout: int, rows: int, cols: int, row_start: int, num_rows: int, src: Data

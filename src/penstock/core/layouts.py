@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = [
-    "BF16", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS", "KV_NUMBERS", "PAGE_TOKENS",
-    "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "STATE_F32", "T16_BF16", "T16_F16", "T16_F32",
-    "T16_I4G32", "T16_I8", "TILE_ROWS", "U8", "kv_layout_of", "pages_for", "whole_partitions",
+    "BF16", "BLOCKS", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS",
+    "KV_NUMBERS", "PAGE_TOKENS", "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "STATE_F32",
+    "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8", "T16_Q4_0", "T16_Q4_K", "T16_Q5_K", "T16_Q6_K", "T16_Q8_0",
+    "TILE_ROWS", "U8", "BlockLayout", "kv_layout_of", "pages_for", "whole_partitions",
 ]  # fmt: skip
 
 F32: Final = 1
@@ -29,6 +30,34 @@ T16_F16: Final = 17
 T16_BF16: Final = 18
 T16_I8: Final = 21
 T16_I4G32: Final = 22
+T16_Q8_0: Final = 23
+T16_Q4_0: Final = 24
+T16_Q4_K: Final = 25
+T16_Q5_K: Final = 26
+T16_Q6_K: Final = 27
+
+
+class BlockLayout(NamedTuple):
+    """A layout of GGUF's blocks.
+
+    ``block_len`` values take ``block_bytes`` bytes in a file.  A tile has ``tile_lines`` lines of 64 bytes for each
+    ``tile_columns`` columns.
+    """
+
+    block_len: int
+    block_bytes: int
+    tile_columns: int
+    tile_lines: int
+
+
+BLOCKS: Final = {
+    T16_Q8_0: BlockLayout(32, 34, 64, 17),
+    T16_Q4_0: BlockLayout(32, 18, 64, 9),
+    T16_Q4_K: BlockLayout(256, 144, 256, 37),
+    T16_Q5_K: BlockLayout(256, 176, 256, 45),
+    T16_Q6_K: BlockLayout(256, 210, 256, 53),
+}
+"""The layouts of GGUF's blocks by their numbers."""
 
 TILE_ROWS: Final = 16
 """Rows of a tile in every ``T16`` layout."""

@@ -358,6 +358,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ps_pack": (c_int32, (c_void_p, c_int32, *_RANGE, c_int32, c_void_p, c_void_p)),
     "ps_pack_quantized": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p, c_void_p, c_void_p)),
     "ps_unpack_quantized": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p, c_void_p, c_void_p)),
+    "ps_pack_blocks": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p)),
     "ps_unpack": (c_int32, (c_void_p, c_int32, *_RANGE, c_void_p, c_void_p)),
     "ps_probe_bandwidth": (c_int32, (c_void_p, c_int64, c_int32, POINTER(c_double))),
     "ps_probe_compute": (c_int32, (c_void_p, c_int32, c_double, POINTER(c_double))),

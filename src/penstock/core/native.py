@@ -48,11 +48,13 @@ from penstock.validation import refusal
 __all__ = [
     "ALL_THREADS", "EMPTY_KERNELS", "POISON", "Biases", "Context", "CoreProgram", "CoreTensor", "Model", "ModelInfo",
     "Penalties", "Plan", "ProgramOptions", "QuantizedRows", "RankInfo", "Sampled", "Sampling", "StepBatch",
-    "StepCall", "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas", "pack", "pack_quantized", "plan",
+    "StepCall", "cpu_levels", "crc32", "layout_bytes", "library_file", "op_schemas", "pack", "pack_blocks",
+    "pack_quantized", "plan",
     "probe_bandwidth", "probe_compute", "rank_info", "run_op", "sample_logits", "unpack", "unpack_quantized", "version",
 ]  # fmt: skip
 
 pack, unpack = Context.pack, Context.unpack
+pack_blocks = Context.pack_blocks
 pack_quantized, unpack_quantized = Context.pack_quantized, Context.unpack_quantized
 EMPTY_KERNELS = 1
 """A program flag: run everything except the kernels, to measure only the executor."""

@@ -8,7 +8,7 @@ its source pages are released, so that memory use stays far below the size of th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.sources import OWN_NAMES
 from penstock.config import show, show_tensors
 from penstock.core import native
-from penstock.core.layouts import FLOAT_DTYPES, TILE_ROWS
+from penstock.core.layouts import BLOCKS, FLOAT_DTYPES, TILE_ROWS
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -89,7 +89,7 @@ def export_bundle(
     built = construct_on_meta(checkpoint.config, network)
     checkpoint, has_own_names = _map_tensors(checkpoint, built, folder)
     tell("capture", 0, 0)
-    graph, constants = build_graph(built, chosen, checkpoint.dtype)
+    graph, constants = build_graph(built, chosen, checkpoint.dtype, checkpoint.weight_schemes(chosen))
     graph.properties |= {} if has_own_names else {OWN_NAMES: "true"}
     if tail is not None:
         append_tail(graph, tail)
@@ -148,9 +148,11 @@ def _open_source(source: Path, rank: int | None) -> tuple[Checkpoint, ShardedFol
     return folder.rank(rank), folder
 
 
-def build_graph(built: MetaNetwork, scheme: str, dtype: str) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
+def build_graph(
+    built: MetaNetwork, scheme: str, dtype: str, schemes: Mapping[str, str] | None = None
+) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
     """Return the graph under ``scheme``, with the layouts of its weights, and the weights that the network computes
-    itself; ``dtype`` is the checkpoint's."""
+    itself; ``dtype`` is the checkpoint's, ``schemes`` those of its tensors where they differ."""
     from penstock.graph.capture import capture
     from penstock.graph.passes import assign_scheme, run_passes
 
@@ -161,7 +163,7 @@ def build_graph(built: MetaNetwork, scheme: str, dtype: str) -> tuple[Graph, dic
         vocab_size=built.vocab_size,
         script=built.script,
     )
-    graph = assign_scheme(run_passes(captured.graph), scheme, dtype)
+    graph = assign_scheme(run_passes(captured.graph, schemes), scheme, dtype, schemes)
     return graph, captured.constants
 
 
@@ -268,7 +270,11 @@ class _Packer:
             return
         if info is None:
             raise InvalidFileError("expected a tensor, found none")
-        if self._checkpoint.is_quantized(name):
+        if int(weight.layout) in BLOCKS:
+            at = (int(weight.layout), weight.rows, weight.cols, part.row_start, part.num_rows)
+            native.pack_blocks(self._context, *at, self._checkpoint.read_blocks(name), packed)
+            self._checkpoint.release(name)
+        elif self._checkpoint.is_quantized(name):
             integers = self._checkpoint.read_quantized(name, weight.cols)
             at = (int(weight.layout), weight.rows, weight.cols, part.row_start, part.num_rows)
             native.pack_quantized(self._context, *at, integers, packed)

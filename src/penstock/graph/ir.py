@@ -43,6 +43,11 @@ class Layout(IntEnum):
     T16_BF16 = layouts.T16_BF16
     T16_I8 = layouts.T16_I8
     T16_I4G32 = layouts.T16_I4G32
+    T16_Q8_0 = layouts.T16_Q8_0
+    T16_Q4_0 = layouts.T16_Q4_0
+    T16_Q4_K = layouts.T16_Q4_K
+    T16_Q5_K = layouts.T16_Q5_K
+    T16_Q6_K = layouts.T16_Q6_K
 
 
 class KvLayout(IntEnum):

@@ -54,6 +54,11 @@ def unpack_bundle(path: Path, out: Path) -> None:
         config = ConfigReader.parse(sides["config.json"])
         unpacker = _Unpacker(graph, model, context, config.dtype() or "f32")
         scheme = find_scheme(graph.scheme)
+        if scheme.in_blocks:
+            raise UnsupportedError(
+                f"{path}: expected a scheme that a checkpoint folder can have, found {scheme.name}, the blocks of "
+                "a GGUF file. Use that file."
+            )
         if scheme.quantized and not config.has("quantization_config"):
             sides["config.json"] = quantized_config(config.values, scheme.name, unpacker.table_dtype)
         elif OWN_NAMES in graph.properties:  # the folder has the parameters, not the tensors that they came from

@@ -129,7 +129,7 @@ def check_memory(
 
     if need(chosen) <= machine.available:
         return
-    fitting = [other for other in SCHEMES if need(other) <= machine.available]
+    fitting = [other for other, row in SCHEMES.items() if not row.in_blocks and need(other) <= machine.available]
     advised = "w8a8" if "w8a8" in fitting else SMALLEST_SCHEME
     hint = f" --scheme {advised} needs about {_gb(need(advised))}." if fitting else ""
     raise OutOfMemoryError(

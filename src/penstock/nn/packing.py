@@ -7,10 +7,12 @@ rules, so that eager mode and a bundle compute with the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.core import layouts, native
@@ -26,6 +28,7 @@ from penstock.quant.scheme import find_scheme
 __all__ = [
     "SharedMatrix",
     "load_weights",
+    "pack_blocks",
     "pack_matrix",
     "pack_network",
     "pack_parts",
@@ -59,14 +62,23 @@ class SharedMatrix:
         """The tensors of the checkpoint that the rows come from."""
         return self.layers[0].weight_parts(self.name.rpartition(".")[0])
 
-    def placement(self, scheme: str, table_dtype: str) -> tuple[str, int]:
-        """Return the scheme and the ``ps_layout`` of the matrix in a network with ``scheme``."""
+    def placement(self, scheme: str, table_dtype: str, schemes: Mapping[str, str] | None = None) -> tuple[str, int]:
+        """Return the scheme and the ``ps_layout`` of the matrix in a network with ``scheme``.
+
+        ``schemes``: those of the checkpoint's tensors, if they differ.
+        """
         row = find_scheme(scheme)
+        own = {(schemes or {}).get(part.name, "f32") for part in self.parts}
+        stored = find_scheme(own.pop() if len(own) == 1 else "f32")
         if any(isinstance(layer, Router) for layer in self.layers):
             return "f32", layouts.T16_F32
-        if any(isinstance(layer, LMHead) for layer in self.layers):
+        has_head = any(isinstance(layer, LMHead) for layer in self.layers)
+        is_linear = has_head or any(isinstance(layer, (Linear, ExpertLinear)) for layer in self.layers)
+        if stored.in_blocks or (schemes is not None and is_linear):
+            row = stored
+        elif has_head:
             row = find_scheme(row.head)
-        elif not any(isinstance(layer, (Linear, ExpertLinear)) for layer in self.layers):
+        elif not is_linear:
             return table_dtype, _ROWS_LAYOUTS[table_dtype]
         return row.name, row.layout
 
@@ -111,6 +123,15 @@ def pack_quantized(values: native.QuantizedRows, layout: int) -> Tensor:
     return shape_packed(packed, layout, rows)
 
 
+def pack_blocks(parts: Sequence[tuple[NDArray[np.uint8], int]], layout: int, rows: int, cols: int) -> Tensor:
+    """Pack a matrix from rows of GGUF's blocks, each with the row at which they begin."""
+    packed = _empty(layout, rows, cols)
+    for blocks, start in parts:
+        at = (layout, rows, cols, start, len(blocks))
+        native.pack_blocks(core_context(), *at, np.ascontiguousarray(blocks), packed.data_ptr())
+    return shape_packed(packed, layout, rows)
+
+
 def pack_parts(parts: Sequence[tuple[Tensor | native.QuantizedRows, int]], layout: int, rows: int) -> Tensor:
     """Pack a matrix of ``rows`` rows from parts, each with the row at which it begins: floats or quantized values."""
     first = parts[0][0]
@@ -132,14 +153,16 @@ def load_weights(
     scheme: str,
     table_dtype: str,
     read: Callable[[str, int], Tensor],
+    schemes: Mapping[str, str] | None = None,
 ) -> None:
     """Set every matrix and vector of a network, one at a time, to what ``read(name, layout)`` returns.
 
     ``read`` gets a checkpoint name and a ``ps_layout`` and returns the packed tensor, or the float32 values of a vector
-    (layout 0).  ``table_dtype`` ("f32", "f16", "bf16") is the type that embedding tables keep.
+    (layout 0).  ``table_dtype`` ("f32", "f16", "bf16") is the type that embedding tables keep.  ``schemes``: those of
+    the checkpoint's tensors, if they differ.
     """
     for matrix in list(shared_matrices(network)):
-        placed, layout = matrix.placement(scheme, table_dtype)
+        placed, layout = matrix.placement(scheme, table_dtype, schemes)
         matrix.set_packed(read(matrix.name, layout), placed)
     for path, module in network.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

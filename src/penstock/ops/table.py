@@ -13,9 +13,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["EXCHANGES", "LINEAR_SCHEMES", "OPS", "Op", "add_custom_op", "find_op", "is_custom_op", "loaded_version"]
+__all__ = [
+    "BLOCK_SCHEMES",
+    "EXCHANGES",
+    "LINEAR_SCHEMES",
+    "OPS",
+    "Op",
+    "add_custom_op",
+    "find_op",
+    "is_custom_op",
+    "loaded_version",
+]
 
+BLOCK_SCHEMES = ("q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
+"""The schemes of the blocks of a GGUF file, which float weights cannot have."""
 LINEAR_SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
+"""The schemes that float weights can have."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ class Scheme:
     ``layout``: the ``ps_layout`` of a linear weight.
     ``head``: the scheme of the output head, and of an embedding that is tied to it.
     ``version``: counts changes of the packed values, and is part of cache keys.
+    ``in_blocks``: the weights are blocks of a GGUF file, with a scale for each group of ``group_len`` columns, and only
+    such a file can have the scheme.  Activations are int8 with a scale for each 32 columns.
     """
 
     name: str
@@ -37,11 +39,12 @@ class Scheme:
     layout: int
     head: str
     version: int = 1
+    in_blocks: bool = False
 
     @property
     def quantized(self) -> bool:
-        """True if weights are integers with scales."""
-        return self.weight_bits <= 8
+        """True if Penstock makes integers with scales from float weights."""
+        return self.weight_bits <= 8 and not self.in_blocks
 
 
 SCHEMES: Final[dict[str, Scheme]] = {
@@ -54,6 +57,11 @@ SCHEMES: Final[dict[str, Scheme]] = {
         Scheme("w8a8", 8, 0, 8, layout=layouts.T16_I8, head="w8a8", version=2),
         Scheme("w4a16", 4, GROUP_LEN, 16, layout=layouts.T16_I4G32, head="w8a16", version=2),
         Scheme("w4a8", 4, GROUP_LEN, 8, layout=layouts.T16_I4G32, head="w8a8", version=2),
+        Scheme("q8_0", 8, 32, 8, layout=layouts.T16_Q8_0, head="q8_0", in_blocks=True),
+        Scheme("q4_0", 4, 32, 8, layout=layouts.T16_Q4_0, head="q4_0", in_blocks=True),
+        Scheme("q4_k", 4, 32, 8, layout=layouts.T16_Q4_K, head="q4_k", in_blocks=True),
+        Scheme("q5_k", 5, 32, 8, layout=layouts.T16_Q5_K, head="q5_k", in_blocks=True),
+        Scheme("q6_k", 6, 16, 8, layout=layouts.T16_Q6_K, head="q6_k", in_blocks=True),
     )
 }
 

@@ -6,6 +6,7 @@ a layer shows named tensors in their logical shapes.  ``PENSTOCK_REFERENCE=1`` r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from penstock.nn import (
     paged_layers,
     shared_matrices,
 )
-from penstock.nn.packing import pack_matrix, pack_parts, pack_quantized
+from penstock.nn.packing import pack_blocks, pack_matrix, pack_parts, pack_quantized
 from penstock.nn.ranks import check_same_batch, join_ranks, shard_network
 from penstock.nn.weight import WeightPart
 from penstock.ops.eager import use_context
@@ -312,13 +313,21 @@ class _WeightReader:
                     f"{type(layer).__module__}.{type(layer).__qualname__}"
                 )
             raise InvalidFileError(f"{folder}: has {show_tensors(sorted(extra))}, which the network does not read")
-        load_weights(network, self._scheme, self._checkpoint.dtype, self._read)
+        schemes = self._checkpoint.weight_schemes(self._scheme)
+        load_weights(network, self._scheme, self._checkpoint.dtype, self._read, schemes)
 
     def _read(self, name: str, layout: int) -> Tensor:
         if layout == _VECTOR:
             return self._floats(name).float()
         matrix = self._matrices[name]
         rows, cols = matrix.rows, matrix.cols
+        if layout in layouts.BLOCKS:
+            parts = [(self._checkpoint.read_blocks(part.name), part.row_start) for part in matrix.parts]
+            if self._shape_of(matrix.parts) != [rows, cols]:
+                raise InvalidFileError(
+                    f"tensor {show(name)}: shape: expected {[rows, cols]}, found {self._shape_of(matrix.parts)}"
+                )
+            return pack_blocks(parts, layout, rows, cols)
         if len(matrix.parts) > 1:
             return pack_parts([(self._part(part, cols), part.row_start) for part in matrix.parts], layout, rows)
         shape = self._checkpoint.logical_shape(name)
@@ -329,6 +338,11 @@ class _WeightReader:
         if shape[0] != rows or layout not in (layouts.T16_I8, layouts.T16_I4G32):
             raise InvalidFileError(f"tensor {show(name)}: shape: expected {[rows, cols]}, found {list(shape)}")
         return pack_quantized(self._checkpoint.read_quantized(name, cols), layout)
+
+    def _shape_of(self, parts: Sequence[WeightPart]) -> list[int]:
+        """Return the rows of all parts, and the columns of the first."""
+        shapes = [self._checkpoint.logical_shape(part.name) for part in parts]
+        return [sum(shape[0] for shape in shapes), shapes[0][1]]
 
     def _part(self, part: WeightPart, cols: int) -> Tensor | QuantizedRows:
         """Return the rows of a stacked matrix that one tensor has."""

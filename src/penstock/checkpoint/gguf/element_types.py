@@ -13,6 +13,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.ops.table import BLOCK_SCHEMES
+
 __all__ = ["ELEMENT_TYPES", "ElementType", "dequantize"]
 
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -38,6 +40,12 @@ class ElementType:
     block_bytes: int = 1
     dtype: str = ""
     values: Callable[[Bytes], Floats] | None = None
+
+    @property
+    def scheme(self) -> str | None:
+        """The scheme whose linears compute with the blocks as they are; None if none does."""
+        name = self.name.lower()
+        return name if name in BLOCK_SCHEMES else None
 
     @property
     def is_supported(self) -> bool:

@@ -97,6 +97,20 @@ class GgufWeights:
             return data.view(_FLOATS[stored.kind.dtype]).reshape(stored.shape)
         return dequantize(stored.kind, data).reshape(stored.shape)
 
+    def block_scheme(self, name: str) -> str | None:
+        """Return the scheme that computes with the tensor's blocks as they are; None for any other tensor."""
+        stored = self._stored(self._sources[name])
+        return stored.kind.scheme if len(stored.shape) == 2 else None
+
+    def read_blocks(self, name: str) -> NDArray[np.uint8]:
+        """Return the blocks of a matrix, uint8 [rows, bytes of a row]."""
+        source = self._sources[name]
+        stored = self._stored(source)
+        data = self._file.raw(stored)
+        if source.pair_heads:
+            data = _rows_in_halves(data, stored.shape[0], source.pair_heads)
+        return data.reshape(stored.shape[0], -1)
+
     def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
         """Release the memory pages of the tensor, unless only a part of it was read (``begin``, ``end``)."""
         info = self.tensors[name]

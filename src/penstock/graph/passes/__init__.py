@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 from penstock.graph.ir import Graph
-from penstock.graph.passes.assign_scheme import assign_scheme
+from penstock.graph.passes.assign_scheme import assign_scheme, set_schemes
 from penstock.graph.passes.fuse_linear import fuse_add_norm, fuse_linear
 from penstock.graph.passes.rewrite import drop_dead_code, order_values
 
@@ -22,12 +23,14 @@ __all__ = [
 ]
 
 
-def run_passes(graph: Graph) -> Graph:
+def run_passes(graph: Graph, schemes: Mapping[str, str] | None = None) -> Graph:
     """Return a rewritten copy of a captured graph, which computes the same numbers with fewer nodes.
 
-    Equal graphs give equal results.
+    ``schemes``: those of ``assign_scheme``.  Equal graphs give equal results.
     """
     graph = copy.deepcopy(graph)
+    if schemes is not None:
+        set_schemes(graph, schemes)
     drop_dead_code(graph)  # first: dead nodes must not prevent or join a fusion
     fuse_linear(graph)
     fuse_add_norm(graph)

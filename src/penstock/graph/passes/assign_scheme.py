@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 from penstock.config import check_choice
-from penstock.graph.ir import Graph, Layout
+from penstock.graph.ir import Graph, Layout, Weight
 from penstock.graph.passes.rewrite import is_router
 from penstock.quant.scheme import find_scheme
 
-__all__ = ["assign_scheme"]
+__all__ = ["assign_scheme", "set_schemes"]
 
 _ROWS = {"f32": Layout.ROWS_F32, "f16": Layout.ROWS_F16, "bf16": Layout.ROWS_BF16}
 
 
-def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> Graph:
+def scheme_of(weight: Weight, schemes: Mapping[str, str]) -> str:
+    """Return the scheme of a linear with the weight, by those of its tensors: float32 where they differ."""
+    own = {schemes.get(part.name, "f32") for part in weight.parts}
+    return own.pop() if len(own) == 1 else "f32"
+
+
+def set_schemes(graph: Graph, schemes: Mapping[str, str]) -> None:
+    """Set the scheme of each linear by those of its tensors, so that no pass fuses linears of several schemes."""
+    for node in graph.nodes:
+        if node.op in ("linear", "expert_linear"):
+            node.attrs["scheme"] = scheme_of(graph.weights[node.inputs[1].name], schemes)
+
+
+def assign_scheme(
+    graph: Graph, scheme: str, table_dtype: str = "f32", schemes: Mapping[str, str] | None = None
+) -> Graph:
     """Return a copy of the graph whose linears have ``scheme`` and whose weights have their layouts.
+
+    ``schemes``: by the names of the checkpoint's tensors, the schemes of the linears that use them, if they differ; a
+    table has the blocks of its tensor then.
 
     The output head gets the scheme's ``head``, and a router float32.  A table that is shared with a linear has that
     linear's layout; any other table is row-major in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type).
@@ -33,11 +52,14 @@ def assign_scheme(graph: Graph, scheme: str, table_dtype: str = "f32") -> Graph:
             continue
         weight = node.inputs[1].name
         chosen = router if is_router(graph, node) else head if weight in head_names else body
+        if schemes is not None and chosen is not router:
+            chosen = find_scheme(scheme_of(graph.weights[weight], schemes))
         node.attrs["scheme"] = chosen.name
         layouts[weight] = Layout(chosen.layout)
     for node in graph.nodes:
         if node.op == "embedding":
-            layouts.setdefault(node.inputs[1].name, _ROWS[table_dtype])
+            own = find_scheme(scheme_of(graph.weights[node.inputs[1].name], schemes or {}))
+            layouts.setdefault(node.inputs[1].name, Layout(own.layout) if own.in_blocks else _ROWS[table_dtype])
     for name, row in graph.weights.items():
         row.layout = layouts.get(name, Layout.ROWS_F32)
     graph.scheme = scheme

@@ -10,8 +10,9 @@ from torch import Tensor
 from penstock.core import layouts
 from penstock.errors import InvalidArgumentError
 from penstock.ops.reference.packing import layout_of_tensor, unpack_integers, unpack_weight
+from penstock.ops.table import BLOCK_SCHEMES
 
-__all__ = ["embedding", "linear", "round_rows"]
+__all__ = ["embedding", "linear", "round_groups", "round_rows"]
 
 _LIMITS: Final = {"w8a8": 127, "w4a8": 127, "w8a16": 32512, "w4a16": 32512}
 """The largest integer of a rounded activation, by scheme."""
@@ -35,11 +36,18 @@ def round_rows(x: Tensor, limit: int = 127) -> tuple[Tensor, Tensor]:
     return q.to(torch.int8 if limit <= 127 else torch.int32), torch.where(finite, scale, torch.nan)
 
 
+def round_groups(x: Tensor) -> Tensor:
+    """Return float64 ``x`` [..., n], each 32 values rounded to int8 with a scale of their own; n is whole groups."""
+    q, scale = round_rows(x.reshape(*x.shape[:-1], -1, 32))
+    return (q.double() * scale.double()).flatten(-2)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_features: int, scheme: str) -> Tensor:
     """Return y = x W^T + b, [T, N] with N = ``out_features``: x [T, K], weight [N, K] or packed, bias [N] or None.
 
     ``scheme`` selects the rounding of the activation: to bf16 ("bf16"), per token to int8 ("w8a8", "w4a8"), per token
-    to 16-bit integers ("w8a16", "w4a16"), or none.  Over packed integers the result equals the kernels' bit for bit.
+    to 16-bit integers ("w8a16", "w4a16"), in groups of 32 columns to int8 (the blocks of GGUF), or none.  Over packed
+    integers with a scale per row the result equals the kernels' bit for bit.
     """
     if scheme in _LIMITS and layout_of_tensor(weight) in (layouts.T16_I8, layouts.T16_I4G32):
         return _integer_linear(x, weight, bias, out_features, _LIMITS[scheme])
@@ -49,6 +57,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, out_features: int,
     elif scheme in _LIMITS:
         q, scale = round_rows(x, _LIMITS[scheme])
         rounded = q.double() * scale.double()
+    elif scheme in BLOCK_SCHEMES:
+        rounded = round_groups(x)
     elif scheme in ("f32", "f16"):
         rounded = x.double()
     else:

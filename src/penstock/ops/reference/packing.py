@@ -7,6 +7,8 @@
     t16_i4g32                       uint8 [tiles, 1 + cols/64 * 9, 64]: 64 scale bytes, then for each 64 columns 64
                                     bytes of steps and offsets and 2 x 256 bytes of 4-bit values
 
+    t16_q8_0 and so on              uint8 [tiles, blocks, lines, 64], for each number of lines one (core.layouts.BLOCKS)
+
 A tile holds 16 rows.  Zeros pad the rows to a multiple of 16 and the columns to the layout's step.
 """
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from penstock.core import layouts
 from penstock.errors import InvalidArgumentError
+from penstock.ops.reference.blocks import unpack_blocks
 
 __all__ = ["layout_of_tensor", "shape_packed", "unpack_integers", "unpack_weight"]
 
@@ -28,6 +31,7 @@ _TILES = {
     (torch.uint8, 2): layouts.T16_I8,
     (torch.uint8, 3): layouts.T16_I4G32,
 }
+_BY_LINES = {block.tile_lines: layout for layout, block in layouts.BLOCKS.items()}
 _SCALE_BYTES = 64
 _PAIR_LINES = 9
 
@@ -37,6 +41,8 @@ def layout_of_tensor(weight: Tensor) -> int:
     if weight.ndim <= 2 and weight.dtype in _ROWS:
         return _ROWS[weight.dtype]
     layout = _TILES.get((weight.dtype, weight.ndim))
+    if weight.dtype == torch.uint8 and weight.ndim == 4:
+        layout = _BY_LINES.get(weight.shape[2])
     if layout is None:
         raise InvalidArgumentError(
             f"[weight] expected a float matrix or packed tiles, found {weight.dtype} with {weight.ndim} dimensions",
@@ -58,6 +64,8 @@ def shape_packed(packed: Tensor, layout: int, rows: int) -> Tensor:
         return packed.view(tiles, -1)
     if layout == layouts.T16_I4G32:
         return packed.view(tiles, -1, _SCALE_BYTES)
+    if layout in layouts.BLOCKS:
+        return packed.view(tiles, -1, layouts.BLOCKS[layout].tile_lines, _SCALE_BYTES)
     rows_dtypes = {number: dtype for dtype, number in _ROWS.items()}
     if layout not in rows_dtypes:
         raise InvalidArgumentError(f"[weight] layout: expected a known ps_layout, found {layout}", param="layout")
@@ -77,6 +85,8 @@ def unpack_weight(weight: Tensor, rows: int, cols: int) -> Tensor:
         values = weight.double().permute(0, 2, 1).flatten(0, 1)
     elif layout == layouts.T16_BF16:
         values = weight.double().permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
+    elif layout in layouts.BLOCKS:
+        values = unpack_blocks(weight, layout)
     else:
         integers, scale = unpack_integers(weight)
         values = integers * scale.unsqueeze(-1)

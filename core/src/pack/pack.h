@@ -1,6 +1,6 @@
 // Packing of weights into their layouts, and unpacking, with the threads of a context.
-#ifndef PENSTOCK_OPS_PACK_H
-#define PENSTOCK_OPS_PACK_H
+#ifndef PENSTOCK_PACK_PACK_H
+#define PENSTOCK_PACK_PACK_H
 
 #include "threads/context.h"
 
@@ -16,6 +16,7 @@ ps_status unpack(ps_context* context, const PackRange& range, const uint8_t* src
 // q, scales and groups are checked before anything is written.
 ps_status pack_quantized(ps_context* context, const PackRange& range, const int8_t* q, const float* scales,
                          const int8_t* groups, uint8_t* dst);
+ps_status pack_blocks(ps_context* context, const PackRange& range, const uint8_t* src, uint8_t* dst);
 ps_status unpack_quantized(ps_context* context, const PackRange& range, const uint8_t* src, int8_t* q, float* scales,
                            int8_t* groups);
 

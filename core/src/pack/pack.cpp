@@ -1,5 +1,5 @@
 // Packing and unpacking of weights, split over threads at tile boundaries.
-#include "ops/pack.h"
+#include "pack/pack.h"
 
 #include <math.h>
 
@@ -7,6 +7,8 @@
 
 #include "base/memory.h"
 #include "base/tiles.h"
+#include "pack/gguf_blocks.h"
+#include "ops/layout.h"
 
 namespace ps {
 namespace {
@@ -198,6 +200,21 @@ void unpack_quantized_tile(Job* job, int64_t row_start, int64_t num_rows) {
   }
 }
 
+void pack_blocks_tile(Job* job, int64_t row_start, int64_t num_rows) {
+  const PackRange& r = job->range;
+  const BlockFormat format = block_format(r.layout);
+  const int64_t num_blocks = r.cols / format.columns, row_bytes = num_blocks * format.bytes;
+  int64_t tile_bytes = 0;
+  if (checked_bytes(r.layout, kTileRows, r.cols, &tile_bytes) != PS_OK) return;
+  for (int64_t row = row_start; row < row_start + num_rows; ++row) {
+    const uint8_t* src = static_cast<const uint8_t*>(job->src) + (row - r.row_start) * row_bytes;
+    uint8_t* const tile = static_cast<uint8_t*>(job->dst) + row / kTileRows * tile_bytes;
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      if (!format.put(src + b * format.bytes, b, row % kTileRows, tile)) return note_bad_row(job, row);
+    }
+  }
+}
+
 void start_job(Job* job, ps_context* context, const PackRange& range, TileWork work) {
   job->range = range;
   job->context = context;
@@ -247,6 +264,17 @@ ps_status pack_quantized(ps_context* context, const PackRange& range, const int8
   job.next_tile = 0;
   job.work = pack_quantized_tile;
   return run(&job);
+}
+
+ps_status pack_blocks(ps_context* context, const PackRange& range, const uint8_t* src, uint8_t* dst) {
+  Job job{};
+  start_job(&job, context, range, pack_blocks_tile);
+  job.src = src;
+  job.dst = dst;
+  PS_TRY(run(&job));
+  const int64_t bad = job.bad_row.load();
+  if (bad == INT64_MAX) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "src: row %lld has a scale that is NaN or infinity", static_cast<long long>(bad));
 }
 
 ps_status unpack_quantized(ps_context* context, const PackRange& range, const uint8_t* src, int8_t* q, float* scales,

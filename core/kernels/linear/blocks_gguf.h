@@ -1,0 +1,216 @@
+// Linear with the blocks of GGUF (T16_Q* of penstock_dev.h).  Activations are rounded to int8 in groups of 32 columns, each
+// with its own scale.  Of each group the integers are summed exactly, and one fused multiply-add per scale (for Q4_K and
+// Q5_K a second one for the minimum) adds them to the output, groups ascending: every level computes the same bits.
+#ifndef PENSTOCK_KERNELS_LINEAR_BLOCKS_GGUF_H
+#define PENSTOCK_KERNELS_LINEAR_BLOCKS_GGUF_H
+
+namespace ps {
+namespace {
+
+PS_INLINE void quantize_group(const float* x, RoundedGroup* out) {
+  const RowScale s = row_scale(x, kGroupColumns);
+  I16 halves[2];
+  PS_UNROLL for (int h = 0; h < 2; ++h) {
+    const F16 q = to_int8(f_load(x + 16 * h), s.inverse);
+    f_store_i8_n(out->q + 16 * h, q, 16);
+    halves[h] = i_from_f(q);
+  }
+  out->low_sum = lane_sum(halves[0]);
+  out->sum = out->low_sum + lane_sum(halves[1]);
+  out->scale = s.scale;
+  out->scaled_sum = s.scale * float(out->sum);
+}
+
+void quantize_groups(const float* x, int64_t x_stride, int64_t cols, const QuantizedRows& out, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    RoundedGroup* const groups = (RoundedGroup*)(out.q + row * out.stride);
+    const int64_t count = cols / kGroupColumns;
+    for (int64_t g = 0; g < count; ++g) quantize_group(x + row * x_stride + g * kGroupColumns, groups + g);
+    if (count % 2) __builtin_memset(groups + count, 0, sizeof(RoundedGroup));
+  }
+}
+
+// ---- a group of 32 columns of a tile, put into bytes and scales ---------------------------------------------------------
+
+// Four columns of each row a line; a value is (q - zero) * scale - minimum, in the first and last 16 columns times `half`.
+struct Slot {
+  uint8_t q[8 * kLineBytes];
+  float scale[16], minimum[16];  // minimum is negated
+  int32_t half[2][16];
+};
+static_assert(sizeof(Slot) == kSlotBytes, "ops/linear.cpp allocates them");
+
+PS_INLINE int zero_of(int32_t layout) { return layout == PS_T16_Q4_0 ? 8 : layout == PS_T16_Q6_K ? 32 : 0; }
+PS_INLINE bool has_minimum(int32_t layout) { return layout == PS_T16_Q4_K || layout == PS_T16_Q5_K; }
+
+// `high` has the bits above the nibbles of the first 16 columns and of the last, `step` of them a column.
+inline void put_nibbles(const uint8_t* p, const uint8_t* first, const uint8_t* last, int step, Slot* s) {
+  const I16 nibble = i_set(0x0f0f0f0f);
+  I16 bits[2] = {i_set(0), i_set(0)};
+  if (step) bits[0] = i_load(first), bits[1] = step == 1 ? i_srl<4>(bits[0]) : i_load(last);
+  const I16 mask = i_set(step == 1 ? 0x10101010 : step == 2 ? 0x30303030 : 0);
+  for (int j = 0; j < kGroupLines; ++j) {
+    const I16 bytes = i_load(p + kLineBytes * j);
+    i_store(s->q + kLineBytes * j, (bytes & nibble) | (i_shl<4>(bits[0]) & mask));
+    i_store(s->q + kLineBytes * (4 + j), (i_srl<4>(bytes) & nibble) | (i_shl<4>(bits[1]) & mask));
+    PS_UNROLL for (int h = 0; h < 2; ++h) bits[h] = step == 1 ? i_srl<1>(bits[h]) : i_srl<2>(bits[h]);
+  }
+}
+
+PS_INLINE I16 byte_at_place(I16 words, int place) {
+  return (place == 0 ? words : place == 1 ? i_srl<8>(words) : place == 2 ? i_srl<16>(words) : i_srl<24>(words)) & i_set(255);
+}
+
+// Where the parameters of group g lie, and its values.
+struct GroupPlace {
+  const uint8_t *block, *pair;
+};
+PS_INLINE GroupPlace place_of(int32_t layout, const uint8_t* tile, int64_t g) {
+  if (layout == PS_T16_Q8_0 || layout == PS_T16_Q4_0) {
+    const uint8_t* const pair = tile + g / 2 * (layout == PS_T16_Q8_0 ? kQ80PairBytes : kPairBytes);
+    return {pair, pair};
+  }
+  const int pair_bytes = layout == PS_T16_Q6_K ? kQ6KPairBytes : layout == PS_T16_Q5_K ? kQ5KPairBytes : kPairBytes;
+  const int64_t block_bytes = kLineBytes + kBlockPairs * pair_bytes;
+  const uint8_t* const block = tile + g / 8 * block_bytes;
+  return {block, block + kLineBytes + g % 8 / 2 * pair_bytes};
+}
+
+// Returns the bytes of the group: those of Q8_0 where they are.
+__attribute__((noinline)) const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t g, Slot* s) {
+  const GroupPlace at = place_of(layout, tile, g);
+  const int odd = int(g % 2);
+  const uint8_t* const nibbles = at.pair + kParameterBytes + odd * kGroupNibbleBytes;
+  if (layout == PS_T16_Q8_0 || layout == PS_T16_Q4_0) {
+    f_store(s->scale, f_load_f16((const uint16_t*)at.pair + 16 * odd));
+    if (layout == PS_T16_Q8_0) return at.pair + kParameterBytes + odd * kGroupColumns * kTileRows;
+    put_nibbles(nibbles, nullptr, nullptr, 0, s);
+    return s->q;
+  }
+  const I16 parameters = i_load(at.pair);
+  const F16 d = f_load_f16((const uint16_t*)at.block);
+  const I16 first = byte_at_place(parameters, 2 * odd), second = byte_at_place(parameters, 2 * odd + 1);
+  if (layout == PS_T16_Q6_K) {
+    f_store(s->scale, d);
+    i_store(s->half[0], i_sra<24>(i_shl<24>(first)));
+    i_store(s->half[1], i_sra<24>(i_shl<24>(second)));
+    const uint8_t* const bits = at.pair + kPairBytes + odd * kSixthBytes;
+    put_nibbles(nibbles, bits, bits + kLineBytes, 2, s);
+    return s->q;
+  }
+  f_store(s->scale, d * f_from_i(first));
+  f_store(s->minimum, f_set(0.f) - f_load_f16((const uint16_t*)at.block + 16) * f_from_i(second));
+  put_nibbles(nibbles, at.pair + kPairBytes + odd * kFifthBytes, nullptr, layout == PS_T16_Q5_K, s);
+  return s->q;
+}
+
+// ---- the product --------------------------------------------------------------------------------------------------------
+
+struct BlockRows {  // M rows of activations, `stride` bytes apart
+  const uint8_t* x;
+  int64_t stride;
+  PS_INLINE const RoundedGroup& group(int i, int64_t g) const { return ((const RoundedGroup*)(x + i * stride))[g]; }
+};
+
+// acc [M] += a group's product.
+template <int M>
+PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const BlockRows& x, int64_t g, F16 (&acc)[M]) {
+  I16 low[M], high[M];
+  const int zero = zero_of(layout);
+  PS_UNROLL for (int i = 0; i < M; ++i) {
+    const RoundedGroup& own = x.group(i, g);
+    const int32_t high_sum = own.sum - own.low_sum;
+    low[i] = w8_start(own.low_sum) - i_set(zero * own.low_sum);
+    high[i] = w8_start(high_sum) - i_set(zero * high_sum);
+  }
+  for (int j = 0; j < 4; ++j) {
+    const W8 a = w8_load(q + kLineBytes * j), b = w8_load(q + kLineBytes * (4 + j));
+    PS_UNROLL for (int i = 0; i < M; ++i) {
+      const int8_t* const x4 = x.group(i, g).q + kRowBytes * j;
+      low[i] = w8_dot(low[i], a, x4);
+      high[i] = w8_dot(high[i], b, x4 + 16);
+    }
+  }
+  if (layout == PS_T16_Q6_K) {  // exact: 2 * 128 * 16 * 32 * 127 < 2^24
+    const I16 first = i_load(s.half[0]), second = i_load(s.half[1]);
+    PS_UNROLL for (int i = 0; i < M; ++i) low[i] = i_mul(low[i], first), high[i] = i_mul(high[i], second);
+  }
+  const F16 scale = f_load(s.scale);
+  PS_UNROLL for (int i = 0; i < M; ++i)
+    acc[i] = f_fma(f_from_i(low[i] + high[i]), scale * f_set(x.group(i, g).scale), acc[i]);
+  if (!has_minimum(layout)) return;
+  const F16 minimum = f_load(s.minimum);
+  PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_set(x.group(i, g).scaled_sum), minimum, acc[i]);
+}
+
+// y [M]: M rows against a tile.  slots: of the whole tile where several blocks of rows share them, which the first fills.
+template <int M>
+__attribute__((noinline)) void block_rows(const WeightView& w, const uint8_t* tile, const BlockRows& x, Slot* slots, bool fills,
+                                          int64_t ahead, F16* y) {
+  F16 acc[M];
+  Slot own;
+  PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_set(0.f);
+  const int64_t groups = w.cols / kGroupColumns, tile_bytes = tile_bytes_of(w.layout, w.cols);
+  for (int64_t g = 0; g < groups; ++g) {
+    Slot* const s = slots ? slots + g : &own;
+    const uint8_t* q = w.layout == PS_T16_Q8_0 ? place_of(w.layout, tile, g).pair + kParameterBytes + g % 2 * kGroupColumns * kTileRows : s->q;
+    if (fills) {
+      const uint8_t* const next = tile + tile_bytes * g / groups + ahead;
+      for (int64_t at = 0; at < tile_bytes / groups + kLineBytes; at += kLineBytes) prefetch(next + at);
+      q = put_group(w.layout, tile, g, s);
+    }
+    add_group(w.layout, q, *s, x, g, acc);
+  }
+  PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
+}
+
+constexpr int kBlockRows = kIntTiles == 2 ? 4 : 2;  // each has two sums of sixteen in registers
+
+inline void some_rows(int m, const WeightView& w, const uint8_t* tile, const BlockRows& x, Slot* slots, bool fills, int64_t ahead,
+                      F16* y) {
+  switch (m) {
+    case 1: return block_rows<1>(w, tile, x, slots, fills, ahead, y);
+    case 2: return block_rows<2>(w, tile, x, slots, fills, ahead, y);
+    case 3: if constexpr (kBlockRows >= 3) return block_rows<3>(w, tile, x, slots, fills, ahead, y); break;
+    case 4: if constexpr (kBlockRows >= 4) return block_rows<4>(w, tile, x, slots, fills, ahead, y); break;
+  }
+}
+
+// Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.
+void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
+  const int64_t blocks = (a.m + kBlockRows - 1) / kBlockRows, tile_bytes = tile_bytes_of(a.weight.layout, a.weight.cols);
+  const int64_t ahead = prefetch_distance(a, a.m, kI8PrefetchBytes), groups = a.weight.cols / kGroupColumns;
+  for (int64_t tile = begin; tile < end; ++tile) {
+    for (int64_t b = 0; b < blocks; ++b) {
+      const RowBlock rows = row_block(a.m, blocks, b);
+      const BlockRows x = {(const uint8_t*)a.qx.q + rows.first * a.qx.stride, a.qx.stride};
+      F16 y[2][kBlockRows];
+      for (int t = 0; t < 1 + a.gated; ++t) {
+        const uint8_t* const w = a.weight.data + (tile + t * (a.weight.rows / 32)) * tile_bytes;
+        some_rows(rows.count, a.weight, w, x, blocks > 1 ? (Slot*)a.panel + t * groups : nullptr, b == 0 || blocks == 1, ahead, y[t]);
+      }
+      if (a.gated) store_gated(a, rows.first, tile, rows.count, 1, y[0], y[1]);
+      else store_block(a, rows.first, tile, rows.count, 1, y[0]);
+    }
+  }
+}
+
+// ---- rows as float32: the values of the file, rounded as the format's reference does ----------------------------------------
+
+inline void blocks_to_f32(int32_t layout, const uint8_t* tile, int lane, int64_t cols, float* y) {
+  Slot s;
+  for (int64_t g = 0; g < cols / kGroupColumns; ++g, y += kGroupColumns) {
+    const uint8_t* const q = put_group(layout, tile, g, &s);
+    for (int i = 0; i < kGroupColumns; ++i) {
+      float scale = s.scale[lane];
+      if (layout == PS_T16_Q6_K) scale = scale * float(s.half[i / 16][lane]);
+      y[i] = scale * float(int8_t(q[byte_at(i, lane)]) - zero_of(layout));
+      if (has_minimum(layout)) y[i] = y[i] + s.minimum[lane];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ps
+
+#endif

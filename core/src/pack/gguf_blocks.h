@@ -1,0 +1,22 @@
+// The blocks of GGUF, moved into tiles of 16 rows as they are.
+#ifndef PENSTOCK_PACK_GGUF_BLOCKS_H
+#define PENSTOCK_PACK_GGUF_BLOCKS_H
+
+#include <stdint.h>
+
+namespace ps {
+
+// Puts block `index` of a row into its tile; false where a scale is not finite.
+using PutBlock = bool (*)(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile);
+
+struct BlockFormat {
+  int64_t columns, bytes;  // of a block in the file
+  PutBlock put;
+};
+
+// Of a layout PS_T16_Q*.
+BlockFormat block_format(int32_t layout);
+
+}  // namespace ps
+
+#endif

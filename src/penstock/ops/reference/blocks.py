@@ -1,0 +1,67 @@
+"""The blocks of GGUF in tiles (docs/explanation/bundle-format.md has the bytes): their values in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from penstock.core import layouts
+
+__all__ = ["unpack_blocks"]
+
+_LINE: Final = 64
+_ZEROS: Final = {layouts.T16_Q4_0: 8, layouts.T16_Q6_K: 32}
+"""What is subtracted from the integers."""
+
+
+def unpack_blocks(weight: Tensor, layout: int) -> Tensor:
+    """Return the values of packed blocks [tiles, blocks, lines, 64] with padding, float64 [rows, cols].
+
+    Scales are multiplied exactly, and a minimum is subtracted in float32, as the format's reference does.
+    """
+    lines = weight.reshape(weight.shape[0], weight.shape[1], -1)  # [tiles, blocks, bytes]
+    if layout in (layouts.T16_Q8_0, layouts.T16_Q4_0):
+        scale = _split(_halves(lines[..., :_LINE]), (2, 16)).unsqueeze(2)  # [tiles, blocks, pair, group, row]
+        values = _integers(lines[:, :, None, _LINE:], layout) * scale.unsqueeze(-1)
+        return _rows(values)
+    pairs = _split(lines[..., _LINE:], (4, -1))  # [tiles, blocks, pair, bytes]
+    halves = _split(_halves(lines[..., :_LINE]), (2, 1, 1, 16))
+    d, minimum = halves[..., 0, :, :, :], halves[..., 1, :, :, :]  # [tiles, blocks, 1, 1, row]
+    own = _split(pairs[..., :_LINE], (16, 2, 2)).transpose(-3, -2)  # [tiles, blocks, pair, group, row, 2]
+    integers = _integers(pairs[..., _LINE:], layout)
+    if layout == layouts.T16_Q6_K:
+        scale = own.contiguous().view(torch.int8).double().repeat_interleave(16, dim=-1)
+        return _rows(integers * (d.unsqueeze(-1) * scale))
+    values = integers * (d * own[..., 0].double()).unsqueeze(-1)
+    return _rows(values.float() - (minimum * own[..., 1].double()).float().unsqueeze(-1)).double()
+
+
+def _split(values: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Return ``values`` with the last dimension replaced by several."""
+    return values.reshape(*values.shape[:-1], *sizes)
+
+
+def _halves(raw: Tensor) -> Tensor:
+    return raw.contiguous().view(torch.float16).double()
+
+
+def _rows(values: Tensor) -> Tensor:
+    """Return [tiles, blocks, pair, group, row, 32] as [rows, cols]."""
+    return values.permute(0, 4, 1, 2, 3, 5).flatten(2).flatten(0, 1)
+
+
+def _integers(raw: Tensor, layout: int) -> Tensor:
+    """Return the integers of pairs of groups [..., bytes] as float64 [..., group, row, 32]."""
+    if layout == layouts.T16_Q8_0:
+        return _split(raw.contiguous().view(torch.int8), (2, 8, 16, 4)).transpose(-3, -2).flatten(-2).double()
+    nibbles = _split(raw[..., :512], (2, 4, 16, 4)).transpose(-3, -2)  # [..., group, row, j, i]
+    integers = torch.cat(((nibbles & 15).flatten(-2), (nibbles >> 4).flatten(-2)), dim=-1)
+    if layout == layouts.T16_Q5_K:
+        bits = _split(raw[..., 512:], (2, 16, 1, 4))  # bit j, or 4 + j in the last 16 columns
+        integers = integers | ((bits >> torch.arange(8, dtype=torch.uint8).view(8, 1)) & 1).flatten(-2) << 4
+    if layout == layouts.T16_Q6_K:
+        pairs = _split(raw[..., 512:], (2, 2, 16, 1, 4)).transpose(-4, -3)  # [..., group, row, half, 1, i]
+        integers = integers | ((pairs >> torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)) & 3).flatten(-3) << 4
+    return integers.double() - _ZEROS.get(layout, 0)

@@ -1,0 +1,123 @@
+"""GGUF files at their own precision: packed blocks, mixes of types, and what the rounding of activations costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock import LLM
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
+from penstock.checkpoint.tokenizer_file import LibraryTokenizer
+from penstock.core import native
+from penstock.core.metadata import read_metadata
+from penstock.core.native import Model, cpu_levels
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.graph.export import export_bundle
+from penstock.graph.metadata import decode_metadata
+from penstock.ops.table import BLOCK_SCHEMES
+from penstock.quant.scheme import find_scheme
+from tests.support.gguf_blocks import DEMO_FOLDER, TYPES, random_blocks, write_demo
+
+LEVELS = [name for name, runnable in cpu_levels() if runnable]
+IDS = [5, 9, 200, 31, 7, 1000, 44]
+
+
+def mixed_type(name: str) -> str:
+    """Return the types of a Q4_K_M file, in which rows of 704 have Q8_0 or a type without a kernel."""
+    if "ffn_down" in name:
+        return "q5_0" if name.startswith("blk.0") else "q8_0"
+    if "attn_k" in name:
+        return "q5_k"
+    return "q6_k" if "attn_v" in name or name.startswith("token_embd") else "q4_k"
+
+
+@pytest.mark.parametrize("scheme", BLOCK_SCHEMES)
+def test_packed_blocks_have_their_exact_values(scheme: str) -> None:
+    kind, layout = ELEMENT_TYPES[TYPES[scheme]], find_scheme(scheme).layout
+    for rows, cols in ((33, 512), (16, 96 if kind.block_len == 32 else 256)):
+        blocks = random_blocks(scheme, rows, cols)
+        expected = dequantize(kind, blocks.reshape(-1)).reshape(rows, cols)
+        for level in LEVELS:
+            with native.Context(2, level) as context:
+                packed = np.zeros(native.layout_bytes(layout, rows, cols), np.uint8)
+                for start, stop in ((0, 5), (5, rows)):
+                    at = (layout, rows, cols, start, stop - start)
+                    native.pack_blocks(context, *at, blocks[start:stop].copy(), packed)
+                assert np.array_equal(native.unpack(context, layout, rows, cols, 0, rows, packed), expected)
+
+
+def test_a_scale_that_is_not_finite_is_refused() -> None:
+    for scheme in BLOCK_SCHEMES:
+        blocks, layout = random_blocks(scheme, 2, 256), find_scheme(scheme).layout
+        blocks[1, 208 if scheme == "q6_k" else 0 :][:2] = 0x00, 0x7C
+        with native.Context(1) as context, pytest.raises(InvalidArgumentError, match="row 1 has a scale"):
+            native.pack_blocks(
+                context, layout, 2, 256, 0, 2, blocks, np.zeros(native.layout_bytes(layout, 2, 256), np.uint8)
+            )
+
+
+@pytest.fixture(scope="module")
+def mixed_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mixed") / "model.gguf"
+    write_demo(path, mixed_type)
+    return path
+
+
+def test_each_tensor_of_a_mix_keeps_its_type(mixed_file: Path) -> None:
+    bundle = mixed_file.with_suffix(".psm")
+    export_bundle(mixed_file, bundle)
+    with Model.open(bundle) as model:
+        graph, _ = decode_metadata(read_metadata(bundle, model.stamp))
+    assert graph.scheme == "q4_k"
+    schemes = {
+        node.name.removeprefix("model.layers."): node.attrs["scheme"] for node in graph.nodes if node.op == "linear"
+    }
+    assert {name: scheme for name, scheme in schemes.items() if name[0] in "01l"} == {
+        "0.self_attn.q_proj": "q4_k", "0.self_attn.k_proj": "q5_k", "0.self_attn.v_proj": "q6_k",
+        "0.self_attn.o_proj": "q4_k", "0.mlp.gate_proj|up_proj": "q4_k", "0.mlp.down_proj": "f32",
+        "1.self_attn.q_proj": "q4_k", "1.self_attn.k_proj": "q5_k", "1.self_attn.v_proj": "q6_k",
+        "1.self_attn.o_proj": "q4_k", "1.mlp.gate_proj|up_proj": "q4_k", "1.mlp.down_proj": "q8_0",
+        "lm_head": "q6_k",
+    }  # fmt: skip
+    (table,) = [node.inputs[1].name for node in graph.nodes if node.op == "embedding"]
+    assert graph.weights[table].layout.name == "T16_Q6_K"
+
+
+def test_a_mix_has_equal_logits_in_graph_and_eager_mode(mixed_file: Path) -> None:
+    with LLM(mixed_file, use_cache=False) as llm, LLM(mixed_file, mode="eager") as eager:
+        assert llm.info.scheme == eager.info.scheme == "q4_k"
+        assert np.array_equal(llm.logits(IDS), eager.logits(IDS))
+        assert np.array_equal(llm.logits(IDS)[:3], llm.logits(IDS[:3]))
+
+
+@pytest.mark.parametrize("scheme", [pytest.param(name, marks=() if name in ("q8_0", "q4_k") else pytest.mark.long)
+                                    for name in BLOCK_SCHEMES])  # fmt: skip
+def test_the_cost_against_exact_values_is_that_of_activations(tmp_path: Path, scheme: str) -> None:
+    """The demo model in its blocks against the same values in float32: activations of 8 bit are all that differs."""
+    write_demo(tmp_path / "model.gguf", lambda name: "q8_0" if "ffn_down" in name else scheme)
+    text = (DEMO_FOLDER / "valid.txt").read_text()[:4000]
+    ids = LibraryTokenizer((DEMO_FOLDER / "tokenizer.json").read_bytes()).encode(text)[:512]
+    logits = {}
+    for chosen in (None, "f32"):
+        with LLM(tmp_path / "model.gguf", scheme=chosen, kv_cache="f32", use_cache=False) as llm:
+            assert llm.info.scheme == (chosen or scheme)
+            logits[chosen] = llm.logits(ids).astype(np.float64)
+    own, exact = (
+        values - np.logaddexp.reduce(values, axis=1, keepdims=True) for values in (logits[None], logits["f32"])
+    )
+    divergence = (np.exp(exact) * (exact - own)).sum(axis=1).mean()
+    rows, following = np.arange(len(ids) - 1), np.array(ids[1:])
+    increase = (exact[rows, following] - own[rows, following]).mean()
+    assert 0 < divergence < 3e-4
+    assert abs(increase) < 3 * np.sqrt(2 * divergence / len(ids)) + 1e-3
+
+
+def test_other_schemes_of_blocks_are_refused(tmp_path: Path, mixed_file: Path) -> None:
+    with pytest.raises(UnsupportedError, match="scheme: expected q4_k, the type of most of its blocks, found q8_0"):
+        export_bundle(mixed_file, tmp_path / "out.psm", scheme="q8_0")
+    with pytest.raises(UnsupportedError, match="scheme: expected another scheme, found q8_0, which keeps the blocks"):
+        Checkpoint.open(DEMO_FOLDER).choose_scheme("q8_0")
+    assert Checkpoint.open(mixed_file).choose_scheme("w8a8") == "w8a8"

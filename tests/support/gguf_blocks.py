@@ -1,0 +1,117 @@
+"""Blocks of GGUF for tests: random ones, plain quantizers of the K types, and the demo model as a file of any types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES
+
+__all__ = ["DEMO_FOLDER", "random_blocks", "write_demo"]
+
+DEMO_FOLDER = Path(__file__).parents[2] / "demo/model"
+TYPES = {kind.name.lower(): number for number, kind in ELEMENT_TYPES.items()}
+_SCALES_AT = {"q8_0": (0,), "q4_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
+
+
+def random_blocks(scheme: str, rows: int, cols: int, seed: int = 1) -> np.ndarray:
+    """Return random blocks whose scales are small numbers, uint8 [rows, bytes of a row]."""
+    rng, kind = np.random.default_rng(seed), ELEMENT_TYPES[TYPES[scheme]]
+    blocks = rng.integers(0, 256, (rows * cols // kind.block_len, kind.block_bytes), dtype=np.uint8)
+    for at in _SCALES_AT[scheme]:
+        blocks[:, at : at + 2] = rng.normal(0, 0.01, (len(blocks), 1)).astype("<f2").view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def _half(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return values [N] rounded to 16-bit floats, and their bytes [N, 2]."""
+    halves = values.astype("<f2")
+    return halves.astype(np.float32), halves[:, None].view(np.uint8)
+
+
+def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.round(np.divide(a, b, out=np.zeros_like(a), where=b != 0))
+
+
+def _packed_scales(scales: np.ndarray, minimums: np.ndarray) -> np.ndarray:
+    """Return the 12 bytes of eight 6-bit scales and minimums, each [N, 8]."""
+    low = [a[:, :4] | a[:, 4:] >> 4 << 6 for a in (scales, minimums)]
+    return np.concatenate([*low, (scales[:, 4:] & 15) | minimums[:, 4:] << 4], axis=1).astype(np.uint8)
+
+
+def _quantize_with_minimums(values: np.ndarray, num_bits: int) -> np.ndarray:
+    groups = values.reshape(-1, 8, 32)
+    minimum = np.maximum(-groups.min(axis=2), 0)
+    scale = (groups.max(axis=2) + minimum) / (2**num_bits - 1)
+    d, d_bytes = _half(scale.max(axis=1) / 63)
+    dmin, dmin_bytes = _half(minimum.max(axis=1) / 63)
+    scales = _ratio(scale, d[:, None] + 0 * scale).astype(np.uint8)
+    minimums = _ratio(minimum, dmin[:, None] + 0 * minimum).astype(np.uint8)
+    offset = (dmin[:, None] * minimums)[:, :, None]
+    step = (d[:, None] * scales)[:, :, None]
+    q = np.clip(_ratio(groups + offset, step + 0 * groups), 0, 2**num_bits - 1).astype(np.uint8)
+    nibbles = (q[:, 0::2] & 15 | (q[:, 1::2] & 15) << 4).reshape(len(q), 128)
+    fifth = [np.bitwise_or.reduce((q >> 4) << np.arange(8, dtype=np.uint8)[:, None], axis=1)] if num_bits == 5 else []
+    return np.concatenate([d_bytes, dmin_bytes, _packed_scales(scales, minimums), *fifth, nibbles], axis=1)
+
+
+def _quantize_q6_k(values: np.ndarray) -> np.ndarray:
+    groups = values.reshape(-1, 16, 16)
+    scale = np.abs(groups).max(axis=2) / 31
+    d, d_bytes = _half(scale.max(axis=1) / 127)
+    scales = _ratio(scale, d[:, None] + 0 * scale).astype(np.int8)
+    step = (d[:, None] * scales)[:, :, None]
+    q = (np.clip(_ratio(groups, step + 0 * groups), -32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
+    low = np.concatenate([q[:, :, 0:2] & 15 | (q[:, :, 2:4] & 15) << 4], axis=2).reshape(len(q), 128)
+    high = np.bitwise_or.reduce((q >> 4) << np.array([0, 2, 4, 6], np.uint8)[:, None], axis=2).reshape(len(q), 64)
+    return np.concatenate([low, high, scales.view(np.uint8), d_bytes], axis=1)
+
+
+def quantized(values: np.ndarray, name: str) -> np.ndarray:
+    """Return the blocks of a float32 matrix: a plain rounding where the gguf package has none."""
+    if name in ("q4_k", "q5_k"):
+        return _quantize_with_minimums(values, int(name[1])).reshape(len(values), -1)
+    if name == "q6_k":
+        return _quantize_q6_k(values).reshape(len(values), -1)
+    return gguf.quantize(values, gguf.GGMLQuantizationType(TYPES[name]))
+
+
+def _in_pairs(array: np.ndarray, num_heads: int) -> np.ndarray:
+    """Return rows as llama.cpp's converter stores them: adjacent pairs instead of halves."""
+    shape = (num_heads, 2, len(array) // num_heads // 2, *array.shape[1:])
+    return np.ascontiguousarray(array.reshape(shape).swapaxes(1, 2)).reshape(array.shape)
+
+
+def write_demo(path: Path, type_of: Callable[[str], str]) -> None:
+    """Write the demo model with the gguf package; ``type_of`` has the type of a matrix by its name in the file."""
+    config = json.loads((DEMO_FOLDER / "config.json").read_text())
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for key, tensor in load_file(DEMO_FOLDER / "model.safetensors").items():
+        array = tensor.to(torch.float32).numpy()
+        if key.endswith(("q_proj.weight", "k_proj.weight")):
+            array = _in_pairs(array, heads if "q_proj" in key else kv_heads)
+        name = str(names.get_name(key, (".weight",)))
+        kind = type_of(name) if array.ndim == 2 else "f32"
+        if kind != "f32":
+            array = quantized(array, kind)
+        writer.add_tensor(name, array, raw_dtype=gguf.GGMLQuantizationType(TYPES[kind]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
