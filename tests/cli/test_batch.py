@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from penstock import LLM, SamplingParams
@@ -255,3 +257,65 @@ def test_a_wrong_encoding_or_an_empty_input_is_named(tmp_path, capsys):
     path.write_text("\n \n")
     assert main(["batch", str(DEMO), str(path), str(tmp_path / "none.jsonl")]) == 0
     assert "in.jsonl: the file has no requests" in capsys.readouterr().err
+
+
+def test_a_folder_is_answered_by_workers(penstock_command, tmp_path):
+    """Each file has its own results, which are those of one process; a second run has nothing to do."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a", "b"):
+        write(folder / f"{name}.jsonl", [request(f"{name}{i}", prompt=f"{name} = {i}") for i in range(6)])
+    write(folder / "c.jsonl", [])
+    args = ("batch", DEMO, folder, tmp_path / "out", "--context-len", 128, "--max-requests", 2)
+    done = penstock_command(*args, "--workers", 2, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    assert "c.jsonl: the file has no requests" in done.stderr
+    again = penstock_command(*args, "--workers", 2)
+    assert again.returncode == 0, again.stderr
+    assert "6 of 6 requests have a result already" in again.stderr
+    alone = penstock_command("batch", DEMO, *sorted(folder.iterdir()), tmp_path / "alone", "--context-len", 128)
+    assert alone.returncode == 0, alone.stderr
+    for name in ("a", "b"):
+        ours, theirs = (read(tmp_path / where / f"{name}.jsonl") for where in ("out", "alone"))
+        assert len(ours) == 6
+        texts = [{key: line["response"]["body"]["choices"] for key, line in found.items()} for found in (ours, theirs)]
+        assert texts[0] == texts[1]
+
+
+def test_a_lost_worker_loses_no_request_of_a_batch(tmp_path):
+    write(tmp_path / "in.jsonl", [request(f"r{i}", prompt=f"x = {i}", max_tokens=100) for i in range(60)])
+    command = [sys.executable, "-m", "penstock", "batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl"]
+    command += ["--workers", "2", "--threads", "1", "--max-requests", "4", "--context-len", "128"]
+    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=environment())
+    while not (tmp_path / "out.jsonl").exists() or (tmp_path / "out.jsonl").read_bytes().count(b"\n") < 5:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    workers = [child for child in psutil.Process(process.pid).children() if "worker" in " ".join(child.cmdline())]
+    assert len(workers) == 2
+    workers[0].kill()
+    assert process.wait() == 0
+    process.stderr.close()
+    assert len(read(tmp_path / "out.jsonl")) == 60
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--workers", "-1"], "--workers: expected"),
+        (["--cluster", "10.0.0.5:6379"], "--cluster requires --workers"),
+    ],
+)
+def test_wrong_worker_options_are_refused(tmp_path, capsys, options, text):
+    write(tmp_path / "in.jsonl", [request("a", prompt="x")])
+    assert main(["batch", str(DEMO), str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), *options]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_folders_that_cannot_be_answered_are_refused(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    assert main(["batch", str(DEMO), str(tmp_path / "in"), str(tmp_path / "out")]) == 2
+    assert "expected a folder with *.jsonl files" in capsys.readouterr().err
+    write(tmp_path / "in" / "a.jsonl", [])
+    write(tmp_path / "a.jsonl", [])
+    assert main(["batch", str(DEMO), str(tmp_path / "in"), str(tmp_path / "a.jsonl"), str(tmp_path / "out")]) == 2
+    assert "expected files of different names" in capsys.readouterr().err

@@ -156,6 +156,11 @@ BAD = {
     "hunyuan_shared": ("hunyuan_v1_moe", {"num_shared_expert": [2] * 4, "num_experts": 4}, "1 in every layer"),
     "hunyuan_width": ("hunyuan_v1_moe", {"moe_intermediate_size": 48, "num_experts": 4}, "96 in every layer"),
     "hunyuan_cla": ("hunyuan_v1_moe", {"use_cla": True, "num_experts": 4}, "false, found true"),
+    "delta_layer_types": ("qwen3_5_text", {"layer_types": ["mamba"] * 4}, "full_attention or linear_attention"),
+    "delta_heads": ("qwen3_5_text", {"linear_num_value_heads": 24}, r"a multiple of linear_num_key_heads \(16\)"),
+    "delta_gate": ("qwen3_5_text", {"attn_output_gate": False}, "true, found false"),
+    "delta_conv": ("qwen3_5_text", {"linear_conv_kernel_dim": 64}, "1 to 32"),
+    "delta_head_dim": ("qwen3_next", {"linear_key_head_dim": 1024}, "1 to 512"),
     "window_type": ("mistral", {"sliding_window": "4k"}, "'4k'"),
 }
 

@@ -75,6 +75,11 @@ def test_families_match(family: str, world: int, long_context_of: BundleOf, part
     assert not ranks.errors
 
 
+def test_sinks_are_refused(long_context_of: BundleOf, parts_of: PartsOf) -> None:
+    with raises(UnsupportedError, param="context_parallel_size", match="expected 1 for a network whose attention has"):
+        parts_of(long_context_of("gpt_oss", "f32"), RankLayout(cp=2))
+
+
 def test_convolutions_are_refused(long_context_of: BundleOf, parts_of: PartsOf) -> None:
     with raises(UnsupportedError, param="context_parallel_size", match="expected 1 for a network with convolutions"):
         parts_of(long_context_of("lfm2", "f32"), RankLayout(cp=2))

@@ -193,11 +193,20 @@ FAMILIES |= {
 
 _DELTA: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 20}
 _DELTA |= {"linear_value_head_dim": 24, "head_dim": 32, "num_hidden_layers": 4}
+_DELTA_TYPES = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
 
 FAMILIES |= {
     "qwen3_next": (
         "qwen3_next",
         _MIXTURE | _DELTA | {"num_experts": 7, "shared_expert_intermediate_size": 84, "mlp_only_layers": [1]},
+    ),
+    "qwen3_5_text": (
+        "qwen3_5_text",
+        _DELTA | {"num_key_value_heads": 1, "tie_word_embeddings": True, "layer_types": _DELTA_TYPES},
+    ),
+    "qwen3_5_moe_text": (
+        "qwen3_5_moe_text",
+        _MIXTURE | _DELTA | {"num_experts": 7, "shared_expert_intermediate_size": 84},
     ),
 }
 

@@ -1,4 +1,4 @@
-"""``penstock batch MODEL INPUT.jsonl OUTPUT.jsonl``: many requests in OpenAI's batch format, restartable."""
+"""``penstock batch MODEL INPUT.jsonl ... OUTPUT``: many requests in OpenAI's batch format, restartable."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import stat
 import sys
 import time
 import uuid
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_model, add_options, add_parser_of, open_llm
+from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_model, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, printable
+from penstock.cli.run.batch_models import OpenModels, add_worker_options, check_worker_options, file_pairs, open_models
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 from penstock.validation import refusal
 
 if TYPE_CHECKING:
-    from penstock.llm.llm import LLM
     from penstock.serving.openai.in_process import InProcessApi
 
 __all__ = ["add_parser", "run"]
 
 _LINE_START: Final = b'{"id": "batch_req_'
 """The start of each line that this command writes.  Only an incomplete line of this form is removed from a file."""
-_OPEN_PER_SLOT: Final = 4
-"""Requests that are open per request of a step, so that the engine never waits for the next one."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,52 +38,92 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "batch",
         "Answer a file of requests in OpenAI's batch format: completions, chat completions and embeddings. The command "
         "appends each result when it is ready. Started again, it continues with the requests that have no result yet. "
-        "A request that fails and a line that is not a request get a result with an error; the exit status is then 1.",
+        "A request that fails and a line that is not a request get a result with an error; the exit status is then 1. "
+        "Several files, or a folder of *.jsonl, are answered in turn into a folder, each into a file of its name.",
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl\n"
+        "penstock batch demo/demo.psm requests/ answers/ --workers 2\n"
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl --max-requests 8",
     )
     add_model(parser, parser)
-    parser.add_argument("input", metavar="INPUT.jsonl", help="the requests, one JSON object per line")
     parser.add_argument(
-        "output", metavar="OUTPUT.jsonl", help="the file for the results; results that it already has are kept"
+        "input", nargs="+", metavar="INPUT", help="files of requests, one JSON object per line, or a folder of *.jsonl"
+    )
+    parser.add_argument(
+        "output", metavar="OUTPUT", help="the file or folder for the results; results that it already has are kept"
     )
     add_options(parser.add_argument_group("model"), *MODEL_OPTIONS)
     add_options(parser.add_argument_group("memory"), "--max-requests", *LIMIT_OPTIONS, "--no-prefix-cache")
+    add_worker_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer the requests without a result; return 1 if a request failed in this run or an earlier one."""
-    lines = _read_lines(args.input)
-    if not lines:
-        print(f"penstock: {args.input}: the file has no requests", file=sys.stderr)
-    with open(os.open(args.output, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), "r+b", buffering=0) as output:
-        _check_output(args, output)
-        done, end = _read_done(args.output, output.read())
-        todo = [line for line in lines if line.key not in done]
-        num_failed = sum(done.get(line.key, False) for line in lines)
-        if done:
-            failed = f", {num_failed:,} of them failed (delete their lines to try them again)" if num_failed else ""
-            summary = f"{len(lines) - len(todo):,} of {len(lines):,} requests have a result already{failed}"
-            print(f"penstock: {summary}", file=sys.stderr)
-        if todo:
-            with open_llm(args, args.max_requests) as llm:
-                output.truncate(end)  # only now: a refusal above leaves the file unchanged
-                num_failed += asyncio.run(_answer_all(llm, todo, output))
+    pairs = file_pairs(args.input, args.output)
+    check_worker_options(args)
+    return asyncio.run(_answer_files(args, pairs))
+
+
+async def _answer_files(args: argparse.Namespace, pairs: list[tuple[str, str]]) -> int:
+    """Answer files in turn with one model, which is opened for the first request; return the exit status."""
+    num_failed = 0
+    opened: OpenModels | None = None
+    async with AsyncExitStack() as stack:
+        for source, path in pairs:
+            with _Job(source, path) as job:
+                if job.todo:
+                    if opened is None:
+                        opened = await stack.enter_async_context(open_models(args))
+                    job.begin()
+                    num_failed += await _answer_all(opened, job.todo, job.output)
+                num_failed += job.num_failed
     return 1 if num_failed else 0
 
 
-def _check_output(args: argparse.Namespace, output: Any) -> None:
+class _Job:
+    """A file of requests and the file of its results, which is open and locked; ``todo`` are those without one."""
+
+    def __init__(self, source: str, path: str) -> None:
+        lines = _read_lines(source)
+        if not lines:
+            print(f"penstock: {source}: the file has no requests", file=sys.stderr)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self.output = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 - ``__exit__`` closes it
+        try:
+            _check_output(source, path, self.output)
+            done, self._end = _read_done(path, self.output.read())
+        except BaseException:
+            self.output.close()
+            raise
+        self.todo = [line for line in lines if line.key not in done]
+        num_failed = self.num_failed = sum(done.get(line.key, False) for line in lines)
+        if done:
+            failed = f", {num_failed:,} of them failed (delete their lines to try them again)" if num_failed else ""
+            summary = f"{len(lines) - len(self.todo):,} of {len(lines):,} requests have a result already{failed}"
+            print(f"penstock: {summary}", file=sys.stderr)
+
+    def begin(self) -> None:
+        """Remove an incomplete last line; only once the model is open, so that a refusal leaves the file unchanged."""
+        self.output.truncate(self._end)
+
+    def __enter__(self) -> _Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.output.close()
+
+
+def _check_output(source: str, path: str, output: Any) -> None:
     """Lock the output; InvalidArgumentError if it is the input, InvalidFileError if it is no regular file or locked."""
     status = os.fstat(output.fileno())
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidFileError(f"{args.output}: the output must be a regular file")
-    if os.path.samestat(status, os.stat(args.input)):
-        raise InvalidArgumentError(f"{args.output}: the output must not be the input")
+        raise InvalidFileError(f"{path}: the output must be a regular file")
+    if os.path.samestat(status, os.stat(source)):
+        raise InvalidArgumentError(f"{path}: the output must not be the input")
     try:
         fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise InvalidFileError(f"{args.output}: another process is writing this file") from None
+        raise InvalidFileError(f"{path}: another process is writing this file") from None
 
 
 @dataclass(frozen=True)
@@ -202,13 +242,11 @@ class _Report:
             print(f"penstock: first failure: {printable(self._first_failure):.500}", file=sys.stderr)
 
 
-async def _answer_all(llm: LLM, todo: list[_Line], output: Any) -> int:
+async def _answer_all(opened: OpenModels, todo: list[_Line], output: Any) -> int:
     """Answer the lines, several at a time; append each result when it is ready.  Return the number that failed."""
-    from penstock.llm.local_backend import LocalBackend, LocalModels
     from penstock.serving.openai.in_process import InProcessApi
 
-    backend = LocalBackend(llm, llm.info.network)
-    api = InProcessApi(LocalModels([backend]))
+    api = InProcessApi(opened.models)
     report = _Report(len(todo))
     lines = iter(todo)
 
@@ -216,7 +254,7 @@ async def _answer_all(llm: LLM, todo: list[_Line], output: Any) -> int:
         for line in lines:
             request_id = uuid.uuid4().hex
             try:
-                body = await _response_body(api, line, request_id)
+                body = await opened.retried(partial(_response_body, api, line, request_id))
             except PenstockError as error:
                 value: dict[str, Any] = {"code": type(error).__name__, "message": str(error)}
                 if line.error:
@@ -228,8 +266,7 @@ async def _answer_all(llm: LLM, todo: list[_Line], output: Any) -> int:
                 _write_whole(output, _result(line, response, None))
                 report.add_response(body)
 
-    num_open = min(_OPEN_PER_SLOT * llm.engine.scheduler.max_requests, len(todo))
-    tasks = [asyncio.create_task(work()) for _ in range(num_open)]
+    tasks = [asyncio.create_task(work()) for _ in range(min(opened.num_open, len(todo)))]
     with report:
         try:
             await asyncio.gather(*tasks)
@@ -237,7 +274,6 @@ async def _answer_all(llm: LLM, todo: list[_Line], output: Any) -> int:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await backend.close()
     return report.num_failed
 
 

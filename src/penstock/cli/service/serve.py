@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
+from penstock.cli.service.cluster_options import add_cluster_options, cluster_placement
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from penstock.cluster.placement.placement import Placement
     from penstock.serving.service_settings import ServiceSettings
     from penstock.serving.settings import GatewaySettings
     from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_folder_options(parser)
     _add_process_options(parser)
     _add_remote_worker_options(parser)
-    _add_cluster_options(parser)
+    add_cluster_options(parser)
     add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
@@ -69,26 +69,6 @@ def _add_remote_worker_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--worker-host", metavar="HOST", help="address to listen on (default: 127.0.0.1)")
     group.add_argument(
         "--worker-token-file", type=Path, metavar="FILE", help="file with the shared secret, one line (default: none)"
-    )
-
-
-def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("workers on a cluster (penstock node); needs penstock[cluster]")
-    group.add_argument(
-        "--cluster",
-        metavar="HOST:PORT",
-        help="run the workers on the nodes of the cluster with this head; they open the bundle at the same path, with "
-        "--threads cores per rank (default: on this machine)",
-    )
-    group.add_argument(
-        "--cluster-token-file", type=Path, metavar="FILE", help="file with the cluster's token (default: none)"
-    )
-    group.add_argument(
-        "--place-seconds",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="longest time that a worker waits for a node with its cores and memory (default: 30)",
     )
 
 
@@ -288,7 +268,7 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     for name in ("hang_seconds", "drain_seconds"):
         check_number(name, getattr(args, name), 86_400)
     models, servables = _split_sources([_resolve(args, source) for source in args.models])
-    placement, listener = _placement(args, [path for _, path in models])
+    placement, listener = cluster_placement(args, [path for _, path in models])
     return ServiceSettings(
         models=models,
         servables=servables,
@@ -298,7 +278,7 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         options=options_of(args, args.workers),
         gateway=_gateway_settings(args),
         supervision=SupervisionPolicy(hang_s=args.hang_seconds, drain_s=args.drain_seconds),
-        worker_listener=listener,
+        worker_listener=_worker_listener(args) if placement is None else listener,
         placement=placement,
         admin_socket=args.admin_socket,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
@@ -321,40 +301,6 @@ def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[s
             raise InvalidArgumentError(f"--network: expected one script for {name or 'all folders'}, found two")
         networks[name] = script
     return networks
-
-
-def _placement(args: argparse.Namespace, paths: Sequence[str]) -> tuple[Placement | None, RemoteWorkerSettings | None]:
-    """Return where workers run, None for this machine, and the port where workers of other machines join."""
-    if args.cluster is None:
-        if args.cluster_token_file is not None:
-            raise InvalidArgumentError("--cluster-token-file requires --cluster")
-        return None, _worker_listener(args)
-    if args.cluster_token_file is None:
-        raise InvalidArgumentError("--cluster requires --cluster-token-file")
-    if args.worker_token_file is not None or args.worker_host is not None:
-        raise InvalidArgumentError("--cluster: expected no --worker-token-file and no --worker-host")
-    if args.threads == 0:
-        raise InvalidArgumentError("--threads: required with --cluster, the cores that each rank of a worker reserves")
-    check_number("place_seconds", args.place_seconds, 86_400)
-    for path in paths:
-        if not Path(path).is_file() or is_gguf(Path(path)):
-            raise InvalidArgumentError(f"{path}: expected a .psm bundle with --cluster; see `penstock export`")
-    import secrets
-
-    from penstock.cluster.placement.certificate import OwnCertificate
-    from penstock.cluster.placement.ray_placement import RayPlacement
-    from penstock.cluster.placement.ray_setup import check_ray, local_address, split_address
-    from penstock.serving.workers.remote_worker_client import read_token
-    from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
-
-    check_integer("worker_port", args.worker_port or 0, 0, 65_535)
-    host, port = split_address(args.cluster, "cluster")
-    read_token(args.cluster_token_file)
-    check_ray()
-    address = local_address(host.strip("[]"), port)
-    own = OwnCertificate(address)
-    listener = RemoteWorkerSettings(address, args.worker_port or 0, own.certificate, own.key, secrets.token_hex(32))
-    return RayPlacement(args.cluster, args.cluster_token_file, args.place_seconds), listener
 
 
 def _worker_listener(args: argparse.Namespace) -> RemoteWorkerSettings | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader
+from penstock.errors import UnsupportedError
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.qwen3 import Qwen3Attention
 from penstock.models.sources import add_to_norms, fused_rows
@@ -60,6 +61,8 @@ class DeltaConfig:
 def read_delta(reader: ConfigReader) -> DeltaConfig:
     """Read and check config.json; errors name the key."""
     num_layers = read_num_layers(reader)
+    if not reader.bool("attn_output_gate", True):
+        raise UnsupportedError(f"{reader.file}: attn_output_gate: expected true, found false", param="attn_output_gate")
     # Mixtures in every layer have no width of a dense layer.
     values = {"intermediate_size": reader.int("moe_intermediate_size", 1), **reader.values}
     decoder = read_decoder(
