@@ -249,6 +249,19 @@ def _unigram_of_bytes() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(values))
 
 
+def _gemma() -> Tokenizer:
+    """Characters with bytes as the fallback, spaces marked by the normalizer, a split that finds none."""
+    values = json.loads(_llama2().to_str())
+    values |= {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        "pre_tokenizer": {
+            "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False
+        },
+    }  # fmt: skip
+    values["decoder"]["decoders"].pop()
+    return Tokenizer.from_str(json.dumps(values))
+
+
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "demo": lambda: Tokenizer.from_file(str(ROOT / "demo" / "model" / "tokenizer.json")),
     "gpt2": _gpt2,
@@ -259,6 +272,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "llama2 by Metaspace first": lambda: _llama2("first", split=False),
     "llama2 by Metaspace always": lambda: _llama2("always", split=True),
     "llama2 by Metaspace never": lambda: _llama2("never", split=False),
+    "gemma": _gemma,
     "characters without bytes": _without_bytes,
     "WordPiece": _bert,
     "WordPiece with case": lambda: _bert(lowercase=False, cleanup=False),

@@ -107,7 +107,7 @@ def config_values(
     known = _KNOWN_KEYS.union(architecture.factors, (_WINDOW,) if architecture.has_window else ())
     for key in metadata.values:
         if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
-            raise UnsupportedError(f"{metadata.file}: {key} is not supported", param=key)
+            raise UnsupportedError(f"{metadata.file}: {ascii(key)[1:-1]} is not supported", param=key)
     if metadata.integer(f"{name}.expert_count", 0):
         raise UnsupportedError(
             f"{metadata.file}: {name}.expert_count: expected 0 for architecture {name}, found "

@@ -28,12 +28,13 @@ from penstock.graph.tokenizer.segment import (
     PREFIX_SPACE,
     SPLIT_AT_MARKS,
     STEP_NFC,
+    STEP_REPLACE,
     TOKEN_SPECIAL,
     AddedEntry,
     TokenizerTables,
     encode_tables,
 )
-from penstock.graph.tokenizer.steps import find_charsmap, normalizer_steps
+from penstock.graph.tokenizer.steps import Step, find_charsmap, normalizer_steps
 
 __all__ = ["compile_tokenizer"]
 
@@ -95,8 +96,8 @@ def _compile(files: Mapping[str, bytes], ids: dict[str, int]) -> TokenizerTables
     ids |= vocab | {token.content: i for i, token in added.items()}
     _check_model(model)
     tables = TokenizerTables()
-    _compile_pre_tokenizer(values["pre_tokenizer"], tables)
     tables.steps = normalizer_steps(values["normalizer"])
+    _compile_pre_tokenizer(values["pre_tokenizer"], tables)
     tables.charsmap, tables.charsmap_text = find_charsmap(values["normalizer"])
     if tables.metaspace == _METASPACES["first"] and any(kind != STEP_NFC for kind, _, _ in tables.steps):
         raise NotCompiledError("pre_tokenizer Metaspace with prepend_scheme first: expected no normalizer except NFC")
@@ -149,11 +150,18 @@ def _compile_pre_tokenizer(value: Json | None, tables: TokenizerTables) -> None:
         tables.kind, tables.metaspace = KIND_CHARACTERS, _METASPACES[parts[-1]["prepend_scheme"]]
         tables.split = _NONE if len(parts) == 1 else _SPACES
         tables.flags |= SPLIT_AT_MARKS * parts[-1]["split"]
+    elif types == ["Split"] and parts[0]["pattern"].get("String") == " " and _leaves_no_space(tables.steps):
+        tables.kind = KIND_CHARACTERS  # Gemma's, which has nothing to split at
     elif types in ([], ["BertPreTokenizer"], ["WhitespaceSplit"]):
         tables.kind = KIND_CHARACTERS
         tables.split = {"BertPreTokenizer": _BERT, "WhitespaceSplit": _SPACES}[types[0]] if types else _NONE
     else:
         raise NotCompiledError(f"pre_tokenizer {', '.join(types)}")
+
+
+def _leaves_no_space(steps: list[Step]) -> bool:
+    """Return True if the last step of a normalizer replaces all spaces."""
+    return bool(steps) and steps[-1][:2] == (STEP_REPLACE, b" ") and b" " not in steps[-1][2]
 
 
 def _written(library: Any, token: Any) -> str:

@@ -1,0 +1,89 @@
+"""The tokens of a GGUF file."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final
+
+from penstock.checkpoint.gguf.metadata import Metadata
+from penstock.checkpoint.tokenizer_limits import MAX_TOKEN_CHARS
+from penstock.config import show
+from penstock.errors import InvalidFileError
+
+__all__ = ["TokenType", "Vocab"]
+
+_ROLES: Final = (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))
+_END_TEXTS: Final = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
+    "<EOT>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+))  # fmt: skip
+"""Control tokens that end a text in every model that has them: a GGUF file names only some of its end tokens."""
+
+
+class TokenType(IntEnum):
+    """The values of ``tokenizer.ggml.token_type``."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class Vocab:
+    """The tokens: ``texts`` and ``types`` by id, ``ids`` by text, ``roles`` of special tokens."""
+
+    def __init__(self, metadata: Metadata, vocab_size: int) -> None:
+        self.metadata = metadata
+        self.texts = metadata.texts("tokenizer.ggml.tokens")
+        if len(self.texts) > vocab_size:
+            raise metadata.error("tokenizer.ggml.tokens", f"at most {vocab_size} tokens, as the embedding has rows")
+        types = metadata.integers("tokenizer.ggml.token_type", len(self.texts))
+        self.types = [TokenType.NORMAL] * len(self.texts) if types is None else types
+        self.ids: dict[str, int] = {}
+        for token, text in enumerate(self.texts):
+            if text in self.ids:
+                raise InvalidFileError(f"{metadata.file}: tokenizer.ggml.tokens: {show(text)} is there twice")
+            if not 0 < len(text) <= MAX_TOKEN_CHARS:
+                raise InvalidFileError(
+                    f"{metadata.file}: tokenizer.ggml.tokens: expected 1 to {MAX_TOKEN_CHARS} characters, found token "
+                    f"{token} of {len(text)}"
+                )
+            self.ids[text] = token
+        self.roles = {}
+        for role, key in _ROLES:
+            token_id = self.id_of(key)
+            if token_id is not None:
+                self.roles[role] = token_id
+
+    def id_of(self, name: str) -> int | None:
+        """Return the token that ``tokenizer.ggml.NAME_token_id`` names, or None."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        token = self.metadata.optional_integer(key)
+        if token is not None and token >= len(self.texts):
+            raise self.metadata.error(key, f"a token from 0 to {len(self.texts) - 1}")
+        return token
+
+    def added_tokens(self) -> list[dict[str, Any]]:
+        """Return the tokens that are found in a text before it is split: control tokens and those of the user."""
+        found = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+        return [
+            {
+                "id": token,
+                "content": text,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": kind != TokenType.USER_DEFINED,
+            }
+            for token, (text, kind) in enumerate(zip(self.texts, self.types, strict=True))
+            if kind in found
+        ]
+
+    def end_tokens(self) -> list[int]:
+        """Return the tokens that end a text, that of the file first."""
+        named = [token for token in map(self.id_of, ("eos", "eot", "eom")) if token is not None]
+        known = [self.ids[text] for text in sorted(_END_TEXTS) if text in self.ids]
+        return list(dict.fromkeys([*named, *(token for token in known if self.types[token] == TokenType.CONTROL)]))
