@@ -18,7 +18,7 @@ from penstock.serving.operations import Operation
 
 PROTO = Path(__file__).parents[2] / "src/penstock/serving/proto"
 GROUPS = (
-    ("OpenAI's API", ("/v1/", "/tokenize", "/detokenize")),
+    ("OpenAI's API", ("/v1/", "/tokenize", "/detokenize", "/rerank", "/score", "/classify")),
     ("Open Inference Protocol", ("/v2",)),
     ("Admin socket", ("/admin",)),
     ("Health, status and page", ("/",)),

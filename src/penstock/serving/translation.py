@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api_errors import RefusalError
@@ -15,6 +16,7 @@ from penstock.llm.backend import tokenizer_of
 from penstock.serving.admission import deadline_s
 from penstock.serving.request_fields import SAMPLING
 from penstock.text.tokenizer_threads import call_tokenizer
+from penstock.validation import MAX_TOKEN
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
@@ -121,6 +123,28 @@ async def text_ids(
             raise _too_long(f"{field}: the text has {len(text)} characters", backend, field)
         text = text[-bound:]
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, **named)
+    return ids
+
+
+async def pair_ids(backend: Backend, first: str, second: str, body: ServingFields, field: str) -> list[int]:
+    """Return the token ids of two texts together.
+
+    ``truncate_prompt_tokens`` cuts the second text.  Without it a pair that does not fit is refused with 400 and
+    ``field``.
+    """
+    tokenizer, limit = tokenizer_of(backend), backend.card.max_len
+    is_cut = body.truncate_prompt_tokens is not None
+    bound = await _bound(backend, tokenizer, len(first) + len(second))
+    if len(first) + len(second) > bound:
+        if not is_cut or len(first) > bound:
+            raise _too_long(f"{field}: the pair has {len(first) + len(second)} characters", backend, field)
+        second = second[: bound - len(first)]
+    if body.truncate_prompt_tokens not in (None, -1):
+        limit = min(limit, body.truncate_prompt_tokens or limit)
+    call = partial(tokenizer.encode_pair, first, second, limit if is_cut else None)
+    # The first call reads the file's template, which may take long: the event loop must not wait for it.
+    ids: list[int] = await call_tokenizer(tokenizer, MAX_TOKEN, call)
+    _check_fits(backend, ids, field)
     return ids
 
 

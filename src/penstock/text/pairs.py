@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.config import ConfigReader, show
+from penstock.config import ConfigReader, parse_object, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = ["PairTemplate", "read_pair_template"]
 
 _FILE: Final = "tokenizer.json: post_processor"
+_MAX_BYTES: Final = 256 << 20
+_MAX_VALUES: Final = 1 << 23
+"""Room for the largest vocabularies, 262,144 tokens with their merges."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def read_pair_template(data: bytes | memoryview) -> PairTemplate:
     Knows TemplateProcessing, BertProcessing and RobertaProcessing of the library ``tokenizers``.  Raises
     UnsupportedError for a file without one of them.
     """
-    processor = ConfigReader.parse(data, "tokenizer.json").values.get("post_processor")
+    processor = parse_object(data, "tokenizer.json", max_bytes=_MAX_BYTES, max_values=_MAX_VALUES).get("post_processor")
     for step in _steps(processor):
         kind = step.get("type")
         if kind == "TemplateProcessing":

@@ -318,7 +318,13 @@ def test_embeddings_of_equal_and_of_several_texts(demo):
     assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > 0
     raw = demo.post("/v1/embeddings", input=texts[1], normalize=False, pooling="last")["data"][0]["embedding"]
     assert abs(sum(x * x for x in raw) - 1) > 1e-3
-    assert demo.refused("/v1/embeddings", input="x", dimensions=3)[1]["param"] == "dimensions"
+    short = demo.post("/v1/embeddings", input=texts[1], dimensions=3)["data"][0]["embedding"]
+    assert len(short) == 3
+    assert abs(sum(x * x for x in short) - 1) < 1e-5
+    for wrong in (0, 1 << 20):
+        assert demo.refused("/v1/embeddings", input="x", dimensions=wrong)[1]["param"] == "dimensions"
+    assert demo.refused("/v1/embeddings", input="x", prompt_name="x")[1]["param"] == "prompt_name"
+    assert demo.refused("/rerank", query="x", documents=["y"])[0] == 400
 
 
 @pytest.mark.parametrize("text", ["", "x", PROMPT, "für 日本 \U0001f600 e\u0301", "\x00\r\n\t", "<s></s>", " a  b "])

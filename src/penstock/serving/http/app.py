@@ -13,7 +13,7 @@ from penstock.serving.http.compression import accepted, deflated
 from penstock.serving.http.openapi import describe
 from penstock.serving.keys import ApiKeys
 from penstock.serving.oip.rest import oip_operations
-from penstock.serving.openai import bodies, embeddings, handlers, responses, tokenize
+from penstock.serving.openai import bodies, embeddings, handlers, ranking, responses, tokenize
 from penstock.serving.operations import Operation, Routes
 from penstock.serving.settings import GatewaySettings
 
@@ -48,6 +48,7 @@ def operations() -> list[Operation]:
             "POST", "/v1/embeddings", "embed", "Embed texts or token ids.", embeddings.embeddings,
             responses.EmbeddingResponse, bodies.EmbeddingRequest, refusals=_WORK,
         ),
+        *ranking_operations(),
         Operation(
             "POST", "/tokenize", "tokenize", "Tokenize a text or a conversation.", tokenize.tokenize,
             responses.TokenizeResponse, bodies.TokenizeRequest, refusals=_MODEL,
@@ -88,6 +89,30 @@ def operations() -> list[Operation]:
     table += oip_operations()
     table.append(description_of(table))
     return table
+
+
+def ranking_operations() -> list[Operation]:
+    """Return the operations of classifiers and cross-encoders, each under the paths that clients know."""
+    return [
+        *(
+            Operation(
+                "POST", path, name, "Order documents by their relevance to a query.", ranking.rerank,
+                responses.RerankResponse, bodies.RerankRequest, refusals=_WORK,
+            )
+            for path, name in (("/rerank", "rerank"), ("/v1/rerank", "rerank_v1"))
+        ),
+        *(
+            Operation(
+                "POST", path, name, "Score pairs of texts.", ranking.score,
+                responses.ScoreResponse, bodies.ScoreRequest, refusals=_WORK,
+            )
+            for path, name in (("/score", "score"), ("/v1/score", "score_v1"))
+        ),
+        Operation(
+            "POST", "/classify", "classify", "Classify texts or token ids.", ranking.classify,
+            responses.ClassifyResponse, bodies.ClassifyRequest, refusals=_WORK,
+        ),
+    ]  # fmt: skip
 
 
 def description_of(table: list[Operation]) -> Operation:

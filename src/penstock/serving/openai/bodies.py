@@ -9,6 +9,7 @@ from msgspec import Meta
 from penstock.api_errors import refuse_if
 from penstock.serving.request_fields import (
     MAX_NAME_CHARS,
+    MAX_PROMPTS,
     Body,
     Inputs,
     Prompts,
@@ -21,8 +22,8 @@ from penstock.serving.request_fields import (
 from penstock.validation import MAX_TOKEN
 
 __all__ = [
-    "ChatCompletionRequest", "CompletionRequest", "DetokenizeRequest", "EmbeddingRequest", "Message", "StreamOptions",
-    "TokenizeRequest",
+    "ChatCompletionRequest", "ClassifyRequest", "CompletionRequest", "DetokenizeRequest", "DocumentText",
+    "EmbeddingRequest", "Message", "RerankRequest", "ScoreRequest", "StreamOptions", "TokenizeRequest",
 ]  # fmt: skip
 
 MAX_MESSAGES: Final = 4096
@@ -37,7 +38,6 @@ _Count = Annotated[int, Meta(ge=1, le=MAX_TOKEN)]
 if TYPE_CHECKING:
     _CompletionFields = SamplingFields
     _ChatFields = SamplingFields
-    _EmbeddingFields = ServingFields
     _MessageFields = Body
     _PartFields = Body
     _FormatFields = Body
@@ -64,9 +64,6 @@ else:
             "continue_final_message audio prediction web_search_options": "",
             "best_of echo prompt_logprobs use_beam_search length_penalty": "",
         },
-    )
-    _EmbeddingFields = extended(
-        "EmbeddingFields", ServingFields, refusals={"dimensions": "the model determines the length of its vectors"}
     )
     _MessageFields = extended(
         "MessageFields",
@@ -185,17 +182,85 @@ def _check_stream_options(body: CompletionRequest | ChatCompletionRequest) -> No
     refuse_if(body.stream_options is not None and not body.stream, "stream_options requires stream", "stream_options")
 
 
-class EmbeddingRequest(_EmbeddingFields, kw_only=True):
+class EmbeddingRequest(ServingFields, kw_only=True):
     """The body of ``POST /v1/embeddings``."""
 
     input: Inputs
     model: _Model = None
     encoding_format: Literal["float", "base64"] | None = None
     pooling: Annotated[
-        Literal["mean", "last"] | None,
-        Meta(description="mean averages the rows of all tokens, last takes the row of the last token."),
+        Literal["mean", "last", "cls", "max"] | None,
+        Meta(description="Which rows of the tokens are taken. Default: as the model's files say, or else mean."),
     ] = None
     normalize: Annotated[bool | None, Meta(description="Scale vectors to length 1. Default: true.")] = None
+    dimensions: Annotated[
+        _Count | None, Meta(description="Return only so many elements of a vector, for models trained for that.")
+    ] = None
+    prompt_name: Annotated[
+        Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None,
+        Meta(description="Which of the model's prompts is put before each text. Default: the model's own choice."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot express."""
+        super().__post_init__()
+        self.input = checked_prompts(self.input, "input", allows_empty=False)
+
+
+class DocumentText(Body):
+    """A document as an object."""
+
+    text: str
+
+
+_Documents = Annotated[list[str | DocumentText], Meta(min_length=1, max_length=MAX_PROMPTS)]
+_Sides = Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)]
+
+
+class RerankRequest(ServingFields, kw_only=True):
+    """The body of ``POST /rerank``.  ``truncate_prompt_tokens`` cuts documents, never the query."""
+
+    query: str
+    documents: _Documents
+    model: _Model = None
+    top_n: Annotated[_Count | None, Meta(description="Return only so many documents. Default: all.")] = None
+    return_documents: Annotated[bool | None, Meta(description="Repeat the texts. Default: true.")] = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents as texts."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+class ScoreRequest(ServingFields, kw_only=True):
+    """The body of ``POST /score``: one text and several, or as many on both sides."""
+
+    text_1: str | _Sides
+    text_2: str | _Sides
+    model: _Model = None
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot express."""
+        super().__post_init__()
+        first, second = ([side] if isinstance(side, str) else side for side in (self.text_1, self.text_2))
+        refuse_if(
+            len(first) not in (1, len(second)),
+            f"text_1: expected one text or {len(second)}, as many as text_2 has; found {len(first)}",
+            "text_1",
+        )
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs of texts."""
+        first, second = ([side] if isinstance(side, str) else side for side in (self.text_1, self.text_2))
+        return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+
+
+class ClassifyRequest(ServingFields, kw_only=True):
+    """The body of ``POST /classify``."""
+
+    input: Inputs
+    model: _Model = None
 
     def __post_init__(self) -> None:
         """Check what the types cannot express."""

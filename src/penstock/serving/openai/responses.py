@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from penstock.serving.openai.bodies import DocumentText
 from penstock.serving.request_fields import Body
 
 __all__ = [
-    "ChatCompletionEvent", "ChatCompletionResponse", "CompletionEvent", "CompletionResponse", "DetokenizeResponse",
-    "EmbeddingResponse", "TokenizeResponse",
+    "ChatCompletionEvent", "ChatCompletionResponse", "ClassifyResponse", "CompletionEvent", "CompletionResponse",
+    "DetokenizeResponse", "EmbeddingResponse", "RerankResponse", "ScoreResponse", "TokenizeResponse",
 ]  # fmt: skip
 
 Count = Annotated[int, Meta(ge=0)]
@@ -182,6 +183,60 @@ class EmbeddingResponse(Body):
     object: Literal["list"]
     model: str
     data: Annotated[list[Embedding], Meta(min_length=1)]
+    usage: EmbeddingUsage
+
+
+class RankedDocument(Body):
+    """A document: its place in the request, its score, and its text if texts are repeated."""
+
+    index: Count
+    relevance_score: float
+    document: DocumentText | UnsetType = UNSET
+
+
+class RerankResponse(Body):
+    """The response of ``POST /rerank``: documents by descending score."""
+
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[RankedDocument]
+
+
+class PairScore(Body):
+    """The score of a pair of texts."""
+
+    object: Literal["score"]
+    index: Count
+    score: float
+
+
+class ScoreResponse(Body):
+    """The response of ``POST /score``."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[PairScore]
+    usage: EmbeddingUsage
+
+
+class TextClasses(Body):
+    """The likeliest class of a text, and the score of each in the order of the model's labels."""
+
+    index: Count
+    label: str
+    probs: list[float]
+    num_classes: Count
+
+
+class ClassifyResponse(Body):
+    """The response of ``POST /classify``."""
+
+    id: str
+    object: Literal["list"]
+    model: str
+    data: list[TextClasses]
     usage: EmbeddingUsage
 
 
