@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.models.mapped import open_mapped
 from penstock.quant.mxfp4 import mxfp4_to_bf16
@@ -91,6 +92,18 @@ def test_a_folder_computes_what_its_floats_do(tmp_path: Path) -> None:
     assert (own.dtype, own.tensors[name].dtype, own.tensors[name].shape) == ("f32", "bf16", (160, 96))
     own.release(name, 0, 64)
     own.release(name)
+
+
+def test_a_folder_is_quantized_again(tmp_path: Path) -> None:
+    packed = packed_folder(tmp_path)[1]
+    quantize_checkpoint(open_mapped(packed), tmp_path / "quantized", "w4a8")
+    limits = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256)
+    logits = []
+    for path in (packed, tmp_path / "quantized"):
+        program = EagerProgram(path, scheme="w4a8", threads=1, limits=limits)
+        logits.append(run_whole(program, prompt(20)).tobytes())
+        program.close()
+    assert logits[0] == logits[1]
 
 
 def damaged(folder: Path, name: str, change: torch.Tensor) -> Path:

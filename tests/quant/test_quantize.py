@@ -11,12 +11,22 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.quantize import quantize_checkpoint
+from penstock.checkpoint.quantize import FLOAT_LAYERS, quantize_checkpoint
+from penstock.config import ConfigReader
 from penstock.core import native
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.models.families import family_modules
+from penstock.models.mapped import open_mapped
+from penstock.models.meta import construct_on_meta
+from penstock.nn import Linear, Router
 from penstock.quant.matrix import concatenate_rows, quantize_rows, stored_values
 from penstock.quant.scheme import SCHEMES, default_scheme, find_scheme, quantizing_scheme
+from penstock.runtime.eager import EagerProgram
+from penstock.runtime.program import ProgramLimits
+from tests.models.steps import run_whole
 from tests.support.errors import raises
+from tests.support.families import FAMILIES, build, prompt, save
+from tests.support.marks import mostly_long
 
 QUANTIZING = ("w8a16", "w8a8", "w4a16", "w4a8")
 
@@ -192,3 +202,25 @@ def test_schemes_are_found_by_name() -> None:
             find_scheme(name)
     with pytest.raises(InvalidArgumentError):
         quantizing_scheme("bf16")
+
+
+@pytest.mark.parametrize("family", mostly_long(("qwen2_moe", "hunyuan_v1_moe", "lfm2"), "qwen2_moe"))
+def test_routers_and_convolutions_stay_floats(family: str, tmp_path: Path) -> None:
+    folder = save(family, tmp_path / family)
+    quantize_checkpoint(open_mapped(folder), tmp_path / "quantized", "w8a8")
+    limits = ProgramLimits(max_tokens=32, max_requests=1, max_rows=32, num_pages=2, context_len=64)
+    logits = []
+    for path in (folder, tmp_path / "quantized"):
+        program = EagerProgram(path, scheme="w8a8", threads=1, limits=limits)
+        logits.append(run_whole(program, prompt(20)).tobytes())
+        program.close()
+    assert logits[0] == logits[1]
+
+
+@pytest.mark.parametrize("model_type", [t for t, module in family_modules().items() if ".experts." in module])
+def test_every_router_is_recognised_by_name(model_type: str) -> None:
+    family = next(name for name, row in FAMILIES.items() if row[0] == model_type)
+    network = construct_on_meta(ConfigReader(build(family).config.to_dict())).network
+    for path, layer in network.named_modules():
+        if isinstance(layer, Linear):
+            assert (path.rpartition(".")[2] in FLOAT_LAYERS) == isinstance(layer, Router), path

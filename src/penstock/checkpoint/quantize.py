@@ -25,6 +25,8 @@ from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 __all__ = ["QuantizeReport", "plan_weights", "quantize_checkpoint"]
 
 EMBEDDING_WORDS: Final = ("embed", "wte", "wpe")
+FLOAT_LAYERS: Final = ("gate", "router", "wg", "shared_expert_gate", "conv", "conv1d")
+"""The names of routers and convolutions, which networks compute in float32 under every scheme."""
 FLOATS: Final = ("f32", "f16", "bf16")
 QuantizeProgress = Callable[[int, int], None]
 
@@ -41,7 +43,7 @@ class QuantizeReport:
 
 
 def plan_weights(checkpoint: Checkpoint, scheme: Scheme) -> dict[str, Scheme]:
-    """Return the scheme of each tensor to quantize: every float matrix ``X.weight`` except embeddings.
+    """Return the scheme of each tensor to quantize: float matrices ``X.weight``, but no embedding, router, convolution.
 
     An embedding that is also the output head is quantized with the head's scheme.
     """
@@ -55,6 +57,8 @@ def plan_weights(checkpoint: Checkpoint, scheme: Scheme) -> dict[str, Scheme]:
         if any(word in layer for word in EMBEDDING_WORDS):
             if tied and layer == "embed_tokens":
                 plan[name] = head
+            continue
+        if layer in FLOAT_LAYERS:
             continue
         plan[name] = head if name == HEAD_NAME else scheme
     return plan
