@@ -67,7 +67,9 @@ def mixed_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_tensor_of_a_mix_keeps_its_type(mixed_file: Path) -> None:
-    bundle = mixed_file.with_suffix(".psm")
+    checkpoint, bundle = Checkpoint.open(mixed_file), mixed_file.with_suffix(".psm")
+    assert checkpoint.stored_bytes("model.layers.0.self_attn.q_proj.weight") == 256 * 256 // 256 * 144
+    assert checkpoint.stored_bytes("model.norm.weight") == 256 * 4
     export_bundle(mixed_file, bundle)
     with Model.open(bundle) as model:
         graph, _ = decode_metadata(read_metadata(bundle, model.stamp))

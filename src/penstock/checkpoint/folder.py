@@ -6,6 +6,7 @@ folder: neither pickles nor Python files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file
 from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo
 from penstock.config import ConfigReader, show
+from penstock.core.layouts import BLOCKS
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.ops.table import BLOCK_SCHEMES
@@ -315,7 +317,7 @@ class Checkpoint:
 
         Raises InvalidArgumentError for an unknown scheme, UnsupportedError for one that a quantized folder lacks.
         """
-        own = self.scheme or self._own_block_scheme()
+        own = self.scheme or self.own_block_scheme()
         if scheme is None:
             return own or default_scheme(self.dtype)
         if find_scheme(scheme).in_blocks and scheme != own:
@@ -343,6 +345,14 @@ class Checkpoint:
             raise InvalidFileError(f"{self.folder}: expected blocks in tensor {show(name)}, found none")
         return file.read_blocks(name)
 
+    def stored_bytes(self, name: str) -> int:
+        """Return the size of a tensor, in bytes: of its blocks if a scheme computes with them."""
+        info, scheme = self.tensors[name], self.block_scheme(name)
+        if scheme is None:
+            return info.num_bytes
+        block = BLOCKS[find_scheme(scheme).layout]
+        return math.prod(info.shape) // block.block_len * block.block_bytes
+
     def weight_schemes(self, scheme: str) -> dict[str, str] | None:
         """Return the scheme of a linear with each of the tensors, by name, if the tensors of the file have several.
 
@@ -353,7 +363,7 @@ class Checkpoint:
             return None
         return {name: self.block_scheme(name) or default_scheme(info.dtype) for name, info in self.tensors.items()}
 
-    def _own_block_scheme(self) -> str | None:
+    def own_block_scheme(self) -> str | None:
         """Return the scheme of most values that lie in blocks; None if there are none."""
         totals: dict[str, int] = {}
         for name, info in self.tensors.items():

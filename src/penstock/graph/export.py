@@ -97,7 +97,7 @@ def export_bundle(
         graph = take_rank(graph, folder, rank or 0)
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
-    total = sum(checkpoint.tensors[part.name].num_bytes for part in _stored_parts(graph, constants))
+    total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
     with native.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
         if without_weights:
@@ -287,7 +287,7 @@ class _Packer:
             self._pack_vector(weight, start, source, info.dtype, packed)
         else:
             self._pack_matrix(weight, part, info.dtype, packed)
-        self._done += info.num_bytes
+        self._done += self._checkpoint.stored_bytes(name)
         self._tell(self._done)
 
     def _pack_matrix(self, weight: Weight, part: Part, dtype: str, packed: NDArray[np.uint8]) -> None:

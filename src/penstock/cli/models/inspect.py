@@ -78,17 +78,18 @@ def _folder(path: Path) -> dict[str, Any]:
     checkpoint = Checkpoint.open(path)
     by_dtype: dict[str, dict[str, int]] = {}
     for name, tensor in checkpoint.tensors.items():
-        entry = by_dtype.setdefault(str(tensor.dtype), {"tensors": 0, "values": 0, "bytes": 0})
+        kind = checkpoint.block_scheme(name) or str(tensor.dtype)
+        entry = by_dtype.setdefault(kind, {"tensors": 0, "values": 0, "bytes": 0})
         data = checkpoint.read(name)
         entry["tensors"] += 1
         entry["values"] += int(data.size)
-        entry["bytes"] += int(data.nbytes)
+        entry["bytes"] += checkpoint.stored_bytes(name)
     return {
         "path": str(path),
         "kind": "checkpoint",
         "network": checkpoint.config.optional_str("model_type"),
         "dtype": checkpoint.dtype,
-        "scheme": checkpoint.scheme,
+        "scheme": checkpoint.scheme or checkpoint.own_block_scheme(),
         "context_len": checkpoint.config.optional_int("max_position_embeddings"),
         "num_tensors": len(checkpoint.tensors),
         "num_values": sum(entry["values"] for entry in by_dtype.values()),
@@ -99,9 +100,12 @@ def _folder(path: Path) -> dict[str, Any]:
 
 
 def _folder_text(details: dict[str, Any]) -> str:
+    from penstock.quant.scheme import find_scheme
+
     scheme = f", quantized: {details['scheme']}" if details["scheme"] else ""
     context = "" if details["context_len"] is None else f", context of {details['context_len']:,} tokens"
-    values = "stored values" if details["scheme"] else "parameters"  # two 4-bit parameters share a byte
+    is_packed = details["scheme"] and not find_scheme(details["scheme"]).in_blocks
+    values = "stored values" if is_packed else "parameters"  # two 4-bit parameters share a byte
     lines = [
         f"{details['path']}: a {'GGUF file' if is_gguf(Path(details['path'])) else 'checkpoint folder'}",
         f"network        {details['network'] or 'not named'}{context}",
