@@ -173,3 +173,38 @@ def test_a_wrong_token_is_refused_in_a_line(cluster, tmp_path) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert "token" in done.stderr
     assert "f" * 64 not in done.stderr
+
+
+def test_a_lost_head_leaves_other_nodes_serving(caplog) -> None:
+    """The last test: it needs a cluster of its own.  A new head at the same address gets the workers placed again."""
+    caplog.set_level("INFO", "penstock.serving")
+    own, lone = OwnCertificate(ADDRESS), RayCluster()
+
+    def events() -> list[str]:
+        facts = [getattr(record, "facts", {}) for record in caplog.records]
+        return [fact["event"] for fact in facts if fact.get("event", "").startswith("cluster")]
+
+    async def main() -> None:
+        placement = RayPlacement(lone.address, lone.token_file, place_s=60.0)
+        remote = RemoteWorkerSettings(ADDRESS, 0, own.certificate, own.key, "0123456789abcdef" * 3)
+        async with service(num_workers=2, supervision=HASTY, placement=placement, remote=remote) as running:
+            backend = await running.models.load(str(DEMO))
+            expected = await tokens_of(backend, [5, 6], GREEDY)
+            before = pids(backend)
+            await asyncio.to_thread(lone.cut, lone.nodes[0])
+            await until(lambda: events() == ["cluster_lost"])
+            await until(lambda: len(pids(backend)) == 1)
+            assert pids(backend)[0] in before
+            assert await tokens_of(backend, [5, 6], GREEDY) == expected
+            await asyncio.to_thread(lone.start_head)
+            await until(lambda: any(pid not in before for pid in pids(backend)), 300.0)
+            assert events() == ["cluster_lost", "cluster_back"]
+            assert await tokens_of(backend, [5, 6], GREEDY) == expected
+            await asyncio.to_thread(lone.cut, lone.nodes[0])  # the service ends without a head
+
+    try:
+        lone.join()
+        asyncio.run(main())
+    finally:
+        own.close()
+        lone.close()

@@ -36,17 +36,23 @@ def skip_reason() -> str:
 class RayCluster:
     """The processes of ``penstock node`` for a head and other nodes."""
 
+    next_port = 21_000 + os.getpid() % 5 * 2000
+
     def __init__(self, num_cpus: int = 1) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="psray-"))  # sockets in it have long names
         self.token_file = self.folder / "token"
         self.token_file.write_text("0123456789abcdef" * 4 + "\n")
         self.token_file.chmod(0o600)
-        self._first_port = 21_000 + os.getpid() % 100 * 200
         with socket.socket() as probe:
             probe.bind((ADDRESS, 0))
-            port = probe.getsockname()[1]
-        self.address = f"{ADDRESS}:{port}"
-        self.nodes = [self._start("--address", ADDRESS, "--port", str(port), "--cpus", str(num_cpus))]
+            self._port = probe.getsockname()[1]
+        self.address = f"{ADDRESS}:{self._port}"
+        self.nodes: list[subprocess.Popen[str]] = []
+        self.start_head(num_cpus)
+
+    def start_head(self, num_cpus: int = 1) -> None:
+        """Start the head, or another one in its place."""
+        self.nodes.insert(0, self._start("--address", ADDRESS, "--port", str(self._port), "--cpus", str(num_cpus)))
 
     def join(self, num_cpus: int = 1) -> subprocess.Popen[str]:
         """Start one more node."""
@@ -55,8 +61,8 @@ class RayCluster:
 
     def _start(self, *options: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "penstock", "node", "--token-file", str(self.token_file), *options]
-        command += ["--first-port", str(self._first_port), "--temp-folder", str(self.folder)]
-        self._first_port += 200
+        command += ["--first-port", str(RayCluster.next_port), "--temp-folder", str(self.folder)]
+        RayCluster.next_port += 200
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
         )
@@ -75,11 +81,11 @@ class RayCluster:
 
     def close(self) -> None:
         """Stop the nodes, the head last; no process may be left."""
-        for node in reversed(self.nodes):
+        for node in [*reversed(self.nodes)]:
             if node.poll() is None:
                 node.send_signal(signal.SIGTERM)
                 node.wait()
-                self._close(node)
+            self._close(node)
         left = [process for process in psutil.process_iter(["cmdline"]) if self._is_own(process)]
         assert not left, f"processes are left: {[process.info['cmdline'] for process in left]}"
         subprocess.run(["rm", "-rf", str(self.folder)], check=True)

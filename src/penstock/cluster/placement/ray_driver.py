@@ -82,9 +82,12 @@ class _Driver:
         """Answer with the exit status of a group's worker, None if its node is lost, and free what it held."""
         import ray
 
-        status = None
-        with suppress(ray.exceptions.RayError, ValueError):  # no such actor: it has ended
+        try:
             actor = self._groups[name][1] if name in self._groups else ray.get_actor(name, NAMESPACE)
+        except ValueError:  # a new head does not know it; its connection shows when it ends
+            return
+        status = None
+        with suppress(ray.exceptions.RayError):
             status = ray.get(actor.wait.remote(epoch))
         self._free(name)
         self.answer(name=name, exit=status)

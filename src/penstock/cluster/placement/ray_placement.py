@@ -218,6 +218,8 @@ class RayPlacement:
                 event = "cluster_back" if is_there else "cluster_lost"
                 text = f"The head of the cluster at {self._address} {state}."
                 tell(event, text, logging.WARNING, address=self._address)
+                if not is_there and self._driver is not None and self._driver.returncode is None:
+                    self._driver.kill()  # Ray would end it within a minute; the next head gets another one
             await asyncio.sleep(_PROBE_S)
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import socket
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,8 @@ VERSION_LABEL: Final = "penstock/version"
 """The label of a node that runs this version of Penstock."""
 _KEY: Final = b"penstock_version"
 _CONNECT_S: Final = 5.0
+_NUM_LOOKS: Final = 20
+_LOOK_S: Final = 0.5
 
 
 def check_ray() -> None:
@@ -93,7 +96,11 @@ def check_cluster(address: str) -> None:
         client = gcs(address=address)
         metadata = json.loads(client.internal_kv_get(usage, namespace=constants) or b"{}")
         cluster = {"Ray": metadata.get("ray_version", "?"), "Python": metadata.get("python_version", "?")}
-        cluster["Penstock"] = (client.internal_kv_get(_KEY, namespace=constants) or b"?").decode()
+        for _ in range(_NUM_LOOKS):  # a new head writes it a moment after it answers
+            cluster["Penstock"] = (client.internal_kv_get(_KEY, namespace=constants) or b"none").decode()
+            if cluster["Penstock"] != "none":
+                break
+            time.sleep(_LOOK_S)
     except Exception as error:
         reason = "the token is wrong" if "uthenticat" in str(error) else str(error).splitlines()[0][:200]
         raise UnavailableError(f"{address}: failed to read the versions of the cluster: {reason}") from error
