@@ -28,6 +28,8 @@ NORMALIZERS = (
     normalizers.Strip(),
     normalizers.BertNormalizer(),
     normalizers.BertNormalizer(lowercase=False),
+    normalizers.NFKC(),
+    normalizers.NFKD(),
     normalizers.Nmt(),
     normalizers.Precompiled(charsmap(REPLACEMENTS)),
 )

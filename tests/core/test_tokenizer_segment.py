@@ -66,7 +66,7 @@ def unigram(normalizer: Any = None, unk_id: int | None = 0, **components: Any) -
     ("files", "named"),
     [
         (changed(normalizer={"type": "ByteLevel"}), "normalizer ByteLevel"),
-        (changed(normalizer={"type": "Sequence", "normalizers": [{"type": "NFKC"}]}), "normalizer NFKC"),
+        (changed(normalizer={"type": "Sequence", "normalizers": [{"type": "ByteLevel"}]}), "normalizer ByteLevel"),
         (changed(pre_tokenizer={"type": "Whitespace"}), "pre_tokenizer Whitespace"),
         (
             changed(
@@ -93,7 +93,6 @@ def unigram(normalizer: Any = None, unk_id: int | None = 0, **components: Any) -
         (word_piece(max_input_chars_per_word=5000), "model.max_input_chars_per_word: .* 4096, found 5000"),
         (word_piece(unk_token="absent"), "model.unk_token"),  # noqa: S106
         (unigram(unk_id=None), "model.unk_id: expected a token, found null"),
-        (unigram("NFKC"), "normalizer NFKC"),
         (unigram({"type": "Replace", "pattern": {"Regex": "x+"}, "content": "y"}), "normalizer Replace"),
         (unigram(pre_tokenizer={"type": "Metaspace", "replacement": "_"}), "pre_tokenizer Metaspace"),
         (

@@ -106,13 +106,13 @@ bool Normalizer::apply(const TextStep& step, Text text, int64_t most, Bytes* out
   const Text with = slice(tokenizer_.tables.text, step.with_begin, step.with_bytes);
   switch (step.kind) {
     case STEP_NFC:
-      return push_nfc(text, out);
+      return push_normalized(text, kComposed, out);
     case STEP_PREPEND:
       return !text.bytes || (push_bytes(out, what.data, what.bytes) && push_bytes(out, text.data, text.bytes));
     case STEP_REPLACE:
       return push_replaced(text, what, with, most, out);
     case STEP_NFD:
-      return push_nfd(text, out);
+      return push_normalized(text, 0, out);
     case STEP_LOWERCASE:
       return push_lower(text, out);
     case STEP_CLEAN:
@@ -125,6 +125,10 @@ bool Normalizer::apply(const TextStep& step, Text text, int64_t most, Bytes* out
       return push_without(text, kMark, out);
     case STEP_CHARSMAP:
       return push_mapped(tokenizer_.tables, text, most, out);
+    case STEP_NFKC:
+      return push_normalized(text, kComposed | kCompatible, out);
+    case STEP_NFKD:
+      return push_normalized(text, kCompatible, out);
     case STEP_NMT:
       return push_nmt(text, out);
     case STEP_REPLACE_SPACES:

@@ -52,6 +52,8 @@ enum NormalizerStep : uint32_t {
   STEP_CHARSMAP,         // replaces characters and clusters by a map of SentencePiece
   STEP_NMT,              // drops control characters and makes others spaces, as SentencePiece's nmt rules do
   STEP_REPLACE_SPACES,   // replaces each run of two spaces or more
+  STEP_NFKC,
+  STEP_NFKD,
   NUM_STEPS
 };
 

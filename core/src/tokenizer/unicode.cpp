@@ -175,6 +175,8 @@ constexpr uint32_t kNumSingles = sizeof(kSingleTargets) / 3;
 constexpr uint32_t kNumPairs = sizeof(kPairs) / sizeof(kPairs[0]) / 3;
 constexpr uint32_t kNumOrdered = sizeof(kPairOrder) / sizeof(kPairOrder[0]);
 constexpr uint32_t kNumLargePairs = sizeof(kLargePairs) / sizeof(kLargePairs[0]) / 4;
+constexpr uint32_t kNumCompatibleRuns = sizeof(kCompatibleRuns) / sizeof(kCompatibleRuns[0]) / 2;
+constexpr uint32_t kNumCompatible = sizeof(kCompatibleBegins) / sizeof(kCompatibleBegins[0]) - 1;
 constexpr uint32_t kFirstCombining = 0x300;  // neither composes, nor has it a combining class, below
 constexpr uint32_t kHangul = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTrail = 0x11A7;
 constexpr uint32_t kNumLeads = 19, kNumVowels = 21, kNumTrails = 28;
@@ -250,20 +252,40 @@ uint32_t compose(uint32_t a, uint32_t b) {
 // whatever the number of marks.
 using Marks = Vec<uint64_t>;
 
-bool push_decomposed(uint32_t c, Marks* out) {
+bool push_mark(uint32_t c, Marks* out) {
+  return out->push(static_cast<uint64_t>(combining_class(c)) << 56 | static_cast<uint64_t>(out->size()) << 24 | c);
+}
+
+// The index of a code point among those that have a compatibility decomposition, or kNumCompatible.
+uint32_t find_compatible(uint32_t c) {
+  uint32_t low = 0, high = kNumCompatibleRuns;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (kCompatibleRuns[2 * middle] <= c) low = middle + 1;
+    else high = middle;
+  }
+  if (!low) return kNumCompatible;
+  const uint32_t index = kCompatibleRuns[2 * low - 1] + (c - kCompatibleRuns[2 * low - 2]);
+  return index < (low < kNumCompatibleRuns ? kCompatibleRuns[2 * low + 1] : kNumCompatible) ? index : kNumCompatible;
+}
+
+bool push_decomposed(uint32_t c, bool compatible, Marks* out) {
   uint32_t first, second;
+  const uint32_t wide = compatible ? find_compatible(c) : kNumCompatible;
+  if (wide < kNumCompatible) {
+    for (uint32_t i = kCompatibleBegins[wide]; i < kCompatibleBegins[wide + 1]; ++i) {
+      if (!push_mark(kCompatibleTexts[i], out)) return false;
+    }
+    return true;
+  }
   if (c - kHangul < kNumLeads * kNumVowels * kNumTrails) {
     const uint32_t index = c - kHangul, trail = index % kNumTrails;
     return out->push(kLead + index / (kNumVowels * kNumTrails)) && out->push(kVowel + index / kNumTrails % kNumVowels) &&
            (!trail || out->push(kTrail + trail));
   }
-  if (c < kNumAscii || !decompose(c, &first, &second)) {
-    return out->push(static_cast<uint64_t>(combining_class(c)) << 56 | static_cast<uint64_t>(out->size()) << 24 | c);
-  }
+  if (c < kNumAscii || !decompose(c, &first, &second)) return push_mark(c, out);
   // A second one never decomposes further.
-  return push_decomposed(first, out) &&
-         (second == kNoCharacter ||
-          out->push(static_cast<uint64_t>(combining_class(second)) << 56 | static_cast<uint64_t>(out->size()) << 24 | second));
+  return push_decomposed(first, compatible, out) && (second == kNoCharacter || push_mark(second, out));
 }
 
 uint32_t class_of(uint64_t mark) { return static_cast<uint32_t>(mark >> 56); }
@@ -306,13 +328,16 @@ bool push_ordered(Marks* marks, bool composes, Bytes* out) {
   return true;
 }
 
-bool push_normalized(Text text, bool composes, Bytes* out) {
+}  // namespace
+
+bool push_normalized(Text text, uint32_t form, Bytes* out) {
+  const bool composes = form & kComposed, compatible = form & kCompatible;
   Marks marks;
   for (int64_t at = 0; at < text.bytes;) {
     // Two characters in a row below the first combining one: nothing happens to the first.
     int64_t next = at;
     const uint32_t c = next_character(text, &next);
-    if (c < (composes ? kFirstCombining : kNumAscii) && (next == text.bytes || text.data[next] < kNumAscii)) {
+    if (c < (form == kComposed ? kFirstCombining : kNumAscii) && (next == text.bytes || text.data[next] < kNumAscii)) {
       if (marks.size() && !push_ordered(&marks, composes, out)) return false;
       if (!push_bytes(out, text.data + at, next - at)) return false;
       at = next;
@@ -320,15 +345,10 @@ bool push_normalized(Text text, bool composes, Bytes* out) {
     }
     // Below that, a character begins anew: it is no second part of any.
     if (c < kFirstCombining && marks.size() && !push_ordered(&marks, composes, out)) return false;
-    if (!push_decomposed(c, &marks)) return false;
+    if (!push_decomposed(c, compatible, &marks)) return false;
     at = next;
   }
   return push_ordered(&marks, composes, out);
 }
-
-}  // namespace
-
-bool push_nfc(Text text, Bytes* out) { return push_normalized(text, true, out); }
-bool push_nfd(Text text, Bytes* out) { return push_normalized(text, false, out); }
 
 }  // namespace ps

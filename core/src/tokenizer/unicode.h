@@ -44,9 +44,10 @@ bool push_bytes(Bytes* out, const uint8_t* data, int64_t bytes);
 // The end of the extended grapheme cluster (UAX #29) that begins at `at`, but for those of regional indicators.
 int64_t end_of_cluster(Text text, int64_t at);
 
-// Appends the text in normalization form C or D (UAX #15); false when memory runs out.
-bool push_nfc(Text text, Bytes* out);
-bool push_nfd(Text text, Bytes* out);
+// Normalization forms (UAX #15) are sums of these: D has neither, C composes, KD is compatible, KC is both.
+constexpr uint32_t kComposed = 1, kCompatible = 2;
+// Appends the text in a normalization form; false when memory runs out.
+bool push_normalized(Text text, uint32_t form, Bytes* out);
 
 }  // namespace ps
 

@@ -10,6 +10,7 @@ Unicode never changes: the first step of a canonical decomposition.
 from __future__ import annotations
 
 import bisect
+import itertools
 import string
 import sys
 import unicodedata
@@ -199,6 +200,15 @@ def decompositions() -> tuple[dict[int, int], dict[int, tuple[int, int, bool]]]:
     return singles, pairs
 
 
+def compatible() -> dict[int, str]:
+    """The compatibility decompositions, in full, of code points that have no canonical one or another."""
+    nfd, nfkd = normalizers.NFD().normalize_str, normalizers.NFKD().normalize_str
+    found = {c: nfkd(chr(c)) for c in CODE_POINTS if nfkd(chr(c)) != nfd(chr(c))}
+    if max(ord(char) for text in found.values() for char in text) >= 1 << 16:
+        raise SystemExit("compatibility decompositions: expected 16 bits")
+    return found
+
+
 def rows(values: Iterable[int]) -> Iterator[str]:
     line = ""
     for value in values:
@@ -212,6 +222,12 @@ def rows(values: Iterable[int]) -> Iterator[str]:
 
 def array(kind: str, name: str, values: Iterable[int], comment: str) -> str:
     return f"// {comment}\nconstexpr {kind} {name}[] = {{\n" + "\n".join(rows(values)) + "};\n"
+
+
+def starts_of(keys: Iterable[int]) -> list[int]:
+    """The first code point of each run of keys, and its place among all."""
+    known = sorted(keys)
+    return [value for i, c in enumerate(known) if i == 0 or known[i - 1] != c - 1 for value in (c, i)]
 
 
 def runs_of(values: dict[int, int]) -> list[int]:
@@ -229,10 +245,8 @@ def generate() -> str:
     """The text of the header."""
     class_runs = classes()
     singles, pairs = decompositions()
-    starts: list[int] = []
-    for i, c in enumerate(sorted(singles)):
-        if c - 1 not in singles:
-            starts += [c, i]
+    starts, wide = starts_of(singles), compatible()
+    ends = itertools.accumulate(map(len, wide.values()), initial=0)
     targets = [singles[c] >> shift & 255 for c in sorted(singles) for shift in (0, 8, 16)]
     small = {c: p for c, p in pairs.items() if max(c, *p[:2]) < 1 << 16}
     large = {c: p for c, p in pairs.items() if c not in small}
@@ -257,6 +271,9 @@ def generate() -> str:
             [v for c, p in large.items() for v in (c, p[0], p[1], int(p[2]))],
             "composed, first, second, whether they compose again: beyond 16 bits",
         ),
+        array("uint32_t", "kCompatibleRuns", starts_of(wide), "first code point of a run, its place in the next"),
+        array("uint16_t", "kCompatibleBegins", ends, "where the decomposition of each begins, and the end"),
+        array("uint16_t", "kCompatibleTexts", [ord(c) for text in wide.values() for c in text], "their code points"),
         "}  // namespace ps\n\n#endif\n",
     ]
     return "\n".join(parts)

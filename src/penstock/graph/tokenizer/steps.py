@@ -13,6 +13,8 @@ from penstock.graph.tokenizer.segment import (
     STEP_LOWERCASE,
     STEP_NFC,
     STEP_NFD,
+    STEP_NFKC,
+    STEP_NFKD,
     STEP_NMT,
     STEP_PREPEND,
     STEP_REPLACE,
@@ -32,6 +34,8 @@ _MAX_STEPS, _MAX_STEP_BYTES = 16, 16
 _KINDS: Final = {
     "NFC": STEP_NFC,
     "NFD": STEP_NFD,
+    "NFKC": STEP_NFKC,
+    "NFKD": STEP_NFKD,
     "Nmt": STEP_NMT,
     "Lowercase": STEP_LOWERCASE,
     "StripAccents": STEP_STRIP_MARKS,
