@@ -26,7 +26,7 @@ class Interpreter:
                 num_pages,
                 state.num_kv_heads * state.head_dim
                 if state.recurrent
-                else page_elements(torch.float32, state.num_kv_heads, state.head_dim),
+                else page_elements(torch.float32, state.num_kv_heads, state.head_dim, state.latent_dim),
             )
             for name, state in graph.states.items()
         }

@@ -89,6 +89,23 @@ def test_mixtures_by_layer() -> None:
     assert (hunyuan.num_experts, hunyuan.routing.k, hunyuan.shared_size) == (4, 2, 96)
 
 
+def test_layers_that_predict_further_tokens_are_not_read() -> None:
+    config = read("deepseek_v3", num_nextn_predict_layers=2, **LATENT)
+    assert config.mixture.unread == ("model.layers.4.*", "model.layers.5.*")
+    glm = read("glm4_moe", num_nextn_predict_layers=1, moe_intermediate_size=20, n_routed_experts=16)
+    assert glm.unread == ("model.layers.4.*",)
+    assert read("deepseek_v3", **LATENT).mixture.unread == ()
+
+
+def test_latent_sizes() -> None:
+    latent = read("kimi_k2", q_lora_rank=None, n_group=1, topk_group=1, **LATENT).latent
+    assert (latent.query_rank, latent.latent_dim, latent.nope_dim, latent.rope_dim) == (0, 512, 128, 64)
+    assert latent.scale == 192**-0.5
+    yarn = {"type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    scaled = read("deepseek_v3", rope_scaling=yarn | {"original_max_position_embeddings": 4096}, **LATENT).latent
+    assert scaled.scale == pytest.approx(192**-0.5 * 1.3688879454**2)
+
+
 def test_windows_by_layer() -> None:
     assert read("qwen2", sliding_window=8).windows == (0, 0, 0, 0)
     assert read("qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=3).windows == (0, 0, 0, 8)
@@ -96,7 +113,16 @@ def test_windows_by_layer() -> None:
     assert read("qwen3", sliding_window=8, use_sliding_window=True, layer_types=kinds).windows == (0, 8, 0, 8)
 
 
+LATENT: dict[str, Any] = {"n_routed_experts": 64, "moe_intermediate_size": 20}
+
 BAD = {
+    "v3_topk_method": ("deepseek_v3", {"topk_method": "greedy"}, "noaux_tc, found 'greedy'"),
+    "v3_scoring": ("deepseek_v3", {"scoring_func": "softmax"}, "sigmoid, found 'softmax'"),
+    "v3_frequency": ("deepseek_v3", {"moe_layer_freq": 2}, "1, found 2"),
+    "v3_groups": ("deepseek_v3", {"topk_group": 9, **LATENT}, "1 to 8"),
+    "v3_row": ("deepseek_v3", {"kv_lora_rank": 1000}, "1024 at most"),
+    "v3_heads": ("deepseek_v3", {"num_key_value_heads": 2}, "num_attention_heads"),
+    "v3_rope": ("deepseek_v3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling: .*dynamic"),
     "activation": ("llama", {"hidden_act": "relu"}, "silu, found 'relu'"),
     "missing": ("llama", {"hidden_size": "missing"}, "missing"),
     "heads": ("qwen2", {"num_key_value_heads": 3}, r"\(4\), found 3"),
@@ -167,6 +193,7 @@ BAD = {
 
 PARAMS = {
     "rope": "rope_type",
+    "v3_rope": "type",
     "longrope": "short_factor",
     "longrope_key": "short_mscale",
     "longrope_llama": "type",

@@ -79,6 +79,17 @@ def test_transposed_matrices_and_added_constants(tmp_path: Path) -> None:
     assert own.read("norm").tolist() == [1.5, 0.0]
 
 
+def test_transposed_rows_of_each_head(tmp_path: Path) -> None:
+    heads = {"k": ((0, 4), (6, 10)), "v": ((4, 6), (10, 12))}
+    turned = tuple(Source("fused", (rows,), rows_transposed=True) for rows in heads["k"])
+    sources: Sources = {"k": turned, "v": Source("fused", heads["v"])}
+    own = mapped(tmp_path, sources, {"k": (8, 4), "v": (4, 4)})
+    assert (own.read("k") == torch.cat((FUSED[:4].T, FUSED[6:10].T)).numpy()).all()
+    own.release("k")
+    own.release("v", 0, 64)
+    assert (own.read("v") == torch.cat((FUSED[4:6], FUSED[10:])).numpy()).all()
+
+
 def test_matrices_of_a_stack_and_a_stack_of_matrices(tmp_path: Path) -> None:
     stack = torch.randn(3, 4, 2)
     apart = {f"x{i}": torch.randn(2, 5) for i in range(2)}
@@ -112,6 +123,11 @@ BAD: dict[str, tuple[Sources, dict[str, tuple[int, ...]], str]] = {
     ),
     "unread_rows": ({"a": Source("fused", ((0, 5),))}, {"a": (5, 4)}, r"'fused': shape: expected 5 rows, found \[12"),
     "columns": ({"a": Source("fused")}, {"a": (12, 5)}, r"'fused': shape: expected \[12, 5\] for 'a', found \[12, 4"),
+    "turned": (
+        {"a": Source("fused", rows_transposed=True)},
+        {"a": (4, 11)},
+        r"'fused': shape: expected \[4, 11\] for 'a', found \[12, 4",
+    ),
     "rows": ({"a": Source("fused")}, {"a": (11, 4)}, "'fused': shape: expected 11 rows for 'a'"),
     "vector": ({"a": Source("norm", transposed=True)}, {"a": (2, 1)}, "'norm': shape: expected a matrix"),
     "index": ({"a": Source("fused", index=0)}, {"a": (4,)}, "'fused': shape: expected 1 matrices"),

@@ -14,6 +14,7 @@ from penstock.core import layouts
 from penstock.nn.packing import pack_blocks, pack_matrix
 from penstock.ops.reference import delta_state_elements, gated_delta
 from penstock.ops.reference.attention import kv_append, page_elements
+from penstock.ops.reference.latent import latent_append
 from penstock.ops.table import BLOCK_SCHEMES, LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme
 from tests.support.gguf_blocks import random_blocks
@@ -176,13 +177,24 @@ class Pages:
 
     def filled(self, dtype: torch.dtype, heads: int, dim: int) -> Tensor:
         """A state that holds every token; slots never written hold NaN, or garbage."""
-        shape = (self.num_pages(), page_elements(dtype, heads, dim))
-        state = torch.full(shape, torch.nan, dtype=dtype) if dtype != torch.int8 else torch.full(shape, -1, dtype=dtype)
+        state = self._unwritten(dtype, page_elements(dtype, heads, dim))
         whole = Pages(self.lengths, self.lengths)
         positions, starts, _ = whole.arrays()
         k, v = randn(len(positions), heads, dim, seed=5), randn(len(positions), heads, dim, seed=6)
         kv_append(k, v, state, positions, starts, self.arrays()[2], group=1)
         return state
+
+    def latents(self, dtype: torch.dtype, latent_dim: int, rope_dim: int) -> Tensor:
+        """The same with a row of latents for every token."""
+        state = self._unwritten(dtype, page_elements(dtype, 1, latent_dim + rope_dim, latent_dim))
+        positions, starts, _ = Pages(self.lengths, self.lengths).arrays()
+        latent, rope = randn(len(positions), latent_dim, seed=5), randn(len(positions), rope_dim, seed=6)
+        latent_append(latent, rope, state, positions, starts, self.arrays()[2], group=1)
+        return state
+
+    def _unwritten(self, dtype: torch.dtype, elements: int) -> Tensor:
+        shape = (self.num_pages(), elements)
+        return torch.full(shape, -1, dtype=dtype) if dtype == torch.int8 else torch.full(shape, torch.nan, dtype=dtype)
 
 
 BATCHES = (Pages((1,), (1,)), Pages((33, 5, 70), (33, 1, 3)), Pages((257, 32), (1, 32)))
@@ -276,6 +288,47 @@ def _gated_delta() -> Iterator[Case]:
             rows = (cut(tokens, channels, seed=7), cut(tokens, heads, seed=5), randn(tokens, heads, seed=6))
             name = f"{index}-{key_heads}x{shared}-{dim}-{value_dim}-{window}"
             yield Case(name, (*rows, state, *pages.arrays(), *vectors), attrs)
+
+
+LATENT_DIMS = ((32, 16), (40, 12), (17, 6), (128, 3))
+
+
+def _latent_append() -> Iterator[Case]:
+    for dtype in KV_DTYPES:
+        for index, pages in enumerate(BATCHES):
+            for latent_dim, rope_dim in LATENT_DIMS:
+                elements = page_elements(dtype, 1, latent_dim + rope_dim, latent_dim)
+                state = torch.zeros(pages.num_pages(), elements, dtype=dtype)
+                latent, rope = cut(sum(pages.new), latent_dim), randn(sum(pages.new), rope_dim, seed=3)
+                tensors = (latent, rope, state, *pages.arrays())
+                yield Case(f"{dtype}-{index}-{latent_dim}+{rope_dim}", tensors, {"group": 1})
+
+
+def _latent_attention() -> Iterator[Case]:
+    plain = {"scale": 0.15, "group": 1, "causal": True, "window": 0, "softcap": 0.0}
+    for dtype in KV_DTYPES:
+        for index, pages in enumerate(BATCHES):
+            for (latent_dim, rope_dim), heads in zip(LATENT_DIMS, (5, 1, 3, 36), strict=True):
+                q = cut(sum(pages.new), heads * latent_dim, seed=7).view(-1, heads, latent_dim)
+                rope = cut(sum(pages.new), heads * rope_dim, seed=8).view(-1, heads, rope_dim)
+                tensors = (q, pages.latents(dtype, latent_dim, rope_dim), *pages.arrays(), rope)
+                # Over 16 bits or fewer the probabilities are rounded to bf16; of many heads one cancels more.
+                tolerance = None if dtype == torch.float32 else 8e-3
+                yield Case(f"{dtype}-{index}-{heads}-{latent_dim}+{rope_dim}", tensors, plain, tolerance)
+    for name, changes in {"window": {"window": 9}, "softcap": {"softcap": 2.5}, "whole": {"causal": False}}.items():
+        tensors = (q, pages.latents(torch.float32, latent_dim, rope_dim), *pages.arrays(), rope)
+        yield Case(name, tensors, {**plain, **changes})
+
+
+def _head_linear() -> Iterator[Case]:
+    for scheme in LINEAR_SCHEMES:
+        for tokens, heads, n, k in ((1, 2, 32, 64), (9, 5, 20, 33), (40, 3, 7, 160), (6, 70, 16, 31)):
+            weight = pack_matrix(randn(heads * n, k, seed=1, scale=k**-0.5), find_scheme(scheme).layout)
+            attrs = {"num_heads": heads, "out_features": n, "scheme": scheme}
+            yield Case(f"{scheme}-{tokens}x{heads}x{n}x{k}", (randn(tokens, heads, k), weight), attrs)
+    strided = cut(3, 4 * 24).view(3, 4, 24)
+    weight = pack_matrix(randn(40, 24, seed=1), find_scheme("f32").layout)
+    yield Case("strided", (strided, weight), {"num_heads": 4, "out_features": 10, "scheme": "f32"})
 
 
 def _binary() -> Iterator[Case]:
@@ -399,6 +452,9 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": _attention,
     "short_conv": _short_conv,
     "gated_delta": _gated_delta,
+    "latent_append": _latent_append,
+    "latent_attention": _latent_attention,
+    "head_linear": _head_linear,
     "silu_mul": _binary,
     "gelu": _gelu,
     "scale": lambda: _scaled("factor"),

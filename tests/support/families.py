@@ -211,6 +211,35 @@ FAMILIES |= {
 }
 
 
+_LATENT: dict[str, Any] = _MIXTURE | {
+    "q_lora_rank": 56,
+    "kv_lora_rank": 40,
+    "qk_nope_head_dim": 20,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 28,
+    "n_routed_experts": 12,
+    "first_k_dense_replace": 1,
+}
+_YARN_ALL = {**_YARN, "mscale": 0.8, "mscale_all_dim": 1.2}
+
+FAMILIES |= {
+    "deepseek_v3": (
+        "deepseek_v3",
+        _LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": _YARN_ALL, "attention_bias": True},
+    ),
+    "deepseek_v3_direct": (
+        "deepseek_v3",
+        _LATENT | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "rope_interleave": False, "v_head_dim": 20},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        _LATENT | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.5},
+    ),
+    "deepseek_v2_lite": ("deepseek_v2", _LATENT | {"q_lora_rank": None, "rope_parameters": _YARN_ALL}),
+    "glm4_moe_lite": ("glm4_moe_lite", _LATENT | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "minicpm3": ("minicpm3", {name: _LATENT[name] for name in _LATENT if not name.startswith(("n_", "num_"))}),
+}
+
 _FOUR_HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4}
 _GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.05}
 _COHERE = {"logit_scale": 0.3, "num_key_value_heads": 1}
@@ -283,6 +312,10 @@ RANK_FAMILIES = [name for name, row in FAMILIES.items() if row[0] in ("llama", "
 """The rows whose strategies for ranks are held; folders of other families are not sharded yet."""
 
 
+_OWN_CLASSES: dict[str, Any] = {"mistral4": transformers.Mistral4ForCausalLM._from_config}
+"""What makes the network of a model_type that the automatic class does not know."""
+
+
 @cache
 def build(name: str) -> transformers.PreTrainedModel:
     """The network in transformers, its weights random: biases and norms too, so that a forgotten one shows."""
@@ -290,7 +323,8 @@ def build(name: str) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
     sizes = {_OWN_KEYS.get(model_type, {}).get(key, key): value for key, value in _SMALL.items()}
     config = transformers.AutoConfig.for_model(model_type, **(sizes | changes))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    auto = _OWN_CLASSES.get(model_type, transformers.AutoModelForCausalLM.from_config)
+    model = auto(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1 or parameter_name.endswith("_bias"):

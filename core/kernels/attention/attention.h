@@ -48,19 +48,22 @@ inline void finish(const Query& q, int64_t dim) {
 
 // The query as it is multiplied.
 template <class Kv>
-PS_INLINE void set_factors(Query& q, int64_t dim) {
+PS_INLINE void set_factors(Query& q, const KvView& kv) {
+  typename Kv::Element* x = (typename Kv::Element*)q.memory;
+  const int64_t first = value_dim(kv), rest = kv.head_dim - first;
   q.x = q.q;
-  if (Kv::kStep == 1) return;
-  q.x = q.memory;
-  for (int64_t d = 0; d < dim; d += 16) Kv::put((typename Kv::Element*)q.memory + d, f_load_n(q.q + d, tail(dim, d)));
+  if (Kv::kStep == 1 && rest == 0) return;
+  q.x = x;
+  for (int64_t d = 0; d < first; d += 16) Kv::put(x + d, f_load_n(q.q + d, tail(first, d)));
+  for (int64_t d = 0; d < rest; d += 16) Kv::put(x + first + d, f_load_n(q.q_rope + d, tail(rest, d)));
 }
 
 // The partitions [part, part_end) of the queries of a block, as far as they see them.
 template <class Kv>
 void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages, int64_t kv_head, int32_t part,
             int32_t part_end, const Next& after) {
-  const int64_t dim = a.kv.head_dim, offset = kv_head * Kv::head_bytes(dim);
-  for (int i = 0; i < n; ++i) set_factors<Kv>(queries[i], dim);
+  const int64_t dim = a.kv.head_dim, offset = kv_head * Kv::head_bytes(dim), values = value_dim(a.kv);
+  for (int i = 0; i < n; ++i) set_factors<Kv>(queries[i], a.kv);
   // Positions ascend over the queries, so the first has the earliest valid key and the last the latest.
   const int32_t first_page = queries[0].first / kPageTokens, last_page = queries[n - 1].last / kPageTokens;
   if (part < first_page / kPartitionPages) part = first_page / kPartitionPages;
@@ -76,12 +79,13 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
       const int32_t next = page + kPartitionPages + i;
       p.heads[i] = a.kv.data + pages[page + i] * a.kv.page_bytes + offset;
       p.ahead[i] = p.heads[i];
+      p.values[i] = a.kv.latent_dim ? queries[0].values : Kv::values(p.heads[i], dim);
       if (more && next <= last_page && pages[next] >= 0) p.ahead[i] = a.kv.data + pages[next] * a.kv.page_bytes + offset;
       if (!more && i - p.begin < after.count)
         p.ahead[i] = a.kv.data + after.pages[i - p.begin] * a.kv.page_bytes + after.kv_head * Kv::head_bytes(dim);
     }
     const int32_t slot = a.num_ranks > 1 ? part / a.num_ranks : part;
-    for (int i = 0; a.partials && i < n; ++i) queries[i].o = queries[i].partials + slot * partial_floats(dim) + 16;
+    for (int i = 0; a.partials && i < n; ++i) queries[i].o = queries[i].partials + slot * partial_floats(values) + 16;
     partition_step<Kv>(a, queries, n, p);
     for (int i = 0; i < n; ++i) {
       Query& q = queries[i];
@@ -90,7 +94,7 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
         q.o[-16] = q.max;
         q.o[-15] = q.sum;
       } else {
-        add_partition(q, dim);
+        add_partition(q, values);
         if (q.total == q.o) q.o = q.spare;
       }
     }
@@ -98,16 +102,30 @@ void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages,
 }
 
 PS_INLINE int64_t block_tokens(int64_t group) { return group >= kBlockQueries ? 1 : kBlockQueries / group; }
-PS_INLINE int64_t query_floats(int64_t dim) { return kPartitionTokens + 3 * padded(dim); }
+// The second part of a query begins anywhere and is stored in whole vectors.
+PS_INLINE int64_t query_floats(const KvView& kv) { return kPartitionTokens + 2 * padded(value_dim(kv)) + padded(kv.head_dim) + 16; }
+PS_INLINE int64_t values_bytes(const KvView& kv) { return 4 * kPageTokens * kv.latent_dim; }
 
-int64_t attention_scratch_bytes(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
-  int64_t group = num_heads / num_kv_heads, queries = group * block_tokens(group);
-  return queries * (int64_t(sizeof(Query)) + 4 * query_floats(head_dim)) + 64;
+int64_t attention_scratch_bytes(int32_t num_heads, const KvView& kv) {
+  int64_t group = num_heads / kv.num_kv_heads, queries = group * block_tokens(group);
+  return queries * (int64_t(sizeof(Query)) + 4 * query_floats(kv)) + values_bytes(kv) + 64;
+}
+
+// The memory of a thread: queries, the vectors of each, and the values of a page of latents.
+struct Memory {
+  Query* queries;
+  float* vectors;
+  int64_t each;
+};
+PS_INLINE Memory memory_of(const AttentionArgs& a, void* scratch, int64_t queries) {
+  uint8_t* after_values = (uint8_t*)scratch + values_bytes(a.kv);
+  return {(Query*)after_values, (float*)((Query*)after_values + queries), query_floats(a.kv)};
 }
 
 inline void place_query(const AttentionArgs& a, Query& q, int64_t token, int64_t head) {
-  const int64_t dim = a.kv.head_dim, request = a.batch.token_request[token];
+  const int64_t dim = value_dim(a.kv), request = a.batch.token_request[token];
   q.q = a.q + token * a.q_stride + head * dim;
+  q.q_rope = a.q_rope ? a.q_rope + token * a.q_rope_stride + head * (a.kv.head_dim - dim) : nullptr;
   q.out = a.out + token * a.out_stride + head * dim;
   q.position = a.batch.positions[token];
   q.last = a.causal ? q.position : a.batch.positions[a.batch.request_starts[request + 1] - 1];
@@ -120,12 +138,14 @@ inline void place_query(const AttentionArgs& a, Query& q, int64_t token, int64_t
   q.total_max = q.total_sum = 0.f;
 }
 
-inline void start_query(const AttentionArgs& a, Query& q, int64_t token, int64_t head, float* memory) {
+inline void start_query(const AttentionArgs& a, const Memory& memory, int64_t index, int64_t token, int64_t head) {
+  Query& q = memory.queries[index];
   place_query(a, q, token, head);
-  q.p = memory;
-  q.o = memory + kPartitionTokens;
-  q.spare = q.o + padded(a.kv.head_dim);
-  q.memory = q.spare + padded(a.kv.head_dim);
+  q.p = memory.vectors + index * memory.each;
+  q.o = q.p + kPartitionTokens;
+  q.spare = q.o + padded(value_dim(a.kv));
+  q.memory = q.spare + padded(value_dim(a.kv));
+  q.values = (uint8_t*)memory.queries - values_bytes(a.kv);
 }
 
 PS_INLINE const int32_t* pages_of(const AttentionArgs& a, int64_t token) {
@@ -145,7 +165,7 @@ PS_INLINE Next next_of(const AttentionArgs& a, int64_t token, int64_t kv_head) {
 inline void set_next(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t stop, int64_t kv_head) {
   const int64_t group = a.num_heads / a.kv.num_kv_heads;
   for (int i = 0; i < n; ++i) {
-    const int64_t t = token + i / group, offset = (kv_head * group + i % group) * a.kv.head_dim;
+    const int64_t t = token + i / group, offset = (kv_head * group + i % group) * value_dim(a.kv);
     if (t >= stop) return;
     queries[i].next_q = a.q + t * a.q_stride + offset;
     queries[i].next_out = a.out + t * a.out_stride + offset;
@@ -166,14 +186,14 @@ void attend_any(const AttentionArgs& a, Query* queries, int n, int64_t token, in
 
 // Where the partitions of a head leave their results.
 PS_INLINE int64_t partials_at(const AttentionArgs& a, int64_t token, int64_t head) {
-  return ((token - a.first_token) * a.num_heads + head) * a.num_parts * partial_floats(a.kv.head_dim);
+  return ((token - a.first_token) * a.num_heads + head) * a.num_parts * partial_floats(value_dim(a.kv));
 }
 
 void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
   const int64_t heads = a.kv.num_kv_heads, group = a.num_heads / heads, limit = block_tokens(group);
-  const int64_t dim = a.kv.head_dim, floats = query_floats(dim);
-  Query* queries = (Query*)scratch;
-  float* memory = (float*)(queries + group * limit);
+  const int64_t dim = value_dim(a.kv);
+  const Memory memory = memory_of(a, scratch, group * limit);
+  Query* queries = memory.queries;
   const int32_t* request_of = a.batch.token_request;
   for (int64_t token = begin / heads; token * heads < end;) {
     int64_t stop = token + 1;
@@ -183,7 +203,7 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch
       for (int64_t t = token; t < stop; ++t) {
         if (t * heads + h < begin || t * heads + h >= end) continue;
         for (int64_t g = 0; g < group; ++g, ++n) {
-          start_query(a, queries[n], t, h * group + g, memory + n * floats);
+          start_query(a, memory, n, t, h * group + g);
           if (a.partials) queries[n].partials = a.partials + partials_at(a, t, h * group + g);
         }
       }
@@ -202,14 +222,14 @@ void attention(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch
 }
 
 void attention_part(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
-  const int64_t heads = a.kv.num_kv_heads, group = a.num_heads / heads, floats = query_floats(a.kv.head_dim);
-  Query* queries = (Query*)scratch;
-  float* memory = (float*)(queries + group);
+  const int64_t heads = a.kv.num_kv_heads, group = a.num_heads / heads;
+  const Memory memory = memory_of(a, scratch, group);
+  Query* queries = memory.queries;
   for (int64_t item = begin; item < end;) {
     const int64_t part = item % a.num_parts, h = item / a.num_parts % heads, token = item / a.num_parts / heads;
     const int64_t stop = part + end - item < a.num_parts ? part + end - item : a.num_parts;
     for (int64_t g = 0; g < group; ++g) {
-      start_query(a, queries[g], token, h * group + g, memory + g * floats);
+      start_query(a, memory, g, token, h * group + g);
       queries[g].partials = a.partials + partials_at(a, token, h * group + g);
     }
     attend_any(a, queries, int(group), token, h, int32_t(part), int32_t(stop), Next{nullptr, 0, 0});
@@ -219,7 +239,7 @@ void attention_part(const AttentionArgs& a, int64_t begin, int64_t end, void* sc
 
 // The result of one partition of a query, which its rank has left.
 inline float* partial_of(const AttentionArgs& a, const Query& q, int64_t token, int64_t head, int32_t part) {
-  const int64_t at = partials_at(a, token, head), floats = partial_floats(a.kv.head_dim);
+  const int64_t at = partials_at(a, token, head), floats = partial_floats(value_dim(a.kv));
   if (a.num_ranks <= 1) return a.partials + at + part * floats;
   const int32_t first = q.first / kPageTokens, page = part * kPartitionPages;
   const int32_t entry = pages_of(a, token)[page > first ? page : first];
@@ -227,7 +247,7 @@ inline float* partial_of(const AttentionArgs& a, const Query& q, int64_t token, 
 }
 
 void attention_merge(const AttentionArgs& a, int64_t begin, int64_t end) {
-  const int64_t dim = a.kv.head_dim;
+  const int64_t dim = value_dim(a.kv);
   float total[kMaxHeadDim];
   for (int64_t token = begin; token < end; ++token)
     for (int64_t head = 0; head < a.num_heads; ++head) {

@@ -7,11 +7,23 @@ namespace {
 
 constexpr int kPageTokens = PS_PAGE_TOKENS;
 
+// Values [32][dim] of a page of latents, whose keys begin with them: keys [dim][32].  Sixteen dimensions at a time, so that
+// whole lines are written.
+template <class T>
+inline void transpose_page(const T* keys, int64_t dim, T* values) {
+  for (int64_t d = 0; d < dim; d += 16) {
+    const int n = dim - d < 16 ? int(dim - d) : 16;
+    for (int t = 0; t < kPageTokens; ++t)
+      for (int i = 0; i < n; ++i) values[t * dim + d + i] = keys[(d + i) * kPageTokens + t];
+  }
+}
+
 // How attention reads each format: a step is kStep dimensions of keys, or kStep positions of values.
 //   head_bytes, values: bytes of one head of one page; where its values begin
 //   Element, put, put_probability: what queries and probabilities are multiplied as, and rounding 16 of them to it
 //   key: a step of the keys of 16 positions, the lower or the upper half of a page
 //   value: a step of the values of n of 16 dimensions from d on; value_alone: of position t of a page and no other
+//   order_values: the values of a page of latents, put where and as `values` would have them
 struct KvF32 {
   using Element = float;
   static constexpr bool kScaled = false;
@@ -36,6 +48,9 @@ struct KvF32 {
   }
   PS_INLINE static F16 value_alone(const uint8_t* v, int t, int64_t dim, int64_t d, int n) { return value(v, t, dim, d, n); }
   PS_INLINE static F16 dot(F16 a, F16 x, F16 acc) { return f_fma(x, a, acc); }
+  static void order_values(const uint8_t* head, int64_t dim, uint8_t* values) {
+    transpose_page((const uint32_t*)head, dim, (uint32_t*)values);
+  }
 };
 // Steps lie as the dot product of pairs reads them: keys [dim / 2][32][2], values [16][dim][2].  An odd last dimension has
 // a zero beside it.
@@ -64,6 +79,16 @@ struct KvBf16 {
     return t % 2 ? high_alone(both) : low_alone(both);
   }
   PS_INLINE static F16 dot(const Pairs& a, const Pair& x, F16 acc) { return f_dot(a, x, acc); }
+  static void order_values(const uint8_t* head, int64_t dim, uint8_t* values) {  // pairs of dimensions to pairs of tokens
+    const uint16_t* keys = (const uint16_t*)head;
+    uint16_t* out = (uint16_t*)values;
+    for (int64_t d = 0; d < dim; d += 16) {
+      const int n = dim - d < 16 ? int(dim - d) : 16;
+      for (int t = 0; t < kPageTokens; ++t)
+        for (int i = 0; i < n; ++i)
+          out[2 * (t / 2 * dim + d + i) + t % 2] = keys[2 * ((d + i) / 2 * kPageTokens + t) + i % 2];
+    }
+  }
 };
 struct KvInt8 {  // scales of the 32 keys follow the keys, scales of the values the values
   using Element = Half;
@@ -94,6 +119,9 @@ struct KvInt8 {  // scales of the 32 keys follow the keys, scales of the values 
     return t % 2 ? pairs_of(f_set(0.f), v) : pairs_of(v, f_set(0.f));
   }
   PS_INLINE static F16 dot(const Pairs& a, const Pair& x, F16 acc) { return f_dot(a, x, acc); }
+  static void order_values(const uint8_t* head, int64_t dim, uint8_t* values) {
+    transpose_page((const int8_t*)head, dim, (int8_t*)values);
+  }
 };
 
 inline void append_int8(uint8_t* keys, uint8_t* values, int64_t slot, const float* k, const float* v, int64_t dim) {
@@ -153,6 +181,42 @@ void kv_append(const KvAppendArgs& a, int64_t begin, int64_t end) {
       if (t + 1 < end) ask_for_row(k + a.k_stride, dim), ask_for_row(v + a.v_stride, dim);
       append_head(a.kv.layout, page + h * head_bytes, position % kPageTokens, k, v, dim);
     }
+  }
+}
+
+// A row of latents, as append_head stores a key.
+inline void append_latent(int32_t layout, uint8_t* head, int64_t slot, const float* row, int64_t dim) {
+  if (builds_kv(PS_KV_INT8) && layout == PS_KV_INT8) {
+    const RowScale scale = row_scale(row, dim);
+    ((float*)(head + kPageTokens * dim))[slot] = scale.scale;
+    for (int64_t d = 0; d < dim; d += 16) {
+      const int n = tail(dim, d);
+      int8_t q[16];
+      f_store_i8_n(q, to_int8(f_load_n(row + d, n), scale.inverse), 16);
+      for (int i = 0; i < n; ++i) ((int8_t*)head)[(d + i) * kPageTokens + slot] = q[i];
+    }
+  } else if (builds_kv(PS_KV_BF16) && layout == PS_KV_BF16) {
+    for (int64_t d = 0; d < dim; d += 16) {
+      const int n = tail(dim, d);
+      uint16_t h[16];
+      f_store_bf16_n(h, f_flush_small(f_load_n(row + d, n)), 16);
+      for (int i = 0; i < n; i += 2) __builtin_memcpy(head + 4 * slot + (d + i) * kPageTokens * 2, h + i, 4);
+    }
+  } else if (builds_kv(PS_KV_F32)) {
+    for (int64_t d = 0; d < dim; ++d) ((float*)head)[d * kPageTokens + slot] = row[d];
+  }
+}
+
+void latent_append(const LatentAppendArgs& a, int64_t begin, int64_t end) {
+  const int64_t first = a.kv.latent_dim, rest = a.kv.head_dim - first;
+  float row[kMaxHeadDim];
+  for (int64_t t = begin; t < end; ++t) {
+    const int32_t position = a.batch.positions[t];
+    const int64_t entry = int64_t(a.batch.token_request[t]) * a.batch.page_table_width + position / kPageTokens;
+    if (a.batch.page_table[entry] < 0) continue;  // another rank's
+    for (int64_t d = 0; d < first; ++d) row[d] = a.latent[t * a.latent_stride + d];
+    for (int64_t d = 0; d < rest; ++d) row[first + d] = a.rope[t * a.rope_stride + d];
+    append_latent(a.kv.layout, a.kv.data + a.batch.page_table[entry] * a.kv.page_bytes, position % kPageTokens, row, first + rest);
   }
 }
 

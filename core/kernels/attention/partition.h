@@ -8,7 +8,7 @@ namespace {
 constexpr int kPartitionTokens = kPartitionPages * kPageTokens;
 
 struct Query {  // one head of one token
-  const float* q;
+  const float *q, *q_rope;  // q_rope: of latents, else null
   const void* x;  // q as it is multiplied
   float* out;
   int32_t position, first, last;  // valid keys: first..last
@@ -20,6 +20,7 @@ struct Query {  // one head of one token
   float* p;                   // [256] scores, then probabilities as they are multiplied
   float *o, *spare, *total;   // [dim] each of the partition, and in all or null
   float* memory;              // [dim] for x
+  uint8_t* values;            // of latents: where the values of a page go
   const float *next_q, *next_out;  // rows to ask for early, or null
   float* partials;            // where the results of its partitions go, if they are kept apart
 };
@@ -30,8 +31,10 @@ struct Partition {
   int begin, end;
   const uint8_t* heads[kPartitionPages];  // one KV head of each page
   const uint8_t* ahead[kPartitionPages];  // what is read after it, to be asked for early
+  const uint8_t* values[kPartitionPages];
 };
 
+PS_INLINE int64_t value_dim(const KvView& kv) { return kv.latent_dim ? kv.latent_dim : kv.head_dim; }
 PS_INLINE int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
 PS_INLINE int64_t partial_floats(int64_t dim) { return 16 + padded(dim); }  // maximum, sum, 14 unused, values
 
@@ -62,7 +65,7 @@ inline void scores(Query* queries, const Partition& part, int page, int64_t dim)
   const uint8_t *keys[P], *values[P];
   PS_UNROLL for (int j = 0; j < P; ++j) {
     keys[j] = part.heads[page + j];
-    values[j] = Kv::values(keys[j], dim);
+    values[j] = part.values[page + j];
   }
   PS_UNROLL for (int i = 0; i < N; ++i) {
     q[i] = (const typename Kv::Element*)queries[i].x;
@@ -157,7 +160,8 @@ inline void softmax(const AttentionArgs& a, Query& q, const Partition& part) {
     F16 p0 = f_exp2_negative(f_load(q.p + t) - m), p1 = f_exp2_negative(f_load(q.p + t + 16) - m);
     if (Kv::kScaled) {
       sums = (sums + p0) + p1;
-      const float* value_scales = (const float*)(Kv::values(part.heads[page], dim) + kPageTokens * dim);
+      const uint8_t* scaled = a.kv.latent_dim ? part.heads[page] : part.values[page];
+      const float* value_scales = (const float*)(scaled + kPageTokens * dim);
       Kv::put_probability(rounded + t, seen(q, t, p0 * f_load(value_scales), 0.f));
       Kv::put_probability(rounded + t + 16, seen(q, t + 16, p1 * f_load(value_scales + 16), 0.f));
     } else {
@@ -181,7 +185,7 @@ PS_INLINE void weigh_columns(Query* queries, const Partition& part, int64_t dim,
     PS_UNROLL for (int c = 0; c < D; ++c) o[i][c] = f_load(queries[i].o + d + 16 * c);
   }
   const int page = begin / kStepsOfPage;
-  const uint8_t *values = Kv::values(part.heads[page], dim), *ahead = part.ahead[page] + d * kBytes;
+  const uint8_t *values = part.values[page], *ahead = part.ahead[page] + d * kBytes;
   for (int step = begin; step < end; ++step) {
     const int64_t at = step - page * kStepsOfPage;
     decltype(Kv::value(values, 0, 0, 0)) v[D];
@@ -212,7 +216,7 @@ inline void weigh(Query* queries, const Partition& part, int64_t dim, int begin,
 // is zero.
 template <class Kv>
 inline void weigh_slot(Query& q, const Partition& part, int64_t dim, int t) {
-  const uint8_t* values = Kv::values(part.heads[t / kPageTokens], dim);
+  const uint8_t* values = part.values[t / kPageTokens];
   const auto x = Kv::at((const typename Kv::Element*)q.p, t / Kv::kStep);
   for (int64_t d = 0; d < dim; d += 16) {
     const auto v = Kv::value_alone(values, t % kPageTokens, dim, d, tail(dim, d));
@@ -274,17 +278,19 @@ PS_INLINE void ask_for_next(Query& q, int64_t dim) {
 
 template <class Kv>
 void partition_step(const AttentionArgs& a, Query* queries, int n, const Partition& part) {
-  const int64_t dim = a.kv.head_dim;
+  const int64_t dim = a.kv.head_dim, values = value_dim(a.kv);
   all_scores<Kv, kQueries>(queries, n, part, dim, true);
   for (int i = 0; i < n; ++i) {
     set_slots(queries[i], part.start);
     if (queries[i].end <= queries[i].begin) continue;
-    ask_for_next(queries[i], dim);
+    ask_for_next(queries[i], values);
     softmax<Kv>(a, queries[i], part);
-    for (int64_t d = 0; d < dim; d += 16) f_store(queries[i].o + d, f_set(0.f));
+    for (int64_t d = 0; d < values; d += 16) f_store(queries[i].o + d, f_set(0.f));
   }
-  for (int page = part.begin; page < part.end; ++page)
-    weigh_page<Kv, kWeighQueries>(queries, n, part, dim, page * kPageTokens, (page + 1) * kPageTokens);
+  for (int page = part.begin; page < part.end; ++page) {
+    if (a.kv.latent_dim) Kv::order_values(part.heads[page], values, queries[0].values);
+    weigh_page<Kv, kWeighQueries>(queries, n, part, values, page * kPageTokens, (page + 1) * kPageTokens);
+  }
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ struct Bf16Kernels {
   void (*attention)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
   void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
 };
-constexpr bool kBf16 = builds_scheme("bf16"), kAttention = builds_op("attention") || builds_op("sink_attention");
+constexpr bool kBf16 = builds_scheme("bf16"),
+               kAttention = builds_op("attention") || builds_op("sink_attention") || builds_op("latent_attention");
 constexpr bool kInteger = builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
 constexpr bool kBlocks = builds_scheme("q8_0") || builds_scheme("q4_0") || builds_scheme("q4_k") || builds_scheme("q5_k") ||
                          builds_scheme("q6_k");
@@ -77,6 +78,7 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
     builds_op("kv_append") ? kv_append : nullptr, bf16.attention, bf16.attention_part,
     kAttention ? attention_merge : nullptr, attention_scratch_bytes,
     builds_op("short_conv") ? short_conv : nullptr, builds_op("gated_delta") ? gated_delta : nullptr,
+    builds_op("latent_append") ? latent_append : nullptr,
     argmax, row_max, exp_sum,
     kBuildsDev ? pack : nullptr, kBuildsDev ? unpack : nullptr,
     kBuildsDev ? read_bytes : nullptr, bf16.peak,

@@ -44,15 +44,20 @@ ps_status read_state(const ps_tensor& t, const char* name, Spec* spec, Tensor* t
         t.dims[2] > kMaxStateElements / t.dims[1])
       return fail(PS_INVALID_ARGUMENT, "%s: expected a recurrent state [pages, heads up to %d, numbers of a head]", name, kMaxHeads);
     spec->group = -1;
-    return kv_page_bytes(t.layout, static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), &tensor->row_stride);
+    return kv_page_bytes(t.layout, StateShape{static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), 0}, &tensor->row_stride);
   }
-  if (t.ndim != 3 || t.dims[0] < 1 || t.dims[0] > INT32_MAX || t.dims[1] < 1 || t.dims[1] > kMaxHeads ||
+  const bool of_latents = t.ndim == 4;
+  if ((t.ndim != 3 && !of_latents) || t.dims[0] < 1 || t.dims[0] > INT32_MAX || t.dims[1] < 1 || t.dims[1] > kMaxHeads ||
       t.dims[2] < 1 || t.dims[2] > kMaxHeadDim) {
     return fail(PS_INVALID_ARGUMENT, "%s: expected a state [pages, heads up to %d, head_dim up to %d]", name, kMaxHeads,
                 kMaxHeadDim);
   }
+  if (of_latents && (t.dims[1] != 1 || t.dims[3] < 1 || t.dims[3] >= t.dims[2])) {
+    return fail(PS_INVALID_ARGUMENT, "%s: expected a state of latents [pages, 1, head_dim, less than head_dim]", name);
+  }
   spec->group = -1;
-  return kv_page_bytes(t.layout, static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), &tensor->row_stride);
+  const StateShape shape{static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), of_latents ? static_cast<int32_t>(t.dims[3]) : 0};
+  return kv_page_bytes(t.layout, shape, &tensor->row_stride);
 }
 
 // The largest value of an array of indices, plus one; 0 when one is negative.
@@ -256,7 +261,7 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
   if (!is_built(run.op)) return fail(PS_UNSUPPORTED, "op: this build leaves out \"%s\"", op);
   ps_status status = read_attrs(run.op, attrs, num_attrs, run.call.attrs);
   if (status == PS_OK) status = prepare(&run, context, tensors, num_tensors);
-  if (status == PS_OK && run.op == OP_KV_APPEND)  // of older pages it reads nothing
+  if (status == PS_OK && appends_to_pages(run.op))  // of older pages it reads nothing
     status = check_ragged(&run, kKvAppendPositions, kKvAppendState, kKvAppendGroup, 1);
   if (status == PS_OK && run.op == OP_CONTEXT_ATTENTION && run.call.attrs[world_at(OP_CONTEXT_ATTENTION)].i > 1)
     status = fail(PS_UNSUPPORTED, "world: expected 1 outside a program, which deals pages out to ranks");

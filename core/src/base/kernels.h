@@ -65,11 +65,13 @@ struct RoundedGroup {
 //   PS_KV_F32: K [head_dim][32 tokens], V [32 tokens][head_dim]
 //   PS_KV_BF16: K [head_dim / 2, rounded up][32][2], V [16][head_dim][2]: pairs of dimensions, pairs of tokens
 //   PS_KV_INT8: K [head_dim][32] i8, K scales [32] f32, V [32][head_dim] i8, V scales [32] f32
+// With latent_dim above 0 a page has K and no V: the first latent_dim dimensions of a key are the value.
 struct KvView {
   uint8_t* data;
   int32_t layout;  // ps_kv_layout
   int32_t num_kv_heads, head_dim;
   int64_t page_bytes;
+  int32_t latent_dim;
 };
 
 struct RaggedView {
@@ -83,6 +85,13 @@ struct RaggedView {
 struct KvAppendArgs {
   const float *k, *v;  // [t, num_kv_heads * head_dim]
   int64_t k_stride, v_stride;
+  KvView kv;
+  RaggedView batch;
+};
+
+struct LatentAppendArgs {  // a row is latent [t, latent_dim], then rope [t, head_dim - latent_dim]
+  const float *latent, *rope;
+  int64_t latent_stride, rope_stride;
   KvView kv;
   RaggedView batch;
 };
@@ -112,6 +121,9 @@ struct AttentionArgs {
   int32_t rank, num_ranks;
   const void* const* rank_partials;
   const float* sinks;  // [num_heads] or null: a score of each head that has no value
+  // Of latents: q is [t, num_heads * latent_dim], as out is, and this the rest of each head, [t, num_heads * (head_dim - latent_dim)].
+  const float* q_rope;
+  int64_t q_rope_stride;
 };
 
 struct ShortConvArgs {
@@ -243,11 +255,13 @@ struct Kernels {
   // partition that its token does not see is left out.  attention_merge: begin, end: tokens
   void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
   void (*attention_merge)(const AttentionArgs&, int64_t begin, int64_t end);
-  int64_t (*attention_scratch_bytes)(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim);
+  int64_t (*attention_scratch_bytes)(int32_t num_heads, const KvView& kv);
   // begin, end: tokens
   void (*short_conv)(const ShortConvArgs&, int64_t begin, int64_t end);
   // begin, end: items request * key_heads + key head
   void (*gated_delta)(const GatedDeltaArgs&, int64_t begin, int64_t end);
+  // begin, end: tokens, as of kv_append.  `attention` and the two after it take such pages too.
+  void (*latent_append)(const LatentAppendArgs&, int64_t begin, int64_t end);
 
   // For sampling; each in the order that the numerics contract fixes.
   int32_t (*argmax)(const float* x, int64_t n);  // the first of equals

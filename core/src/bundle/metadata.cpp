@@ -171,6 +171,7 @@ ps_status read_state(const FlatTable& table, Graph* graph) {
   PS_TRY(table.read_i32(2, "head_dim", 0, &state.head_dim));
   PS_TRY(table.read_i32(3, "group", 0, &state.group));
   PS_TRY(table.read_i32(4, "recurrent", 0, &state.recurrent));
+  PS_TRY(table.read_i32(5, "latent_dim", 0, &state.latent_dim));
   return graph->states.push(state) ? PS_OK : no_memory();
 }
 

@@ -53,6 +53,10 @@ ps_status validate_states(const Graph& graph) {
     if (s.head_dim < 1 || s.head_dim > most) {
       return fail(PS_INVALID_FILE, "states[%lld].head_dim: expected 1 to %lld, found %d", ll(i), ll(most), s.head_dim);
     }
+    if (s.latent_dim < 0 || s.latent_dim >= s.head_dim || (s.latent_dim && (s.num_kv_heads != 1 || s.recurrent))) {
+      return fail(PS_INVALID_FILE, "states[%lld].latent_dim: expected less than head_dim (%d), and 0 with %d heads, found %d", ll(i),
+                  s.head_dim, s.num_kv_heads, s.latent_dim);
+    }
     if (s.group < 0 || s.group >= graph.page_groups.size()) {
       return fail(PS_INVALID_FILE, "states[%lld].group: expected less than %lld, found %d", ll(i),
                   ll(graph.page_groups.size()), s.group);
@@ -68,6 +72,10 @@ ps_status validate_states(const Graph& graph) {
         return fail(PS_INVALID_FILE,
                     "states[%lld]: expected %d heads of %d as states[%lld] of its group has, found %d of %d", ll(i),
                     other.num_kv_heads, other.head_dim, ll(j), s.num_kv_heads, s.head_dim);
+      }
+      if (other.latent_dim != s.latent_dim) {
+        return fail(PS_INVALID_FILE, "states[%lld].latent_dim: expected %d as states[%lld] of its group has, found %d", ll(i),
+                    other.latent_dim, ll(j), s.latent_dim);
       }
       break;
     }
@@ -217,7 +225,8 @@ ps_status find_attention_kinds(Graph* graph) {
     first = false;
   }
   for (const Node& node : graph->nodes) {
-    if ((node.op == OP_SHORT_CONV || node.op == OP_GATED_DELTA) && graph->context_world > 1)
+    const bool needs_all = node.op == OP_SHORT_CONV || node.op == OP_GATED_DELTA || node.op == OP_LATENT_ATTENTION;
+    if (needs_all && graph->context_world > 1)
       return fail(PS_UNSUPPORTED, "metadata: %s needs every page, expected attention over the pages of one rank", op_name(node.op));
   }
   return PS_OK;
@@ -253,10 +262,11 @@ Spec spec_of(const Graph& graph, const Operand& operand) {
   }
   if (operand.kind == OPERAND_STATE) {
     const State& s = graph.states[operand.index];
-    spec.rank = 3;
+    spec.rank = s.latent_dim ? 4 : 3;
     spec.dims[0] = constant(1);  // pages: the program's choice
     spec.dims[1] = constant(s.num_kv_heads);
     spec.dims[2] = constant(s.head_dim);
+    spec.dims[3] = constant(s.latent_dim);
     spec.group = s.group;
     spec.layout = s.recurrent ? kStatePages : 0;
   }

@@ -1,4 +1,5 @@
-// The phases of expert_linear: rows sorted by expert, one blocked matmul for each expert that has rows.
+// The phases of expert_linear: rows sorted by expert, one blocked matmul for each expert that has rows.  Those of
+// head_linear are the same: slot h of each token goes to expert h, the head.
 //
 // The weight stacks the rows of all experts, out_features each, in the layout of a linear.  An expert whose rows begin
 // or end inside a tile computes that whole tile, and only its own columns are copied to the output.
@@ -13,7 +14,11 @@ namespace {
 
 float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 
-int64_t num_slots(const Call& c) { return c.in[2].dims[1]; }
+bool by_heads(const Call& c) { return c.in[2].rank == 0; }  // head_linear has no ids
+int64_t num_slots(const Call& c) { return by_heads(c) ? c.attrs[kExpertNum].i : c.in[2].dims[1]; }
+int64_t expert_of(const Call& c, int64_t row) {
+  return by_heads(c) ? row % num_slots(c) : reinterpret_cast<const int32_t*>(c.in[2].data)[row];
+}
 int64_t num_rows(const Call& c) { return c.in[0].dims[0] * num_slots(c); }  // of tokens times slots
 int64_t in_features(const Call& c) { return c.in[1].dims[1]; }
 int64_t most_active(const Call& c) { return std::min(num_rows(c), c.attrs[kExpertNum].i); }
@@ -95,17 +100,16 @@ int64_t tiles(const Call& c) { return most_active(c) * most_tiles(c); }
 // starts: where the rows of each expert begin; places: where a token's slot is; sources: the reverse.
 void run_sort(const Call& c, int64_t, int64_t, int32_t) {
   const Sorted s = sorted_of(c);
-  const int32_t* ids = reinterpret_cast<const int32_t*>(c.in[2].data);
   const int64_t experts = c.attrs[kExpertNum].i, rows = num_rows(c);
   memset(s.starts, 0, static_cast<size_t>(experts + 2) * 4);
-  for (int64_t i = 0; i < rows; ++i) ++s.starts[ids[i] + 1];
+  for (int64_t i = 0; i < rows; ++i) ++s.starts[expert_of(c, i) + 1];
   int32_t count = 0;
   for (int64_t e = 0; e < experts; ++e) {
     if (s.starts[e + 1]) s.active[count++] = static_cast<int32_t>(e);
     s.starts[e + 1] += s.starts[e];
   }
   for (int64_t i = 0; i < rows; ++i) {
-    const int32_t place = s.starts[ids[i]]++;  // moves a start to the next one's
+    const int32_t place = s.starts[expert_of(c, i)]++;  // moves a start to the next one's
     s.places[i] = place;
     s.sources[place] = static_cast<int32_t>(i);
   }
@@ -187,11 +191,10 @@ void run_multiply(const Call& c, int64_t begin, int64_t end, int32_t thread) {
 // Copies the results to their tokens, with the bias.
 void run_scatter(const Call& c, int64_t begin, int64_t end, int32_t) {
   const Sorted s = sorted_of(c);
-  const int32_t* ids = reinterpret_cast<const int32_t*>(c.in[2].data);
   const int64_t slots = num_slots(c), cols = c.attrs[kExpertOutFeatures].i, stride = most_tiles(c) * kTileRows;
   const float *results = reinterpret_cast<float*>(c.scratch + s.o.y), *bias = f32(c.in[3]);
   for (int64_t i = begin * slots; i < end * slots; ++i) {
-    const int64_t expert = ids[i];
+    const int64_t expert = expert_of(c, i);
     const float* x = results + s.places[i] * stride + (expert * cols - first_tile(c, expert) * kTileRows);
     float* y = f32(c.out[0]) + i / slots * c.out[0].row_stride + i % slots * cols;
     memcpy(y, x, static_cast<size_t>(cols) * 4);
@@ -209,6 +212,7 @@ constexpr Phase kPhases[] = {
 }  // namespace
 
 Phases expert_linear_phases(const Call&) { return Phases{kPhases, 4}; }
+Phases head_linear_phases(const Call&) { return Phases{kPhases, 4}; }
 
 ps_status expert_linear_scratch(const Call& c, Scratch* out) {
   Offsets o;

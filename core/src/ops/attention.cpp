@@ -1,4 +1,4 @@
-// The phases of the ops over pages: kv_append, attention, the short convolution, and the gated delta rule.
+// The phases of the ops over pages: kv_append, attention, the same of latents, the short convolution, the gated delta rule.
 #include <algorithm>
 
 #include "base/memory.h"
@@ -12,7 +12,7 @@ const int32_t* i32(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.
 
 KvView kv_view(const Tensor& state) {
   return KvView{state.data, state.layout, static_cast<int32_t>(state.dims[1]), static_cast<int32_t>(state.dims[2]),
-                state.row_stride};
+                state.row_stride, state_shape(state).latent_dim};
 }
 
 // `at`: the argument `positions`; request_starts and page_tables follow it.
@@ -57,7 +57,8 @@ int64_t shared_tokens(const Call& c) { return is_shared(c) ? c.in[0].dims[0] : 0
 int64_t attention_items(const Call& c) {
   return c.in[0].dims[0] * c.in[1].dims[1] * (is_shared(c) ? sharing(c).parts : 1);
 }
-int32_t num_heads(const Call& c) { return static_cast<int32_t>(row_elements(c.in[0]) / c.in[1].dims[2]); }
+int64_t value_dim(const Call& c) { return c.in[1].dims[c.in[1].rank == 4 ? 3 : 2]; }
+int32_t num_heads(const Call& c) { return static_cast<int32_t>(row_elements(c.in[0]) / value_dim(c)); }
 
 void run_kv_append(const Call& c, int64_t begin, int64_t end, int32_t) {
   KvAppendArgs args{};
@@ -68,6 +69,17 @@ void run_kv_append(const Call& c, int64_t begin, int64_t end, int32_t) {
   args.kv = kv_view(c.in[2]);
   args.batch = ragged_view(c, kKvAppendPositions, c.attrs[kKvAppendGroup].i);
   c.kernels->kv_append(args, begin, end);
+}
+
+void run_latent_append(const Call& c, int64_t begin, int64_t end, int32_t) {
+  LatentAppendArgs args{};
+  args.latent = f32(c.in[0]);
+  args.latent_stride = c.in[0].row_stride;
+  args.rope = f32(c.in[1]);
+  args.rope_stride = c.in[1].row_stride;
+  args.kv = kv_view(c.in[2]);
+  args.batch = ragged_view(c, kKvAppendPositions, c.attrs[kKvAppendGroup].i);
+  c.kernels->latent_append(args, begin, end);
 }
 
 AttentionArgs shared_args(const Call& c) {
@@ -131,6 +143,7 @@ void run_gated_delta(const Call& c, int64_t begin, int64_t end, int32_t) {
 
 // Two tokens may meet in a page, never in a slot of it.
 constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
+constexpr Phase kLatentAppend = {SPLIT_ROWS, tokens, run_latent_append, 3, 0, false, false, false, false, true};
 constexpr Phase kAttention[] = {
     {SPLIT_SHARES, attention_items, run_attention, 0, 1, true, false, true, true, false},
     {SPLIT_ROWS, shared_tokens, run_merge, 0, 0, true, true, false, false, false},
@@ -151,8 +164,13 @@ AttentionArgs attention_args(const Call& c) {
   args.num_heads = num_heads(c);
   args.scale = static_cast<float>(c.attrs[kAttentionScale].f);
   args.softcap = static_cast<float>(c.attrs[kAttentionSoftcap].f);
-  args.alibi = f32(c.in[kAttentionAlibi]);
-  args.sinks = f32(c.in[kAttentionSinks]);
+  if (args.kv.latent_dim) {
+    args.q_rope = f32(c.in[kLatentAttentionRope]);
+    args.q_rope_stride = c.in[kLatentAttentionRope].row_stride;
+  } else {
+    args.alibi = f32(c.in[kAttentionAlibi]);
+    args.sinks = f32(c.in[kAttentionSinks]);
+  }
   args.causal = static_cast<int32_t>(c.attrs[kAttentionCausal].i);
   args.window = static_cast<int32_t>(c.attrs[kAttentionWindow].i);
   return args;
@@ -161,13 +179,13 @@ AttentionArgs attention_args(const Call& c) {
 Phases kv_append_phases(const Call&) { return Phases{&kAppend, 1}; }
 Phases short_conv_phases(const Call&) { return Phases{&kShortConv, 1}; }
 Phases gated_delta_phases(const Call&) { return Phases{&kGatedDelta, 1}; }
+Phases latent_append_phases(const Call&) { return Phases{&kLatentAppend, 1}; }
 Phases attention_phases(const Call&) { return Phases{kAttention, 2}; }
+Phases latent_attention_phases(const Call& c) { return attention_phases(c); }
 
 ps_status attention_scratch(const Call& c, Scratch* out) {
-  const int64_t bytes = c.kernels->attention_scratch_bytes(num_heads(c), static_cast<int32_t>(c.in[1].dims[1]),
-                                                           static_cast<int32_t>(c.in[1].dims[2]));
-  out->per_thread = round_up(bytes, 64);
-  const int64_t floats = 16 + (c.in[1].dims[2] + 15) / 16 * 16;
+  out->per_thread = round_up(c.kernels->attention_scratch_bytes(num_heads(c), kv_view(c.in[1])), 64);
+  const int64_t floats = 16 + (value_dim(c) + 15) / 16 * 16;
   if (!checked_mul(sharing(c).results * num_heads(c), floats * 4, &out->shared)) {
     return fail(PS_INVALID_ARGUMENT, "page_tables: the partial results of attention do not fit in memory");
   }

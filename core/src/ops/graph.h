@@ -68,6 +68,7 @@ struct Weight {
 struct State {
   Str name;
   int32_t num_kv_heads, head_dim, group, recurrent;
+  int32_t latent_dim;  // 0: keys and values apart; else a row is stored once, and its first latent_dim dimensions are its value
 };
 constexpr int64_t kMaxStateElements = int64_t{1} << 26;  // of a recurrent state, all heads
 

@@ -89,9 +89,9 @@ ps_status checked_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* byt
 
 int32_t auto_kv_layout(Str scheme) { return equal(scheme, "f32") ? PS_KV_F32 : PS_KV_BF16; }
 
-ps_status kv_page_bytes(int32_t kv_layout, int32_t num_kv_heads, int32_t head_dim, int64_t* bytes) {
+ps_status kv_page_bytes(int32_t kv_layout, const StateShape& shape, int64_t* bytes) {
   if (kv_layout == kStatePages) {
-    *bytes = 4 * int64_t{num_kv_heads} * head_dim;
+    *bytes = 4 * int64_t{shape.num_kv_heads} * shape.head_dim;
     return PS_OK;
   }
   if (!kv_layout_name(kv_layout)) {
@@ -99,8 +99,9 @@ ps_status kv_page_bytes(int32_t kv_layout, int32_t num_kv_heads, int32_t head_di
   }
   const int64_t element = kv_layout == PS_KV_F32 ? 4 : kv_layout == PS_KV_BF16 ? 2 : 1;
   const int64_t scales = kv_layout == PS_KV_INT8 ? PS_PAGE_TOKENS * 4 : 0;
-  const int64_t pad = kv_layout == PS_KV_BF16 ? head_dim % 2 : 0;  // keys lie in pairs of dimensions
-  *bytes = num_kv_heads * (PS_PAGE_TOKENS * element * (2 * int64_t{head_dim} + pad) + 2 * scales);  // both are bounded
+  const int64_t pad = kv_layout == PS_KV_BF16 ? shape.head_dim % 2 : 0;  // keys lie in pairs of dimensions
+  const int64_t rows = shape.latent_dim ? 1 : 2;
+  *bytes = shape.num_kv_heads * (PS_PAGE_TOKENS * element * (rows * shape.head_dim + pad) + rows * scales);  // all are bounded
   return PS_OK;
 }
 

@@ -19,7 +19,11 @@ int32_t auto_kv_layout(Str scheme);
 ps_status checked_bytes(int32_t layout, int64_t rows, int64_t cols, int64_t* bytes);
 // Bytes of one page of one state.  kStatePages: a recurrent state, whatever the format of keys and values.
 constexpr int32_t kStatePages = PS_STATE_F32;
-ps_status kv_page_bytes(int32_t kv_layout, int32_t num_kv_heads, int32_t head_dim, int64_t* bytes);
+struct StateShape {
+  int32_t num_kv_heads, head_dim;
+  int32_t latent_dim;  // State::latent_dim
+};
+ps_status kv_page_bytes(int32_t kv_layout, const StateShape& shape, int64_t* bytes);
 
 }  // namespace ps
 

@@ -83,6 +83,9 @@ constexpr int32_t kExpertScheme = attr_at(OP_EXPERT_LINEAR, "str scheme");
 constexpr int32_t kGatedDeltaGroup = attr_at(OP_GATED_DELTA, "int group");
 constexpr int32_t kGatedDeltaKeyHeads = attr_at(OP_GATED_DELTA, "int key_heads");
 constexpr int32_t kGatedDeltaHeadDim = attr_at(OP_GATED_DELTA, "int head_dim");
+// head_linear is expert_linear whose experts are the heads, each with its own row of every token.
+static_assert(kExpertNum == attr_at(OP_HEAD_LINEAR, "int num_heads") && kExpertOutFeatures == attr_at(OP_HEAD_LINEAR, "int out_features") &&
+              kExpertScheme == attr_at(OP_HEAD_LINEAR, "str scheme"), "");
 
 // Arguments that code other than the op's own looks at.  request_starts and page_tables follow positions.
 constexpr int32_t kKvAppendState = argument_at(OP_KV_APPEND, "State(a!) state");
@@ -108,9 +111,22 @@ static_assert(kAttentionState == argument_at(OP_SINK_ATTENTION, "State state") &
               kAttentionCausal == attr_at(OP_SINK_ATTENTION, "bool causal") &&
               kAttentionWindow == attr_at(OP_SINK_ATTENTION, "int window") &&
               kAttentionSoftcap == attr_at(OP_SINK_ATTENTION, "float softcap"), "");
+// And latent_attention.
+constexpr int32_t kLatentAttentionRope = argument_at(OP_LATENT_ATTENTION, "Tensor q_rope");
+static_assert(kAttentionState == argument_at(OP_LATENT_ATTENTION, "State state") &&
+              kAttentionPositions == argument_at(OP_LATENT_ATTENTION, "Tensor positions") &&
+              kAttentionScale == attr_at(OP_LATENT_ATTENTION, "float scale") &&
+              kAttentionGroup == attr_at(OP_LATENT_ATTENTION, "int group") &&
+              kAttentionCausal == attr_at(OP_LATENT_ATTENTION, "bool causal") &&
+              kAttentionWindow == attr_at(OP_LATENT_ATTENTION, "int window") &&
+              kAttentionSoftcap == attr_at(OP_LATENT_ATTENTION, "float softcap"), "");
 constexpr bool is_attention(int32_t op) {
-  return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION || op == OP_SINK_ATTENTION;
+  return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION || op == OP_SINK_ATTENTION || op == OP_LATENT_ATTENTION;
 }
+static_assert(kKvAppendState == argument_at(OP_LATENT_APPEND, "State(a!) state") &&
+              kKvAppendPositions == argument_at(OP_LATENT_APPEND, "Tensor positions") &&
+              kKvAppendGroup == attr_at(OP_LATENT_APPEND, "int group"), "");
+constexpr bool appends_to_pages(int32_t op) { return op == OP_KV_APPEND || op == OP_LATENT_APPEND; }
 // short_conv reads its pages as attention does.
 static_assert(kAttentionState == argument_at(OP_SHORT_CONV, "State state") &&
               kAttentionPositions == argument_at(OP_SHORT_CONV, "Tensor positions"), "");

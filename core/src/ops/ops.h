@@ -30,7 +30,8 @@ struct Signature {
   AttrRow attrs[kMaxAttrs];
 };
 
-// An operand as a shape rule sees it.  A weight has two constant dims, a state three: pages, heads, head_dim.
+// An operand as a shape rule sees it.  A weight has two constant dims, a state three: pages, heads, head_dim.  A state of
+// latents has four: latent_dim last.
 struct Spec {
   int32_t kind, dtype, rank;
   Dim dims[kMaxRank];
@@ -153,10 +154,15 @@ ps_status topk_scratch(const Call&, Scratch*);
 ps_status route_scratch(const Call&, Scratch*);
 ps_status expert_linear_scratch(const Call&, Scratch*);
 
+// The sizes of a state's pages.
+inline StateShape state_shape(const Tensor& t) {
+  return StateShape{static_cast<int32_t>(t.dims[1]), static_cast<int32_t>(t.dims[2]), t.rank == 4 ? static_cast<int32_t>(t.dims[3]) : 0};
+}
+inline StateShape state_shape(const State& s) { return StateShape{s.num_kv_heads, s.head_dim, s.latent_dim}; }
 // The format of a state's pages in a program with this format of keys and values, and the bytes of one.
 inline int32_t page_layout(const State& state, int32_t kv_layout) { return state.recurrent ? kStatePages : kv_layout; }
 inline ps_status page_bytes_of(const State& state, int32_t kv_layout, int64_t* bytes) {
-  return kv_page_bytes(page_layout(state, kv_layout), state.num_kv_heads, state.head_dim, bytes);
+  return kv_page_bytes(page_layout(state, kv_layout), state_shape(state), bytes);
 }
 
 // Elements of one row: the product of the dims after the first.

@@ -216,6 +216,24 @@ ps_status infer_expert_linear(const Spec* in, AttrValue* attrs, Spec* out) {
   return PS_OK;
 }
 
+ps_status infer_head_linear(const Spec* in, AttrValue* attrs, Spec* out) {
+  const Spec &x = in[0], &w = in[1];
+  PS_TRY(expect_f32(x, "x", 3, 3));
+  PS_TRY(expect_scheme(&attrs[kExpertScheme], w));
+  const int64_t num_heads = attrs[kExpertNum].i, rows = attrs[kExpertOutFeatures].i, all = w.dims[0].offset;
+  if (num_heads < 1 || num_heads > kMaxHeads || !equal(x.dims[1], constant(num_heads))) {
+    return fail(PS_INVALID_ARGUMENT, "num_heads: expected the heads of x, %s, and up to %d, found %lld", describe(x).text, kMaxHeads,
+                static_cast<long long>(num_heads));
+  }
+  if (all % num_heads || rows != all / num_heads) {
+    return fail(PS_INVALID_ARGUMENT, "out_features: expected the weight's %lld rows divided by num_heads, found %lld",
+                static_cast<long long>(all), static_cast<long long>(rows));
+  }
+  PS_TRY(expect_columns(x, w));
+  *out = Spec{OPERAND_VALUE, PS_F32, 3, {x.dims[0], x.dims[1], constant(rows)}, 0, -1, constant(0)};
+  return PS_OK;
+}
+
 ps_status infer_combine(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 3, 3));
   PS_TRY(expect_f32(in[1], "weights", 2, 2));
@@ -271,9 +289,21 @@ ps_status infer_rope(const Spec* in, AttrValue*, Spec* out) {
   return PS_OK;
 }
 
+namespace {
+
+// A state of latents, or one of keys and values.
+ps_status expect_latents(const Spec& state, bool expected) {
+  if ((state.rank == 4) == expected) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "state: expected pages of %s, found pages of %s", expected ? "latents" : "keys and values",
+              expected ? "keys and values" : "latents");
+}
+
+}  // namespace
+
 ps_status infer_kv_append(const Spec* in, AttrValue* attrs, Spec*) {
   const Spec& state = in[2];
   int64_t heads;
+  PS_TRY(expect_latents(state, false));
   PS_TRY(expect_heads(in[0], "k", state.dims[2].offset, &heads));
   if (heads != state.dims[1].offset) {
     return fail(PS_INVALID_ARGUMENT, "k: expected the state's %lld heads, found %s",
@@ -284,22 +314,60 @@ ps_status infer_kv_append(const Spec* in, AttrValue* attrs, Spec*) {
   return expect_group(attrs[kKvAppendGroup], state, in[5]);
 }
 
-ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
-  const Spec& state = in[1];
-  int64_t heads;
-  PS_TRY(expect_heads(in[0], "q", state.dims[2].offset, &heads));
-  if (heads % state.dims[1].offset) {
-    return fail(PS_INVALID_ARGUMENT, "q: expected a multiple of the state's %lld heads, found %lld heads",
-                static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads));
-  }
+namespace {
+
+ps_status expect_attention_attrs(const Spec* in, const AttrValue* attrs) {
   PS_TRY(expect_batch(in, kAttentionPositions, in[0], "q"));
-  if (in[kAttentionAlibi].kind != OPERAND_NONE) PS_TRY(expect_vector(in[kAttentionAlibi], "alibi", heads));
-  PS_TRY(expect_group(attrs[kAttentionGroup], state, in[4]));
+  PS_TRY(expect_group(attrs[kAttentionGroup], in[kAttentionState], in[4]));
   if (attrs[kAttentionWindow].i < 0 || attrs[kAttentionWindow].i > kMaxContextLen) {
     return fail(PS_INVALID_ARGUMENT, "window: expected 0 to %d, found %lld", kMaxContextLen,
                 static_cast<long long>(attrs[kAttentionWindow].i));
   }
   if (attrs[kAttentionSoftcap].f < 0) return fail(PS_INVALID_ARGUMENT, "softcap: expected 0 or more, found %g", attrs[kAttentionSoftcap].f);
+  return PS_OK;
+}
+
+}  // namespace
+
+ps_status infer_latent_append(const Spec* in, AttrValue* attrs, Spec*) {
+  const Spec& state = in[2];
+  int64_t heads, rope_heads;
+  PS_TRY(expect_latents(state, true));
+  PS_TRY(expect_heads(in[0], "latent", state.dims[3].offset, &heads));
+  PS_TRY(expect_heads(in[1], "rope", state.dims[2].offset - state.dims[3].offset, &rope_heads));
+  if (heads != 1 || rope_heads != 1 || !equal(in[1].dims[0], in[0].dims[0])) {
+    return fail(PS_INVALID_ARGUMENT, "rope: expected one head for each row of latent, %s, found %s", describe(in[0]).text, describe(in[1]).text);
+  }
+  PS_TRY(expect_batch(in, kKvAppendPositions, in[0], "latent"));
+  return expect_group(attrs[kKvAppendGroup], state, in[5]);
+}
+
+ps_status infer_latent_attention(const Spec* in, AttrValue* attrs, Spec* out) {
+  const Spec& state = in[1];
+  int64_t heads, rope_heads;
+  PS_TRY(expect_latents(state, true));
+  PS_TRY(expect_heads(in[0], "q", state.dims[3].offset, &heads));
+  PS_TRY(expect_heads(in[kLatentAttentionRope], "q_rope", state.dims[2].offset - state.dims[3].offset, &rope_heads));
+  if (heads != rope_heads || !equal(in[kLatentAttentionRope].dims[0], in[0].dims[0])) {
+    return fail(PS_INVALID_ARGUMENT, "q_rope: expected the %lld heads of q, %s, found %s", static_cast<long long>(heads),
+                describe(in[0]).text, describe(in[kLatentAttentionRope]).text);
+  }
+  PS_TRY(expect_attention_attrs(in, attrs));
+  copy_type(in[0], out);
+  return PS_OK;
+}
+
+ps_status infer_attention(const Spec* in, AttrValue* attrs, Spec* out) {
+  const Spec& state = in[1];
+  int64_t heads;
+  PS_TRY(expect_latents(state, false));
+  PS_TRY(expect_heads(in[0], "q", state.dims[2].offset, &heads));
+  if (heads % state.dims[1].offset) {
+    return fail(PS_INVALID_ARGUMENT, "q: expected a multiple of the state's %lld heads, found %lld heads",
+                static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads));
+  }
+  if (in[kAttentionAlibi].kind != OPERAND_NONE) PS_TRY(expect_vector(in[kAttentionAlibi], "alibi", heads));
+  PS_TRY(expect_attention_attrs(in, attrs));
   copy_type(in[0], out);
   return PS_OK;
 }
@@ -315,6 +383,7 @@ ps_status infer_short_conv(const Spec* in, AttrValue* attrs, Spec* out) {
   const Spec& state = in[1];
   const Spec& w = in[5];
   int64_t heads;
+  PS_TRY(expect_latents(state, false));
   PS_TRY(expect_heads(in[0], "gate", state.dims[2].offset, &heads));
   if (heads != 2 * state.dims[1].offset) {
     return fail(PS_INVALID_ARGUMENT, "gate: expected twice the state's %lld heads, found %s",

@@ -36,8 +36,9 @@ bool is_rows_of_tokens(const Value& v) { return v.dtype == PS_F32 && equal(v.dim
 bool can_be_wanted_only(const Graph& graph, const Node& node) {
   const bool attends = reads_own_past(graph, node);
   if (!attends && !is_row_wise(node)) return false;
-  for (int32_t i = 0; i < (attends ? 1 : node.num_inputs); ++i) {
-    if (node.inputs[i].kind != OPERAND_VALUE) continue;
+  for (int32_t i = 0; i < node.num_inputs; ++i) {
+    const bool of_batch = attends && i >= kAttentionPositions && i < kAttentionPositions + 3;
+    if (node.inputs[i].kind != OPERAND_VALUE || of_batch) continue;
     const Value& v = graph.values[node.inputs[i].index];
     if (!is_rows_of_tokens(v) || !is_rows_of_tokens(graph.values[v.root])) return false;
   }
@@ -94,7 +95,7 @@ ps_status check_order(const Graph& graph, bool* sound) {
   *sound = true;
   for (int64_t n = graph.nodes.size() - 1; n >= 0; --n) {
     const Node& node = graph.nodes[n];
-    if (node.op == OP_KV_APPEND) written_later[node.inputs[kKvAppendState].index] = 1;
+    if (appends_to_pages(node.op)) written_later[node.inputs[kKvAppendState].index] = 1;
     if (node.wanted_only && reads_pages(node.op) && written_later[node.inputs[kAttentionState].index]) *sound = false;
   }
   return PS_OK;

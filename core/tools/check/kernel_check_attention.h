@@ -1,4 +1,5 @@
-// Checks of kv_append, attention, the short convolution and the gated delta rule: pages in random order, unwritten slots full of NaN, no pages before a window.
+// Checks of kv_append, attention (of latents too), the short convolution and the gated delta rule: pages in random order, unwritten
+// slots full of NaN, no pages before a window.
 #ifndef PENSTOCK_KERNEL_CHECK_ATTENTION_H
 #define PENSTOCK_KERNEL_CHECK_ATTENTION_H
 
@@ -13,6 +14,7 @@ struct AttentionCase {
   std::vector<int> lens;  // tokens of each request
   int queries;            // the last tokens of each that ask
   bool sinks = false;
+  int latent_dim = 0;     // of a row of latents
 };
 
 struct Ragged {
@@ -66,12 +68,13 @@ inline Prepared prepare(const AttentionCase& c, Random& random) {
   if (c.sinks) p.sinks = random.normals(c.num_heads, 3.f);
   const int64_t element = c.kv_layout == PS_KV_F32 ? 4 : c.kv_layout == PS_KV_BF16 ? 2 : 1;
   const int64_t pad = c.kv_layout == PS_KV_BF16 ? c.head_dim % 2 : 0;
-  p.page_bytes = c.num_kv_heads * (32 * (2 * c.head_dim + pad) * element + (c.kv_layout == PS_KV_INT8 ? 256 : 0));
+  const int64_t rows = c.latent_dim ? 1 : 2;
+  p.page_bytes = c.num_kv_heads * (32 * (rows * c.head_dim + pad) * element + (c.kv_layout == PS_KV_INT8 ? 128 * rows : 0));
   return p;
 }
 
 inline ps::KvView kv_view(const Prepared& p, Bytes& pages) {
-  return {pages.data(), p.c.kv_layout, p.c.num_kv_heads, p.c.head_dim, p.page_bytes};
+  return {pages.data(), p.c.kv_layout, p.c.num_kv_heads, p.c.head_dim, p.page_bytes, p.c.latent_dim};
 }
 
 inline Bytes append(const ps::Kernels* k, const Prepared& p) {
@@ -79,6 +82,12 @@ inline Bytes append(const ps::Kernels* k, const Prepared& p) {
   const int64_t stride = p.c.num_kv_heads * p.c.head_dim;
   ps::KvAppendArgs a = {p.k.data(), p.v.data(), stride, stride, kv_view(p, pages), p.all.view()};
   const int64_t n = int64_t(p.all.positions.size());
+  if (p.c.latent_dim) {
+    ps::LatentAppendArgs latents = {p.k.data(), p.k.data() + p.c.latent_dim, stride, stride, kv_view(p, pages), p.all.view()};
+    k->latent_append(latents, 0, n / 2);
+    k->latent_append(latents, n / 2, n);
+    return pages;
+  }
   k->kv_append(a, 0, n / 2);
   k->kv_append(a, n / 2, n);
   return pages;
@@ -90,7 +99,7 @@ inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batc
   const AttentionCase& c = p.c;
   const int64_t stride = c.num_heads * c.head_dim;
   Floats out(q.size(), 777.f);
-  std::vector<char> scratch(size_t(k->attention_scratch_bytes(c.num_heads, c.num_kv_heads, c.head_dim)));
+  std::vector<char> scratch(size_t(k->attention_scratch_bytes(c.num_heads, kv_view(p, pages))));
   ps::AttentionArgs a = {q.data(),          stride,
                          out.data(),        stride,
                          kv_view(p, pages), batch.view(),
@@ -99,10 +108,24 @@ inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batc
                          c.causal,          c.window,
                          nullptr,           0};
   if (c.sinks) a.sinks = p.sinks.data();
+  const int64_t width = c.latent_dim ? c.latent_dim : c.head_dim;
+  Floats first, rest;  // of latents: the parts of each query
+  if (c.latent_dim) {
+    for (size_t at = 0; at < q.size(); at += size_t(c.head_dim)) {
+      first.insert(first.end(), q.begin() + long(at), q.begin() + long(at) + c.latent_dim);
+      rest.insert(rest.end(), q.begin() + long(at) + c.latent_dim, q.begin() + long(at) + c.head_dim);
+    }
+    out.resize(first.size());
+    a.q = first.data();
+    a.q_stride = a.out_stride = c.num_heads * width;
+    a.out = out.data();
+    a.q_rope = rest.data();
+    a.q_rope_stride = c.num_heads * (c.head_dim - width);
+  }
   const int64_t tokens = int64_t(batch.positions.size()), items = tokens * c.num_kv_heads;
   if (split == 0) {
     a.num_parts = (batch.width + ps::kPartitionPages - 1) / ps::kPartitionPages;
-    Floats partials(size_t(tokens * c.num_heads * a.num_parts * (16 + (c.head_dim + 15) / 16 * 16)), NAN);
+    Floats partials(size_t(tokens * c.num_heads * a.num_parts * (16 + (width + 15) / 16 * 16)), NAN);
     a.partials = partials.data();
     for (int64_t i = items * a.num_parts; i-- > 0;) k->attention_part(a, i, i + 1, scratch.data());
     k->attention_merge(a, 0, tokens / 2);
@@ -134,7 +157,8 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
     for (float& x : qs) x = half_value(x);
   // Probabilities are rounded to bf16 too, each by at most 2^-8 of itself.
   const double tolerance = c.kv_layout == PS_KV_F32 ? 2e-5 : 1. / 256;
-  const int64_t dim = c.head_dim, group = c.num_heads / c.num_kv_heads;
+  const int64_t dim = c.head_dim, width = c.latent_dim ? c.latent_dim : dim, group = c.num_heads / c.num_kv_heads;
+  if (c.latent_dim) vs = ks;
   for (size_t t = 0; t < p.asking.positions.size(); t += 7)
     for (int64_t h = 0; h < c.num_heads; ++h) {
       const int32_t request = p.asking.request[t], position = p.asking.positions[t];
@@ -142,7 +166,7 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
       int32_t last = c.causal ? position : c.lens[size_t(request)] - 1;
       if (c.window && last - position >= c.window) last = position + c.window - 1;
       const float* q = &qs[(t * size_t(c.num_heads) + size_t(h)) * size_t(dim)];
-      std::vector<double> o(size_t(dim), 0.), w;
+      std::vector<double> o(size_t(width), 0.), w;
       double sum = 0, highest = -1e300, largest = 0;
       auto row = [&](const Floats& x, int32_t j) {
         return &x[size_t(((p.all.starts[size_t(request)] + j) * c.num_kv_heads + h / group) * dim)];
@@ -159,12 +183,12 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
       if (c.sinks) highest = std::fmax(highest, double(p.sinks[size_t(h)])), sum = std::exp(p.sinks[size_t(h)] - highest);
       for (double& s : w) sum += (s = std::exp(s - highest));
       for (int32_t j = first; j <= last; ++j)
-        for (int64_t d = 0; d < dim; ++d) {
+        for (int64_t d = 0; d < width; ++d) {
           o[size_t(d)] += w[size_t(j - first)] / sum * row(vs, j)[d];
           largest = std::fmax(largest, std::fabs(double(row(vs, j)[d])));
         }
-      for (int64_t d = 0; d < dim; ++d)
-        expect_near(out[(t * size_t(c.num_heads) + size_t(h)) * size_t(dim) + size_t(d)], o[size_t(d)],
+      for (int64_t d = 0; d < width; ++d)
+        expect_near(out[(t * size_t(c.num_heads) + size_t(h)) * size_t(width) + size_t(d)], o[size_t(d)],
                     tolerance * std::fmax(1., largest), what, level);
     }
 }
@@ -172,14 +196,14 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
 // Each token by itself must give what the batch gave.
 inline void compare_alone(const ps::Kernels* k, const Prepared& p, const Ragged& batch, Bytes& pages, const Floats& out,
                           const std::string& what) {
-  const size_t row = size_t(p.c.num_heads * p.c.head_dim), n = batch.positions.size();
+  const size_t row = size_t(p.c.num_heads * p.c.head_dim), n = batch.positions.size(), width = out.size() / n;
   if (!p.c.causal) return;
   for (size_t t = 0; t < n; t += n / 9 + 1) {
     Ragged one = {{batch.positions[t]}, {0, 1}, {0}, {}, batch.width};
     auto begin = batch.table.begin() + long(batch.request[t]) * batch.width;
     one.table.assign(begin, begin + batch.width);
     Floats q(p.q.begin() + long(t * row), p.q.begin() + long((t + 1) * row));
-    expect_same(attend(k, p, one, q, pages, 1), Floats(out.begin() + long(t * row), out.begin() + long((t + 1) * row)),
+    expect_same(attend(k, p, one, q, pages, 1), Floats(out.begin() + long(t * width), out.begin() + long((t + 1) * width)),
                 what + " alone", k->level);
   }
 }
@@ -190,7 +214,7 @@ inline void check_attention_case(const AttentionCase& c, Random& random, float m
   Prepared p = prepare(c, random);
   for (Floats* x : {&p.q, &p.k, &p.v})
     for (float& value : *x) value = random.uniform() < 0.5f ? value * magnitude : value;
-  std::string what = "attention heads " + std::to_string(c.num_heads) + "/" + std::to_string(c.num_kv_heads) + " dim " +
+  std::string what = "attention latent " + std::to_string(c.latent_dim) + " heads " + std::to_string(c.num_heads) + "/" + std::to_string(c.num_kv_heads) + " dim " +
                      std::to_string(c.head_dim) + " kv " + std::to_string(c.kv_layout) + " window " +
                      std::to_string(c.window) + " causal " + std::to_string(c.causal) + " len " +
                      std::to_string(c.lens[0]) + (c.sinks ? " sinks" : "");
@@ -318,6 +342,12 @@ inline void check_attention() {
       check_attention_case({h, g, d, layout, 0, 0, 0.f, true, {70, 5}, 100}, random);
       check_attention_case({h, g, d, layout, 0, 9, 0.f, false, {290, 5}, 300}, random);
       check_attention_case({h, g, d, layout, 1, h % 2 ? 0 : 20, 0.f, h > 4, {300, 1}, 40, true}, random);
+    }
+  const int latents[][3] = {{5, 32, 16}, {3, 17, 6}, {36, 40, 11}, {1, 128, 64}};
+  for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
+    for (auto [h, first, rest] : latents) {
+      check_attention_case({h, 1, first + rest, layout, 1, 0, 0.f, false, {31, 1, 33}, 40, false, first}, random);
+      check_attention_case({h, 1, first + rest, layout, 1, 40, 5.f, false, {300, 257}, 9, false, first}, random);
     }
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
     for (float magnitude : {1e-39f, 0x1p-63f, 0x1p-50f, 0x1p-30f})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.layouts import PAGE_TOKENS
-from penstock.graph.ir import DType, Graph, Node, Value
+from penstock.graph.ir import DType, Graph, Node, State, Value
 from penstock.ops.table import BLOCK_SCHEMES
 
 __all__ = ["Cost", "StepSize", "kind_keys", "kind_labels", "node_costs", "peak_of", "recurrent_page_bytes"]
@@ -114,7 +114,7 @@ def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float, wanted_only:
     ``kv_token_bytes``: the bytes of a page in all states, divided by its tokens.  ``wanted_only``: per node, True if it
     runs only for rows of logits.
     """
-    width = sum(state.num_kv_heads * state.head_dim for state in graph.states.values() if not state.recurrent)
+    width = sum(_row_width(state) for state in graph.states.values() if not state.recurrent)
     per_element = (kv_token_bytes - recurrent_page_bytes(graph) / PAGE_TOKENS) / width if width else 0.0
     steps = {False: step, True: step.for_wanted_rows}
     return [_node_cost(graph, node, steps[k], per_element) for node, k in zip(graph.nodes, wanted_only, strict=True)]
@@ -123,6 +123,11 @@ def node_costs(graph: Graph, step: StepSize, kv_token_bytes: float, wanted_only:
 def recurrent_page_bytes(graph: Graph) -> int:
     """Return the bytes of one page of every recurrent state."""
     return sum(4 * state.num_kv_heads * state.head_dim for state in graph.states.values() if state.recurrent)
+
+
+def _row_width(state: State) -> float:
+    """Return half the numbers that a state stores for a token: keys and values, or one row."""
+    return state.num_kv_heads * state.head_dim / (2 if state.latent_dim else 1)
 
 
 def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float) -> Cost:
@@ -140,7 +145,7 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
             weight = graph.weights[operand.name]
             rows_read = sizes["T"] / weight.rows if node.op == "embedding" else 1
             cost.num_bytes += weight.num_bytes * rows_read
-            if node.op == "linear" and weight.rows > 1:
+            if node.op in ("linear", "head_linear") and weight.rows > 1:
                 # 16-bit activations take two int8 products per weight.
                 planes = 2 if str(node.attrs["scheme"]).endswith("a16") else 1
                 rows = _elements(outputs[0], sizes) / _columns(outputs[0])
@@ -151,12 +156,15 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
                 cost.num_bytes += 8 * len(step.lens) * state.num_kv_heads * state.head_dim
                 cost.num_ops += 6 * _elements(outputs[0], sizes) * int(node.attrs["head_dim"])
                 continue
-            token_bytes = kv_element_bytes * state.num_kv_heads * state.head_dim
-            if node.op in ("attention", "context_attention", "sink_attention"):
+            token_bytes = kv_element_bytes * _row_width(state)
+            if node.op in ("attention", "context_attention", "sink_attention", "latent_attention"):
                 num_ranks = int(node.attrs.get("world", 1))
                 num_attended, read = _keys(step, int(node.attrs["window"]), bool(node.attrs["causal"]))
                 cost.num_bytes += read * token_bytes // num_ranks
-                cost.num_ops += 4 * num_attended * _columns(outputs[0]) // num_ranks
+                columns = 2 * _columns(outputs[0])
+                if state.latent_dim:  # and the rotary part of the keys
+                    columns += _columns(values[-1])
+                cost.num_ops += 2 * num_attended * columns // num_ranks
             else:
                 cost.num_bytes += step.num_tokens * token_bytes
     if outputs:

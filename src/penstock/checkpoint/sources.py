@@ -42,7 +42,7 @@ class Source:
     the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32, and
     so is row ``added_row`` of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With
     ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
-    as bf16.
+    as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``.
     """
 
     tensor: str
@@ -54,6 +54,7 @@ class Source:
     add_row: str = ""
     scales: str = ""
     added_row: int = 0
+    rows_transposed: bool = False
 
     @property
     def is_sum(self) -> bool:
@@ -161,7 +162,8 @@ class MappedCheckpoint(Checkpoint):
             super().release(name, begin, end)
             return
         own = pieces[0]
-        is_view = len(pieces) == 1 and len(own.rows) <= 1 and not (own.transposed or own.is_sum or own.scales)
+        is_turned = own.transposed or own.rows_transposed
+        is_view = len(pieces) == 1 and len(own.rows) <= 1 and not (is_turned or own.is_sum or own.scales)
         if is_view and end is not None:
             info = self._stored[own.tensor]
             offset = (own.index or 0) * (info.num_bytes // info.shape[0]) if own.index is not None else 0
@@ -185,6 +187,8 @@ class MappedCheckpoint(Checkpoint):
             values = values[slice(*piece.rows[0])]
         elif piece.rows:
             values = values[np.concatenate([np.arange(start, stop) for start, stop in piece.rows])]
+        if piece.rows_transposed:
+            values = values.T
         if piece.plus:
             values, dtype = to_float32(np.ascontiguousarray(values), dtype) + np.float32(piece.plus), "f32"
         if piece.add_row:
@@ -265,7 +269,10 @@ class MappedCheckpoint(Checkpoint):
                     f"{show(name)} have, found {own_dtype.upper()}",
                     param="dtype",
                 )
-            num_rows += sum(stop - start for start, stop in piece.rows) if piece.rows else shape[0]
+            piece_rows = sum(stop - start for start, stop in piece.rows) if piece.rows else shape[0]
+            if piece.rows_transposed and len(shape) == 2:
+                piece_rows, shape = shape[1], (shape[1], piece_rows)
+            num_rows += piece_rows
             if shape[1:] != expected[1:]:
                 raise self._wrong_size(piece.tensor, f"{list(expected)} for {show(name)}", list(info.shape))
         if num_rows != expected[0]:

@@ -164,7 +164,8 @@ class _Builder:
         path, _, leaf = target.rpartition(".")
         module = self.network.get_submodule(path)
         if isinstance(module, PagedLayer) and leaf == "state":
-            state = State(path, module.num_kv_heads, module.head_dim, module.group, module.recurrent)
+            sizes = (module.num_kv_heads, module.head_dim, module.group)
+            state = State(path, *sizes, module.recurrent, module.latent_dim)
             self.graph.states.setdefault(path, state)
             self.operands[node] = Operand("state", path)
             return

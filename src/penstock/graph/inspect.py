@@ -42,6 +42,7 @@ def describe(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str,
         "states": [
             {"name": s.name, "num_kv_heads": s.num_kv_heads, "head_dim": s.head_dim, "group": s.group}
             | ({"recurrent": True} if s.recurrent else {})
+            | ({"latent_dim": s.latent_dim} if s.latent_dim else {})
             for s in graph.states.values()
         ],
         "page_groups": [{"window": window} for window in graph.page_groups],

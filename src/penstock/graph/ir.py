@@ -119,7 +119,8 @@ class State:
     """The pages of one layer: owned by the runtime, never stored.
 
     They hold keys and values.  A page of a ``recurrent`` layer holds one state, ``head_dim`` float32 numbers of each
-    head, after the last token of the page.
+    head, after the last token of the page.  With ``latent_dim`` above 0 pages hold one row per token, whose first
+    ``latent_dim`` numbers are the value.
     """
 
     name: str
@@ -127,6 +128,7 @@ class State:
     head_dim: int
     group: int
     recurrent: bool = False
+    latent_dim: int = 0
 
 
 @dataclass(frozen=True)

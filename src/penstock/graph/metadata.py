@@ -181,6 +181,8 @@ class _Encoder:
 
 def _state_numbers(state: State) -> tuple[int, ...]:
     numbers = (state.num_kv_heads, state.head_dim, state.group)
+    if state.latent_dim:
+        return (*numbers, int(state.recurrent), state.latent_dim)
     return (*numbers, int(state.recurrent)) if state.recurrent else numbers
 
 
@@ -246,7 +248,9 @@ def decode_metadata(data: bytes) -> tuple[Graph, list[Segment]]:
     names = [row.string(0) for row in root.rows(6)]
     values = [_decode_value(row, names, [symbol.name for symbol in symbols]) for row in root.rows(6)]
     weights = [_decode_weight(stored) for stored in stored_weights(data)]
-    states = [State(r.string(0), r.number(1), r.number(2), r.number(3), bool(r.number(4))) for r in root.rows(8)]
+    states = [
+        State(r.string(0), r.number(1), r.number(2), r.number(3), bool(r.number(4)), r.number(5)) for r in root.rows(8)
+    ]
     tables = {
         "value": names,
         "weight": [weight.name for weight in weights],

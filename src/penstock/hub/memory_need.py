@@ -38,6 +38,7 @@ class ModelShape:
     context_len: int
     tied: bool
     dtype: str
+    rows_per_token: int = 2  # keys and values; 1 where a latent is both
 
     @classmethod
     def of(cls, config: ConfigReader, weight_bytes: int) -> ModelShape:
@@ -46,6 +47,9 @@ class ModelShape:
         hidden, heads = config.int("hidden_size"), config.int("num_attention_heads")
         head_dim = config.optional_int("head_dim") or hidden // heads
         kv_heads = config.optional_int("num_key_value_heads") or heads
+        latent_dim = config.optional_int("kv_lora_rank")
+        if latent_dim is not None:
+            kv_heads, head_dim = 1, latent_dim + config.int("qk_rope_head_dim")
         layers, inner, vocab = (config.int(name) for name in ("num_hidden_layers", "intermediate_size", "vocab_size"))
         tied = config.bool("tie_word_embeddings", False)
         by_layers = layers * hidden * (2 * heads * head_dim + 2 * kv_heads * head_dim + 3 * inner)
@@ -54,7 +58,8 @@ class ModelShape:
         stored = weight_bytes // _DTYPE_BYTES[dtype]
         count = min(stored, from_sizes) if tied and stored > from_sizes else stored
         context_len = config.optional_int("max_position_embeddings") or MIN_CONTEXT
-        return cls(count, layers, hidden, inner, kv_heads, head_dim, vocab, context_len, tied, dtype)
+        rows = 2 if latent_dim is None else 1
+        return cls(count, layers, hidden, inner, kv_heads, head_dim, vocab, context_len, tied, dtype, rows)
 
     def weight_bytes(self, scheme: str) -> int:
         """Return the bytes of the weights in a scheme."""
@@ -69,7 +74,8 @@ class ModelShape:
     def kv_bytes(self, num_tokens: int, kv_cache: str) -> int:
         """Return the bytes of keys and values of one request of ``num_tokens``."""
         bytes_per_head = self.head_dim * _KV_BYTES[kv_cache] + (4 if kv_cache == "int8" else 0)
-        return int(pages_for(num_tokens) * PAGE_TOKENS * 2 * self.num_layers * self.num_kv_heads * bytes_per_head)
+        rows = pages_for(num_tokens) * PAGE_TOKENS * self.rows_per_token * self.num_layers * self.num_kv_heads
+        return int(rows * bytes_per_head)
 
 
 def _bits_per_weight(scheme: str) -> float:

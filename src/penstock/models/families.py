@@ -16,7 +16,7 @@ _DEFINES_NETWORK: Final = re.compile(
 
 _MAPS_TENSORS: Final = re.compile(r"^    (def tensor_sources\(|(unread_tensors|tensor_prefix)\b)", re.MULTILINE)
 
-_ALIASES: Final[dict[str, str]] = {"xlm-roberta": "roberta"}
+_ALIASES: Final[dict[str, str]] = {"xlm-roberta": "roberta", "kimi_k2": "deepseek_v3"}
 """Further values of model_type, with the file name of the family whose network they have."""
 
 

@@ -11,6 +11,7 @@ from penstock.nn.batch import Batch, gather_rows
 from penstock.nn.conv import ShortConv
 from penstock.nn.embedding import Embedding, LMHead, OutputRows, VocabParallelEmbedding
 from penstock.nn.experts import ExpertLinear, Router, Routing, combine, route, sigmoid_gate
+from penstock.nn.latent import HeadLinear, LatentAttention
 from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from penstock.nn.module import Module
 from penstock.nn.norm import LayerNorm, RMSNorm
@@ -26,7 +27,9 @@ __all__ = [
     "Embedding",
     "ExpertLinear",
     "GatedDelta",
+    "HeadLinear",
     "LMHead",
+    "LatentAttention",
     "LayerNorm",
     "Linear",
     "Module",

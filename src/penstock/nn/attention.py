@@ -32,32 +32,35 @@ class PageGroup(NamedTuple):
     num_kv_heads: int
     head_dim: int
     recurrent: bool = False
+    latent_dim: int = 0
 
 
 class PagedLayer(Module):
     """A layer that stores a row of keys and a row of values per token, each [num_kv_heads, head_dim], in pages.
 
     ``state`` [num_pages, page_elements] has one page until ``allocate_states`` sizes it.  ``window`` is the number of
-    positions that a token reads, including its own; 0 is every position.
+    positions that a token reads, including its own; 0 is every position.  With ``latent_dim`` above 0 the layer stores
+    one row per token, [head_dim], whose first ``latent_dim`` numbers are the value.
     """
 
     state: Tensor
     causal = True
     recurrent = False
 
-    def __init__(self, num_kv_heads: int, head_dim: int, window: int) -> None:
+    def __init__(self, num_kv_heads: int, head_dim: int, window: int, latent_dim: int = 0) -> None:
         super().__init__()
         self.num_kv_heads, self.head_dim, self.window = num_kv_heads, head_dim, window
-        self.group = 0
+        self.latent_dim, self.group = latent_dim, 0
         self.register_buffer("state", self.new_pages(1, torch.float32), persistent=False)
 
     def new_pages(self, num_pages: int, dtype: torch.dtype) -> Tensor:
         """Return zeroed pages for keys and values of ``dtype``, on the device of the context."""
-        return torch.zeros(num_pages, page_elements(dtype, self.num_kv_heads, self.head_dim), dtype=dtype)
+        elements = page_elements(dtype, self.num_kv_heads, self.head_dim, self.latent_dim)
+        return torch.zeros(num_pages, elements, dtype=dtype)
 
     def page_group(self) -> PageGroup:
         """Return the page group of this layer."""
-        return PageGroup(self.window, self.num_kv_heads, self.head_dim, self.recurrent)
+        return PageGroup(self.window, self.num_kv_heads, self.head_dim, self.recurrent, self.latent_dim)
 
 
 class Attention(PagedLayer):

@@ -19,6 +19,7 @@ from penstock.core import layouts, native
 from penstock.errors import InvalidFileError
 from penstock.nn.embedding import LMHead
 from penstock.nn.experts import ExpertLinear, Router
+from penstock.nn.latent import HeadLinear
 from penstock.nn.linear import Linear
 from penstock.nn.weight import MatrixLayer, WeightPart
 from penstock.ops.eager import core_context
@@ -38,6 +39,8 @@ __all__ = [
 
 _ROWS_LAYOUTS = {"f32": layouts.ROWS_F32, "f16": layouts.ROWS_F16, "bf16": layouts.ROWS_BF16}
 _DTYPES = {torch.float32: layouts.F32, torch.float16: layouts.F16, torch.bfloat16: layouts.BF16}
+
+_LINEARS = (Linear, ExpertLinear, HeadLinear)
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class SharedMatrix:
         if any(isinstance(layer, Router) for layer in self.layers):
             return "f32", layouts.T16_F32
         has_head = any(isinstance(layer, LMHead) for layer in self.layers)
-        is_linear = has_head or any(isinstance(layer, (Linear, ExpertLinear)) for layer in self.layers)
+        is_linear = has_head or any(isinstance(layer, _LINEARS) for layer in self.layers)
         if stored.in_blocks or (schemes is not None and is_linear):
             row = stored
         elif has_head:

@@ -24,6 +24,7 @@ from penstock.core.layouts import TILE_ROWS
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.launch.environment import read_rank_environment
 from penstock.nn.experts import ExpertLinear
+from penstock.nn.latent import HeadLinear
 from penstock.nn.linear import Linear
 from penstock.nn.weight import MatrixLayer
 
@@ -70,7 +71,7 @@ def shard_network(network: nn.Module) -> None:
     whole = [layer.packed_weight for layer in network.modules() if isinstance(layer, MatrixLayer)]  # keeps ids apart
     for layer in network.modules():
         packed = layer.packed_weight if isinstance(layer, MatrixLayer) else None
-        if isinstance(layer, ExpertLinear):
+        if isinstance(layer, ExpertLinear | HeadLinear):
             continue  # whole on each rank
         if not isinstance(layer, MatrixLayer) or packed is None or layer.rows < world * TILE_ROWS:
             continue

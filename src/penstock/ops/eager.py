@@ -45,6 +45,7 @@ _KV_LAYOUTS: Final = {
 }
 _ROWS: Final = (layouts.ROWS_F32, layouts.ROWS_F16, layouts.ROWS_BF16)
 _INPUT_DTYPES: Final = (torch.float32, torch.int32)
+_LINEARS: Final = ("linear", "expert_linear", "head_linear")
 
 _context: ContextVar[native.Context | None] = ContextVar("penstock_context", default=None)
 
@@ -198,15 +199,15 @@ def _describe_weight(
         dims = (1, weight.shape[0])
     elif weight.ndim == 2 and weight.is_floating_point():
         dims = (weight.shape[0], weight.shape[1])
-    elif op in ("linear", "expert_linear") and first is not None:
-        dims = (attrs["out_features"] * attrs.get("num_experts", 1), first.shape[-1])
+    elif op in _LINEARS and first is not None:
+        dims = (attrs["out_features"] * attrs.get("num_experts", attrs.get("num_heads", 1)), first.shape[-1])
     elif op == "sharded_embedding":
         starts = [int(number) for number in attrs["starts"].split("|")]
         dims = (starts[attrs["rank"] + 1] - starts[attrs["rank"]], attrs["dim"])
     else:
         dims = (weight.shape[0] * 16, attrs["dim"])
     layout = reference.layout_of_tensor(weight)
-    if op in ("linear", "expert_linear") and argument.name == "weight" and weight.ndim == 2 and layout in _ROWS:
+    if op in _LINEARS and argument.name == "weight" and weight.ndim == 2 and layout in _ROWS:
         raise InvalidArgumentError(
             f"[{op}] weight: expected packed tiles, found a logical matrix. Pack the network first.", param="weight"
         )
@@ -219,6 +220,9 @@ def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) 
         raise InvalidArgumentError(
             f"[{op}] state: expected a contiguous float32, bfloat16 or int8 tensor, found {state.dtype}", param="state"
         )
+    if op in ("latent_append", "latent_attention"):
+        rope = tensors[1 if op == "latent_append" else 5]
+        return _describe_latents(op, state, first.shape[-1], 0 if rope is None else rope.shape[-1])
     head_dim = first.shape[2]
     num_kv_heads = first.shape[1] if op == "kv_append" else state.shape[1] // page_elements(state.dtype, 1, head_dim)
     expected = page_elements(state.dtype, num_kv_heads, head_dim)
@@ -241,6 +245,16 @@ def _describe_cells(op: str, state: Tensor, attrs: dict[str, Any]) -> native.Cor
         )
     dims = (state.shape[0], heads, state.shape[1] // heads)
     return native.CoreTensor(state.data_ptr(), layouts.F32, dims, state.shape[1], layouts.STATE_F32)
+
+
+def _describe_latents(op: str, state: Tensor, latent_dim: int, rope_dim: int) -> native.CoreTensor:
+    expected = page_elements(state.dtype, 1, latent_dim + rope_dim, latent_dim)
+    if expected != state.shape[1]:
+        raise InvalidArgumentError(
+            f"[{op}] state: expected pages of {expected} elements, found {state.shape[1]}", param="state"
+        )
+    dims = (state.shape[0], 1, latent_dim + rope_dim, latent_dim)
+    return native.CoreTensor(state.data_ptr(), _DTYPES[state.dtype], dims, state.shape[1], _KV_LAYOUTS[state.dtype])
 
 
 def torch_schema(schema: str) -> str:

@@ -205,11 +205,31 @@ def _kv_append(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return []
 
 
+def _latent_append(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    latent, rope = _tensor("latent_append", shapes, "latent", 2), _tensor("latent_append", shapes, "rope", 2)
+    if rope[0] != latent[0]:
+        raise _fail("latent_append", "rope", f"a row for each row of latent, {list(latent)}", list(rope))
+    _tensor("latent_append", shapes, "state", 2)
+    _step("latent_append", shapes, latent[0], attrs)
+    return []
+
+
+def _latent_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    q, rope = _tensor("latent_attention", shapes, "q", 3), _tensor("latent_attention", shapes, "q_rope", 3)
+    if rope[:2] != q[:2]:
+        raise _fail("latent_attention", "q_rope", f"the rows and heads of q, {list(q)}", list(rope))
+    return _attend("latent_attention", shapes, q, attrs)
+
+
 def _attention(shapes: Shapes, attrs: Attrs, op: str = "attention") -> list[Shape]:
     q = _tensor(op, shapes, "q", 3)
+    _vector(op, shapes, "alibi", q[1])
+    return _attend(op, shapes, q, attrs)
+
+
+def _attend(op: str, shapes: Shapes, q: Shape, attrs: Attrs) -> list[Shape]:
     _tensor(op, shapes, "state", 2)
     _step(op, shapes, q[0], attrs)
-    _vector(op, shapes, "alibi", q[1])
     if attrs["window"] < 0:
         raise _fail(op, "window", "at least 0", attrs["window"])
     if not attrs["softcap"] >= 0.0:
@@ -349,6 +369,20 @@ def _expert_linear(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [(x[0], ids[1], rows)]
 
 
+def _head_linear(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    op = "head_linear"
+    x, weight = _tensor(op, shapes, "x", 3), _tensor(op, shapes, "weight", 2, 3, 4)
+    heads, rows = attrs["num_heads"], attrs["out_features"]
+    if heads != x[1]:
+        raise _fail(op, "num_heads", f"{x[1]}, the heads of x", heads)
+    if rows < 1:
+        raise _fail(op, "out_features", "at least 1", rows)
+    logical = len(weight) == 2 and attrs["scheme"] in ("f32", "f16", "bf16")
+    if logical and weight != (heads * rows, x[2]):
+        raise _fail(op, "weight", f"shape [{heads * rows}, {x[2]}]", list(weight))
+    return [(x[0], heads, rows)]
+
+
 def _combine(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     x, weights = _tensor("combine", shapes, "x", 3), _tensor("combine", shapes, "weights", 2)
     if weights[0] != x[0] or weights[1] != x[1]:
@@ -380,6 +414,9 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "clamped_swiglu": _clamped_swiglu,
     "short_conv": _short_conv,
     "gated_delta": _gated_delta,
+    "latent_append": _latent_append,
+    "latent_attention": _latent_attention,
+    "head_linear": _head_linear,
     "gelu": _gelu,
     "scale": _scale,
     "softcap": _softcap,

@@ -118,6 +118,20 @@ OPS: tuple[Op, ...] = (
         "int group, int key_heads, int head_dim) -> Tensor",
         1e-5,
     ),
+    Op("latent_append", 1, f"(Tensor latent, Tensor rope, State(a!) state, {_BATCH}, *, int group) -> ()", 0.0),
+    Op(
+        "latent_attention",
+        1,
+        f"(Tensor q, State state, {_BATCH}, Tensor q_rope, *, "
+        "float scale, int group, bool causal, int window, float softcap) -> Tensor",
+        1e-5,
+    ),
+    Op(
+        "head_linear",
+        1,
+        "(Tensor x, Weight weight, *, int num_heads, int out_features, str scheme) -> Tensor",
+        1e-5,
+    ),
 )
 
 EXCHANGES = ("all_gather", "sharded_embedding", "broadcast", "send", "recv", "barrier", "context_attention")

@@ -12,6 +12,7 @@ from penstock.quant.scheme import find_scheme
 
 __all__ = ["assign_scheme", "set_schemes"]
 
+_LINEARS = ("linear", "expert_linear", "head_linear")
 _ROWS = {"f32": Layout.ROWS_F32, "f16": Layout.ROWS_F16, "bf16": Layout.ROWS_BF16}
 
 
@@ -24,7 +25,7 @@ def scheme_of(weight: Weight, schemes: Mapping[str, str]) -> str:
 def set_schemes(graph: Graph, schemes: Mapping[str, str]) -> None:
     """Set the scheme of each linear by those of its tensors, so that no pass fuses linears of several schemes."""
     for node in graph.nodes:
-        if node.op in ("linear", "expert_linear"):
+        if node.op in _LINEARS:
             node.attrs["scheme"] = scheme_of(graph.weights[node.inputs[1].name], schemes)
 
 
@@ -48,7 +49,7 @@ def assign_scheme(
     head_names = _head_weights(graph)
     layouts: dict[str, Layout] = {}
     for node in graph.nodes:
-        if node.op not in ("linear", "expert_linear"):
+        if node.op not in _LINEARS:
             continue
         weight = node.inputs[1].name
         chosen = router if is_router(graph, node) else head if weight in head_names else body

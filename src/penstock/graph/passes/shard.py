@@ -60,6 +60,8 @@ def shard(
         )
     if context and any(node.op == "sink_attention" for node in graph.nodes):
         raise UnsupportedError(f"{name}: expected 1 for a network whose attention has sinks", param=name)
+    if any(state.latent_dim for state in graph.states.values()):
+        raise UnsupportedError(f"{name}: expected 1 for a network with latent attention, which is not cut", param=name)
     sharder = _Sharder(copy.deepcopy(graph), rank, world, context)
     return sharder.run(), sharder.sources
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from penstock.config import ConfigReader
-from penstock.models.decoder import DecoderConfig, GatedMLP, read_decoder, read_num_layers
+from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
-from penstock.models.experts.mixture import CorrectedRouter, ExpertsLM, Mixture, MixtureConfig, read_mixture
-from penstock.nn import Module, RMSNorm, Routing, RowParallelLinear
+from penstock.models.experts.mixture import CorrectedMixture, ExpertsLM, MixtureConfig, extra_layers, read_mixture
+from penstock.nn import RMSNorm, Routing, RowParallelLinear
 
 __all__ = ["Config", "Network"]
 
@@ -38,7 +38,8 @@ class Config:
         config = read_mixture(
             reader, decoder, routing, experts_key="n_routed_experts", sparse=sparse, shared_size=shared
         )
-        return replace(config, qk_norm=reader.bool("use_qk_norm", False))
+        unread = extra_layers(reader, num_layers)
+        return replace(config, qk_norm=reader.bool("use_qk_norm", False), unread=unread)
 
 
 class _Attention(LlamaAttention):
@@ -58,25 +59,12 @@ class _Attention(LlamaAttention):
         return self.q_norm(q), self.k_norm(k), v
 
 
-class _Mixture(Mixture):
-    """The experts that a token chooses, and the shared ones as one layer."""
-
-    def __init__(self, config: MixtureConfig) -> None:
-        super().__init__(config)
-        self.shared_experts = GatedMLP(config.decoder.hidden_size, config.shared_size)
-
-    def make_gate(self, config: MixtureConfig) -> Module:
-        """Return the router."""
-        return CorrectedRouter(config.decoder.hidden_size, config.num_experts)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output [T, hidden] for x [T, hidden]."""
-        return super().forward(x) + self.shared_experts(x)
-
-
 class Network(ExpertsLM):
     """The language model."""
 
+    unread_tensors: tuple[str, ...] = ()
+
     def __init__(self, config: MixtureConfig) -> None:
         attentions = [_Attention(config.decoder, config.qk_norm) for _ in config.decoder.windows]
-        super().__init__(config, attentions, [_Mixture(config) for _ in attentions])
+        super().__init__(config, attentions, [CorrectedMixture(config) for _ in attentions])
+        self.unread_tensors = config.unread

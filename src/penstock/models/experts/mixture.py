@@ -12,7 +12,18 @@ from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, GatedMLP
 from penstock.nn import Batch, ExpertLinear, Module, RMSNorm, Router, Routing, combine, route, silu_mul
 
-__all__ = ["CorrectedRouter", "Experts", "ExpertsLM", "Mixture", "MixtureConfig", "read_mixture", "read_sparse_layers"]
+__all__ = [
+    "CorrectedMixture",
+    "CorrectedRouter",
+    "Experts",
+    "ExpertsLM",
+    "Mixture",
+    "MixtureConfig",
+    "SharedMixture",
+    "extra_layers",
+    "read_mixture",
+    "read_sparse_layers",
+]
 
 MAX_EXPERTS = 4096
 """A limit against damaged configs."""
@@ -24,6 +35,7 @@ class MixtureConfig:
 
     ``shared_size`` is the width of the expert that every token goes to, 0 for none.  ``sparse`` tells for each layer
     whether its feed-forward layer is a mixture.  ``qk_norm``: q and k are normalised per head, where that is optional.
+    ``unread`` are patterns of names of tensors that the network does not use.
     """
 
     decoder: DecoderConfig
@@ -33,6 +45,7 @@ class MixtureConfig:
     sparse: tuple[bool, ...]
     shared_size: int = 0
     qk_norm: bool = False
+    unread: tuple[str, ...] = ()
 
     @property
     def vocab_size(self) -> int:
@@ -76,6 +89,12 @@ def read_sparse_layers(reader: ConfigReader, num_layers: int) -> tuple[bool, ...
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
         raise reader.error("mlp_only_layers", "a list of layer numbers", dense)
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))
+
+
+def extra_layers(reader: ConfigReader, num_layers: int) -> tuple[str, ...]:
+    """Return patterns of the tensors of the layers behind the last, which predict further tokens and are not used."""
+    count = reader.int("num_nextn_predict_layers", 0, min=0, max=64)
+    return tuple(f"model.layers.{num_layers + index}.*" for index in range(count))
 
 
 class Experts(Module):
@@ -127,6 +146,26 @@ class Mixture(Module):
         """Return the layer's output [T, hidden] for x [T, hidden]."""
         weights, ids = self.choose(x)
         return self.experts(x, weights, ids)
+
+
+class SharedMixture(Mixture):
+    """The experts that a token chooses, and the shared ones as one layer."""
+
+    def __init__(self, config: MixtureConfig) -> None:
+        super().__init__(config)
+        self.shared_experts = GatedMLP(config.decoder.hidden_size, config.shared_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output [T, hidden] for x [T, hidden]."""
+        return super().forward(x) + self.shared_experts(x)
+
+
+class CorrectedMixture(SharedMixture):
+    """Such a layer whose router has a correction."""
+
+    def make_gate(self, config: MixtureConfig) -> Module:
+        """Return the router."""
+        return CorrectedRouter(config.decoder.hidden_size, config.num_experts)
 
 
 class _Layer(Module):

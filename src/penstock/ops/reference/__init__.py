@@ -17,7 +17,8 @@ from penstock.ops.reference.collectives import (
     sharded_embedding,
 )
 from penstock.ops.reference.elementwise import *  # noqa: F403 - a new op stands in that file only
-from penstock.ops.reference.experts import combine, expert_linear, route
+from penstock.ops.reference.experts import combine, expert_linear, head_linear, route
+from penstock.ops.reference.latent import latent_append, latent_attention
 from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
 from penstock.ops.reference.packing import layout_of_tensor, shape_packed, unpack_weight
@@ -36,7 +37,10 @@ __all__ = [
     "embedding",
     "expert_linear",
     "gated_delta",
+    "head_linear",
     "kv_append",
+    "latent_append",
+    "latent_attention",
     "layer_norm",
     "layout_of_tensor",
     "linear",

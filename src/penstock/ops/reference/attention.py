@@ -13,7 +13,8 @@ from penstock.errors import InvalidArgumentError
 from penstock.ops.reference.linear import round_rows
 
 __all__ = [
-    "AttentionAttrs", "ShortConvAttrs", "attention", "kv_append", "page_elements", "short_conv", "sink_attention",
+    "AttentionAttrs", "ShortConvAttrs", "attend", "attention", "find_page", "kv_append", "page_elements", "round_half",
+    "short_conv", "sink_attention",
 ]  # fmt: skip
 
 _SCALE_BYTES = 4 * PAGE_TOKENS
@@ -37,16 +38,18 @@ class ShortConvAttrs(TypedDict):
     window: int
 
 
-def page_elements(dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> int:
+def page_elements(dtype: torch.dtype, num_kv_heads: int, head_dim: int, latent_dim: int = 0) -> int:
     """Return the number of elements of one page.
 
     For each head a page holds the keys and the values of 32 tokens, in int8 each followed by 32 f32 scales.  Keys are
     [head_dim][32] and values [32][head_dim]; in bfloat16 they are [head_dim / 2][32][2] and [16][head_dim][2], and an
-    odd last dimension of the keys is padded with a zero.
+    odd last dimension of the keys is padded with a zero.  With ``latent_dim`` a page has keys only, whose first
+    ``latent_dim`` dimensions are the values too.
     """
-    scales = 2 * _SCALE_BYTES if dtype == torch.int8 else 0
+    parts = 1 if latent_dim else 2
+    scales = parts * _SCALE_BYTES if dtype == torch.int8 else 0
     pad = head_dim % 2 if dtype == torch.bfloat16 else 0
-    return num_kv_heads * (PAGE_TOKENS * (2 * head_dim + pad) + scales)
+    return num_kv_heads * (PAGE_TOKENS * (parts * head_dim + pad) + scales)
 
 
 class _Pages:
@@ -119,13 +122,17 @@ def kv_append(
     starts, table, places = request_starts.tolist(), page_tables[group].tolist(), positions.tolist()
     for request, (start, end) in enumerate(pairwise(starts)):
         for token in range(start, end):
-            tile, slot = divmod(places[token], PAGE_TOKENS)
-            page = table[request][tile] if tile < len(table[request]) else -1
-            if not 0 <= page < state.shape[0]:
-                raise InvalidArgumentError(
-                    f"[kv_append] page_tables: expected a page for position {places[token]}", param="page_tables"
-                )
+            page, slot = find_page("kv_append", table[request], places[token], state.shape[0])
             pages.write(page, slot, k[token], v[token])
+
+
+def find_page(op: str, table: list[int], position: int, num_pages: int) -> tuple[int, int]:
+    """Return the page of a position of a request, and the slot in it; InvalidArgumentError if the table lacks it."""
+    tile, slot = divmod(position, PAGE_TOKENS)
+    page = table[tile] if tile < len(table) else -1
+    if not 0 <= page < num_pages:
+        raise InvalidArgumentError(f"[{op}] page_tables: expected a page for position {position}", param="page_tables")
+    return page, slot
 
 
 def attention(
@@ -188,7 +195,7 @@ def _attention(
         num_tiles = int(places.max()) // PAGE_TOKENS + 1
         k, v = pages.read(page_tables[attrs["group"], request, :num_tiles].long().clamp(min=0))
         queries = q[start:end] if state.dtype == torch.float32 else round_half(q[start:end])
-        out[start:end] = _attend(queries.double(), k, v, places, heads, attrs)
+        out[start:end] = attend(queries.double(), k, v, places, heads, attrs)
     return out
 
 
@@ -227,7 +234,7 @@ def short_conv(
     return out
 
 
-def _attend(
+def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -235,9 +242,9 @@ def _attend(
     heads: tuple[Tensor | None, Tensor | None],
     attrs: AttentionAttrs,
 ) -> Tensor:
-    """Attend for one request: q [t, heads, dim], k and v [kv_heads, length, dim], places [t].
+    """Attend for one request: q [t, heads, dim], k [kv_heads, length, dim], v [kv_heads, length, value_dim].
 
-    Returns float32 [t, heads, dim].
+    ``places`` [t] are the positions of the queries.  Returns float32 [t, heads, value_dim].
     """
     alibi, sinks = heads
     shared = q.shape[1] // k.shape[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.ops.reference.linear import linear
 from penstock.ops.reference.packing import unpack_weight
 
-__all__ = ["combine", "expert_linear", "route"]
+__all__ = ["combine", "expert_linear", "head_linear", "route"]
 
 _MIN_SUM: Final = 1e-20
 """A sum of weights counts as at least this when they are divided by it."""
@@ -79,6 +79,15 @@ def expert_linear(
         own_bias = None if bias is None else bias[expert]
         y[chosen] = linear(rows[chosen], own, own_bias, out_features=out_features, scheme=scheme)
     return y.view(-1, slots, out_features)
+
+
+def head_linear(x: Tensor, weight: Tensor, *, num_heads: int, out_features: int, scheme: str) -> Tensor:
+    """Return y[t, h] = x[t, h] W[h]^T: [T, heads, N] for x [T, heads, K].
+
+    ``weight`` stacks the rows of the heads: [heads * N, K] or packed.  ``scheme`` is that of ``linear``.
+    """
+    ids = torch.arange(num_heads, dtype=torch.int32).expand(len(x), -1)
+    return expert_linear(x, weight, ids, None, num_experts=num_heads, out_features=out_features, scheme=scheme)
 
 
 def _expert_weight(weight: Tensor, start: int, rows: int, cols: int) -> Tensor:
