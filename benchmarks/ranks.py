@@ -26,7 +26,9 @@ from penstock import LLM, SamplingParams
 from penstock.bench.rank_plan import predict
 from penstock.bench.svg import Box, Canvas, Scale, fitted, number
 from penstock.core.comm import SharedComm, shared_bytes
+from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment
+from penstock.graph.strategy import capture_model
 from penstock.runtime.program import ProgramLimits
 from penstock.sharding.source import open_whole
 
@@ -131,11 +133,9 @@ def long_prompt(num_tokens: int) -> list[int]:
 
 def predictions(folder: Path, scheme: str, world: int) -> dict[str, float]:
     """Return what ``penstock plan`` predicts, in milliseconds a token of one request."""
-    model = open_whole(folder)
-    one, *ranks = predict(model, scheme, (1, world))
-    stages = predict(model, scheme, (1,), world)
-    rows = {"one process": one, f"tp {world}": ranks[0], f"pp {world}": stages[0]} if ranks else {"one process": one}
-    return {name: row.token_ms for name, row in rows.items()}
+    layouts = (RankLayout(), RankLayout(world), RankLayout(1, world), RankLayout(1, 1, world))
+    rows = predict(capture_model(open_whole(folder), scheme), layouts)
+    return {str(row.layout): row.token_ms for row in rows}
 
 
 def draw(predicted: Mapping[str, float], measured: Mapping[str, float], about: str) -> str:

@@ -43,8 +43,7 @@ def test_a_plan_as_json(penstock_command, tmp_path: Path):
     [
         (["plan", FOLDER, "--pp", "0"], "--pp: expected an integer from 1"),
         (["plan", FOLDER, "--pp", "40"], "--pp: expected at most"),
-        (["plan", FOLDER, "--pp", "2", "--out", "x.json"], "--out: expected --pp 1, found 2"),
-        (["plan", FOLDER, "--cp", "2"], "--cp: expected 1, found 2: contexts over ranks have no plan yet"),
+        (["plan", FOLDER, "--tp", "2", "--cp", "2"], "--tp: expected 1 with context_parallel_size 2"),
         (["plan", FOLDER, "--tp", "0"], "--tp: expected an integer from 1"),
         (["plan", FOLDER, "--tp", "5"], "--tp: expected at most 4 ranks"),
         (["plan", FOLDER, "--scheme", "w2"], "--scheme: expected one of"),

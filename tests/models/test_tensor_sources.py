@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import quantize_checkpoint
-from penstock.checkpoint.sources import MappedCheckpoint, Source, Sources
-from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.checkpoint.sources import MappedCheckpoint, Source, Sources, resolve_sources
+from penstock.errors import InvalidFileError
 from penstock.graph.export import export_bundle
-from penstock.graph.strategy import make_strategy
 from penstock.graph.unpack_bundle import unpack_bundle
 from penstock.models.families import built_in_families, maps_tensors
 from penstock.models.loader import load_network, save_network
@@ -24,7 +23,6 @@ from penstock.models.sources import add_to_norms, fused_rows, renamed, transpose
 from penstock.nn import Linear, Module, RMSNorm
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
-from penstock.sharding.write import shard_folder
 from tests.models.steps import run_whole
 from tests.support.errors import raises
 from tests.support.families import build, prompt, save
@@ -32,6 +30,12 @@ from tests.support.families import build, prompt, save
 FUSED = torch.arange(12 * 4, dtype=torch.float32).reshape(12, 4)
 
 LIMITS = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256)
+
+
+def mapped_as(
+    own: Checkpoint, shapes: dict[str, tuple[int, ...]], sources: Sources, prefix: str = "", **options: Any
+) -> MappedCheckpoint:
+    return MappedCheckpoint(own, shapes, resolve_sources(sources, shapes, own.tensors, prefix), **options)
 
 
 def checkpoint(folder: Path, **tensors: torch.Tensor) -> Checkpoint:
@@ -43,7 +47,7 @@ def checkpoint(folder: Path, **tensors: torch.Tensor) -> Checkpoint:
 
 def mapped(folder: Path, sources: Sources, shapes: dict[str, tuple[int, ...]], **options: Any) -> MappedCheckpoint:
     own = checkpoint(folder / "own", fused=FUSED, norm=torch.tensor([0.5, -1.0]).bfloat16())
-    return MappedCheckpoint(own, {"norm": (2,)} | shapes, sources, **options)
+    return mapped_as(own, {"norm": (2,)} | shapes, sources, **options)
 
 
 def test_rows_of_a_fused_tensor(tmp_path: Path) -> None:
@@ -96,7 +100,7 @@ def test_matrices_of_a_stack_and_a_stack_of_matrices(tmp_path: Path) -> None:
     sources: Sources = {f"e{i}": Source("stack", ((0, 4),), index=i) for i in range(3)}
     sources = sources | {"all": (Source("x0"), Source("x1"))}
     shapes = {f"e{i}": (4, 2) for i in range(3)} | {"all": (4, 5)}
-    own = MappedCheckpoint(checkpoint(tmp_path / "own", stack=stack, **apart), shapes, sources)
+    own = mapped_as(checkpoint(tmp_path / "own", stack=stack, **apart), shapes, sources)
     for i in range(3):
         own.release(f"e{i}", 8, 16)
         assert (own.read(f"e{i}") == stack[i].numpy()).all()
@@ -106,9 +110,7 @@ def test_matrices_of_a_stack_and_a_stack_of_matrices(tmp_path: Path) -> None:
 def test_names_without_prefix_and_unread_tensors(tmp_path: Path) -> None:
     tensors = {"h.w": FUSED, "mask": torch.ones(2), "other": torch.ones(2)}
     options: dict[str, Any] = {"unread": ("ma*",), "prefix": "net."}
-    bare = MappedCheckpoint(
-        checkpoint(tmp_path / "bare", **tensors), {"w": (12, 4)}, {"w": Source("net.h.w")}, **options
-    )
+    bare = mapped_as(checkpoint(tmp_path / "bare", **tensors), {"w": (12, 4)}, {"w": Source("net.h.w")}, **options)
     assert (bare.read("w") == FUSED.numpy()).all()
     assert set(bare.tensors) - {"w"} == {"mask", "other"}
     assert bare.redundant_names() == {"mask"}
@@ -243,10 +245,3 @@ def test_quantizing_stacked_experts_gives_equal_folders(tmp_path: Path) -> None:
     first, second = (load_file(tmp_path / f"quantized_{own}" / "model.safetensors") for own in (True, False))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_a_sharded_folder_with_fused_tensors_is_refused(tmp_path: Path) -> None:
-    folder = save("phi3_partial_window", tmp_path / "model")
-    shard_folder(folder, tmp_path / "sharded", make_strategy(Checkpoint.open(folder), 2))
-    with raises(UnsupportedError, param=None, match=r"model_type phi3 is not supported.*--tp"):
-        export_bundle(tmp_path / "sharded", tmp_path / "x.psm", rank=0)

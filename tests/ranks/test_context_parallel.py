@@ -23,6 +23,8 @@ from tests.support.families import RANK_FAMILIES
 from tests.support.marks import mostly_long
 from tests.support.rank_threads import OPTIONS, RankThreads, logits_of, whole_logits
 
+FAMILIES = [row for row in RANK_FAMILIES if not str(row.values[0]).startswith(("lfm2", "gpt", "bloom"))]
+"""Without convolutions and sinks, and with max_position_embeddings in config.json, which these tests raise."""
 BundleOf = Callable[..., Path]
 PartsOf = Callable[[Path, RankLayout], list[Path]]
 WORLDS = (2, 3, 4)
@@ -63,7 +65,7 @@ def whole_options(world: int) -> object:
 
 
 @pytest.mark.parametrize("world", mostly_long(WORLDS, 2))
-@pytest.mark.parametrize("family", RANK_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_families_match(family: str, world: int, long_context_of: BundleOf, parts_of: PartsOf) -> None:
     path = long_context_of(family, "w8a8")
     with Model.open(path) as model:

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.config import ConfigReader
+from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment
 from penstock.errors import PenstockError
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 from penstock.sharding.folder import MANIFEST, STRATEGY, ShardedFolder
-from penstock.sharding.strategy import Strategy
+from penstock.sharding.strategy import Parameter, Strategy, config_checksum
 from penstock.sharding.write import merge_folder, shard_folder
 from tests.support.sharded_folders import DEMO, strategy_of
 
@@ -109,14 +111,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from penstock.checkpoint.convert import Conversion
-from penstock.graph.strategy import make_strategy
 from penstock.runtime.convert import convert
 from penstock.runtime.machine import peak_rss_bytes
-from penstock.sharding.source import open_whole
+from penstock.sharding.strategy import Strategy
 from penstock.sharding.write import merge_folder, shard_folder
 source, out = map(Path, sys.argv[1:])
-shard_folder(source, out / "cut", make_strategy(open_whole(source), 3))
-shard_folder(out / "cut", out / "again", make_strategy(open_whole(out / "cut"), 2))
+shard_folder(source, out / "cut", Strategy.read(out / "rows.json"))
+shard_folder(out / "cut", out / "again", Strategy.read(out / "columns.json"))
 merge_folder(out / "again", out / "merged")
 convert(out / "merged", out / "f32", Conversion(dtype="f32"))
 print(peak_rss_bytes() >> 20)
@@ -135,6 +136,14 @@ def test_memory_does_not_depend_on_the_model(tmp_path: Path) -> None:
             writer.add(name, rows + np.uint16(start // 1000))
     writer.close()
     (source / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 4}')
+    checksum = config_checksum(ConfigReader({"model_type": "llama", "num_attention_heads": 4}))
+    for cut, size in (("rows", 30000), ("columns", 2000)):
+        ranges = (((0, size // 2),), ((size // 2, size),))
+        own = {name: Parameter("bf16", shape, cut, ranges=ranges) for name, shape in shapes.items()}
+        if cut == "rows":
+            table = "model.embed_tokens.weight"
+            own[table] = Parameter("bf16", shapes[table], cut, ranges=(((0, 69999),), ((69999, 70000),)))
+        Strategy("llama", checksum, RankLayout(2), own).write(tmp_path / f"{cut}.json")
     command = [sys.executable, "-c", PEAK, str(source), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
     assert done.returncode == 0, done.stderr

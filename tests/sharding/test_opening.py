@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,8 +113,8 @@ def swapped(strategy: Strategy) -> Strategy:
     """The strategy with the rows of two ranks exchanged, which have equal sizes."""
     name = "model.layers.0.mlp.down_proj.weight"
     own = strategy.parameters[name]
-    changed = type(own)(own.dtype, own.shape, own.cut, ranges=own.ranges[::-1])
-    return Strategy(strategy.model_type, strategy.config_sha256, strategy.world, {**strategy.parameters, name: changed})
+    changed = replace(own, ranges=own.ranges[::-1])
+    return replace(strategy, parameters={**strategy.parameters, name: changed})
 
 
 def test_rows_that_the_graph_does_not_want_are_named(tmp_path: Path) -> None:

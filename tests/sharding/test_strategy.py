@@ -3,99 +3,120 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
-from penstock.graph.export import build_graph
-from penstock.graph.ir import Graph
-from penstock.graph.passes.shard import RowRanges, shard
-from penstock.graph.rank_bundle import rows_by_tensor
-from penstock.graph.strategy import make_strategy
-from penstock.models.meta import construct_on_meta
+from penstock.graph.bundle import read_graph
+from penstock.graph.export import export_bundle
+from penstock.graph.rank_bundle import write_rank_bundle
+from penstock.graph.strategy import capture_model, make_strategy
+from penstock.models.registry import load_network_script
+from penstock.sharding.folder import WEIGHTS
+from penstock.sharding.source import PlainFolder, open_whole
 from penstock.sharding.strategy import Strategy
+from penstock.sharding.write import merge_folder, shard_folder
 from tests.support.errors import raises
-from tests.support.families import RANK_FAMILIES, save
+from tests.support.families import save
+from tests.support.marks import mostly_long
+from tests.support.my_network import CONFIG, SCRIPT
 from tests.support.sharded_folders import DEMO, strategy_of
 
-
-@pytest.fixture(scope="module")
-def graph_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    base = tmp_path_factory.mktemp("families")
-
-    @cache
-    def get(family: str) -> tuple[Path, Graph]:
-        folder = save(family, base / family)
-        checkpoint = Checkpoint.open(folder)
-        return folder, build_graph(construct_on_meta(checkpoint.config), "f32", checkpoint.dtype)[0]
-
-    return get
+LAYOUTS = [RankLayout(), RankLayout(2), RankLayout(1, 2), RankLayout(2, 3), RankLayout(1, 1, 3)]
+STORED = ("llama_tied_one_kv_head", "phi3_partial_window", "gpt2", "falcon_new", "bloom", "gemma2", "olmo2", "mixtral")
+"""Own names, fused rows in all forms, transposed matrices, sums, whole norms, experts."""
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("family", RANK_FAMILIES)
-def test_a_strategy_cuts_as_the_graph_is_cut(family: str, world: int, graph_of: Any) -> None:
-    folder, graph = graph_of(family)
-    if world > Checkpoint.open(folder).config.int("num_attention_heads"):
-        for make in (lambda: strategy_of(folder, world), lambda: shard(graph, 0, world)):
-            with raises(InvalidArgumentError, param="tensor_parallel_size"):
-                make()
-        return
-    strategy = strategy_of(folder, world)
-    for rank in range(world):
-        _, sources = shard(graph, rank, world)
-        wanted: dict[str, RowRanges] = {}
-        for name, ranges in sources.values():
-            wanted |= rows_by_tensor(graph.weights[name], ranges)
-        planned = {name: own.rows_of(rank) for name, own in strategy.parameters.items()}
-        assert {name: rows for name, rows in wanted.items() if name in planned} == planned
+@pytest.mark.parametrize("family", mostly_long(STORED, "gpt2"))
+def test_the_parts_of_ranks_are_the_rows_that_they_compute_with(family: str, tmp_path: Path) -> None:
+    """Each rank's bundle is made from its part alone, and merging gives the folder back."""
+    folder = save(family, tmp_path / "source")
+    whole = tmp_path / "whole.psm"
+    export_bundle(folder, whole, scheme="f32")
+    for layout in (RankLayout(2, 2),) if family == "gpt2" else (RankLayout(3), RankLayout(2, 2), RankLayout(1, 1, 3)):
+        cut = tmp_path / str(layout)
+        shard_folder(folder, cut, strategy_of(folder, layout))
+        merge_folder(cut, cut / "merged")
+        assert (cut / "merged" / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+        assert sorted(path.name for path in cut.glob("rank_*")) == [f"rank_{rank}" for rank in range(layout.world)]
+        for rank in range(layout.world):
+            export_bundle(cut, tmp_path / "part.psm", rank=rank)
+            write_rank_bundle(whole, tmp_path / "cut.psm", rank, layout)
+            assert weights_of(tmp_path / "part.psm") == weights_of(tmp_path / "cut.psm"), (layout, rank)
 
 
-def test_a_family_without_strategies_is_refused(tmp_path: Path) -> None:
-    folder = save("gpt2", tmp_path / "gpt2")
-    with raises(UnsupportedError, param="model_type"):
-        strategy_of(folder, 2)
+def weights_of(path: Path) -> bytes:
+    segment = next(segment for segment in read_graph(path)[1] if segment.name == "weights")
+    return path.read_bytes()[segment.offset : segment.offset + segment.num_bytes]
 
 
-class Shapes:
-    """A model of tensors without bytes: 4 attention heads, 2 key-value heads."""
-
-    config = ConfigReader({"model_type": "x", "num_attention_heads": 4, "num_key_value_heads": 2})
-
-    def __init__(self, **shapes: tuple[int, ...]) -> None:
-        names = {name.replace("__", "."): shape for name, shape in shapes.items()}
-        self.tensors = {name: TensorInfo("f32", shape, "x", 0, 0) for name, shape in names.items()}
-
-    def redundant_names(self) -> set[str]:
-        return set()
-
-
-def test_stacked_rows_are_cut_by_blocks() -> None:
-    model = Shapes(a__qkv_proj__weight=(64, 8), a__qkv_proj__bias=(64,), a__gate_up_proj__weight=(96, 8))
-    parameters = make_strategy(model, 2).parameters
-    assert parameters["a.qkv_proj.weight"].ranges == (((0, 16), (32, 40), (48, 56)), ((16, 32), (40, 48), (56, 64)))
-    assert parameters["a.qkv_proj.bias"].ranges == parameters["a.qkv_proj.weight"].ranges
-    assert parameters["a.gate_up_proj.weight"].ranges == (((0, 16), (48, 64)), ((16, 48), (64, 96)))
-    shared = make_strategy(model, 4).parameters["a.qkv_proj.weight"]
-    assert shared.ranges[1] == ((8, 16), (32, 40), (48, 56)), "two ranks have the same key-value head"
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_tensor_is_on_the_ranks_that_need_it(layout: RankLayout) -> None:
+    strategy = strategy_of(DEMO, layout)
+    assert strategy.world == layout.world
+    if layout.pp > 1:
+        assert strategy.shapes_of(0) == {}, "the coordinator has no layers"
+    for name, own in strategy.parameters.items():
+        sizes = [shape[0] for rank in range(layout.world) if (shape := own.shape_of(rank, layout))]
+        if own.cut == "rows":
+            assert sum(sizes) == own.shape[0] * len(own.stages), name
+        else:
+            assert (own.cut, sizes) == ("replicated", [own.shape[0]] * len(own.stages) * layout.stage_ranks), name
+    table = strategy.parameters["model.embed_tokens.weight"]
+    assert table.stages == ((0,) if layout.pp == 1 else (0, layout.pp - 1)), "the tied head is on the last stage"
 
 
-def test_interleaved_rows_are_cut_by_head_groups() -> None:
-    model = Shapes(a__query_key_value__weight=(64, 8))
-    assert make_strategy(model, 2).parameters["a.query_key_value.weight"].ranges == (((0, 32),), ((32, 64),))
-    shared = make_strategy(model, 4).parameters["a.query_key_value.weight"].ranges
-    assert shared == (((0, 8), (16, 32)), ((8, 32),), ((32, 40), (48, 64)), ((40, 64),))
+def test_ranks_with_the_same_key_value_head_have_its_rows(tmp_path: Path) -> None:
+    own = strategy_of(save("phi3", tmp_path / "phi3"), 2).parameters["model.layers.0.self_attn.qkv_proj.weight"]
+    assert own.ranges == (((0, 64), (160, 224)), ((64, 224),))
 
 
-def test_heads_that_do_not_fit_name_the_tensor() -> None:
-    with pytest.raises(InvalidFileError, match=r"'a.q_proj.weight': .* 4 attention heads"):
-        make_strategy(Shapes(a__q_proj__weight=(63, 8)), 2)
+def test_more_ranks_than_heads_are_refused() -> None:
+    with raises(InvalidArgumentError, param="tensor_parallel_size", match="at most 4 ranks"):
+        strategy_of(DEMO, 5)
+    with raises(InvalidArgumentError, param="pipeline_parallel_size", match="at most"):
+        strategy_of(DEMO, RankLayout(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.norm.weight": None}, "lacks tensor 'model.norm.weight'"),
+        ({"extra": (3,)}, "has tensor 'extra', which network llama does not read"),
+        (
+            {"model.layers.0.mlp.up_proj.weight": (7, 256)},
+            r"up_proj.weight': shape: expected 704 rows, found \[7, 2",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_the_network_are_named(change: dict[str, Any], message: str) -> None:
+    model = open_whole(DEMO)
+    assert isinstance(model, PlainFolder)
+    for name, shape in change.items():
+        model.tensors.pop(name, None)
+        if shape is not None:
+            model.tensors[name] = TensorInfo("bf16", shape, "x", 0, 0)
+    with pytest.raises(InvalidFileError, match=message):
+        make_strategy(capture_model(model), 2)
+
+
+def test_a_users_network_is_cut_from_its_script(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    definition = load_network_script(f"{SCRIPT}:Net")
+    network = definition.Network(definition.Config.read(ConfigReader(CONFIG)))
+    save_file(dict(network.named_parameters()), tmp_path / WEIGHTS)
+    model = open_whole(tmp_path)
+    strategy = make_strategy(capture_model(model, network=f"{SCRIPT}:Net"), 2)
+    assert {own.cut for own in strategy.parameters.values()} == {"rows", "replicated"}
+    with raises(UnsupportedError, param="model_type", match="--network"):
+        capture_model(model)
 
 
 def test_a_strategy_survives_its_file(tmp_path: Path) -> None:
@@ -118,10 +139,12 @@ Q = "model.layers.0.self_attn.q_proj.weight"
         (("model", "config_sha256"), "xyz", "model: config_sha256: expected 64 hexadecimal digits"),
         (("world", "tp"), 0, "world: tp: expected an integer from 1 to 64"),
         (("world", "tp"), 3, "ranges: expected a list for each of 3 ranks"),
-        (("world", "pp"), 2, "world: pp: expected 1, found 2"),
+        (("world", "pp"), 2, "stages: expected stages from 0 to 1 that ascend"),
+        (("world", "cp"), 2, "world: tensor_parallel_size: expected 1 with context_parallel_size 2"),
+        (("parameters", Q, "stages"), [0], "'stages' is not a field"),
         (("world", "dp"), 2, "'dp' is not a field"),
         (("parameters",), {}, "parameters: expected 1 to"),
-        (("parameters", Q, "cut"), "columns", f"parameters: '{Q}': cut: expected one of rows"),
+        (("parameters", Q, "cut"), "tiles", f"parameters: '{Q}': cut: expected one of rows"),
         (("parameters", Q, "shape"), [-1], f"parameters: '{Q}': shape: expected a list"),
         (("parameters", Q, "ranges"), [[[0, 128]]], f"'{Q}': ranges: expected a list for each of 2 ranks"),
         (("parameters", Q, "ranges"), [[[0, 128]], []], "for rank 1, found"),
@@ -133,7 +156,8 @@ Q = "model.layers.0.self_attn.q_proj.weight"
         (("parameters", Q), {"dtype": "f32", "shape": [1], "cut": "owner", "rank": 2}, "rank: expected an integer"),
         (("parameters", Q), {"dtype": "f32", "shape": [1], "cut": "same", "name": "x"}, "name: expected a stored"),
         (("parameters", Q), {"dtype": "f32", "shape": [1], "cut": "replicated", "rank": 0}, "'rank' is not a field"),
-        (("parameters", Q), {"dtype": "f32", "shape": [], "cut": "rows", "ranges": []}, "at least one dimension"),
+        (("parameters", Q), {"dtype": "f32", "shape": [], "cut": "rows", "ranges": []}, "a dimension 0"),
+        (("parameters", Q), {"dtype": "f32", "shape": [3], "cut": "columns", "ranges": []}, "a dimension 1"),
     ],
 )
 def test_bad_fields_are_named(path: tuple[str, ...], value: Any, message: str) -> None:

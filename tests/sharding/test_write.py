@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,12 @@ from safetensors.numpy import load_file, save_file
 
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.checkpoint.tensor_file import TensorFile
+from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 from penstock.sharding.folder import MANIFEST, STRATEGY, WEIGHTS, ShardedFolder
-from penstock.sharding.source import INDEX
-from penstock.sharding.strategy import Strategy
+from penstock.sharding.source import INDEX, open_whole
+from penstock.sharding.strategy import Parameter, Strategy, config_checksum
 from penstock.sharding.write import merge_folder, shard_folder
 from tests.support.errors import raises
 from tests.support.families import save
@@ -49,19 +51,19 @@ def copy(sharded: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["", "w8a16", "w8a8", "w4a16", "w4a8"])
-@pytest.mark.parametrize("world", [1, 3, 4])
-def test_merging_gives_the_source_back(scheme: str, world: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [RankLayout(3), RankLayout(2, 2), RankLayout(1, 1, 4)], ids=str)
+def test_merging_gives_the_source_back(scheme: str, layout: RankLayout, tmp_path: Path) -> None:
     source = DEMO
     if scheme:
         source = tmp_path / "quantized"
         quantize_checkpoint(DEMO, source, scheme)
-    first = shard_folder(source, tmp_path / "cut", strategy_of(source, world))
+    first = shard_folder(source, tmp_path / "cut", strategy_of(source, layout))
     second = merge_folder(tmp_path / "cut", tmp_path / "merged")
     assert first.checksum == second.checksum
     merged = files_of(tmp_path / "merged")
     assert merged == {name: (source / name).read_bytes() for name in (*SIDES, WEIGHTS)}
     ranks = sorted(path.name for path in (tmp_path / "cut").iterdir() if path.is_dir())
-    assert ranks == [f"rank_{rank}" for rank in range(world)]
+    assert ranks == [f"rank_{rank}" for rank in range(layout.world)]
 
 
 def test_each_rank_has_its_rows(sharded: Path) -> None:
@@ -69,12 +71,12 @@ def test_each_rank_has_its_rows(sharded: Path) -> None:
     for rank in range(2):
         part = TensorFile(sharded / f"rank_{rank}" / WEIGHTS)
         for name, own in strategy.parameters.items():
-            rows = np.concatenate([np.arange(*pair) for pair in own.rows_of(rank) or ()])
+            rows = np.concatenate([np.arange(*pair) for pair in own.part_of(rank, strategy.layout) or ()])
             assert np.array_equal(part.read(name), whole.read(name)[rows])
 
 
 def test_another_cut_needs_no_whole_folder(sharded: Path, tmp_path: Path) -> None:
-    third, own = strategy_of(DEMO, 4), Strategy.read(sharded / STRATEGY)
+    third, own = strategy_of(DEMO, RankLayout(2, 3)), Strategy.read(sharded / STRATEGY)
     shard_folder(sharded, tmp_path / "again", third, previous=own)
     shard_folder(DEMO, tmp_path / "direct", third)
     assert files_of(tmp_path / "again") == files_of(tmp_path / "direct")
@@ -85,8 +87,26 @@ def test_another_cut_needs_no_whole_folder(sharded: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "x").exists()
 
 
+def handmade(source: Path) -> Strategy:
+    """A strategy of three ranks for tensors that no network has: matrices by rows or columns, the others whole."""
+    model, parameters = open_whole(source), {}
+    for name, info in model.tensors.items():
+        own = Parameter(info.dtype, info.shape, "replicated")
+        if name == "lm_head.weight":
+            own = replace(own, cut="same", name="model.embed_tokens.weight")
+        elif name.endswith("inv_freq"):
+            own = replace(own, cut="owner", rank=0)
+        elif name == "model.embed_tokens.weight":
+            own = replace(own, cut="rows", ranges=(((0, 16), (30, 31)), ((16, 30),), ((30, 40),)))
+        elif name == "e.weight":
+            own = replace(own, cut="columns", ranges=(((2, 3), (900, 4000)), ((0, 1000),), ((4000, 5001),)))
+        parameters[name] = own
+    return Strategy("llama", config_checksum(model.config), RankLayout(3), parameters)
+
+
 def test_files_odd_types_and_a_tied_head_come_back(tmp_path: Path) -> None:
-    """Several files with an index, a head that equals its embedding, frequencies, integers, a scalar, no rows."""
+    """Several files with an index, a head that equals its embedding, frequencies, integers, a scalar, no rows, and
+    columns of more bytes than a piece has."""
     source, rng = tmp_path / "source", np.random.default_rng(0)
     source.mkdir()
     table = rng.standard_normal((40, 16)).astype(np.float16)
@@ -98,6 +118,7 @@ def test_files_odd_types_and_a_tied_head_come_back(tmp_path: Path) -> None:
             "b.scalar": np.array(3, np.float32),
             "c.weight": np.zeros((0, 7), np.float32),
             "d.weight": rng.standard_normal((3, 3)),
+            "e.weight": rng.standard_normal((501, 5001), np.float32),
         },
     }
     for name, tensors in files.items():
@@ -106,10 +127,12 @@ def test_files_odd_types_and_a_tied_head_come_back(tmp_path: Path) -> None:
     (source / INDEX).write_text(json.dumps(index, indent=2))
     config = {"model_type": "llama", "tie_word_embeddings": True, "num_attention_heads": 4}
     (source / "config.json").write_text(json.dumps(config))
-    shard_folder(source, tmp_path / "cut", strategy_of(source, 3))
+    shard_folder(source, tmp_path / "cut", handmade(source))
     part = load_file(tmp_path / "cut" / "rank_1" / WEIGHTS)
     assert "lm_head.weight" not in part, "a tied table is stored once"
-    assert sorted(part) == ["a.ids", "b.scalar", "c.weight", "d.weight", "model.embed_tokens.weight"]
+    assert sorted(part) == ["a.ids", "b.scalar", "c.weight", "d.weight", "e.weight", "model.embed_tokens.weight"]
+    whole = load_file(source / "model-00002-of-00002.safetensors")["e.weight"]
+    assert np.array_equal(part["e.weight"], whole[:, :1000])
     merge_folder(tmp_path / "cut", tmp_path / "merged")
     assert files_of(tmp_path / "merged") == files_of(source)
 

@@ -308,8 +308,18 @@ _FIRST_ROWS = {row[0]: name for name, row in reversed(FAMILIES.items())}
 FAMILY_PARAMS = mostly_long(FAMILIES, *_FIRST_ROWS.values(), *_QUICK_VARIANTS)
 """The rows as parameters of a test: the first of each model_type runs each time, its variants with the long tests."""
 
-RANK_FAMILIES = [name for name, row in FAMILIES.items() if row[0] in ("llama", "mistral", "qwen2", "qwen3")]
-"""The rows whose strategies for ranks are held; folders of other families are not sharded yet."""
+_QUICK_ON_RANKS = (
+    "llama_tied_one_kv_head",
+    "qwen2_windows",
+    "gpt2",
+    "gemma2",
+    "falcon_new",
+    "bloom",
+    "olmo2",
+    "mixtral",
+)
+RANK_FAMILIES = mostly_long(FAMILIES, *_QUICK_ON_RANKS)
+"""The rows as parameters of a test of ranks: those whose graphs are cut in ways of their own run each time."""
 
 
 _OWN_CLASSES: dict[str, Any] = {"mistral4": transformers.Mistral4ForCausalLM._from_config}

@@ -1,47 +1,47 @@
 """The cost of a model that is divided over ranks of this host: memory of each rank, and the time of a token.
 
-Weights are counted exactly, as a rank's bundle has them.  Keys and values, and the rest, are estimated as
-``hub.memory_need`` does.  A token's time is that of its bytes at the measured bandwidth of memory, and of its exchanges
-at their measured latency: a bound that the kernels come near to, when one request is generated.
+The memory is what the core plans for a rank's graph, without its weights.  A token's time is that of its bytes at the
+measured bandwidth of memory, and of its exchanges at their measured latency: a bound that the kernels come near to,
+when one request is generated.
 """
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
-import re
 import statistics
+import tempfile
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from penstock.core import layouts, native
+from penstock.core import native
 from penstock.core.comm import SharedComm, shared_bytes
+from penstock.core.layouts import PARTITION_PAGES, pages_for
 from penstock.core.native import Context
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, PenstockError
-from penstock.graph.passes.cut import balance, cut_heads
-from penstock.graph.strategy import make_strategy
-from penstock.hub.memory_need import ModelShape, memory_need
-from penstock.quant.scheme import find_scheme
-from penstock.sharding.source import WholeTensors
-from penstock.sharding.strategy import Parameter, Strategy
+from penstock.graph.ir import Graph, Node
+from penstock.graph.passes.pipeline import cut_rank
+from penstock.graph.rank_bundle import partials_bytes
+from penstock.graph.strategy import CapturedModel
+from penstock.graph.without_weights import write_without_weights
+from penstock.runtime.native import fit_limits
+from penstock.runtime.program import ProgramLimits
 
-__all__ = ["CONTEXT_TOKENS", "LinkProbe", "Prediction", "RankMemory", "exchange_widths", "predict", "rank_memory"]
+__all__ = ["CONTEXT_TOKENS", "LinkProbe", "Prediction", "RankMemory", "exchange_bytes", "predict", "rank_memory"]
 
 CONTEXT_TOKENS: Final = 512
 """The tokens before the one whose time is predicted."""
-_ALIGNMENT: Final = 64
 _SIZES: Final = (4 << 10, 64 << 10)
 _COUNT: Final = 4000
-_TABLES: Final = {"f32": layouts.ROWS_F32, "f16": layouts.ROWS_F16, "bf16": layouts.ROWS_BF16}
-_LAYER: Final = re.compile(r"\.(\d+)\.(self_attn|input_layernorm)?")
-_FUSED: Final = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
+_HEADROOM_BYTES: Final = 64 << 20
+"""Python and the libraries of a rank."""
+_ANY_MEMORY: Final = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,18 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The milliseconds of a token over ``world`` ranks of ``threads`` threads each, in ``pp`` stages.
+    """The milliseconds of a token over the ranks of ``layout`` with ``threads`` threads each.
 
     ``read_bytes_per_s``: the bandwidth of memory that was measured for it.  ``pipelined_ms``: between two tokens when
     there is a request for each stage.
     """
 
-    world: int
+    layout: RankLayout
     threads: int
     memory_ms: float
     exchange_ms: float
     num_exchanges: int
     read_bytes_per_s: float
-    pp: int = 1
     pipelined_ms: float = 0.0
 
     @property
@@ -84,146 +83,59 @@ class Prediction:
 
 
 def rank_memory(
-    model: WholeTensors,
-    strategy: Strategy,
-    scheme: str,
-    *,
-    pp: int = 1,
-    context_len: int = 0,
-    kv_cache: str = "auto",
+    captured: CapturedModel, layout: RankLayout, *, context_len: int = 0, kv_cache: str = "auto"
 ) -> list[RankMemory]:
-    """Return the memory of each rank: weights in ``scheme``, and keys and values of one context.
+    """Return the memory of each rank: weights in the scheme of the graph, and keys and values of one context.
 
-    ``pp``: stages that the layers are divided into; ``strategy`` is that of each.  Raises InvalidArgumentError
-    (``pipeline_parallel_size``) for more stages than the layers allow.
+    Raises InvalidArgumentError (``tensor_parallel_size``, ``pipeline_parallel_size``) for more ranks or stages than the
+    network has heads or layers.
     """
-    shape = ModelShape.of(model.config, sum(info.num_bytes for info in model.tensors.values()))
-    num_heads = model.config.int("num_attention_heads")
-    _, kv_heads = cut_heads(num_heads, shape.num_kv_heads, strategy.world)
-    if kv_cache == "auto":
-        kv_cache = "f32" if scheme == "f32" else "bf16"
-    tokens = min(context_len or shape.context_len, shape.context_len)
-    need = memory_need(shape, scheme, context_len=tokens, kv_cache=kv_cache)
-    rest = need - shape.weight_bytes(scheme) - shape.kv_bytes(tokens, kv_cache)
-    layout = RankLayout(strategy.world, pp)
-    stages = _stages(model, scheme, shape, pp)
-    result = [] if pp == 1 else [RankMemory(0, 0, 0, rest, 0)]
-    for rank in range(len(result), layout.world):
-        stage, place = layout.place(rank)
-        names, num_layers = stages[stage]
-        own = replace(shape, num_kv_heads=kv_heads.size(place), num_layers=num_layers)
-        part = replace(strategy, parameters={name: strategy.parameters[name] for name in names})
-        weights, table = _weight_bytes(part, place, scheme, shape)
-        kv = own.kv_bytes(tokens, kv_cache)
-        if shape.tied and stage == 0 < pp - 1:
-            table = weights - _weight_bytes(_without_table(part), place, scheme, shape)[0]
-        read = weights - table + own.kv_bytes(CONTEXT_TOKENS, kv_cache)
-        # A float32 for two dimensions of rotary positions; the last weight of a bundle.
-        weights += 2 * shape.head_dim if num_layers else 0
-        result.append(RankMemory(rank, weights, kv, rest, read))
+    limits = ProgramLimits(max_requests=1, context_len=context_len, kv_layout=kv_cache)
+    result = []
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder, Context(1) as context:
+        for rank in range(layout.world):
+            graph, path = cut_rank(captured.graph, rank, layout)[0], Path(folder) / f"{rank}.psm"
+            write_without_weights(path, graph)
+            with native.Model.open(path) as model:
+                own, plan = fit_limits(model, context, limits, _ANY_MEMORY)
+            rest = plan.total_bytes - plan.weight_bytes - plan.kv_bytes + _HEADROOM_BYTES
+            tokens = min(CONTEXT_TOKENS, own.context_len)
+            kv_read = plan.kv_bytes * pages_for(tokens) // max(1, own.num_pages)
+            read = sum(_bytes_read(graph, node) for node in graph.nodes) + kv_read
+            result.append(RankMemory(rank, plan.weight_bytes, plan.kv_bytes, rest, read))
     return result
 
 
-def _without_table(strategy: Strategy) -> Strategy:
-    parameters = {name: own for name, own in strategy.parameters.items() if "embed_tokens" not in name}
-    return replace(strategy, parameters=parameters)
+def _bytes_read(graph: Graph, node: Node) -> int:
+    """Return the bytes of weights that a node reads for a token: of a table a row, of experts those that it goes to."""
+    weights = [graph.weights[operand.name] for operand in node.inputs if operand.kind == "weight"]
+    num_bytes = sum(native.layout_bytes(int(own.layout), own.rows, own.cols) for own in weights)
+    if node.op in ("embedding", "sharded_embedding"):
+        return num_bytes // weights[0].rows
+    if node.op == "expert_linear":
+        slots = graph.values[node.inputs[2].name].shape[1].offset
+        return num_bytes * slots // int(node.attrs["num_experts"])
+    return num_bytes
 
 
-def _stages(model: WholeTensors, scheme: str, shape: ModelShape, pp: int) -> list[tuple[list[str], int]]:
-    """Return for each stage the parameters that it has, and how many layers' keys and values.
-
-    The cuts are those of ``passes.pipeline``: before and behind the attention of a layer, and before the output head.
-    """
-    whole = make_strategy(model, 1)
-    if pp == 1:
-        return [([*whole.parameters], shape.num_layers)]
-    units: dict[tuple[int, int], list[str]] = {}
-    for name in whole.parameters:
-        layer = _LAYER.search(name)
-        if layer is not None:
-            key = int(layer[1]), 0 if layer[2] else 1
-        elif "embed_tokens" in name:
-            key = -1, 0
-        else:
-            key = shape.num_layers, int("lm_head" in name)
-        units.setdefault(key, []).append(name)
-    table = units.get((-1, 0), [])
-    if shape.tied:  # the table is the head, too
-        units[shape.num_layers, 1] = [*units.get((shape.num_layers, 1), []), *table]
-    order = sorted(units)
-    cost, ends = 0, {}
-    for key in order:
-        part = replace(whole, parameters={name: whole.parameters[name] for name in units[key]})
-        cost += 0 if key == (-1, 0) else _weight_bytes(part, 0, scheme, shape)[0]
-        ends[cost] = key
-    cuts = [end for end in ends if 0 < end < cost]
-    if len(cuts) < pp - 1:
-        raise InvalidArgumentError(
-            f"pipeline_parallel_size: expected at most {len(cuts) + 1} stages for the layers of this network, found "
-            f"{pp}",
-            param="pipeline_parallel_size",
-        )
-    stages: list[tuple[list[str], int]] = []
-    first = 0
-    for end in [*balance(cuts, cost, pp), cost]:
-        last = order.index(ends[end]) + 1
-        keys = order[first:last]
-        names = dict.fromkeys(name for key in keys for name in units[key])
-        stages.append(([*names], sum(half == 0 and 0 <= layer < shape.num_layers for layer, half in keys)))
-        first = last
-    return stages
-
-
-def _weight_bytes(strategy: Strategy, rank: int, scheme: str, shape: ModelShape) -> tuple[int, int]:
-    """Return the bytes of a rank's weights, and those of a table of which a token reads a row only."""
-    row = find_scheme(scheme)
-    head, table_bytes = find_scheme(row.head), 0
-    matrices: Counter[tuple[str, str, bool, int]] = Counter()  # rows of linears that a bundle has as one, with columns
-    vectors: Counter[tuple[str, str, bool]] = Counter()
+def exchange_bytes(graph: Graph) -> list[int]:
+    """Return the bytes that a rank sends for a token, for each exchange of its graph."""
     sizes = []
-    for name, own in strategy.parameters.items():
-        part = own.shape_of(rank)
-        if part is None or own.cut == "owner" or name.endswith(("_scale", "_groups")):
-            continue
-        module, _, kind = name.rpartition(".")
-        parent, _, layer = module.rpartition(".")
-        has_bias = f"{module}.bias" in strategy.parameters
-        if len(part) != 2:
-            vectors[parent, f"{_FUSED.get(layer, layer)}.{kind}", has_bias] += math.prod(part)
-        elif layer == "embed_tokens" and not shape.tied:
-            table_bytes = native.layout_bytes(_TABLES[own.dtype], *part)
-        elif layer in ("embed_tokens", "lm_head"):
-            sizes.append(native.layout_bytes(head.layout, part[0], _cols(strategy, name, own)))
-        else:
-            matrices[parent, _FUSED.get(layer, layer), has_bias, _cols(strategy, name, own)] += part[0]
-    sizes += [native.layout_bytes(layouts.ROWS_F32, 1, count) for count in vectors.values()]
-    sizes += [native.layout_bytes(row.layout, rows, cols) for (*_, cols), rows in matrices.items()]
-    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in (*sizes, table_bytes)), table_bytes
+    for node in graph.nodes:
+        if node.op == "all_gather":
+            sizes.append(4 * _width(graph, node.inputs[0].name))
+        elif node.op == "sharded_embedding":
+            sizes.append(4 * _width(graph, node.outputs[0]) // (str(node.attrs["starts"]).count("|") or 1))
+        elif node.op == "send":
+            sizes.append(4 * _width(graph, node.inputs[0].name))
+        elif node.op == "context_attention":
+            num_parts = -(-pages_for(CONTEXT_TOKENS) // PARTITION_PAGES)
+            sizes.append(partials_bytes(graph, node) * -(-num_parts // int(node.attrs["world"])))
+    return sizes
 
 
-def _cols(strategy: Strategy, name: str, own: Parameter) -> int:
-    """Return the columns of a matrix; a 4-bit one is stored with two in a byte."""
-    return own.shape[1] * (2 if f"{name}_groups" in strategy.parameters else 1)
-
-
-def exchange_widths(strategy: Strategy) -> list[int]:
-    """Return the float32 that all ranks together put together for a token, for each exchange."""
-    widths = []
-    for name, own in strategy.parameters.items():
-        layer = name.removesuffix(".weight").rpartition(".")[2]
-        if not name.endswith(".weight") or own.cut != "rows":
-            continue
-        if layer in ("o_proj", "down_proj"):  # its inputs, and its outputs
-            widths += [_cols(strategy, name, own), own.num_rows]
-        elif layer == "embed_tokens":
-            widths.append(own.shape[1])
-            if not any(other.endswith("lm_head.weight") for other in strategy.parameters):
-                widths.append(own.num_rows)
-        elif layer == "lm_head":
-            widths.append(own.num_rows)
-    if any(own.cut == "same" for own in strategy.parameters.values()):
-        widths += [own.num_rows for own in strategy.parameters.values() if own.cut == "same"]
-    return widths
+def _width(graph: Graph, name: str) -> int:
+    return graph.values[name].shape[1].offset
 
 
 class LinkProbe:
@@ -278,39 +190,43 @@ def _probe(world: int) -> dict[int, float]:
 
 
 def predict(
-    model: WholeTensors,
-    scheme: str,
-    worlds: Sequence[int],
-    pp: int = 1,
-    *,
-    links: Mapping[int, LinkProbe] | None = None,
+    captured: CapturedModel, layouts: Sequence[RankLayout], *, links: Mapping[int, LinkProbe] | None = None
 ) -> list[Prediction]:
-    """Return the predictions for each number of ranks that the network can be divided over, as measured now.
+    """Return the predictions for each of the layouts that the network can be divided in, as measured now.
 
-    ``pp``: stages, of which each has that many ranks.  All ranks read their weights at once, so they share the
-    bandwidth of this host by their threads.  The stages of a pipeline take turns at one request.
+    All ranks of a stage read their weights at once, so they share the bandwidth of this host by their threads.  The
+    stages of a pipeline take turns at one request.  ``links``: probes by number of ranks, instead of measured ones.
     """
     with Context() as context:
         cores = context.num_threads
         bandwidth = native.probe_bandwidth(context)
-    with Context(max(1, cores // pp)) as context:
-        stage_bandwidth = bandwidth if pp == 1 else min(bandwidth, native.probe_bandwidth(context))
+    stage_bandwidths, found = {1: bandwidth}, dict(links or {})
     result = []
-    for world in worlds:
+    for layout in layouts:
         try:
-            strategy = make_strategy(model, world)
+            memory = rank_memory(captured, layout)[layout.world - layout.num_computing :]
         except InvalidArgumentError:
-            continue  # more ranks than attention heads
-        memory = rank_memory(model, strategy, scheme, pp=pp)[pp > 1 :]
+            continue  # more ranks than attention heads, or more stages than layers
+        world, pp = layout.stage_ranks, layout.pp
+        if pp not in stage_bandwidths:
+            with Context(max(1, cores // pp)) as context:
+                stage_bandwidths[pp] = min(bandwidth, native.probe_bandwidth(context))
         stages = [max(rank.token_bytes for rank in memory[i : i + world]) for i in range(0, len(memory), world)]
-        memory_s = sum(stages) * world / stage_bandwidth
-        widths = exchange_widths(strategy) if world > 1 else []
-        hops = [model.config.int("hidden_size")] * (pp - 1)
-        link = (links or {}).get(world) or (LinkProbe(max(2, world)) if world * pp > 1 else None)
-        sizes = [*(4 * -(-width // world) for width in widths), *(4 * width for width in hops)]
-        exchange_s = sum(map(link.seconds, sizes)) if link is not None else 0.0
-        pipelined_s = max(stages) * world * pp / bandwidth if pp > 1 else 0.0
-        num_threads = max(1, cores // (world * pp))
-        figures = 1e3 * memory_s, 1e3 * exchange_s, len(sizes), bandwidth, pp, 1e3 * pipelined_s
-        result.append(Prediction(world, num_threads, *figures))
+        firsts = [layout.rank_of(stage, 0) for stage in range(pp)]
+        graphs = [cut_rank(captured.graph, rank, layout)[0] for rank in firsts] if layout.world > 1 else []
+        sizes = [size for graph in graphs for size in exchange_bytes(graph)]
+        if sizes and world not in found:
+            found[world] = LinkProbe(max(2, world))
+        exchange_s = sum(found[world].seconds(size) for size in sizes)
+        result.append(
+            Prediction(
+                layout,
+                max(1, cores // layout.num_computing),
+                1e3 * sum(stages) * world / stage_bandwidths[pp],
+                1e3 * exchange_s,
+                len(sizes),
+                bandwidth,
+                1e3 * max(stages) * world * pp / bandwidth if pp > 1 else 0.0,
+            )
+        )
     return result

@@ -6,7 +6,7 @@ folder that Penstock wrote from a network (quantized, or saved) has the network'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -24,6 +24,7 @@ from penstock.quant.tensor_writer import TensorEntry
 
 __all__ = [
     "OWN_NAMES", "STACKED_GATES", "MappedCheckpoint", "Source", "Sources", "has_own_names", "has_stacked_experts",
+    "resolve_sources",
 ]  # fmt: skip
 
 OWN_NAMES: Final = "penstock_names"
@@ -71,39 +72,50 @@ def has_own_names(config: ConfigReader) -> bool:
     return config.quantization() is not None or config.bool(OWN_NAMES, False)
 
 
-def has_stacked_experts(checkpoint: Checkpoint) -> bool:
+def has_stacked_experts(tensors: Iterable[str]) -> bool:
     """Return True for a folder with one tensor for all experts of a layer, as transformers 5 has them in memory."""
-    return any(name.endswith(STACKED_GATES) for name in checkpoint.tensors)
+    return any(name.endswith(STACKED_GATES) for name in tensors)
+
+
+def resolve_sources(
+    sources: Sources, names: Iterable[str], stored: Collection[str], prefix: str = ""
+) -> dict[str, tuple[Source, ...]]:
+    """Return the sources of the parameters ``names`` in a folder that has the tensors ``stored``.
+
+    ``prefix`` begins every tensor name in ``sources``; folders of the bare model lack it.
+    """
+    if prefix and not any(name.startswith(prefix) for name in stored):
+        sources = _without_prefix(sources, names, prefix)
+    return {
+        name: pieces if isinstance(pieces, tuple) else (pieces,)
+        for name in names
+        if (pieces := sources.get(name)) is not None
+    }
 
 
 class MappedCheckpoint(Checkpoint):
     """A checkpoint whose ``tensors`` are the parameters of a network, and the stored tensors that it does not read.
 
-    ``shapes``: of the parameters.  ``unread``: patterns of names of tensors that the network need not read.
-    ``prefix``: begins every tensor name in ``sources``; folders of the bare model lack it.  Reads are views where a
-    parameter is one range of rows, and otherwise copies of one parameter.  Raises InvalidFileError, which names the
-    stored tensor, for one that is missing, has another shape, or has rows that no parameter reads.
+    ``shapes``: of the parameters.  ``sources``: as ``resolve_sources`` returns them.  ``unread``: patterns of names of
+    tensors that the network need not read.  ``is_part``: of a rank, which need not read all rows of its tensors.
+    Reads are views where a parameter is one range of rows, and otherwise copies of one parameter.  Raises
+    InvalidFileError, which names the stored tensor, for one that is missing, has another shape, or has rows that no
+    parameter reads.
     """
 
     def __init__(
         self,
         stored: Checkpoint,
         shapes: Mapping[str, tuple[int, ...]],
-        sources: Sources,
+        sources: Mapping[str, tuple[Source, ...]],
         *,
         unread: Sequence[str] = (),
-        prefix: str = "",
+        is_part: bool = False,
     ) -> None:
         super().__init__(stored.folder, stored.config, stored.weight_files, stored.made_files)
         self._unread = tuple(unread)
         self._stored = self.tensors
-        if prefix and not any(name.startswith(prefix) for name in self._stored):
-            sources = _without_prefix(sources, shapes, prefix)
-        self._sources = {
-            name: pieces if isinstance(pieces, tuple) else (pieces,)
-            for name, pieces in sources.items()
-            if name in shapes
-        }
+        self._sources = sources
         read: dict[str, list[Source]] = {}
         for piece in (piece for pieces in self._sources.values() for piece in pieces):
             read.setdefault(piece.tensor, []).append(piece)
@@ -113,7 +125,7 @@ class MappedCheckpoint(Checkpoint):
             raise InvalidFileError(f"{self.folder}: lacks {show_tensors(missing)}, which the network reads")
         for piece in scales.values():
             self._check_scales(piece)
-        for tensor, readers in read.items():
+        for tensor, readers in read.items() if not is_part else ():
             self._check_rows(tensor, readers)
         for piece in (piece for pieces in self._sources.values() for piece in pieces if piece.add_row):
             self._check_added(piece)
@@ -288,12 +300,10 @@ def _row_bytes(info: TensorInfo, index: int | None) -> int:
     return info.num_bytes // max(int(np.prod(shape[: 1 if index is None else 2])), 1)
 
 
-def _without_prefix(
-    sources: Sources, shapes: Mapping[str, tuple[int, ...]], prefix: str
-) -> dict[str, Source | tuple[Source, ...]]:
+def _without_prefix(sources: Sources, names: Iterable[str], prefix: str) -> dict[str, Source | tuple[Source, ...]]:
     """Return the table of all parameters for a folder whose tensor names lack ``prefix``."""
     result: dict[str, Source | tuple[Source, ...]] = {}
-    for name in shapes:
+    for name in names:
         own = sources.get(name, Source(name))
         pieces = own if isinstance(own, tuple) else (own,)
         result[name] = tuple(

@@ -44,6 +44,19 @@ class RankLayout:
         """The number of processes."""
         return self.stage_ranks if self.pp == 1 else 1 + self.num_computing
 
+    def __str__(self) -> str:
+        """Return the sizes that are not 1."""
+        sizes = {"tp": self.tp, "pp": self.pp, "cp": self.cp}
+        return ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one process"
+
+    def first_difference(self, other: RankLayout) -> tuple[str, int, int] | None:
+        """Return the first size in which two layouts differ, as its option, this and the other one's value."""
+        for name, short in (("tensor", "tp"), ("pipeline", "pp"), ("context", "cp")):
+            own, found = getattr(self, short), getattr(other, short)
+            if own != found:
+                return f"{name}_parallel_size", own, found
+        return None
+
     @property
     def stage_ranks(self) -> int:
         """The number of ranks of one stage."""
@@ -59,3 +72,7 @@ class RankLayout:
         if self.pp == 1:
             return 0, rank
         return (-1, 0) if rank == 0 else divmod(rank - 1, self.stage_ranks)
+
+    def rank_of(self, stage: int, place: int) -> int:
+        """Return the rank with a number within a stage."""
+        return place if self.pp == 1 else 1 + stage * self.stage_ranks + place

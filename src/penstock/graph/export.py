@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from penstock.graph.passes.append_tail import append_tail, check_tail
 from penstock.graph.rank_bundle import take_rank
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from penstock.sharding.folder import ShardedFolder
+from penstock.sharding.strategy import RowRanges
 
 if TYPE_CHECKING:
     from penstock.models.meta import MetaNetwork
@@ -84,17 +85,8 @@ def export_bundle(
     segments = checkpoint.side_files()  # small files first: a mistake in one is reported before the work begins
     segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
     segments = {} if rank else segments  # rank 0 has them
-    from penstock.models.meta import construct_on_meta
-
-    built = construct_on_meta(checkpoint.config, network)
-    checkpoint, has_own_names = _map_tensors(checkpoint, built, folder)
     tell("capture", 0, 0)
-    graph, constants = build_graph(built, chosen, checkpoint.dtype, checkpoint.weight_schemes(chosen))
-    graph.properties |= {} if has_own_names else {OWN_NAMES: "true"}
-    if tail is not None:
-        append_tail(graph, tail)
-    if folder is not None:
-        graph = take_rank(graph, folder, rank or 0)
+    graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, _How(chosen, network, tail))
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
@@ -118,20 +110,44 @@ def export_bundle(
     )
 
 
-def _map_tensors(checkpoint: Checkpoint, built: Any, folder: ShardedFolder | None) -> tuple[Checkpoint, bool]:
-    """Return the checkpoint with the network's parameters as its tensors, and whether it had these names already.
+class _How(NamedTuple):
+    """How the network is captured: the options of ``export_bundle``."""
 
-    Raises UnsupportedError for a sharded folder of other names, because the ranks' rows are those of stored tensors.
+    scheme: str
+    network: str | None
+    tail: str | None
+
+
+def _capture(
+    checkpoint: Checkpoint, folder: ShardedFolder | None, rank: int, how: _How
+) -> tuple[Graph, dict[str, NDArray[np.float32]], Checkpoint]:
+    """Return the graph, the weights that the network computes itself, and the checkpoint as the network reads it.
+
+    Of a sharded folder they are those of a rank.
     """
-    from penstock.models.sources import as_network, differs
+    from penstock.models.meta import construct_on_meta
+    from penstock.models.sources import as_network, as_rank, differs, sources_of
 
-    is_mapped = differs(checkpoint, built.network)
-    if is_mapped and folder is not None:
-        raise UnsupportedError(
-            f"{checkpoint.folder}: a sharded folder of model_type {built.name} is not supported, because its tensors "
-            "are not the network's parameters. Export the whole folder with --tp."
-        )
-    return as_network(checkpoint, built.network), not is_mapped
+    built = construct_on_meta(checkpoint.config, how.network)
+    whole: Checkpoint | ShardedFolder = folder or checkpoint
+    is_mapped = differs(whole.config, whole.tensors, built.network)
+    if folder is None:
+        checkpoint = as_network(checkpoint, built.network)
+    graph, constants = build_graph(built, how.scheme, checkpoint.dtype, checkpoint.weight_schemes(how.scheme))
+    graph.properties |= {OWN_NAMES: "true"} if is_mapped else {}
+    if how.tail is not None:
+        append_tail(graph, how.tail)
+    if folder is None:
+        return graph, constants, checkpoint
+    sources = sources_of(folder.config, folder.tensors, built.network)
+    part = take_rank(graph, folder, rank, sources, constants)
+    own = {name: _select(values, part.rows[name]) for name, values in constants.items() if name in part.rows}
+    return part.graph, own, as_rank(checkpoint, built.network, part.sources, part.rows)
+
+
+def _select(values: NDArray[np.float32], rows: RowRanges) -> NDArray[np.float32]:
+    """Return the elements of a vector, or the rows of a matrix, that a rank has."""
+    return np.concatenate([values[start:stop] for start, stop in rows])
 
 
 def _ignore(stage: str, done: int, total: int) -> None:

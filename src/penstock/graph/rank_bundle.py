@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.checkpoint.sources import Source
 from penstock.config import show
 from penstock.core.layouts import PARTITION_PAGES, pages_for
 from penstock.core.metadata import read_metadata
@@ -18,15 +20,18 @@ from penstock.core.native import Model
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import UnsupportedError
 from penstock.graph.bundle import BundleWriter
-from penstock.graph.ir import Graph, Layout, Segment, Weight
+from penstock.graph.ir import Graph, Layout, Node, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata
 from penstock.graph.passes.cut import TILE_ROWS
 from penstock.graph.passes.pipeline import cut_rank
-from penstock.graph.passes.shard import RowRanges, shard
 from penstock.sharding.folder import STRATEGY, ShardedFolder
+from penstock.sharding.parts import local_sources, select_rows
+from penstock.sharding.strategy import RowRanges, Strategy
 
 __all__ = [
     "WHOLE",
+    "RankPart",
+    "partials_bytes",
     "rows_by_tensor",
     "take_rank",
     "take_rows",
@@ -78,28 +83,74 @@ def write_rank_bundle(
         return checksum
 
 
-def take_rank(whole: Graph, folder: ShardedFolder, rank: int) -> Graph:
-    """Return the graph of a rank, whose weights are made from the rows that a sharded folder has for it.
+@dataclass(frozen=True)
+class RankPart:
+    """The graph of a rank of a sharded folder, whose weights are made from the rows that the folder has for it.
+
+    ``sources``: where its parameters come from that are not the tensor of their name, within the rank's file.
+    ``rows``: the rows of each parameter that the rank has.
+    """
+
+    graph: Graph
+    sources: dict[str, tuple[Source, ...]]
+    rows: dict[str, RowRanges]
+
+
+def take_rank(
+    whole: Graph, folder: ShardedFolder, rank: int, sources: Mapping[str, tuple[Source, ...]], computed: Collection[str]
+) -> RankPart:
+    """Return the part of a rank.  ``sources``: where parameters come from; ``computed``: those of no tensor.
 
     Raises UnsupportedError, which names a parameter of which the graph needs other rows.
     """
-    graph, sources = shard(whole, rank, folder.strategy.world)
+    strategy = folder.strategy
+    names = {part.name for weight in whole.weights.values() for part in weight.parts} - set(computed)
+    stored = {name: sources[name][0].tensor if name in sources else name for name in names}
+    owners = {name: own.stages for name in names if (own := strategy.parameters.get(stored[name])) is not None}
+    graph, origins = cut_rank(whole, rank, strategy.layout, owners)
     metadata = encode_metadata(whole, [Segment(_WEIGHTS, 0, 0, 0)])
     graph.properties[WHOLE] = hashlib.sha256(metadata + folder.manifest.to_json()).hexdigest()
-    for name in graph.weights:
-        source, ranges = sources[name]
-        for tensor, rows in rows_by_tensor(whole.weights[source], ranges).items():
-            for stored in (tensor, f"{tensor}_scale", f"{tensor}_groups"):
-                own = folder.strategy.parameters.get(stored)
-                if own is None and stored != tensor:
-                    continue
-                if name != source or (own is not None and own.rows_of(rank) != rows):
-                    raise UnsupportedError(
-                        f"{STRATEGY}: parameters: {show(stored)}: rank {rank} computes with the rows "
-                        f"{[list(pair) for pair in rows]}; expected them, as `penstock plan` writes them",
-                        param="parameters",
-                    )
-    return graph
+    local: dict[str, tuple[Source, ...]] = {}
+    own_rows: dict[str, RowRanges] = {}
+    for weight in graph.weights:
+        origin, ranges = origins[weight]
+        for name, rows in rows_by_tensor(whole.weights[origin], ranges).items():
+            own_rows[name] = rows
+            if name in computed:
+                continue
+            if name in sources:
+                found = local_sources(
+                    select_rows(sources[name], rows, lambda piece: _num_rows(folder, piece)),
+                    lambda tensor: strategy.part_of(tensor, rank) if tensor in strategy.parameters else None,
+                )
+                is_there = found is not None
+                local[name] = found or ()
+            else:
+                is_there = _has_rows(strategy, name, rank, rows, is_vector=whole.weights[origin].rows == 1)
+            if weight != origin or not is_there:
+                raise UnsupportedError(
+                    f"{STRATEGY}: parameters: {show(stored[name])}: rank {rank} computes with the rows "
+                    f"{[list(pair) for pair in rows]} of {show(name)}; expected them, as `penstock plan` writes them",
+                    param="parameters",
+                )
+    return RankPart(graph, local, own_rows)
+
+
+def _num_rows(folder: ShardedFolder, piece: Source) -> int:
+    shape = folder.tensors[piece.tensor].shape[0 if piece.index is None else 1 :]
+    return shape[1] if piece.transposed else shape[0]
+
+
+def _has_rows(strategy: Strategy, name: str, rank: int, rows: RowRanges, *, is_vector: bool) -> bool:
+    """Return True if a rank has just these rows of a parameter, of its scales and of its groups."""
+    for tensor in (name, f"{name}_scale", f"{name}_groups"):
+        own = strategy.parameters.get(tensor)
+        if own is None:  # the whole folder lacks it, which another check reports
+            continue
+        is_row = is_vector and len(own.shape) == 2  # a matrix of one row
+        if own.part_of(rank, strategy.layout) != (((0, 1),) if is_row else rows):
+            return False
+    return True
 
 
 def rows_by_tensor(weight: Weight, ranges: RowRanges) -> dict[str, RowRanges]:
@@ -134,14 +185,18 @@ def widest_partials(graph: Graph, max_tokens: int) -> int:
     widest = 0
     for node in graph.nodes:
         if node.op == "context_attention":
-            head_dim = graph.states[node.inputs[1].name].head_dim
-            num_heads = math.prod(dim.offset for dim in graph.values[node.inputs[0].name].shape[1:]) // head_dim
             num_parts = -(-pages_for(graph.context_len) // PARTITION_PAGES)
-            head_bytes = 4 * (16 + -(-head_dim // 16) * 16)
-            token_bytes = num_heads * head_bytes * -(-num_parts // int(node.attrs["world"]))
+            token_bytes = partials_bytes(graph, node) * -(-num_parts // int(node.attrs["world"]))
             block = -(-max_tokens // _MAX_BLOCKS) * token_bytes
             widest = max(widest, block, min(_BLOCK_BYTES, max_tokens * token_bytes))
     return widest
+
+
+def partials_bytes(graph: Graph, attention: Node) -> int:
+    """Return the bytes of the results of one partition for one token (context_attention)."""
+    head_dim = graph.states[attention.inputs[1].name].head_dim
+    num_heads = math.prod(dim.offset for dim in graph.values[attention.inputs[0].name].shape[1:]) // head_dim
+    return num_heads * 4 * (16 + -(-head_dim // 16) * 16)
 
 
 def take_rows(weight: Weight, data: npt.NDArray[np.uint8], ranges: RowRanges) -> npt.NDArray[np.uint8]:

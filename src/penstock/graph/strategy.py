@@ -1,183 +1,185 @@
-"""Make the sharding strategy of a checkpoint: the rows that ``passes.shard`` gives each rank, by tensor name.
+"""Make the sharding strategy of a checkpoint: the part of each tensor that each rank computes with.
 
-It needs neither PyTorch nor a capture.  A test compares it with the pass for every family and world.
+The rows are those that the passes over the captured graph give each rank (``passes.shard``, ``passes.pipeline``), so
+a strategy follows from the layers of the network.  ``tensor_sources`` of the network says which stored tensors they
+lie in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from penstock.checkpoint.folder import HEAD_NAME
+from penstock.checkpoint.sources import Source
 from penstock.checkpoint.tensor_file import TensorInfo
-from penstock.config import ConfigReader, check_integer, show
-from penstock.core.comm import MAX_RANKS
+from penstock.config import show, show_tensors
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidFileError, UnsupportedError
-from penstock.graph.passes.cut import Cut, cut_evenly, cut_heads
-from penstock.models.families import built_in_families
+from penstock.extras import install_command
+from penstock.graph.ir import Graph
+from penstock.graph.passes.pipeline import cut_rank
+from penstock.graph.rank_bundle import rows_by_tensor
+from penstock.sharding.parts import join_rows, select_rows
+from penstock.sharding.source import PlainFolder, WholeTensors
 from penstock.sharding.strategy import Parameter, RowRanges, Strategy, config_checksum
 
-__all__ = ["make_strategy"]
-
-_POSITIONS = ("wpe", "embed_positions", "position_embeddings")
-"""Tables that are not read by token ids; each rank has them whole."""
-_FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
-"""Families whose cuts follow from the names of their tensors."""
-_UNREAD = ".rotary_emb.inv_freq"
+__all__ = ["CapturedModel", "capture_model", "make_strategy"]
 
 
-class Tensors(Protocol):
-    """The source of a strategy: a ``Checkpoint``, or a folder that ``penstock.sharding.source`` opens."""
+@dataclass(frozen=True)
+class CapturedModel:
+    """A model's graph under ``scheme``, with the layouts of its weights but without their values.
 
-    @property
-    def config(self) -> ConfigReader:
-        """The reader of config.json."""
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The type and shape of each tensor."""
-
-    def redundant_names(self) -> set[str]:
-        """Return the names of tensors that no network reads."""
-
-
-def make_strategy(model: Tensors, world: int) -> Strategy:
-    """Return the strategy of a model for ``world`` ranks.  An output head that equals its embedding is stored once.
-
-    Raises InvalidArgumentError (``tensor_parallel_size``) for more ranks than attention heads, and InvalidFileError,
-    which names a tensor whose rows are not those of config.json's heads; UnsupportedError (``model_type``) for a family
-    whose tensors are not cut yet.
+    ``sources``: where the parameters come from that are not the tensor of their name.  ``computed``: names of weights
+    that the network computes itself.  ``unread``: tensors that the network does not read.
     """
-    check_integer("tensor_parallel_size", world, 1, MAX_RANKS)
-    _check_family(model.config)
-    config, tensors, redundant = model.config, model.tensors, model.redundant_names()
-    cuts = _Cuts(config, world)
-    embedding = next((name for name in tensors if name.endswith("embed_tokens.weight")), "")
-    parameters = {}
-    for name, info in tensors.items():
-        if name in redundant and name == HEAD_NAME and embedding:
-            parameters[name] = Parameter(info.dtype, info.shape, "same", name=embedding)
-        elif name in redundant or name.endswith(_UNREAD):
-            parameters[name] = Parameter(info.dtype, info.shape, "owner")
-        else:
-            ranges = cuts.ranges_of(name, info, tensors)
-            cut = "replicated" if ranges is None else "rows"
-            parameters[name] = Parameter(info.dtype, info.shape, cut, ranges=ranges or ())
-    return Strategy(config.str("model_type", ""), config_checksum(config), world, parameters)
+
+    model: WholeTensors
+    scheme: str
+    graph: Graph
+    sources: Mapping[str, tuple[Source, ...]]
+    computed: frozenset[str]
+    unread: frozenset[str]
 
 
-def _check_family(config: ConfigReader) -> None:
-    """Refuse a family whose parameters are not the checkpoint's tensors; a user's network is cut by its names."""
-    family = config.str("model_type", "")
-    if family in built_in_families() and family not in _FAMILIES:
+def capture_model(model: WholeTensors, scheme: str | None = None, network: str | None = None) -> CapturedModel:
+    """Capture the network of a model; no weight is read.
+
+    ``scheme``: by default that of the weights.  ``network``: "file.py:Class".  Raises what capture raises, and
+    UnsupportedError without PyTorch.
+    """
+    chosen = model.choose_scheme(scheme)
+    try:
+        from penstock.models.meta import construct_on_meta
+        from penstock.models.sources import as_network, sources_of
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
         raise UnsupportedError(
-            f"{config.file}: model_type: expected one of {', '.join(_FAMILIES)} to cut a checkpoint folder for ranks, "
-            f"found {show(family)}; cut its bundle with penstock export --tp",
-            param="model_type",
+            f"A strategy needs PyTorch, which is not installed. Run `{install_command('torch')}`."
+        ) from None
+    from penstock.checkpoint.folder import stored_dtype
+    from penstock.graph.export import build_graph
+
+    built = construct_on_meta(model.config, network)
+    section = model.config.quantization()
+    dtype = stored_dtype(model.config, model.tensors) if section is None else section.str("dtype")
+    graph, constants = build_graph(built, chosen, dtype)
+    unread = model.redundant_names()
+    if isinstance(model, PlainFolder):
+        unread = as_network(model.checkpoint, built.network).redundant_names()
+    patterns = getattr(built.network, "unread_tensors", ())
+    unread |= {name for name in model.tensors if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    sources = sources_of(model.config, model.tensors, built.network)
+    return CapturedModel(model, chosen, graph, sources, frozenset(constants), frozenset(unread))
+
+
+def make_strategy(captured: CapturedModel, layout: RankLayout | int) -> Strategy:
+    """Return the strategy of a model; a number is that of ranks of tensor parallelism.
+
+    An output head that equals its embedding is stored once.  Raises InvalidArgumentError (``tensor_parallel_size``,
+    ``pipeline_parallel_size``) for more ranks or stages than the network has heads or layers, UnsupportedError for a
+    network that is not cut so, and InvalidFileError, which names a tensor that is missing or has another shape.
+    """
+    layout = RankLayout(layout) if isinstance(layout, int) else layout
+    model, cuts = captured.model, _Cuts(captured, layout)
+    embedding = next((name for name in model.tensors if name.endswith("embed_tokens.weight")), "")
+    parameters, extra = {}, []
+    for name, info in model.tensors.items():
+        base = Parameter(info.dtype, info.shape, "owner")
+        owner = name.removesuffix("_scale").removesuffix("_groups")
+        if name in cuts.parts:
+            parameters[name] = cuts.parameter(name, base)
+        elif owner in cuts.parts and owner != name:
+            parameters[name] = cuts.parameter(owner, base)
+        elif name in captured.unread and name == HEAD_NAME and embedding:
+            parameters[name] = replace(base, cut="same", name=embedding)
+        elif name in captured.unread:
+            parameters[name] = base
+        else:
+            extra.append(name)
+    if extra:
+        raise InvalidFileError(
+            f"{model.config.file}: the checkpoint has {show_tensors(sorted(extra))}, which network "
+            f"{captured.graph.network} does not read"
         )
+    model_type = model.config.str("model_type", "")
+    return Strategy(model_type, config_checksum(model.config), layout, parameters)
 
 
 class _Cuts:
-    """The rows of each rank, by the name of a layer."""
+    """The rows of stored tensors by stage and place; ``parts[tensor][stage, place]``."""
 
-    def __init__(self, config: ConfigReader, world: int) -> None:
-        self._config, self._world = config, world
-        self._rules: dict[str, Callable[[str, int], tuple[RowRanges, ...] | None]] = {
-            "q_proj": self._queries,
-            "k_proj": self._keys,
-            "v_proj": self._keys,
-            "qkv_proj": self._stacked,
-            "query_key_value": self._interleaved,
-            "gate_up_proj": self._gate_up,
-        }
+    def __init__(self, captured: CapturedModel, layout: RankLayout) -> None:
+        self._captured, self._layout = captured, layout
+        self.parts: dict[str, dict[tuple[int, int], list[tuple[int, int]]]] = {}
+        self._transposed: set[str] = set()
+        self._whole: set[str] = set()
+        for rank in range(layout.world):
+            graph, sources = cut_rank(captured.graph, rank, layout)
+            for name in graph.weights:
+                source, ranges = sources[name]
+                for piece in self._pieces(source, ranges):
+                    rows = self.parts.setdefault(piece.tensor, {}).setdefault(layout.place(rank), [])
+                    rows += piece.rows
+                    self._transposed |= {piece.tensor} if piece.transposed else set()
+                    beside = [name for name in (piece.add_row, piece.scales) if name]
+                    if piece.index is not None or beside:
+                        self._whole.update([piece.tensor, *beside])
+                    for name in beside:
+                        self.parts.setdefault(name, {}).setdefault(layout.place(rank), [])
 
-    def ranges_of(self, name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo]) -> tuple[RowRanges, ...] | None:
-        """Return the rows of each rank; None if each has the whole tensor.  A bias or scale is cut like its weight."""
-        module, _, _ = name.rpartition(".")
-        weight = tensors.get(f"{module}.weight")
-        layer = module.rpartition(".")[2]
-        if weight is None or len(weight.shape) != 2 or layer in _POSITIONS or not info.shape:
-            return None
-        if info.shape[0] != weight.shape[0]:
-            return None
-        return self._rules.get(layer, self._even)(name, info.shape[0])
+    def _pieces(self, source: str, ranges: RowRanges) -> Iterator[Source]:
+        """Yield the stored rows that make up rows of a weight of the graph."""
+        weight = self._captured.graph.weights[source]
+        for name, rows in rows_by_tensor(weight, ranges).items():
+            if name in self._captured.computed:
+                continue
+            pieces = self._captured.sources.get(name, (Source(name),))
+            expected = next(part.num_rows for part in weight.parts if part.name == name)
+            if weight.rows == 1 and len(weight.parts) == 1:
+                expected = weight.cols
+                info = self._info(name, name) if name not in self._captured.sources else None
+                if info is not None and len(info.shape) == 2:  # a matrix of one row, whose columns are all needed
+                    rows = ((0, 1),)
+                    expected = 1
+            elif name not in self._captured.sources and self._size_of(pieces[0]) != expected:
+                raise InvalidFileError(
+                    f"{self._info(name, name).file}: tensor {show(name)}: shape: expected {expected} rows, found "
+                    f"{list(self._info(name, name).shape)}",
+                    param="shape",
+                )
+            yield from select_rows(pieces, rows, self._size_of)
 
-    def _even(self, name: str, num_rows: int) -> tuple[RowRanges, ...] | None:
-        cut = cut_evenly(num_rows, self._world)
-        return None if cut is None else _single(cut)
-
-    def _heads(self, name: str, num_rows: int, parts: Callable[[int, int], int]) -> tuple[Cut, Cut, int, int]:
-        """Return the cuts of query and key rows, the head size, and the number of query heads.
-
-        ``parts(heads, kv_heads)``: how many heads ``num_rows`` are.
-        """
-        num_heads = self._config.int("num_attention_heads")
-        num_kv_heads = self._config.int("num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads or num_rows % parts(num_heads, num_kv_heads):
+    def _info(self, tensor: str, parameter: str) -> TensorInfo:
+        info = self._captured.model.tensors.get(tensor)
+        if info is None:
             raise InvalidFileError(
-                f"tensor {show(name)}: expected rows for {num_heads} attention heads and {num_kv_heads} key-value "
-                f"heads, found {num_rows}"
+                f"{self._captured.model.config.file}: the checkpoint lacks {show_tensors([tensor])}, which network "
+                f"{self._captured.graph.network} reads"
             )
-        head_dim = num_rows // parts(num_heads, num_kv_heads)
-        heads, kv_heads = cut_heads(num_heads, num_kv_heads, self._world)
-        return heads.times(head_dim), kv_heads.times(head_dim), head_dim, num_heads
+        return info
 
-    def _queries(self, name: str, num_rows: int) -> tuple[RowRanges, ...]:
-        return _single(self._heads(name, num_rows, lambda heads, _: heads)[0])
+    def _size_of(self, piece: Source) -> int:
+        shape = self._info(piece.tensor, piece.tensor).shape[0 if piece.index is None else 1 :]
+        return (shape[1] if piece.transposed else shape[0]) if shape else 1
 
-    def _keys(self, name: str, num_rows: int) -> tuple[RowRanges, ...]:
-        return _single(self._heads(name, num_rows, lambda _, kv_heads: kv_heads)[1])
-
-    def _stacked(self, name: str, num_rows: int) -> tuple[RowRanges, ...]:
-        """Rows of all queries, then of all keys, then of all values."""
-        queries, keys, head_dim, num_heads = self._heads(name, num_rows, lambda heads, kv_heads: heads + 2 * kv_heads)
-        key_start = num_heads * head_dim
-        value_start = key_start + (num_rows - key_start) // 2
-        return tuple(
-            _joined((q, _shift(k, key_start), _shift(k, value_start)))
-            for q, k in zip(queries.ranges, keys.ranges, strict=True)
+    def parameter(self, name: str, base: Parameter) -> Parameter:
+        """Return ``base``, which is the tensor ``name`` or one of its scales, as the former is cut."""
+        parts = self.parts[name]
+        stages = tuple(sorted({stage for stage, _ in parts}))
+        cut = "columns" if name in self._transposed and len(base.shape) == 2 else "rows"
+        own = replace(base, cut=cut, stages=stages)
+        places = range(self._layout.stage_ranks)
+        ranges = tuple(
+            join_rows([row for (_, at), rows in parts.items() if at == place for row in rows]) for place in places
         )
-
-    def _interleaved(self, name: str, num_rows: int) -> tuple[RowRanges, ...]:
-        """Return, for each key-value head, the rows of its queries, its key and its value."""
-        queries, keys, head_dim, num_heads = self._heads(name, num_rows, lambda heads, kv_heads: heads + 2 * kv_heads)
-        num_kv_heads = self._config.int("num_key_value_heads", num_heads)
-        group = num_heads // num_kv_heads * head_dim
-        result = []
-        for (q_start, q_stop), (k_start, k_stop) in zip(queries.ranges, keys.ranges, strict=True):
-            rows = []
-            for head in range(k_start // head_dim, k_stop // head_dim):
-                extra = 2 * head * head_dim  # the keys and values of the heads before
-                first, last = max(q_start, head * group), min(q_stop, (head + 1) * group)
-                end = (head + 1) * group + extra
-                rows += [(first + extra, last + extra), (end, end + 2 * head_dim)]
-            result.append(_joined(tuple(rows)))
-        return tuple(result)
-
-    def _gate_up(self, name: str, num_rows: int) -> tuple[RowRanges, ...] | None:
-        """Rows of gate, then of up."""
-        if num_rows % 2:
-            raise InvalidFileError(f"tensor {show(name)}: expected an even number of rows, found {num_rows}")
-        cut = cut_evenly(num_rows // 2, self._world)
-        if cut is None:
-            return None
-        return tuple(_joined((rows, _shift(rows, num_rows // 2))) for rows in cut.ranges)
-
-
-def _single(cut: Cut) -> tuple[RowRanges, ...]:
-    return tuple((rows,) for rows in cut.ranges)
-
-
-def _shift(rows: tuple[int, int], offset: int) -> tuple[int, int]:
-    return rows[0] + offset, rows[1] + offset
-
-
-def _joined(rows: RowRanges) -> RowRanges:
-    """Return the ranges with neighbours put together."""
-    result: list[tuple[int, int]] = []
-    for start, stop in rows:
-        if result and result[-1][1] == start:
-            result[-1] = (result[-1][0], stop)
-        else:
-            result.append((start, stop))
-    return tuple(result)
+        whole = ((0, own.size),)
+        is_cut = (
+            name not in self._whole and all(ranges) and join_rows([row for rows in ranges for row in rows]) == whole
+        )
+        if not is_cut or all(rows == whole for rows in ranges):
+            return replace(own, cut="replicated")
+        return replace(own, ranges=ranges)

@@ -21,7 +21,7 @@ def open_mapped(folder: Path | str) -> Checkpoint:
     """
     checkpoint = Checkpoint.open(folder)
     model_type = checkpoint.config.optional_str("model_type") or ""
-    if checkpoint.scheme is not None or not (maps_tensors(model_type) or has_stacked_experts(checkpoint)):
+    if checkpoint.scheme is not None or not (maps_tensors(model_type) or has_stacked_experts(checkpoint.tensors)):
         return checkpoint
     try:
         from penstock.models.meta import construct_on_meta

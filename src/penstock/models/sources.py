@@ -8,7 +8,7 @@ needs no table otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -22,27 +22,30 @@ from penstock.checkpoint.sources import (
     Sources,
     has_own_names,
     has_stacked_experts,
+    resolve_sources,
 )
+from penstock.config import ConfigReader
 from penstock.nn import ExpertLinear, LayerNorm, RMSNorm
 
 __all__ = [
-    "add_to_norms", "as_network", "differs", "fused_rows", "renamed", "stacked_experts", "stacked_gates", "transposed",
+    "add_to_norms", "as_network", "as_rank", "differs", "fused_rows", "renamed", "sources_of", "stacked_experts",
+    "stacked_gates", "transposed",
 ]  # fmt: skip
 
 
-def differs(checkpoint: Checkpoint, network: nn.Module) -> bool:
-    """Return True if the network's parameters differ from the tensors of the checkpoint.
+def differs(config: ConfigReader, tensors: Collection[str], network: nn.Module) -> bool:
+    """Return True if the network's parameters differ from the tensors of the checkpoint with ``config``.
 
     The network says so, the experts of its layers are stacked, or the folder is one of the bare model.
     """
     declares = any(hasattr(network, name) for name in ("tensor_sources", "unread_tensors", "tensor_prefix"))
-    differ = declares or has_stacked_experts(checkpoint) or _is_bare(checkpoint, network)
-    return differ and not has_own_names(checkpoint.config)
+    differ = declares or has_stacked_experts(tensors) or _is_bare(tensors, network)
+    return differ and not has_own_names(config)
 
 
-def _is_bare(checkpoint: Checkpoint, network: nn.Module) -> bool:
+def _is_bare(tensors: Collection[str], network: nn.Module) -> bool:
     prefix = getattr(network, "bare_prefix", "")
-    return bool(prefix) and not any(name.startswith(prefix) for name in checkpoint.tensors)
+    return bool(prefix) and not any(name.startswith(prefix) for name in tensors)
 
 
 def as_network(checkpoint: Checkpoint, network: nn.Module) -> Checkpoint:
@@ -50,19 +53,52 @@ def as_network(checkpoint: Checkpoint, network: nn.Module) -> Checkpoint:
 
     Raises InvalidFileError, which names a tensor of the checkpoint.
     """
-    if not differs(checkpoint, network):
+    if not differs(checkpoint.config, checkpoint.tensors, network):
         return checkpoint
-    declare = getattr(network, "tensor_sources", None)
-    unread = getattr(network, "unread_tensors", ())
-    prefix = getattr(network, "tensor_prefix", "") or getattr(network, "bare_prefix", "")
+    sources = sources_of(checkpoint.config, checkpoint.tensors, network)
+    return MappedCheckpoint(checkpoint, _shapes(network), sources, unread=getattr(network, "unread_tensors", ()))
+
+
+def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters, and of the matrices of experts, which are read one by one."""
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     for path, module in network.named_modules():
-        if isinstance(module, ExpertLinear):  # read expert by expert
+        if isinstance(module, ExpertLinear):
             shapes |= {part.name: (part.num_rows, module.cols) for part in module.weight_parts(path)}
+    return shapes
+
+
+def sources_of(config: ConfigReader, tensors: Collection[str], network: nn.Module) -> dict[str, tuple[Source, ...]]:
+    """Return where the parameters of a network come from that are not the tensor of their name.
+
+    ``tensors``: the names in the checkpoint with ``config``.
+    """
+    if not differs(config, tensors, network):
+        return {}
+    declare = getattr(network, "tensor_sources", None)
     table: Sources = {} if declare is None else declare()
-    if has_stacked_experts(checkpoint):
-        table = {**table, **_in_memory_names(checkpoint, network, table)}
-    return MappedCheckpoint(checkpoint, shapes, table, unread=unread, prefix=prefix)
+    if has_stacked_experts(tensors):
+        table = {**table, **_in_memory_names(tensors, network, table)}
+    prefix = getattr(network, "tensor_prefix", "") or getattr(network, "bare_prefix", "")
+    return resolve_sources(table, _shapes(network), tensors, prefix)
+
+
+def as_rank(
+    part: Checkpoint,
+    network: nn.Module,
+    sources: Mapping[str, tuple[Source, ...]],
+    rows: Mapping[str, Sequence[tuple[int, int]]],
+) -> Checkpoint:
+    """Return a rank's part of a checkpoint as a network reads it.
+
+    ``sources``: of the parameters that the rank has, in its tensors.  ``rows``: those of each that it has.
+    """
+    unread = getattr(network, "unread_tensors", ())
+    if not sources and not unread:
+        return part
+    sizes = {name: sum(stop - start for start, stop in rows[name]) for name in sources}
+    shapes = {name: (sizes[name], *shape[1:]) for name, shape in _shapes(network).items() if name in sizes}
+    return MappedCheckpoint(part, shapes, sources, unread=unread, is_part=True)
 
 
 _MEMORY_NAMES: Final = (
@@ -73,12 +109,12 @@ _MEMORY_NAMES: Final = (
 """What is written otherwise in the names that transformers 5 has in memory: ``save_original_format=False``."""
 
 
-def _in_memory_names(checkpoint: Checkpoint, network: nn.Module, table: Sources) -> dict[str, Source]:
+def _in_memory_names(tensors: Collection[str], network: nn.Module, table: Sources) -> dict[str, Source]:
     """Return the sources of parameters whose tensors have the names and forms of transformers 5 in memory."""
 
     def stored(name: str) -> str | None:
         names = (name, *(name.replace(own, other) for own, other in _MEMORY_NAMES))
-        return next((other for other in names if other in checkpoint.tensors), None)
+        return next((other for other in names if other in tensors), None)
 
     result: dict[str, Source] = {}
     for path, module in network.named_modules():
@@ -88,7 +124,7 @@ def _in_memory_names(checkpoint: Checkpoint, network: nn.Module, table: Sources)
             result |= stacked_gates(network, path, (name, down))
     for parameter, _ in network.named_parameters():
         source = table.get(parameter, Source(parameter))
-        if isinstance(source, Source) and source.tensor not in checkpoint.tensors and (name := stored(source.tensor)):
+        if isinstance(source, Source) and source.tensor not in tensors and (name := stored(source.tensor)):
             result[parameter] = replace(source, tensor=name)
     return result
 

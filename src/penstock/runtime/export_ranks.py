@@ -1,17 +1,16 @@
-"""Make the bundles of all ranks in one folder, for ``penstock export --tp``."""
+"""Make the bundles of all ranks in one folder, for ``penstock export`` with ``--tp``, ``--pp`` or ``--cp``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from penstock.checkpoint.gguf.file_name import is_gguf
-from penstock.config import check_integer
-from penstock.core.comm import MAX_RANKS
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError
 from penstock.graph.rank_bundle import write_rank_bundle
 from penstock.quant.folder import new_folder, private_folder
 from penstock.runtime.build import ProgressCallback, build_in_child
-from penstock.runtime.open import registered_script
+from penstock.runtime.open import check_layout, registered_script
 from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
 
 __all__ = ["export_ranks"]
@@ -20,7 +19,7 @@ __all__ = ["export_ranks"]
 def export_ranks(
     model: Path,
     out: Path,
-    world: int,
+    layout: RankLayout | int,
     *,
     scheme: str | None = None,
     network: str | None = None,
@@ -29,17 +28,15 @@ def export_ranks(
 ) -> int:
     """Write ``rank_0.psm``, ``rank_1.psm`` ... to the folder ``out``, which must not exist; return their bytes.
 
-    ``model``: a checkpoint folder, a whole bundle, or a folder that is cut for ``world`` ranks; of the latter each rank
-    is made from its own part.  Raises what ``build_in_child`` and ``write_rank_bundle`` raise, and
-    InvalidArgumentError (``tensor_parallel_size``) for a folder that is cut for another number of ranks.
+    ``model``: a checkpoint folder, a whole bundle, or a folder that is cut for ``layout``; of the latter each rank is
+    made from its own part.  A number as ``layout`` is that of ranks of tensor parallelism.  Raises what
+    ``build_in_child`` and ``write_rank_bundle`` raise, and InvalidArgumentError, which names the option, for a folder
+    that is cut for another layout.
     """
-    check_integer("tensor_parallel_size", world, 1, MAX_RANKS)
+    layout = RankLayout(layout) if isinstance(layout, int) else layout
     is_cut = model.is_dir() and is_sharded(model)
-    if is_cut and (cut_world := ShardedFolder.open(model).strategy.world) != world:
-        raise InvalidArgumentError(
-            f"tensor_parallel_size: expected {cut_world}, the ranks that {model} is cut for, found {world}",
-            param="tensor_parallel_size",
-        )
+    if is_cut:
+        check_layout(model, ShardedFolder.open(model), layout)
     with new_folder(out) as folder, private_folder(out) as temporary:
         whole = model
         if (model.is_dir() or is_gguf(model)) and not is_cut:
@@ -48,10 +45,10 @@ def export_ranks(
             build_in_child(model, whole, scheme=scheme, network=network, tail=tail, progress=progress)
         elif not is_cut and (scheme, network, tail) != (None, None, None):
             raise InvalidArgumentError(f"{model}: expected a checkpoint folder, because a bundle is exported already")
-        for rank in range(world):
+        for rank in range(layout.world):
             part = folder / rank_bundle(rank)
             if is_cut:
                 build_in_child(model, part, scheme=scheme, network=network, tail=tail, rank=rank, progress=progress)
             else:
-                write_rank_bundle(whole, part, rank, world)
+                write_rank_bundle(whole, part, rank, layout)
         return sum(path.stat().st_size for path in folder.iterdir())

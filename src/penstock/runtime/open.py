@@ -23,12 +23,14 @@ from penstock.validation import refusal, wrong_type
 
 if TYPE_CHECKING:
     from penstock.runtime.remote_group import StageServer
+    from penstock.sharding.folder import ShardedFolder
 
 __all__ = [
     "MODES",
     "OpenOptions",
     "Opened",
     "bundle_of",
+    "check_layout",
     "check_network",
     "is_cut",
     "open_program",
@@ -322,18 +324,20 @@ def rank_bundles(
     from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
 
     options = options or OpenOptions()
-    world = options.tensor_parallel_size
+    world = options.layout.world
     if not is_sharded(folder):
         _check_no_network(network, folder)
         parts = [folder / rank_bundle(rank) for rank in range(world)]
         count = len(list(folder.glob(rank_bundle("*"))))
         if count != world:
-            raise _wrong_world(folder, count, world)
+            raise InvalidArgumentError(
+                f"tensor_parallel_size: expected {count}, the ranks that {folder} is cut for, found {world} "
+                f"({options.layout})",
+                param="tensor_parallel_size",
+            )
         yield parts
         return
-    sharded = ShardedFolder.open(folder)
-    if sharded.strategy.world != world:
-        raise _wrong_world(folder, sharded.strategy.world, world)
+    check_layout(folder, ShardedFolder.open(folder), options.layout)
     with ExitStack() as stack:
         if options.use_cache:
             yield [stack.enter_context(bundle_of(folder, scheme, network, options, rank=rank)) for rank in range(world)]
@@ -347,11 +351,15 @@ def rank_bundles(
         yield parts
 
 
-def _wrong_world(folder: Path, expected: int, found: int) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"tensor_parallel_size: expected {expected}, the ranks that {folder} is cut for, found {found}",
-        param="tensor_parallel_size",
-    )
+def check_layout(folder: Path, sharded: ShardedFolder, layout: RankLayout) -> None:
+    """Raise InvalidArgumentError, which names the option, unless a sharded folder is cut for the layout."""
+    difference = sharded.strategy.layout.first_difference(layout)
+    if difference is not None:
+        name, expected, found = difference
+        raise InvalidArgumentError(
+            f"{name}: expected {expected}, because {folder} is cut for {sharded.strategy.layout}, found {found}",
+            param=name,
+        )
 
 
 def _open_folder(

@@ -28,7 +28,7 @@ from penstock.runtime.verify import open_verified
 if TYPE_CHECKING:
     from penstock.runtime.remote_group import RemoteGroup, StageServer
 
-__all__ = ["RankPlan", "default_threads", "open_rank", "open_ranks", "plan_ranks"]
+__all__ = ["RankPlan", "check_rank_bundle", "default_threads", "open_rank", "open_ranks", "plan_ranks"]
 
 
 MIN_PART_BYTES: Final = 4096
@@ -97,7 +97,7 @@ def open_ranks(
 ) -> tuple[NativeProgram, native.Model]:
     """Open all ranks; return the program of rank 0 and its bundle.
 
-    ``source``: a whole bundle, which each rank cuts, or the bundles of the ranks of one stage.  ``threads``: of each
+    ``source``: a whole bundle, which each rank cuts, or the bundles of all ranks.  ``threads``: of each
     rank; 0 divides the cores.  ``limits``: as for one rank; the memory is divided.  ``server``: where the stages of
     other machines join, instead of processes of this one; each has its own memory and threads.  Raises
     InvalidArgumentError if the network has too few heads or layers, OutOfMemoryError, UnavailableError if a rank ends
@@ -149,6 +149,12 @@ def _gather_stages(
     server: StageServer, source: Path | Sequence[Path], layout: RankLayout, limits: ProgramLimits | None, verify: str
 ) -> tuple[RemoteGroup, RankPlan]:
     """Wait for the stages of other machines, and plan for the one with the least memory."""
+    if not isinstance(source, Path):
+        raise UnsupportedError(
+            "stage_server: expected none for a folder that is cut for ranks; stages on other machines cut the whole "
+            "model",
+            param="stage_server",
+        )
     from penstock.runtime.remote_group import RemoteGroup
 
     group = RemoteGroup(server, layout)
@@ -227,15 +233,9 @@ def _agreement(checksum: str, limits: ProgramLimits) -> str:
 def _rank_graphs(source: Path | Sequence[Path], layout: RankLayout, verify: str) -> tuple[list[Graph], float]:
     """Return the graphs of all ranks, and the seconds of the verification.
 
-    Raises InvalidArgumentError (``tensor_parallel_size``) for the bundles of another number of ranks, and
-    UnsupportedError for bundles of ranks that should be a pipeline.
+    Raises InvalidArgumentError (``tensor_parallel_size``, ``pipeline_parallel_size``, ``context_parallel_size``) for
+    the bundles of another layout.
     """
-    for name, size in (("pipeline_parallel_size", layout.pp), ("context_parallel_size", layout.cp)):
-        if size > 1 and not isinstance(source, Path):
-            raise UnsupportedError(
-                f"{name}: expected 1 for a folder that is cut for ranks; only the whole model is divided in this way",
-                param=name,
-            )
     graphs, seconds = [], 0.0
     for path in [source] if isinstance(source, Path) else source:
         model, verify_s = open_verified(path, verify)
@@ -245,14 +245,24 @@ def _rank_graphs(source: Path | Sequence[Path], layout: RankLayout, verify: str)
     if isinstance(source, Path):
         return [cut_rank(graphs[0], rank, layout)[0] for rank in range(layout.world)], seconds
     for rank, graph in enumerate(graphs):
-        found = graph.properties.get("rank"), graph.properties.get("world")
-        if found != (str(rank), str(layout.tp)):
-            raise InvalidArgumentError(
-                f"tensor_parallel_size: {source[rank]}: expected the bundle of rank {rank} of {layout.tp}, found that "
-                f"of rank {found[0]} of {found[1]}",
-                param="tensor_parallel_size",
-            )
+        check_rank_bundle(source[rank], graph, rank, layout)
     return graphs, seconds
+
+
+def check_rank_bundle(path: Path, graph: Graph, rank: int, layout: RankLayout) -> None:
+    """Raise InvalidArgumentError, which names the option, unless a bundle is that of a rank of the layout."""
+    world, stages, contexts = (int(graph.properties.get(key, "1")) for key in ("world", "stages", "context_world"))
+    is_coordinated = stages > 1  # its rank 0 has no layers
+    tp = 1 if contexts > 1 else (world - 1) // stages if is_coordinated else world
+    found = RankLayout(tp, stages, contexts)
+    if found == layout and graph.properties.get("rank") == str(rank):
+        return
+    name, expected, own = found.first_difference(layout) or ("tensor_parallel_size", found.tp, layout.tp)
+    raise InvalidArgumentError(
+        f"{name}: {path}: expected {expected}, because the bundle is that of rank {graph.properties.get('rank')} of "
+        f"{world} ({found}), found {own} for rank {rank}",
+        param=name,
+    )
 
 
 def _open_part(parts: Sequence[str], rank: int, layout: RankLayout) -> tuple[native.Model, str]:

@@ -21,6 +21,7 @@ from penstock.checkpoint.side_files import SIDE_FILES, read_small_file
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
 from penstock.config import ConfigReader, check_integer, parse_object, show
 from penstock.core.comm import MAX_RANKS
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.sharding.strategy import Parameter, Strategy
 
@@ -191,8 +192,7 @@ class ShardedFolder:
         """Check that the manifest has a checksum for each tensor."""
         expected = [(self.manifest.wholes, set(self.strategy.parameters))]
         for rank, part in enumerate(self.manifest.parts):
-            own = self.strategy.parameters.items()
-            expected.append((part, {name for name, parameter in own if parameter.rows_of(rank) is not None}))
+            expected.append((part, set(self.strategy.shapes_of(rank))))
         for checksums, names in expected:
             wrong = next(iter(checksums.keys() ^ names), None)
             if wrong is not None:
@@ -218,11 +218,8 @@ class ShardedFolder:
                 raise InvalidFileError(f"{self.folder}: expected {rank_name(rank)}/{WEIGHTS}, found no such file")
             file = TensorFile(path)
             where = f"{rank_name(rank)}/{WEIGHTS}"
-            expected = {
-                name: (own.dtype, shape)
-                for name, own in self.strategy.parameters.items()
-                if (shape := own.shape_of(rank)) is not None
-            }
+            parameters = self.strategy.parameters
+            expected = {name: (parameters[name].dtype, shape) for name, shape in self.strategy.shapes_of(rank).items()}
             for name in sorted(expected.keys() ^ file.tensors.keys()):
                 kind = "lacks" if name in expected else "has"
                 raise InvalidFileError(f"{where} {kind} tensor {show(name)}, unlike {STRATEGY}")
@@ -279,12 +276,38 @@ class ShardedFolder:
             yield from self.stream(own.name)
             return
         digest = hashlib.sha256()
-        for rank, begin, end in _spans(own, self.strategy.world, self.tensors[name].num_bytes):
-            for piece in stream_tensor(self.file(rank), name, begin, end):
-                digest.update(piece.data)
-                yield piece
+        pieces = self._stream_columns(name, own) if own.cut == "columns" else self._stream_rows(name, own)
+        for piece in pieces:
+            digest.update(piece.data)
+            yield piece
         if digest.hexdigest() != self.manifest.wholes[name]:
             raise _damaged(str(self.folder), name)
+
+    def _stream_rows(self, name: str, own: Parameter) -> Iterator[NDArray[np.uint8]]:
+        for rank, begin, end in _spans(own, self.strategy.layout, self.tensors[name].num_bytes):
+            yield from stream_tensor(self.file(rank), name, begin, end)
+
+    def _stream_columns(self, name: str, own: Parameter) -> Iterator[NDArray[np.uint8]]:
+        """Yield blocks of whole rows, which the columns of the ranks make up."""
+        num_rows, layout = own.shape[0], self.strategy.layout
+        row_bytes = self.tensors[name].num_bytes // max(num_rows, 1)
+        if not row_bytes:
+            return
+        element_bytes = row_bytes // own.size
+        ranks = [layout.rank_of(own.stages[0], place) for place in range(layout.stage_ranks)]
+        step = max(1, _PIECE_BYTES // row_bytes)
+        for start in range(0, num_rows, step):
+            stop = min(num_rows, start + step)
+            block = np.empty((stop - start, row_bytes), np.uint8)
+            for rank, columns in zip(ranks, own.ranges, strict=True):
+                width, at = element_bytes * sum(last - first for first, last in columns), 0
+                part = self.file(rank).read_bytes(name, start * width, stop * width).reshape(-1, width)
+                for first, last in columns:
+                    own_bytes = (last - first) * element_bytes
+                    block[:, first * element_bytes : last * element_bytes] = part[:, at : at + own_bytes]
+                    at += own_bytes
+                self.file(rank).release(name, start * width, stop * width)
+            yield block.reshape(-1)
 
     def read_sides(self) -> dict[str, bytes]:
         """Return the files beside the ranks."""
@@ -304,17 +327,17 @@ def _file_bytes(header: bytes, file: str) -> int:
     return 8 + len(header) + max(last, default=0)
 
 
-def _spans(own: Parameter, world: int, num_bytes: int) -> Iterator[tuple[int, int, int]]:
+def _spans(own: Parameter, layout: RankLayout, num_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Yield (rank, begin, end): the bytes of a rank's part that make the whole, row by row."""
     if own.cut != "rows":
-        yield (own.rank if own.cut == "owner" else 0, 0, num_bytes)
+        yield (own.rank if own.cut == "owner" else layout.rank_of(own.stages[0], 0), 0, num_bytes)
         return
-    row_bytes = num_bytes // own.num_rows if own.num_rows else 0
+    row_bytes = num_bytes // own.size if own.size else 0
     places = []
-    for rank in range(world):
+    for place, rows in enumerate(own.ranges):
         local = 0
-        for start, stop in own.ranges[rank]:
-            places.append((start, stop, rank, local))
+        for start, stop in rows:
+            places.append((start, stop, layout.rank_of(own.stages[0], place), local))
             local += stop - start
     done = 0
     for start, stop, rank, local in sorted(places):

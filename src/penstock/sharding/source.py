@@ -58,8 +58,9 @@ class PlainFolder:
 
     def __init__(self, path: Path) -> None:
         self.checkpoint = Checkpoint.open(path)
-        self.config, self.tensors = self.checkpoint.config, self.checkpoint.tensors
+        self.config = self.checkpoint.config
         self._files = {name: file for file in self.checkpoint.tensor_files for name in file.tensors}
+        self.tensors = {name: file.tensors[name] for name, file in self._files.items()}
 
     @property
     def headers(self) -> dict[str, bytes]:

@@ -1,7 +1,7 @@
-"""A sharding strategy: which rows of each parameter each rank has.  ``penstock plan`` writes it as a file.
+"""A sharding strategy: which part of each parameter each rank has.  ``penstock plan`` writes it as a file.
 
-A strategy is for one model (the checksum of its config.json) and one world.  The reader refuses every field that is
-missing, unknown or wrong, and every parameter of which a row would be lost.
+A strategy is for one model (the checksum of its config.json) and one layout of ranks.  The reader refuses every field
+that is missing, unknown or wrong, and every parameter of which a row would be lost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,20 +18,22 @@ from penstock.checkpoint.side_files import read_small_file
 from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorInfo
 from penstock.config import ConfigReader, is_integer, parse_object, show
 from penstock.core.comm import MAX_RANKS
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = ["LAYOUT_VERSION", "Parameter", "RowRanges", "Strategy", "config_checksum"]
 
 RowRanges = tuple[tuple[int, int], ...]
-"""Rows ``start`` to ``stop`` - 1 of a parameter, in ascending order."""
+"""Rows ``start`` to ``stop`` - 1 of a parameter, in ascending order; columns of one that is cut by columns."""
 
 LAYOUT_VERSION: Final = 1
 """Raise this when a rank's file arranges its rows in another way."""
 _FORMAT: Final = "penstock strategy"
 _MAX_BYTES: Final = 256 << 20
 _MAX_VALUES: Final = 1 << 24
-_CUTS: Final = ("rows", "replicated", "owner", "same")
-_FIELDS: Final = {"rows": "ranges", "replicated": None, "owner": "rank", "same": "name"}
+_CUTS: Final = ("rows", "columns", "replicated", "owner", "same")
+_FIELDS: Final = {"rows": "ranges", "columns": "ranges", "replicated": None, "owner": "rank", "same": "name"}
+_STAGED: Final = ("rows", "columns", "replicated")
 _MAX_ROWS: Final = 1 << 46
 
 
@@ -39,9 +41,10 @@ _MAX_ROWS: Final = 1 << 46
 class Parameter:
     """The way in which a tensor is cut.
 
-    ``cut`` is "rows" (rank r has the rows ``ranges[r]``), "replicated" (every rank has it), "owner" (only rank
-    ``rank`` has it) or "same" (it has the bytes of the parameter ``name`` and is not stored).  ``dtype`` is the name in
-    lower case of a safetensors type.
+    ``cut`` is "rows" (rank r of a stage has the rows ``ranges[r]``), "columns" (it has these columns of a matrix that
+    is stored transposed), "replicated" (every rank of a stage has it), "owner" (only rank ``rank`` of all has it) or
+    "same" (it has the bytes of the parameter ``name`` and is not stored).  ``dtype`` is the name in lower case of a
+    safetensors type.  ``stages``: those that have the tensor.
     """
 
     dtype: str
@@ -50,36 +53,60 @@ class Parameter:
     ranges: tuple[RowRanges, ...] = ()
     rank: int = 0
     name: str = ""
+    stages: tuple[int, ...] = (0,)
 
     @property
-    def num_rows(self) -> int:
-        """The size of dimension 0; 1 for a scalar."""
-        return self.shape[0] if self.shape else 1
+    def axis(self) -> int:
+        """The dimension that is cut."""
+        return 1 if self.cut == "columns" else 0
 
-    def rows_of(self, rank: int) -> RowRanges | None:
-        """Return the rows that a rank stores; None if it does not store the tensor."""
-        if self.cut == "rows":
-            return self.ranges[rank]
-        if self.cut == "same" or (self.cut == "owner" and rank != self.rank):
+    @property
+    def size(self) -> int:
+        """The size of the dimension that is cut; 1 for a scalar."""
+        return self.shape[self.axis] if self.shape else 1
+
+    def part_of(self, rank: int, layout: RankLayout) -> RowRanges | None:
+        """Return the rows, or columns, that a rank stores; None if it does not store the tensor."""
+        if self.cut == "same":
             return None
-        return ((0, self.num_rows),)
+        if self.cut == "owner":
+            return ((0, self.size),) if rank == self.rank else None
+        stage, place = layout.place(rank)
+        if stage not in self.stages:
+            return None
+        return ((0, self.size),) if self.cut == "replicated" else self.ranges[place]
 
-    def shape_of(self, rank: int) -> tuple[int, ...] | None:
+    def shape_of(self, rank: int, layout: RankLayout) -> tuple[int, ...] | None:
         """Return the shape of a rank's part; None if it does not store the tensor."""
-        rows = self.rows_of(rank)
-        if rows is None or not self.shape:
-            return None if rows is None else ()
-        return (sum(stop - start for start, stop in rows), *self.shape[1:])
+        part = self.part_of(rank, layout)
+        if part is None or not self.shape:
+            return None if part is None else ()
+        size = sum(stop - start for start, stop in part)
+        return (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """The parameters of one model over ``world`` ranks of tensor parallelism."""
+    """The parameters of one model over the ranks of ``layout``."""
 
     model_type: str
     config_sha256: str
-    world: int
+    layout: RankLayout
     parameters: Mapping[str, Parameter]
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return self.layout.world
+
+    def part_of(self, name: str, rank: int) -> RowRanges | None:
+        """Return the rows, or columns, of a parameter that a rank stores; None if it does not store it."""
+        return self.parameters[name].part_of(rank, self.layout)
+
+    def shapes_of(self, rank: int) -> dict[str, tuple[int, ...]]:
+        """Return the parts that a rank stores, with their shapes."""
+        shapes = {name: own.shape_of(rank, self.layout) for name, own in self.parameters.items()}
+        return {name: shape for name, shape in shapes.items() if shape is not None}
 
     @property
     def checksum(self) -> str:
@@ -92,10 +119,11 @@ class Strategy:
             "format": _FORMAT,
             "layout_version": LAYOUT_VERSION,
             "model": {"model_type": self.model_type, "config_sha256": self.config_sha256},
-            "world": {"tp": self.world, "pp": 1, "cp": 1},
+            "world": {"tp": self.layout.tp, "pp": self.layout.pp, "cp": self.layout.cp},
         }
         lines = ",\n".join(
-            f"  {json.dumps(name)}: {json.dumps(_fields(parameter))}" for name, parameter in self.parameters.items()
+            f"  {json.dumps(name)}: {json.dumps(_fields(parameter, self.layout.pp))}"
+            for name, parameter in self.parameters.items()
         )
         return (json.dumps(head, indent=1)[:-2] + ',\n "parameters": {\n' + lines + "\n }\n}\n").encode()
 
@@ -126,7 +154,7 @@ class Strategy:
             raise UnsupportedError(
                 f"{file}: layout_version: expected {LAYOUT_VERSION}, found {version}", param="layout_version"
             )
-        world = _read_world(_section(reader, "world"))
+        layout = _read_layout(_section(reader, "world"))
         model = _section(reader, "model")
         _check_keys(model, ("model_type", "config_sha256"))
         checksum = model.str("config_sha256")
@@ -138,8 +166,8 @@ class Strategy:
         parameters = {}
         for name in section.values:
             entry = ConfigReader(_section(section, name).values, f"{section.file}: {show(name)}")
-            parameters[name] = _read_parameter(entry, world)
-        strategy = cls(model.str("model_type"), checksum, world, parameters)
+            parameters[name] = _read_parameter(entry, layout)
+        strategy = cls(model.str("model_type"), checksum, layout, parameters)
         strategy.check_same(section.file)
         return strategy
 
@@ -188,8 +216,10 @@ def _mismatch(message: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"strategy: {message}", param="strategy")
 
 
-def _fields(parameter: Parameter) -> dict[str, Any]:
+def _fields(parameter: Parameter, num_stages: int) -> dict[str, Any]:
     fields: dict[str, Any] = {"dtype": parameter.dtype, "shape": list(parameter.shape), "cut": parameter.cut}
+    if num_stages > 1 and parameter.cut in _STAGED:
+        fields["stages"] = parameter.stages
     own = _FIELDS[parameter.cut]
     return fields if own is None else {**fields, own: getattr(parameter, own)}
 
@@ -207,48 +237,58 @@ def _check_keys(reader: ConfigReader, keys: tuple[str, ...]) -> None:
         raise InvalidFileError(f"{reader.file}: {show(unknown)} is not a field; expected {', '.join(keys)}")
 
 
-def _read_world(reader: ConfigReader) -> int:
+def _read_layout(reader: ConfigReader) -> RankLayout:
     _check_keys(reader, ("tp", "pp", "cp"))
-    for key in ("pp", "cp"):
-        if reader.int(key, max=MAX_RANKS) != 1:
-            raise UnsupportedError(
-                f"{reader.file}: {key}: expected 1, found {reader.values[key]}; only tp cuts", param=key
-            )
-    return reader.int("tp", max=MAX_RANKS)
+    sizes = [reader.int(key, max=MAX_RANKS) for key in ("tp", "pp", "cp")]
+    try:
+        return RankLayout(*sizes)
+    except InvalidArgumentError as error:
+        raise InvalidFileError(f"{reader.file}: {error}", param="world") from None
 
 
-def _read_parameter(reader: ConfigReader, world: int) -> Parameter:
+def _read_parameter(reader: ConfigReader, layout: RankLayout) -> Parameter:
     cut = reader.one_of("cut", _CUTS)
-    own = _FIELDS[cut]
-    _check_keys(reader, ("dtype", "shape", "cut", *(() if own is None else (own,))))
+    own, is_staged = _FIELDS[cut], layout.pp > 1 and cut in _STAGED
+    _check_keys(
+        reader, ("dtype", "shape", "cut", *(("stages",) if is_staged else ()), *(() if own is None else (own,)))
+    )
     shape = reader.values.get("shape")
     if not isinstance(shape, list) or len(shape) > 8 or not all(is_integer(size, 0, _MAX_ROWS) for size in shape):
         raise reader.error("shape", "a list of at most 8 sizes", shape)
-    base = Parameter(reader.str("dtype", max_len=16), tuple(shape), cut)
-    if cut == "rows":
-        return Parameter(base.dtype, base.shape, cut, ranges=_read_ranges(reader, base, world))
+    stages = _read_stages(reader, layout) if is_staged else (0,)
+    base = Parameter(reader.str("dtype", max_len=16), tuple(shape), cut, stages=stages)
+    if cut in ("rows", "columns"):
+        return replace(base, ranges=_read_ranges(reader, base, layout.stage_ranks))
     if cut == "owner":
-        return Parameter(base.dtype, base.shape, cut, rank=reader.int("rank", min=0, max=world - 1))
+        return replace(base, rank=reader.int("rank", min=0, max=layout.world - 1))
     if cut == "same":
-        return Parameter(base.dtype, base.shape, cut, name=reader.str("name"))
+        return replace(base, name=reader.str("name"))
     return base
 
 
-def _read_ranges(reader: ConfigReader, parameter: Parameter, world: int) -> tuple[RowRanges, ...]:
-    """Return the ranges of each rank: within a rank they ascend, and together they have every row."""
-    value = reader.values.get("ranges")
-    if not parameter.shape:
-        raise reader.error("shape", "at least one dimension, because rows are cut", [])
-    if not isinstance(value, list) or len(value) != world:
-        raise reader.error("ranges", f"a list for each of {world} ranks", value)
-    ranges = tuple(_read_rank(reader, rank, rows, parameter.num_rows) for rank, rows in enumerate(value))
+def _read_stages(reader: ConfigReader, layout: RankLayout) -> tuple[int, ...]:
+    value = reader.values.get("stages")
+    is_list = isinstance(value, list) and all(is_integer(stage, 0, layout.pp - 1) for stage in value)
+    if not is_list or not value or sorted(set(value)) != value:
+        raise reader.error("stages", f"stages from 0 to {layout.pp - 1} that ascend", value)
+    return tuple(value)
+
+
+def _read_ranges(reader: ConfigReader, parameter: Parameter, num_ranks: int) -> tuple[RowRanges, ...]:
+    """Return the ranges of each rank of a stage: within a rank they ascend, and together they have every row."""
+    value, noun = reader.values.get("ranges"), "row" if parameter.cut == "rows" else "column"
+    if len(parameter.shape) <= parameter.axis:
+        raise reader.error("shape", f"a dimension {parameter.axis}, because {noun}s are cut", list(parameter.shape))
+    if not isinstance(value, list) or len(value) != num_ranks:
+        raise reader.error("ranges", f"a list for each of {num_ranks} ranks", value)
+    ranges = tuple(_read_rank(reader, rank, rows, parameter.size) for rank, rows in enumerate(value))
     end = 0
     for start, stop in sorted(row_range for rows in ranges for row_range in rows):
         if start > end:
             break
         end = max(end, stop)
-    if end != parameter.num_rows:
-        raise InvalidFileError(f"{reader.file}: ranges: no rank has row {end} of {parameter.num_rows}", param="ranges")
+    if end != parameter.size:
+        raise InvalidFileError(f"{reader.file}: ranges: no rank has {noun} {end} of {parameter.size}", param="ranges")
     return ranges
 
 

@@ -33,7 +33,7 @@ from penstock.sharding.folder import (
     stream_tensor,
 )
 from penstock.sharding.source import INDEX, WholeTensors, open_whole
-from penstock.sharding.strategy import Parameter, Strategy
+from penstock.sharding.strategy import Parameter, RowRanges, Strategy
 
 __all__ = ["Progress", "ShardReport", "merge_folder", "shard_folder"]
 
@@ -173,9 +173,8 @@ class _Cutter:
             own = folder / rank_name(rank)
             own.mkdir()
             entries = [
-                TensorEntry(name, parameter.dtype.upper(), shape)
-                for name, parameter in strategy.parameters.items()
-                if (shape := parameter.shape_of(rank)) is not None
+                TensorEntry(name, strategy.parameters[name].dtype.upper(), shape)
+                for name, shape in strategy.shapes_of(rank).items()
             ]
             self._writers.append(TensorWriter(own / WEIGHTS, entries))
             self._folder = folder
@@ -196,22 +195,64 @@ class _Cutter:
             _sync_folder(self._folder / rank_name(rank))
 
     def _cut(self, name: str, own: Parameter, num_bytes: int) -> None:
-        row_bytes = num_bytes // own.num_rows if own.num_rows else 0
-        whole = hashlib.sha256()
-        parts = {rank: hashlib.sha256() for rank in range(len(self._writers)) if own.rows_of(rank) is not None}
-        offset = 0
-        for piece in self._whole.stream(name):
+        ranks = range(len(self._writers))
+        parts = {rank: part for rank in ranks if (part := self._strategy.part_of(name, rank)) is not None}
+        whole, digests = hashlib.sha256(), {rank: hashlib.sha256() for rank in parts}
+        select = _Columns(own, num_bytes) if own.cut == "columns" else _Rows(own, num_bytes)
+        for piece in select.blocks(self._whole.stream(name)):
             whole.update(piece.data)
-            for rank, digest in parts.items():
-                for start, stop in own.rows_of(rank) or ():
-                    begin, end = max(start * row_bytes - offset, 0), min(stop * row_bytes - offset, len(piece))
-                    if begin < end:
-                        self._writers[rank].add(name, piece[begin:end])
-                        digest.update(piece[begin:end].data)
-            offset += len(piece)
+            for rank, part in parts.items():
+                for cut in select.parts(piece, part):
+                    self._writers[rank].add(name, cut)
+                    digests[rank].update(np.ascontiguousarray(cut).data)
         self.wholes[name] = whole.hexdigest()
-        for rank, digest in parts.items():
+        for rank, digest in digests.items():
             self.parts[rank][name] = digest.hexdigest()
+
+
+class _Rows:
+    """Selects rows from the bytes of a tensor, which come in pieces."""
+
+    def __init__(self, own: Parameter, num_bytes: int) -> None:
+        self._row_bytes = num_bytes // own.size if own.size else 0
+        self._begin = self._end = 0
+
+    def blocks(self, pieces: Iterator[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
+        """Yield the pieces."""
+        for piece in pieces:
+            self._begin, self._end = self._end, self._end + len(piece)
+            yield piece
+
+    def parts(self, piece: NDArray[np.uint8], rows: RowRanges) -> Iterator[NDArray[np.uint8]]:
+        """Yield the bytes of the rows that the piece has."""
+        for start, stop in rows:
+            begin = max(start * self._row_bytes, self._begin)
+            end = min(stop * self._row_bytes, self._end)
+            if begin < end:
+                yield piece[begin - self._begin : end - self._begin]
+
+
+class _Columns:
+    """Selects columns from the bytes of a matrix, which come in pieces."""
+
+    def __init__(self, own: Parameter, num_bytes: int) -> None:
+        self._row_bytes = num_bytes // max(own.shape[0], 1)
+        self._element_bytes = self._row_bytes // max(own.size, 1)
+
+    def blocks(self, pieces: Iterator[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
+        """Yield pieces of whole rows."""
+        rest = np.zeros(0, np.uint8)
+        for piece in pieces:
+            data = np.concatenate([rest, piece]) if len(rest) else piece
+            end = len(data) // self._row_bytes * self._row_bytes
+            rest = data[end:].copy()
+            yield data[:end]
+
+    def parts(self, piece: NDArray[np.uint8], columns: RowRanges) -> Iterator[NDArray[np.uint8]]:
+        """Yield the bytes of the columns, row by row."""
+        rows = piece.reshape(-1, self._row_bytes)
+        ranges = [(start * self._element_bytes, stop * self._element_bytes) for start, stop in columns]
+        yield np.concatenate([rows[:, start:stop] for start, stop in ranges], axis=1).reshape(-1)
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError
 
 __all__ = ["add_parser", "run"]
@@ -21,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Make a bundle from a checkpoint folder. Pass MODEL and OUT.psm, or a YAML file with --config-path or "
         "--model-dir. Needs PyTorch.",
         "penstock export my-model my-model.psm --scheme w8a8\npenstock export smollm2-135m smollm2.psm --yes\n"
-        "penstock export my-model my-model-tp2 --tp 2\npenstock export --config-path run_model.yaml",
+        "penstock export my-model my-model-tp2 --tp 2 --pp 2\npenstock export --config-path run_model.yaml",
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a checkpoint folder, or ORG/NAME of a hub")
     parser.add_argument("out", metavar="OUT.psm", nargs="?", help="the bundle to write; an existing file is replaced")
@@ -37,12 +38,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "logits)",
     )
     add_options(parser, "--yes", "--ops")
-    parser.add_argument(
-        "--tp",
-        type=int,
-        metavar="N",
-        help="write a bundle for each of N ranks to the new folder OUT, as rank_0.psm, rank_1.psm ... (default: one)",
-    )
+    for name, text in (("--tp", "ranks"), ("--pp", "stages"), ("--cp", "parts of a context")):
+        parser.add_argument(
+            name,
+            type=int,
+            metavar="N",
+            help=f"write a bundle for each rank of N {text} to the new folder OUT, as rank_0.psm, rank_1.psm ... "
+            "(default: one bundle)",
+        )
     parser.set_defaults(run=run)
 
 
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         check_tail(args.tail)
     options = {"scheme": args.scheme, "network": args.network, "tail": args.tail}
     source = _source(args)
-    if args.tp is not None:
+    if (args.tp, args.pp, args.cp) != (None, None, None):
         return _export_ranks(args, source)
     if source is not None:
         config = with_options(read_export_config(source), options, source)
@@ -86,13 +89,15 @@ def _export_ranks(args: argparse.Namespace, source: Path | None) -> int:
     from penstock.runtime.export_ranks import export_ranks
 
     if source is not None:
-        raise InvalidArgumentError("--tp: expected MODEL and OUT, found a configuration file", param="tp")
+        name = next(name for name in ("tp", "pp", "cp") if getattr(args, name) is not None)
+        raise InvalidArgumentError(f"--{name}: expected MODEL and OUT, found a configuration file", param=name)
+    layout = RankLayout(*(1 if size is None else size for size in (args.tp, args.pp, args.cp)))
     options = {"scheme": args.scheme, "network": args.network, "tail": args.tail}
     start = time.monotonic()
     with ProgressLine() as progress:
         model = Path(model_path(args, args.model))
-        num_bytes = export_ranks(model, Path(args.out), args.tp, progress=progress, **options)
-    print(f"{args.out}: {args.tp} ranks, {format_bytes(num_bytes)} in {time.monotonic() - start:.1f} s")
+        num_bytes = export_ranks(model, Path(args.out), layout, progress=progress, **options)
+    print(f"{args.out}: {layout.world} ranks, {format_bytes(num_bytes)} in {time.monotonic() - start:.1f} s")
     return 0
 
 

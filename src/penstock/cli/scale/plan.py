@@ -13,7 +13,6 @@ from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import format_bytes
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from penstock.bench.rank_plan import Prediction, RankMemory
@@ -29,53 +28,42 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "plan",
-        "Say which rows of each parameter each rank has, how much memory each rank needs, and how long a token may "
+        "Say which part of each parameter each rank has, how much memory each rank needs, and how long a token may "
         "take with 1, 2 and 4 ranks on this host, from its memory bandwidth and the latency of exchanges, which are "
-        "measured now. --out writes the strategy, which `penstock shard` reads.",
+        "measured now. --out writes the strategy, which `penstock shard` reads. Needs PyTorch.",
         "penstock plan my-model --tp 2 --out strategy.json\npenstock plan my-model --tp 4 --scheme w8a8 --json\n"
-        "penstock plan my-model --tp 2 --pp 2",
+        "penstock plan my-model --tp 2 --pp 2 --out strategy.json\npenstock plan my-model --cp 2",
     )
     parser.add_argument("model", metavar="MODEL", help="a checkpoint folder, or ORG/NAME of a downloaded model")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks of tensor parallelism (default: 1)")
     parser.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline (default: 1)")
-    parser.add_argument("--cp", type=int, default=1, metavar="N", help="parts of a context: only 1 (default: 1)")
+    parser.add_argument("--cp", type=int, default=1, metavar="N", help="ranks that divide each context (default: 1)")
     parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE (default: none)")
     parser.add_argument("--no-probe", action="store_true", help="predict no times (default: measure this machine)")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
-    add_options(parser, "--scheme", "--context-len", "--kv-cache")
+    add_options(parser, "--scheme", "--network", "--context-len", "--kv-cache")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan; print a table for each question."""
     from penstock.bench.rank_plan import predict, rank_memory
-    from penstock.graph.strategy import make_strategy
+    from penstock.graph.strategy import capture_model, make_strategy
     from penstock.sharding.source import open_whole
 
-    if args.cp != 1:
-        raise UnsupportedError(f"--cp: expected 1, found {args.cp}: contexts over ranks have no plan yet", param="cp")
-    _ = RankLayout(args.tp, args.pp)
-    if args.pp > 1 and args.out is not None:
-        raise UnsupportedError(
-            f"--out: expected --pp 1, found {args.pp}; a strategy says how rows are cut, and stages are cut from the "
-            "whole model",
-            param="out",
-        )
+    layout = RankLayout(args.tp, args.pp, args.cp)
     model = open_whole(Path(downloaded_path(args.model)))
-    scheme = model.choose_scheme(args.scheme)
-    strategy = make_strategy(model, args.tp)
-    sizes = {"context_len": args.context_len, "kv_cache": args.kv_cache}
-    memory = rank_memory(model, strategy, scheme, pp=args.pp, **sizes)
-    worlds = tuple(sorted({*WORLDS, args.tp}))
-    predictions = [] if args.no_probe else predict(model, scheme, worlds)
-    if args.pp > 1 and not args.no_probe:
-        predictions += predict(model, scheme, (args.tp,), args.pp)
+    captured = capture_model(model, args.scheme, args.network)
+    strategy = make_strategy(captured, layout)
+    memory = rank_memory(captured, layout, context_len=args.context_len, kv_cache=args.kv_cache)
+    layouts = list(dict.fromkeys([*map(RankLayout, sorted({*WORLDS, args.tp})), layout]))
+    predictions = [] if args.no_probe else predict(captured, layouts)
     if args.out is not None:
         strategy.write(Path(args.out))
     if args.json:
-        print(json.dumps(_report(args, strategy, scheme, memory, predictions)))
+        print(json.dumps(_report(args, strategy, captured.scheme, memory, predictions)))
         return 0
-    _print_tables(args, strategy, scheme, memory, predictions)
+    _print_tables(args, strategy, captured.scheme, memory, predictions)
     return 0
 
 
@@ -95,14 +83,15 @@ def _print_tables(
         weights, kv, other, total = map(format_bytes, sizes)
         print(f"{rank.rank:>4}  {weights:>9}  {kv:>12}  {other:>9}  {total:>9}")
     if predictions:
-        print(f"\n{'tp':>4}  {'pp':>4}  {'threads':>7}  {'ms/token':>9}  {'memory':>8}  {'exchanges':>9}")
+        print(f"\n{'tp':>4}  {'pp':>4}  {'cp':>4}  {'threads':>7}  {'ms/token':>9}  {'memory':>8}  {'exchanges':>9}")
     for row in predictions:
-        line = f"{row.world:>4}  {row.pp:>4}  {row.threads:>7}  {row.token_ms:9.2f}  {row.memory_ms:8.2f}"
-        line += f"  {row.exchange_ms:9.2f}"
+        layout = row.layout
+        line = f"{layout.tp:>4}  {layout.pp:>4}  {layout.cp:>4}  {row.threads:>7}  {row.token_ms:9.2f}"
+        line += f"  {row.memory_ms:8.2f}  {row.exchange_ms:9.2f}"
         if row.num_exchanges:
             line += f"  ({row.num_exchanges} of {1e3 * row.exchange_ms / row.num_exchanges:.1f} us)"
-        if row.pp > 1:
-            line += f"  {row.pipelined_ms:.2f} ms between tokens of {row.pp} requests"
+        if row.layout.pp > 1:
+            line += f"  {row.pipelined_ms:.2f} ms between tokens of {row.layout.pp} requests"
         print(line)
     if predictions:
         print(f"      memory read at {format_bytes(int(predictions[0].read_bytes_per_s))}/s")
@@ -110,7 +99,10 @@ def _print_tables(
         print(f"{args.out}: strategy {strategy.checksum[:16]}")
 
 
-_CUTS = {"rows": "cut by rows", "replicated": "on every rank", "owner": "on one rank", "same": "equal to another"}
+_CUTS = {
+    "rows": "cut by rows", "columns": "cut by columns", "replicated": "on every rank", "owner": "on one rank",
+    "same": "equal to another",
+}  # fmt: skip
 
 
 def _report(
@@ -126,7 +118,13 @@ def _report(
         "scheme": scheme,
         "tp": args.tp,
         "pp": args.pp,
+        "cp": args.cp,
         "strategy_sha256": strategy.checksum,
         "ranks": [{**dataclasses.asdict(rank), "total_bytes": rank.total_bytes} for rank in memory],
-        "predictions": [{**dataclasses.asdict(row), "token_ms": row.token_ms} for row in predictions],
+        "predictions": [_prediction(row) for row in predictions],
     }
+
+
+def _prediction(row: Prediction) -> dict[str, object]:
+    values = dataclasses.asdict(row)
+    return {**values.pop("layout"), **values, "token_ms": row.token_ms}

@@ -7,9 +7,11 @@ rows of float32, so a pipeline computes the bits of one process (docs/explanatio
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
+from penstock.core.native import layout_bytes
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import AttrValue, DType, Graph, Node, Operand, Value
@@ -24,16 +26,23 @@ _POSITIONS, _OUTPUT_ROWS = 1, 4
 """Places in ``Graph.inputs``."""
 
 
-def cut_rank(graph: Graph, rank: int, layout: RankLayout) -> tuple[Graph, dict[str, tuple[str, RowRanges]]]:
+Owners = Mapping[str, Collection[int]]
+"""By name of a tensor the stages that have it."""
+
+
+def cut_rank(
+    graph: Graph, rank: int, layout: RankLayout, owners: Owners | None = None
+) -> tuple[Graph, dict[str, tuple[str, RowRanges]]]:
     """Return the graph of one rank, and for each of its weights the whole one's name and the rows that it has.
 
-    Raises InvalidArgumentError (``pipeline_parallel_size``, ``tensor_parallel_size``) for more stages than the layers
-    allow or more ranks of a stage than attention heads, and UnsupportedError for a graph that is cut already.
+    ``owners``: the stages that have each tensor; None balances the bytes of weights that they read.  Raises
+    InvalidArgumentError (``pipeline_parallel_size``, ``tensor_parallel_size``) for more stages than the layers allow or
+    more ranks of a stage than attention heads, and UnsupportedError for a graph that is cut already.
     """
     if layout.pp == 1:
         return shard(graph, rank, layout.stage_ranks, context=layout.cp > 1)
     stage, place = layout.place(rank)
-    part = _cut_stage(graph, stage, layout.pp)
+    part = _cut_stage(graph, stage, layout.pp, owners)
     if layout.tp > 1 and stage >= 0:
         part, sources = shard(part, place, layout.tp)
     else:
@@ -62,7 +71,7 @@ def _address(part: Graph, rank: int, layout: RankLayout) -> None:
             node.attrs.update(peer, world=layout.world, rank=rank)
 
 
-def _cut_stage(whole: Graph, stage: int, num_stages: int) -> Graph:
+def _cut_stage(whole: Graph, stage: int, num_stages: int, owners: Owners | None) -> Graph:
     """Return the graph of a stage, or with ``stage`` -1 that of the coordinator."""
     if any(node.op in ("send", "recv", "all_gather") for node in whole.nodes):
         raise UnsupportedError("pipeline_parallel_size: expected a bundle of the whole network, found one of a rank")
@@ -70,7 +79,7 @@ def _cut_stage(whole: Graph, stage: int, num_stages: int) -> Graph:
     _split_add_norm(graph)
     everywhere = _take_first(graph)
     ends = _ends(graph)
-    cuts = [0, *_choose_cuts(graph, ends, num_stages), len(graph.nodes)]
+    cuts = [0, *_choose_cuts(graph, ends, num_stages, owners), len(graph.nodes)]
     if stage < 0:
         _make_coordinator(graph, ends)
         return graph
@@ -188,7 +197,7 @@ def _is_sendable(graph: Graph, name: str) -> bool:
     return value.base is None and value.dtype is DType.F32 and len(value.shape) == 2 and value.shape[0] == tokens
 
 
-def _choose_cuts(graph: Graph, ends: _Ends, num_stages: int) -> list[int]:
+def _choose_cuts(graph: Graph, ends: _Ends, num_stages: int, owners: Owners | None) -> list[int]:
     """Return the nodes with which the stages after the first begin.
 
     A cut lies where the fewest columns cross it.  The stage that reads the most bytes of weights for a token reads as
@@ -210,7 +219,27 @@ def _choose_cuts(graph: Graph, ends: _Ends, num_stages: int) -> list[int]:
             f"{num_stages}",
             param="pipeline_parallel_size",
         )
+    if owners is not None:
+        return [_cut_of_owners(graph, [*by_cost.values()], owners, stage) for stage in range(1, num_stages)]
     return [by_cost[end] for end in balance([*by_cost], cost[-1], num_stages)]
+
+
+def _cut_of_owners(graph: Graph, cuts: list[int], owners: Owners, stage: int) -> int:
+    """Return the cut before which a graph reads the tensors that stages before ``stage`` have, and no others."""
+    nodes = [_tensors_of(graph, node) for node in graph.nodes]
+    wanted = {name for names in nodes for name in names if any(own < stage for own in owners.get(name, ()))}
+    for cut in cuts:
+        if set().union(*nodes[:cut]) & owners.keys() == wanted:
+            return cut
+    raise UnsupportedError(
+        f"stages: expected the tensors of stage {stage} and those before it as `penstock plan` divides them",
+        param="stages",
+    )
+
+
+def _tensors_of(graph: Graph, node: Node) -> set[str]:
+    weights = (graph.weights[operand.name] for operand in node.inputs if operand.kind == "weight")
+    return {part.name for weight in weights for part in weight.parts}
 
 
 def _cost(graph: Graph, node: Node) -> int:
@@ -218,7 +247,7 @@ def _cost(graph: Graph, node: Node) -> int:
     if node.op == "embedding":
         return 0
     weights = (graph.weights[operand.name] for operand in node.inputs if operand.kind == "weight")
-    return sum(weight.num_bytes or weight.rows * weight.cols for weight in weights)
+    return sum(layout_bytes(int(weight.layout), weight.rows, weight.cols) for weight in weights)
 
 
 def _divides_state(graph: Graph, cut: int) -> bool:

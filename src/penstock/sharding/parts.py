@@ -1,0 +1,80 @@
+"""Which rows of stored tensors make up some rows of a network's parameter, and where a rank's file has them.
+
+A parameter comes from its sources (``penstock.checkpoint.sources``): rows of a fused tensor, for example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from penstock.checkpoint.sources import Source
+from penstock.sharding.strategy import RowRanges
+
+__all__ = ["join_rows", "local_sources", "select_rows"]
+
+
+def select_rows(pieces: Sequence[Source], rows: RowRanges, size_of: Callable[[Source], int]) -> tuple[Source, ...]:
+    """Return the sources of the rows ``rows`` of a parameter that comes from ``pieces``.
+
+    ``size_of`` returns the number of rows of a piece's tensor; of a transposed one these are its columns.
+    """
+    selected: list[Source] = []
+    for start, stop in rows:
+        end = 0
+        for piece in pieces:
+            for first, last in piece.rows or ((0, size_of(piece)),):
+                begin, end = end, end + last - first
+                low, high = max(start, begin), min(stop, end)
+                if low < high:
+                    own = (first + low - begin, first + high - begin)
+                    if selected and replace(selected[-1], rows=piece.rows) == piece:
+                        selected[-1] = replace(piece, rows=_append(selected[-1].rows, own))
+                    else:
+                        selected.append(replace(piece, rows=(own,)))
+    return tuple(selected)
+
+
+def local_sources(pieces: Sequence[Source], part_of: Callable[[str], RowRanges | None]) -> tuple[Source, ...] | None:
+    """Return ``pieces``, which name rows of whole tensors, with the rows of a rank's tensors; None if it lacks some.
+
+    ``part_of`` returns the rows of a tensor that the rank's file has.
+    """
+    found = []
+    for piece in pieces:
+        part, rows = part_of(piece.tensor), []
+        if part is not None and piece.index is not None:  # such a tensor is whole on each rank
+            found.append(piece)
+            continue
+        for start, stop in piece.rows:
+            own = None if part is None else _place(part, start, stop)
+            if own is None:
+                return None
+            rows.append(own)
+        found.append(replace(piece, rows=tuple(rows)))
+    return tuple(found)
+
+
+def join_rows(rows: Sequence[tuple[int, int]]) -> RowRanges:
+    """Return ranges in ascending order, with those that touch or overlap put together."""
+    joined: RowRanges = ()
+    for start, stop in sorted(rows):
+        if joined and joined[-1][1] >= start:
+            joined = (*joined[:-1], (joined[-1][0], max(stop, joined[-1][1])))
+        else:
+            joined = (*joined, (start, stop))
+    return joined
+
+
+def _append(rows: RowRanges, own: tuple[int, int]) -> RowRanges:
+    return (*rows[:-1], (rows[-1][0], own[1])) if rows[-1][1] == own[0] else (*rows, own)
+
+
+def _place(part: RowRanges, start: int, stop: int) -> tuple[int, int] | None:
+    """Return where rows lie within the rows ``part``; None if these lack some."""
+    before = 0
+    for first, last in part:
+        if first <= start and stop <= last:
+            return before + start - first, before + stop - first
+        before += last - first
+    return None
