@@ -29,6 +29,7 @@ GROUPS: Final = {
         "run": "continue a prompt",
         "chat": "chat with a model",
         "batch": "answer a file of requests",
+        "embed": "print a vector for each line of a file",
         "infer": "answer prompts with a bundle, a pair of bundles or a model folder",
     },
     "models": {
