@@ -106,6 +106,11 @@ def test_latent_sizes() -> None:
     assert scaled.scale == pytest.approx(192**-0.5 * 1.3688879454**2)
 
 
+def test_mistral4_ends_where_its_queries_are_scaled() -> None:
+    assert read("mistral4", **LATENT).context_len == 8192
+    assert read("mistral4", rope_parameters={"rope_type": "default"}, **LATENT).context_len == 1048576
+
+
 def test_windows_by_layer() -> None:
     assert read("qwen2", sliding_window=8).windows == (0, 0, 0, 0)
     assert read("qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=3).windows == (0, 0, 0, 8)

@@ -220,6 +220,7 @@ _LATENT: dict[str, Any] = _MIXTURE | {
     "n_routed_experts": 12,
     "first_k_dense_replace": 1,
 }
+_SCALED = {**_YARN, "original_max_position_embeddings": 256, "llama_4_scaling_beta": 0.3, "mscale_all_dim": 1.0}
 _YARN_ALL = {**_YARN, "mscale": 0.8, "mscale_all_dim": 1.2}
 
 FAMILIES |= {
@@ -237,6 +238,7 @@ FAMILIES |= {
     ),
     "deepseek_v2_lite": ("deepseek_v2", _LATENT | {"q_lora_rank": None, "rope_parameters": _YARN_ALL}),
     "glm4_moe_lite": ("glm4_moe_lite", _LATENT | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "mistral4": ("mistral4", _LATENT | {"n_group": 3, "topk_group": 2, "rope_parameters": _SCALED}),
     "minicpm3": ("minicpm3", {name: _LATENT[name] for name in _LATENT if not name.startswith(("n_", "num_"))}),
 }
 
