@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from penstock.core import native
 from penstock.core.native import StepBatch
@@ -16,8 +18,8 @@ from penstock.graph.passes.shard import shard
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import Program, ProgramLimits
-from tests.models.steps import int32
-from tests.support.families import prompt, save
+from tests.models.steps import int32, relative_error, run_whole
+from tests.support.families import prompt, save, sizes_of
 
 LIMITS = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256, kv_layout="int8")
 
@@ -70,3 +72,23 @@ def test_states_are_float32_whatever_the_keys_are(folder: Path) -> None:
 def test_recurrent_states_are_not_cut_into_ranks(folder: Path) -> None:
     with pytest.raises(UnsupportedError, match="tensor_parallel_size: expected 1 for a network with recurrent layers"):
         shard(read_graph(folder / "model.psm")[0], 0, 2)
+
+
+@pytest.mark.parametrize(("model_type", "stacked"), [("qwen3_5", False), ("qwen3_5_moe", False), ("qwen3_5_moe", True)])
+def test_a_folder_with_images_is_read_for_text(model_type: str, stacked: bool, tmp_path: Path) -> None:
+    """Also one whose experts are in one tensor for a layer."""
+    text = sizes_of(f"{model_type}_text")
+    text["rope_parameters"] = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, "rope_type": "default"}
+    text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    images = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 20, "out_hidden_size": 160}
+    config = transformers.AutoConfig.for_model(model_type, text_config=text, vision_config=images)
+    kind = "Qwen3_5Moe" if model_type.endswith("moe") else "Qwen3_5"
+    torch.manual_seed(0)
+    network = getattr(transformers, f"{kind}ForConditionalGeneration")(config).float().eval()
+    network.save_pretrained(tmp_path / "model", save_original_format=not stacked)
+    token_ids = prompt(40)
+    with torch.no_grad():
+        expected = network(input_ids=torch.tensor([token_ids])).logits[0].numpy()
+    program = EagerProgram(tmp_path / "model", threads=1, limits=ProgramLimits(64, 1, 64, 4, 128))
+    assert relative_error(run_whole(program, token_ids), expected) < 1e-4
+    program.close()

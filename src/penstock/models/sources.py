@@ -105,6 +105,7 @@ _MEMORY_NAMES: Final = (
     (".block_sparse_moe.", ".mlp."),
     (".router.layer.", ".router."),
     (".mlp.moe_statics.", ".mlp.gate.moe_statics."),
+    ("model.layers.", "model.language_model.layers."),
 )
 """What is written otherwise in the names that transformers 5 has in memory: ``save_original_format=False``."""
 

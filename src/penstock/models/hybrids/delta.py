@@ -13,11 +13,12 @@ from penstock.config import ConfigReader
 from penstock.errors import UnsupportedError
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.qwen3 import Qwen3Attention
-from penstock.models.sources import add_to_norms, fused_rows
+from penstock.models.sources import add_to_norms, fused_rows, renamed
 from penstock.nn import (
     Batch,
     ColumnParallelLinear,
     ConvWeight,
+    ExpertLinear,
     GatedDelta,
     Module,
     ModuleList,
@@ -28,7 +29,7 @@ from penstock.nn import (
     silu_mul,
 )
 
-__all__ = ["DeltaConfig", "DeltaLM", "norms_and_gates", "read_delta"]
+__all__ = ["DeltaConfig", "DeltaLM", "beside_images", "norms_and_gates", "read_delta", "text_section"]
 
 _MAX_CONV_LEN = 32  # what the op gated_delta takes
 _MAX_HEAD_DIM = 512
@@ -65,6 +66,9 @@ def read_delta(reader: ConfigReader) -> DeltaConfig:
         raise UnsupportedError(f"{reader.file}: attn_output_gate: expected true, found false", param="attn_output_gate")
     # Mixtures in every layer have no width of a dense layer.
     values = {"intermediate_size": reader.int("moe_intermediate_size", 1), **reader.values}
+    for key in ("rope_parameters", "rope_scaling"):  # of text the three parts of a position are equal
+        if isinstance(section := values.get(key), dict):
+            values[key] = {name: value for name, value in section.items() if not name.startswith("mrope_")}
     decoder = read_decoder(
         ConfigReader(values, reader.file), (0,) * num_layers, context_len=32768, head_dim=256, rotary_share=0.25
     )
@@ -82,6 +86,15 @@ def read_delta(reader: ConfigReader) -> DeltaConfig:
         value_dim=reader.int("linear_value_head_dim", 128, max=_MAX_HEAD_DIM),
         conv_len=reader.int("linear_conv_kernel_dim", 4, max=_MAX_CONV_LEN),
     )
+
+
+def text_section(reader: ConfigReader) -> ConfigReader:
+    """Return the reader of text_config, in folders whose model reads images too; these say themselves what is tied."""
+    section = reader.values.get("text_config")
+    if not isinstance(section, dict):
+        raise reader.error("text_config", "an object", section)
+    tied = {key: reader.values[key] for key in ("tie_word_embeddings",) if reader.has(key)}
+    return ConfigReader({**section, **tied}, f"{reader.file}: text_config")
 
 
 def _read_layers(reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
@@ -170,7 +183,7 @@ class DeltaLayer(Module):
 class DeltaLM(CausalLM):
     """A hybrid language model.  ``make_mlp`` makes the feed-forward layer of the layer with a number."""
 
-    unread_tensors = ("mtp.*",)  # a head that guesses further tokens
+    unread_tensors: tuple[str, ...] = ("mtp.*",)  # a head that guesses further tokens
 
     def __init__(self, config: DeltaConfig, make_mlp: Callable[[int], Module]) -> None:
         super().__init__(config.decoder, [])
@@ -185,3 +198,14 @@ def norms_and_gates(network: DeltaLM) -> dict[str, Source]:
     """
     norms = {name: source for name, source in add_to_norms(network).items() if ".linear_attn." not in name}
     return norms | fused_rows(network, "q_proj", ("q_proj", "gate_proj"), network.config.num_heads)
+
+
+def beside_images(network: DeltaLM) -> dict[str, Source]:
+    """Return the sources of a network whose folder has it as ``model.language_model``, beside a model of images."""
+    names = ("model.", "model.language_model.")
+    table = renamed(network, norms_and_gates(network), [names])
+    for path, module in network.named_modules():
+        if isinstance(module, ExpertLinear):
+            del table[f"{path}.weight"]
+            table |= {part.name: Source(part.name.replace(*names, 1)) for part in module.weight_parts(path)}
+    return table
