@@ -66,6 +66,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     for option, (_, text) in _LIMITS.items():
         parser.add_argument(f"--{option}", type=int, metavar="N", help=text)
+    _add_faults(parser)
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help='print one JSON object (default: a table); of several simulations, {"runs": [...]}',
+    )
+    parser.add_argument(
+        "--svg",
+        metavar="FILE",
+        type=Path,
+        help="write a chart of the first token and of the cached tokens over the replicas (default: none)",
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_faults(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mtbf",
         type=float,
@@ -81,18 +97,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="time until a failed replica is back, with an empty cache (default: 10)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the times of failures (default: 0)")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help='print one JSON object (default: a table); of several simulations, {"runs": [...]}',
-    )
-    parser.add_argument(
-        "--svg",
-        metavar="FILE",
-        type=Path,
-        help="write a chart of the first token and of the cached tokens over the replicas (default: none)",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
