@@ -88,6 +88,7 @@ def memory_need(shape: ModelShape, scheme: str, *, context_len: int = 0, kv_cach
     tokens = min(context_len or MIN_CONTEXT, shape.context_len)
     if kv_cache == "auto":
         kv_cache = "f32" if scheme == "f32" else "bf16"
-    step = min(_STEP_TOKENS, tokens) * 4 * (2 * shape.hidden_size + 2 * shape.intermediate_size)
+    rounded = 4 * shape.intermediate_size if scheme == "bf16" else 0  # floats again where bf16 has no instructions
+    step = min(_STEP_TOKENS, tokens) * (4 * (2 * shape.hidden_size + 2 * shape.intermediate_size) + rounded)
     logits = 4 * shape.vocab_size
     return shape.weight_bytes(scheme) + shape.kv_bytes(tokens, kv_cache) + step + logits + _HEADROOM_BYTES
