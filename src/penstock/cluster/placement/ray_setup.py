@@ -6,6 +6,7 @@ service itself does not.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
@@ -123,6 +124,6 @@ def _ray_parts() -> tuple[Any, bytes, bytes]:
     """
     import ray._common.usage.usage_constants as usage_constants
     from ray._private import ray_constants
-    from ray._raylet import GcsClient
 
-    return GcsClient, ray_constants.KV_NAMESPACE_CLUSTER, usage_constants.CLUSTER_METADATA_KEY
+    raylet: Any = importlib.import_module("ray._raylet")  # compiled, without types
+    return raylet.GcsClient, ray_constants.KV_NAMESPACE_CLUSTER, usage_constants.CLUSTER_METADATA_KEY
