@@ -15,7 +15,7 @@ import pytest
 import penstock
 from penstock.core import native
 
-MAX_LIBRARY_BYTES = 1_200_000
+MAX_LIBRARY_BYTES = 1_000_000
 MAX_WHEEL_BYTES = 10_000_000
 
 

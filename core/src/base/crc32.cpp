@@ -19,7 +19,7 @@ struct Tables {
   uint32_t t[16][256];
 };
 
-constexpr Tables make_tables() {
+Tables make_tables() {
   Tables tables{};
   for (uint32_t i = 0; i < 256; ++i) {
     uint32_t c = i;
@@ -35,7 +35,7 @@ constexpr Tables make_tables() {
   return tables;
 }
 
-constexpr Tables kTables = make_tables();
+const Tables kTables = make_tables();  // made when the library is loaded: as constants they would be 16 kB of the file
 
 uint32_t word(uint32_t value, int table) {
   return kTables.t[table + 3][value & 255] ^ kTables.t[table + 2][(value >> 8) & 255] ^
