@@ -12,6 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from penstock.config import ConfigReader
+from penstock.core.layouts import BLOCKS
 from penstock.core.native import Context, layout_bytes
 from penstock.errors import InvalidArgumentError
 from penstock.graph.bundle import read_graph
@@ -20,6 +21,7 @@ from penstock.graph.ir import Layout, Weight
 from penstock.graph.passes.cut import cut_evenly, cut_heads
 from penstock.graph.rank_bundle import take_rows
 from penstock.models.registry import load_network_script
+from tests.support.gguf_blocks import random_blocks
 from tests.support.my_network import CONFIG, SCRIPT
 from tests.support.rank_threads import RankThreads, logits_of, steps, whole_logits
 
@@ -59,12 +61,19 @@ def test_cuts_lie_between_tiles_where_there_are_enough() -> None:
 @pytest.mark.parametrize("ranges", [((0, 32),), ((32, 53),), ((0, 16), (32, 53)), ((3, 20), (41, 53)), ((1, 2),)])
 def test_rows_of_tiles_keep_their_values(layout: Layout, ranges: tuple[tuple[int, int], ...]) -> None:
     """And their bytes: a part equals what packing its rows gives."""
-    rows, cols = 53, 70
+    rows, in_blocks = 53, layout in BLOCKS
+    cols = 512 if in_blocks else 70
     values = np.random.default_rng(3).standard_normal((rows, cols), np.float32)
+    if in_blocks:
+        values = random_blocks(layout.name.removeprefix("T16_").lower(), rows, cols)
 
     def packed(context: Context, matrix: np.ndarray) -> np.ndarray:
         data = np.zeros(layout_bytes(layout, len(matrix), cols), np.uint8)
-        context.pack(layout, len(matrix), cols, 0, len(matrix), 1, np.ascontiguousarray(matrix), data)
+        source = np.ascontiguousarray(matrix)
+        if in_blocks:
+            context.pack_blocks(layout, len(matrix), cols, 0, len(matrix), source, data)
+        else:
+            context.pack(layout, len(matrix), cols, 0, len(matrix), 1, source, data)
         return data
 
     with Context(1) as context:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.checkpoint.sources import Source
 from penstock.config import show
-from penstock.core.layouts import PARTITION_PAGES, pages_for
+from penstock.core.layouts import BLOCKS, PARTITION_PAGES, pages_for
 from penstock.core.metadata import read_metadata
 from penstock.core.native import Model
 from penstock.core.rank_layout import RankLayout
@@ -215,12 +215,26 @@ def take_rows(weight: Weight, data: npt.NDArray[np.uint8], ranges: RowRanges) ->
         return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces)).reshape(-1)
     # A tile is a sequence of 16 numbers, one of each row: 2 bytes in f16, otherwise 4 bytes (as two bf16 or four int8).
     num_bytes = 2 if weight.layout is Layout.T16_F16 else 4
-    lanes = data.reshape(num_tiles, -1, TILE_ROWS, num_bytes)
+    lanes = _scales_by_row(weight, data).reshape(num_tiles, -1, TILE_ROWS, num_bytes)
     index = np.concatenate([np.arange(start, stop) for start, stop in ranges])
     out = np.zeros((-(-len(index) // TILE_ROWS), lanes.shape[1], TILE_ROWS, num_bytes), np.uint8)
     target = np.arange(len(index))
     out[target // TILE_ROWS, :, target % TILE_ROWS] = lanes[index // TILE_ROWS, :, index % TILE_ROWS]
-    return out.reshape(-1)
+    return _scales_by_row(weight, out.reshape(-1), back=True)
+
+
+def _scales_by_row(weight: Weight, data: npt.NDArray[np.uint8], *, back: bool = False) -> npt.NDArray[np.uint8]:
+    """Return tiles whose lines of scales have 4 bytes of each row, as other lines have; ``back`` is the inverse.
+
+    In tiles of GGUF's blocks such a line has the first f16 of all rows, then the second.
+    """
+    if weight.layout not in BLOCKS:
+        return data
+    line_bytes = 4 * TILE_ROWS
+    lines = data.reshape(-1, BLOCKS[weight.layout].tile_lines, line_bytes).copy()
+    shape = (TILE_ROWS, 2, 2) if back else (2, TILE_ROWS, 2)
+    lines[:, 0] = lines[:, 0].reshape(-1, *shape).swapaxes(1, 2).reshape(-1, line_bytes)
+    return lines.reshape(-1)
 
 
 def _are_whole_tiles(weight: Weight, ranges: RowRanges) -> bool:
