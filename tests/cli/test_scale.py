@@ -32,7 +32,7 @@ def test_a_plan_as_json(penstock_command, tmp_path: Path):
     found = json.loads(penstock_command("plan", FOLDER, "--tp", 4, "--scheme", "w8a8", "--json").stdout)
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
     assert all(rank["weight_bytes"] < 2_000_000 for rank in found["ranks"])
-    assert [row["world"] for row in found["predictions"]] == [1, 2, 4]
+    assert [row["tp"] for row in found["predictions"]] == [1, 2, 4]
     assert all(row["token_ms"] > 0 for row in found["predictions"])
     quiet = json.loads(penstock_command("plan", FOLDER, "--no-probe", "--json").stdout)
     assert (quiet["predictions"], quiet["scheme"], quiet["tp"]) == ([], "bf16", 1)
@@ -47,7 +47,7 @@ def test_a_plan_as_json(penstock_command, tmp_path: Path):
         (["plan", FOLDER, "--tp", "0"], "--tp: expected an integer from 1"),
         (["plan", FOLDER, "--tp", "5"], "--tp: expected at most 4 ranks"),
         (["plan", FOLDER, "--scheme", "w2"], "--scheme: expected one of"),
-        (["plan", DEMO], "expected a checkpoint folder, found a file"),
+        (["plan", DEMO], "expected a checkpoint folder or a GGUF file, found another file"),
         (["shard", FOLDER, "OUT"], "--strategy: expected --strategy FILE or --merge"),
         (["shard", FOLDER, "OUT", "--merge"], "expected a sharded folder"),
         (["shard", FOLDER, "OUT", "--strategy", "/nowhere"], "nowhere: No such file"),

@@ -168,7 +168,7 @@ def test_the_default_scheme_is_the_checkpoints_type(tmp_path: Path) -> None:
 def test_an_unsupported_tokenizer_is_named_in_the_export(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
     values = json.loads((DEMO / "model" / "tokenizer.json").read_text())
-    for normalizer, reason in ((None, ""), ({"type": "Lowercase"}, "tokenizer.json: normalizer Lowercase")):
+    for normalizer, reason in ((None, ""), ({"type": "ByteLevel"}, "tokenizer.json: normalizer ByteLevel")):
         (folder / "tokenizer.json").write_text(json.dumps(values | {"normalizer": normalizer}))
         assert export_bundle(folder, tmp_path / "out.psm").tokenizer_note == reason
         with native.Model.open(tmp_path / "out.psm", verify=True) as model:

@@ -21,6 +21,7 @@ from tests.support.worker_processes import DEMO, ENDLESS, SEEDED, faulty, servic
 
 SHOWN = {
     "checkpoint/folder.py",
+    "cluster/placement/certificate.py",
     "llm/local_backend.py",
     "logs.py",
     "quant/folder.py",
@@ -32,7 +33,7 @@ SHOWN = {
     "serving/traces.py",
     "text/template_sandbox.py",
 }
-"""Files that ask for the time of day: to show it, or to compare it with that of files."""
+"""Files that ask for the time of day: to show it, to compare it with that of files, to date a certificate."""
 
 
 def test_wall_clock_time_is_only_displayed() -> None:

@@ -85,8 +85,11 @@ def export_bundle(
     segments = checkpoint.side_files()  # small files first: a mistake in one is reported before the work begins
     segments[TOKENIZER_SEGMENT], tokenizer_note = compile_tokenizer(segments)
     segments = {} if rank else segments  # rank 0 has them
+    from penstock.models.meta import construct_on_meta
+
+    how = _How(chosen, construct_on_meta(checkpoint.config, network), tail)
     tell("capture", 0, 0)
-    graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, _How(chosen, network, tail))
+    graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, how)
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
@@ -111,10 +114,10 @@ def export_bundle(
 
 
 class _How(NamedTuple):
-    """How the network is captured: the options of ``export_bundle``."""
+    """How the network is captured: the scheme, the network without weights, and the tail of the graph."""
 
     scheme: str
-    network: str | None
+    built: MetaNetwork
     tail: str | None
 
 
@@ -125,10 +128,9 @@ def _capture(
 
     Of a sharded folder they are those of a rank.
     """
-    from penstock.models.meta import construct_on_meta
     from penstock.models.sources import as_network, as_rank, differs, sources_of
 
-    built = construct_on_meta(checkpoint.config, how.network)
+    built = how.built
     whole: Checkpoint | ShardedFolder = folder or checkpoint
     is_mapped = differs(whole.config, whole.tensors, built.network)
     if folder is None:

@@ -47,6 +47,8 @@ def test_no_field_names_a_file_an_address_or_code():
         "user", "cache_salt", "text_input", "id", "model_name", "model_version", "inputs.name", "outputs.name",
         "config",  # labels and versions of a servable
         "inputs.data",
+        "query", "documents", "documents.text", "text_1", "text_2",
+        "prompt_name",  # of those in the model's own file
         "metadata", "prompt_cache_key", "safety_identifier",  # which have no effect
     }  # fmt: skip
     bodies = [operation.body for operation in operations() if operation.body is not None]
@@ -60,9 +62,10 @@ def test_no_field_names_a_file_an_address_or_code():
 def test_no_route_changes_what_is_served():
     """But for what an admin's key is asked for."""
     models = ("infer", "generate", "generate_stream")
+    ranks = {"rerank", "rerank_v1", "score", "score_v1", "classify"}
     asks = {*models, *(f"{name}_version" for name in models), "repository_index"}
     assert {(one.method, one.name) for one in operations() if one.method != "GET" and not one.is_admin} == {
-        ("POST", name) for name in ("complete", "chat", "embed", "tokenize", "detokenize", *asks)
+        ("POST", name) for name in ("complete", "chat", "embed", "tokenize", "detokenize", *ranks, *asks)
     }
     assert {one.name for one in operations() if one.is_admin} == {"repository_load", "repository_unload"}
     grpc = {one.path.rpartition("/")[2] for one in oip_methods() if one.is_admin}

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from penstock import LLM
-from tests.models.test_pooling import LIMITS, build, sentence_transformer, write_tokenizer
+from tests.support.encoders import LIMITS, build, sentence_transformer, write_tokenizer
 from tests.support.http_service import Service
 
 DOCUMENTS = ["the mats", "sat on the mat", "cats"]

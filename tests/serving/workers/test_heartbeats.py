@@ -133,6 +133,7 @@ def test_a_stalled_worker_gets_no_requests_before_it_is_ended(monkeypatch) -> No
 
 SCRIPT = """
 import asyncio, sys
+from penstock.cluster.placement.local import LocalPlacement
 from penstock.engine.params import SamplingParams
 from penstock.processes.frames import FrameStream
 from penstock.processes.supervision import SupervisionPolicy
@@ -140,7 +141,7 @@ from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_models import RemoteModels
 
 async def main():
-    primary = Primary(SupervisionPolicy(hang_s=6.0), sys.argv[2:])
+    primary = Primary(SupervisionPolicy(hang_s=6.0), placement=LocalPlacement(sys.argv[2:]))
     await primary.open()
     models = RemoteModels(primary)
     backend = await models.load(sys.argv[1])
