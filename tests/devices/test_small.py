@@ -56,8 +56,8 @@ def test_libraries_are_small(installed: Path, small: Path) -> None:
     (whole,) = installed.glob("lib*/**/libpenstock.so.3.*")
     assert whole.stat().st_size < 1_000_000
     (library,) = small.glob("libpenstock.so.3.*")
-    assert library.stat().st_size < 250_000
-    assert (small / "penstock-lite").stat().st_size < 270_000
+    assert library.stat().st_size < 300_000
+    assert (small / "penstock-lite").stat().st_size < 330_000
     assert "ps_program_create_flagged" in exported(whole)  # of penstock_dev.h, which a small build leaves out by itself
     assert "ps_program_create_flagged" not in exported(library)
     assert "ps_program_create" in exported(library)
@@ -69,7 +69,7 @@ def test_a_small_library_with_avx2_is_small(command: Command, tmp_path: Path) ->
     command("cmake", "-S", ROOT, "-B", tmp_path, f"-DPENSTOCK_OPS_FROM={DEMO}", "-DPENSTOCK_LEVELS=avx2")
     command("cmake", "--build", tmp_path, "-j", "2", "--target", "penstock")
     (library,) = tmp_path.glob("libpenstock.so.3.*")
-    assert library.stat().st_size < 250_000
+    assert library.stat().st_size < 300_000
 
 
 @pytest.mark.long

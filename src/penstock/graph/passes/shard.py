@@ -267,7 +267,7 @@ class _Sharder:
         value, ranges, end = self.whole.values[root], [], 0
         cuts = {piece: self._cut_of(piece) for piece in self._pieces(root)}
         x = Operand("value", self._whole(node.inputs[0].name))
-        if None in cuts.values():
+        if None in cuts.values() or self.whole.weights[node.inputs[1].name].rows == 1:  # one row is never cut
             return self._add_whole(node)
         for piece, cut in cuts.items():
             if cut is not None:
