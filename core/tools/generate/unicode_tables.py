@@ -105,7 +105,7 @@ def traits(spaces: set[int]) -> list[int]:
 
 
 def lower_runs() -> list[int]:
-    """first, last, stride, what is added (modulo 2^32) of each run of capital letters; U+0130 is none of them."""
+    """Return first, last, stride and added value (modulo 2^32) of each run of capital letters, without U+0130."""
     lower = normalizers.Lowercase().normalize_str
     if lower("\u0130") != "i\u0307" or lower(string.ascii_uppercase) != string.ascii_lowercase:
         raise SystemExit("lowercase: expected U+0130 to be the one that is two")

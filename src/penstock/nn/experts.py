@@ -42,7 +42,7 @@ class Router(Linear):
 def route(logits: Tensor, rule: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the weights [T, k] and the ids [T, k] of the experts that ``rule`` chooses by logits [T, experts].
 
-    ``bias`` [experts] is added to the scores for the choice alone.
+    ``bias`` [experts] is added to the scores only to choose experts.
     """
     weights, ids = ops.route(
         logits,

@@ -38,7 +38,7 @@ class OpenModels:
     num_tries: int = 1
 
     async def retried(self, answer: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        """Return an answer; one that fails because its worker is lost is made anew, as nobody has seen a part of it."""
+        """Return an answer; a request whose worker is lost runs again, as no part of its answer was written."""
         for number in range(1, self.num_tries):
             try:
                 return await answer()
@@ -55,7 +55,7 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="processes that share the requests; 0 (default): this process alone",
+        help="worker processes that share the requests; 0 (default): run them in this process",
     )
     add_cluster_options(parser)
 

@@ -144,7 +144,7 @@ def _settings(args: argparse.Namespace) -> NodeSettings:
         )
     if not ip.is_private and not args.trusted_network:
         raise InvalidArgumentError(
-            f"--address: {address} is not private; whoever reaches a node with the token runs code on it. Pass "
+            f"--address: {address} is not private; anyone with the token could run code on the node. Pass "
             "--trusted-network if a firewall protects it",
             param="address",
         )

@@ -44,7 +44,7 @@ class Config:
 
 
 class _Correction(Module):
-    """What is added to the scores for the choice alone."""
+    """A bias that is added to the scores only to choose experts."""
 
     def __init__(self, num_experts: int) -> None:
         super().__init__()

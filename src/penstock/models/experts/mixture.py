@@ -116,7 +116,7 @@ class Experts(Module):
 
 
 class CorrectedRouter(Router):
-    """A router with a vector that is added to the scores for the choice alone."""
+    """A router with a bias that is added to the scores only to choose experts."""
 
     def __init__(self, hidden_size: int, num_experts: int) -> None:
         super().__init__(hidden_size, num_experts)

@@ -1,4 +1,4 @@
-"""Qwen3.5 with experts as its folders with images have it: the language model alone, which reads text."""
+"""Qwen3.5 with experts from a folder with a vision model: only the language model, for text."""
 
 from __future__ import annotations
 
