@@ -174,7 +174,8 @@ class _Cluster:
         self._num_up -= 1
         lost = replica.stop(now_ns)
         self._ended.append(_Totals.of(place, replica))
-        self._replicas[place] = Replica(self._settings.limits, self._table, self._keys)  # gets no requests: its totals are 0
+        # Until another one starts here: it gets no requests, and its totals are 0.
+        self._replicas[place] = Replica(self._settings.limits, self._table, self._keys)
         for arrived in lost:
             self._send(arrived.line, arrived.arrival_ns, now_ns)
 
