@@ -35,6 +35,16 @@ def test_the_estimate_is_close_to_the_plan(scheme, tmp_path):
     assert shape.kv_bytes(1024, "f32" if scheme == "f32" else "bf16") == plan.kv_bytes
 
 
+def test_sizes_under_names_of_a_family():
+    gpt2 = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    shape = ModelShape.of(ConfigReader(gpt2), 500_000_000)
+    assert (shape.hidden_size, shape.num_layers, shape.intermediate_size) == (768, 12, 3072)
+    assert (shape.context_len, shape.head_dim) == (1024, 64)
+    chatglm = {"hidden_size": 4096, "num_layers": 28, "num_attention_heads": 32, "ffn_hidden_size": 13696}
+    shape = ModelShape.of(ConfigReader(chatglm | {"padded_vocab_size": 65024, "seq_length": 8192}), 12_000_000_000)
+    assert (shape.num_layers, shape.intermediate_size, shape.vocab_size) == (28, 13696, 65024)
+
+
 @pytest.mark.parametrize("name", ALIASES)
 def test_the_sizes_of_a_short_name_agree(name):
     row = ALIASES[name]

@@ -63,6 +63,16 @@ def test_defaults_of_decoders() -> None:
     assert not read("seed_oss").out_bias
 
 
+def test_forms_of_families_with_their_own_code() -> None:
+    assert read("internlm2", rope_scaling={"type": "dynamic", "factor": 2.0}).rope.type == "default"
+    internlm = read("internlm", rotary={"base": 500.0, "type": "dynamic"}, bias=False)
+    assert (internlm.rope.theta, internlm.attention_bias, read("internlm").attention_bias) == (500.0, False, True)
+    assert (read("baichuan").alibi, read("baichuan", max_position_embeddings=99).alibi) == (True, False)
+    assert (read("baichuan").unit_head, read("baichuan", vocab_size=125696).unit_head) == (False, True)
+    chatglm = read("chatglm", num_layers=3, ffn_hidden_size=70, rope_ratio=500, padded_vocab_size=1024)
+    assert (chatglm.rope.theta, chatglm.rope.rotary_dim, chatglm.vocab_size) == (5e6, 8, 1024)
+
+
 def test_lfm2_configs_of_its_own_kind() -> None:
     """Those of the published folders state the layers, the width and tied weights under other names."""
     config = read("lfm2", num_key_value_heads=2, full_attn_idxs=[1, 3], block_ff_dim=100, tie_embedding=False)
@@ -142,6 +152,21 @@ BAD = {
     ),
     "falcon_alibi": ("falcon", {"alibi": True}, "false, found true"),
     "cohere_qk_norm": ("cohere", {"use_qk_norm": True}, "false, found true"),
+    "minicpm_experts": ("minicpm", {"num_experts": 8}, "found 8"),
+    "minicpm_factor": ("minicpm", {"scale_emb": 1.0, "scale_depth": "missing"}, "scale_depth.*missing"),
+    "minicpm_sparse": ("minicpm", {"sparse_config": {"kernel_size": 32}}, "null, found an object"),
+    "internlm_rotary": ("internlm", {"rotary": {"base": 10000, "dim": 4}}, "dim: expected base"),
+    "internlm2_rope": ("internlm2", {"rope_scaling": {"type": "yarn"}}, "dynamic, linear, found 'yarn'"),
+    "internlm2_bias": ("internlm2", {"bias": "no"}, "true or false"),
+    "baichuan_heads": ("baichuan", {"num_key_value_heads": 2}, r"\(4\), found 2"),
+    "chatglm_1": ("chatglm", {"position_encoding_2d": True}, "false, found true"),
+    "chatglm_norm": ("chatglm", {"rmsnorm": False}, "true, found false"),
+    "chatglm_prefix": ("chatglm", {"pre_seq_len": 128}, "0 or null, found 128"),
+    "chatglm_groups": (
+        "chatglm",
+        {"multi_query_group_num": 3, "multi_query_attention": True},
+        "a divisor of 4 heads, found 3",
+    ),
     "gemma2_activation": ("gemma2", {"hidden_activation": "relu"}, "gelu_pytorch_tanh, found 'relu'"),
     "phi_activation": ("phi", {"hidden_act": "silu"}, "gelu_new.*found 'silu'"),
     "layers": ("llama", {"num_hidden_layers": 2**31 - 1}, "1 to 1024, "),
@@ -204,6 +229,9 @@ PARAMS = {
     "longrope_llama": "type",
     "olmo3_ropes": None,
     "hunyuan_alpha": "type",
+    "minicpm_factor": "scale_depth",
+    "internlm_rotary": "dim",
+    "internlm2_rope": "type",
 }
 """The field of the error, where it is not the key of ``BAD``."""
 

@@ -71,6 +71,13 @@ def test_rows_of_each_head(tmp_path: Path) -> None:
     own.release("q", 0, 64)
 
 
+def test_rows_of_unit_length(tmp_path: Path) -> None:
+    own = mapped(tmp_path, {"head": Source("fused", unit_rows=True)}, {"head": (12, 4)})
+    assert own.tensors["head"].dtype == "f32"
+    expected = torch.nn.functional.normalize(FUSED)
+    assert torch.allclose(torch.from_numpy(own.read("head")), expected, atol=1e-6)
+
+
 def test_transposed_matrices_and_added_constants(tmp_path: Path) -> None:
     sources = {
         "a": Source("fused", ((0, 1),), transposed=True),

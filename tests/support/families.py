@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from tests.support.marks import mostly_long
+from tests.support.own_references import OWN_REFERENCES, OwnReference
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 1003,
@@ -297,8 +298,29 @@ FAMILIES |= {
     "phi_qk_norm": ("phi", {**_FOUR_HEADS, "qk_layernorm": True, "partial_rotary_factor": 0.4}),
 }
 
+_MINICPM = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "tie_word_embeddings": True}
+
+FAMILIES |= {  # the families of tests/support/own_references.py
+    "minicpm": ("minicpm", {**_MINICPM, "num_key_value_heads": 1}),
+    "internlm": ("internlm", {"bias": True}),
+    "internlm2": ("internlm2", {**_FOUR_HEADS, "num_key_value_heads": 2, "bias": False, "rms_norm_eps": 1e-5}),
+    "baichuan": ("baichuan", {"max_position_embeddings": None, "model_max_length": 256}),
+    "baichuan_rope": ("baichuan", {}),
+    "chatglm": (
+        "chatglm",
+        {**_FOUR_HEADS, "multi_query_attention": True, "multi_query_group_num": 2, "kv_channels": 24}
+        | {"add_qkv_bias": True, "rope_ratio": 5.0, "layernorm_epsilon": 1e-5},
+    ),
+}
+
 _GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
 _OWN_KEYS: dict[str, dict[str, str]] = {
+    "chatglm": {
+        "vocab_size": "padded_vocab_size",
+        "num_hidden_layers": "num_layers",
+        "intermediate_size": "ffn_hidden_size",
+        "max_position_embeddings": "seq_length",
+    },
     "gpt2": {**_GPT2_KEYS, "max_position_embeddings": "n_positions"},
     "bloom": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "max_position_embeddings": "seq_length"},
 }
@@ -339,10 +361,13 @@ def sizes_of(name: str) -> dict[str, Any]:
 
 
 @cache
-def build(name: str) -> transformers.PreTrainedModel:
-    """The network in transformers, its weights random: biases and norms too, so that a forgotten one shows."""
+def build(name: str) -> transformers.PreTrainedModel | OwnReference:
+    """The reference network, its weights random: biases and norms too, so that a forgotten one shows."""
     torch.manual_seed(0)
     model_type = FAMILIES[name][0]
+    if model_type in OWN_REFERENCES:
+        values = {"model_type": model_type} | sizes_of(name)
+        return OWN_REFERENCES[model_type]({k: v for k, v in values.items() if v is not None}).fill()
     config = transformers.AutoConfig.for_model(model_type, **sizes_of(name))
     auto = _OWN_CLASSES.get(model_type, transformers.AutoModelForCausalLM.from_config)
     model = auto(config, attn_implementation="eager").float().eval()
@@ -364,7 +389,7 @@ def save(name: str, folder: Path) -> Path:
 
 
 def expected_logits(name: str, token_ids: list[int]) -> np.ndarray:
-    """Logits [len, vocab] of transformers in float32."""
+    """Logits [len, vocab] of the reference in float32."""
     with torch.no_grad():
         return build(name)(torch.tensor([token_ids])).logits[0].numpy()
 

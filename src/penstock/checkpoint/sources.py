@@ -43,7 +43,8 @@ class Source:
     the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32, and
     so is row ``added_row`` of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With
     ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
-    as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``.
+    as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``.  With ``unit_rows`` every row is
+    divided by its length (L2 norm) in float32.
     """
 
     tensor: str
@@ -56,11 +57,12 @@ class Source:
     scales: str = ""
     added_row: int = 0
     rows_transposed: bool = False
+    unit_rows: bool = False
 
     @property
-    def is_sum(self) -> bool:
-        """True if something is added to the tensor's values."""
-        return bool(self.plus or self.add_row)
+    def is_computed(self) -> bool:
+        """True if the values are computed from the tensor's, in float32."""
+        return bool(self.plus or self.add_row or self.unit_rows)
 
 
 Sources = Mapping[str, Source | tuple[Source, ...]]
@@ -152,7 +154,7 @@ class MappedCheckpoint(Checkpoint):
         pieces = self._sources.get(name)
         if pieces is None:
             return super().block_scheme(name)
-        is_whole = not any(piece.transposed or piece.is_sum or piece.index is not None for piece in pieces)
+        is_whole = not any(piece.transposed or piece.is_computed or piece.index is not None for piece in pieces)
         schemes = {super(MappedCheckpoint, self).block_scheme(piece.tensor) for piece in pieces}
         return schemes.pop() if is_whole and len(schemes) == 1 else None
 
@@ -175,7 +177,7 @@ class MappedCheckpoint(Checkpoint):
             return
         own = pieces[0]
         is_turned = own.transposed or own.rows_transposed
-        is_view = len(pieces) == 1 and len(own.rows) <= 1 and not (is_turned or own.is_sum or own.scales)
+        is_view = len(pieces) == 1 and len(own.rows) <= 1 and not (is_turned or own.is_computed or own.scales)
         if is_view and end is not None:
             info = self._stored[own.tensor]
             offset = (own.index or 0) * (info.num_bytes // info.shape[0]) if own.index is not None else 0
@@ -203,6 +205,9 @@ class MappedCheckpoint(Checkpoint):
             values = values.T
         if piece.plus:
             values, dtype = to_float32(np.ascontiguousarray(values), dtype) + np.float32(piece.plus), "f32"
+        if piece.unit_rows:
+            values, dtype = to_float32(np.ascontiguousarray(values), dtype), "f32"
+            values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-12))
         if piece.add_row:
             row = np.ascontiguousarray(super().read(piece.add_row)[piece.added_row])
             row = to_float32(row, self._stored[piece.add_row].dtype)
@@ -271,10 +276,10 @@ class MappedCheckpoint(Checkpoint):
         """Return type and shape of a parameter; InvalidFileError names the stored tensor that does not fit."""
         pieces, num_rows = self._sources[name], 0
         first = self._stored[pieces[0].tensor]
-        dtype = "f32" if any(piece.is_sum for piece in pieces) else "bf16" if pieces[0].scales else first.dtype
+        dtype = "f32" if any(piece.is_computed for piece in pieces) else "bf16" if pieces[0].scales else first.dtype
         for piece in pieces:
             info, shape = self._stored[piece.tensor], self._shape(piece)
-            own_dtype = "f32" if piece.is_sum else "bf16" if piece.scales else info.dtype
+            own_dtype = "f32" if piece.is_computed else "bf16" if piece.scales else info.dtype
             if own_dtype != dtype:
                 raise InvalidFileError(
                     f"{info.file}: tensor {show(piece.tensor)}: dtype: expected {dtype.upper()}, as the other parts of "

@@ -23,6 +23,29 @@ _HEADROOM_BYTES: Final = 64 << 20
 _DTYPE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
 _KV_BYTES: Final = {"f32": 4.0, "bf16": 2.0, "int8": 1.0}
 
+_OTHER_KEYS: Final = {
+    "hidden_size": ("n_embd", "n_embed"),
+    "num_attention_heads": ("n_head",),
+    "num_hidden_layers": ("n_layer", "num_layers"),
+    "intermediate_size": ("ffn_hidden_size", "n_inner"),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": ("n_positions", "seq_length", "model_max_length"),
+}
+"""Names that families such as gpt2, bloom, falcon and chatglm have for the keys of the others."""
+
+
+def _with_usual_keys(config: ConfigReader) -> ConfigReader:
+    """Return a config whose sizes have the usual names; a feed-forward layer without a size has 4 * hidden_size."""
+    values = dict(config.values)
+    for key, names in _OTHER_KEYS.items():
+        own = next((name for name in names if config.has(name)), None)
+        if own is not None and not config.has(key):
+            values[key] = config.values[own]
+    usual = ConfigReader(values, config.file)
+    if not usual.has("intermediate_size"):
+        values["intermediate_size"] = 4 * usual.int("hidden_size")
+    return usual
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -43,6 +66,7 @@ class ModelShape:
     @classmethod
     def of(cls, config: ConfigReader, weight_bytes: int) -> ModelShape:
         """Return the shape of a config.json whose safetensors have ``weight_bytes``; errors name the key."""
+        config = _with_usual_keys(config)
         dtype = config.dtype() or "f32"
         hidden, heads = config.int("hidden_size"), config.int("num_attention_heads")
         head_dim = config.optional_int("head_dim") or hidden // heads
