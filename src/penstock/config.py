@@ -17,8 +17,8 @@ from typing import Any, Final
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = [
-    "TOKEN_RULE", "ConfigReader", "RopeConfig", "check_choice", "check_flag", "check_integer", "check_number",
-    "is_integer", "is_number", "is_token", "parse_json", "parse_object", "show", "show_tensors",
+    "QUANTIZED_FORMATS", "TOKEN_RULE", "ConfigReader", "RopeConfig", "check_choice", "check_flag", "check_integer",
+    "check_number", "is_integer", "is_number", "is_token", "parse_json", "parse_object", "show", "show_tensors",
 ]  # fmt: skip
 
 MAX_CONFIG_BYTES: Final = 16 << 20
@@ -28,6 +28,8 @@ MAX_VALUES: Final = 1 << 20
 MAX_INT: Final = 2**31 - 1
 MAX_ROTARY_DIM: Final = 1024
 MIN_TOKEN_CHARS: Final = 32
+QUANTIZED_FORMATS: Final = ("gptq",)
+"""The values of quant_method of other tools whose weights ``penstock.checkpoint.quantized`` reads."""
 TOKEN_RULE: Final = (
     f"a token of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces. `openssl rand -hex 32` makes one"
 )
@@ -358,7 +360,7 @@ class ConfigReader:
         """Return the ``quantization_config`` of a folder that ``penstock quantize`` made; None for other checkpoints.
 
         Raises UnsupportedError, which names the alternative, for the quantization_config of another tool, except for
-        MXFP4, whose values a network reads as floats (``has_mxfp4``).
+        MXFP4, whose values a network reads as floats (``has_mxfp4``), and for ``QUANTIZED_FORMATS``.
         """
         section = self.object("quantization_config")
         if section is None:
@@ -366,13 +368,19 @@ class ConfigReader:
         method = section.str("quant_method", "")
         if method == "penstock":
             return section
-        if method == "mxfp4":
+        if method == "mxfp4" or method in QUANTIZED_FORMATS:
             return None
         raise UnsupportedError(
             f"{self.file}: quantization_config: quant_method {show(method)} is not supported. Use the original "
-            "float32, float16 or bfloat16 checkpoint, and quantize it with --scheme w8a8 or w4a8.",
+            "float32, float16 or bfloat16 checkpoint, and quantize it with --scheme w8a8 or w4a8, or a checkpoint "
+            f"that is quantized as {', '.join(QUANTIZED_FORMATS)} or GGUF.",
             param="quantization_config",
         )
+
+    def foreign_quantization(self) -> ConfigReader | None:
+        """Return the ``quantization_config`` of a folder in one of ``QUANTIZED_FORMATS``; None for other folders."""
+        section = self.object("quantization_config")
+        return section if section is not None and section.str("quant_method", "") in QUANTIZED_FORMATS else None
 
     def has_mxfp4(self) -> builtins.bool:
         """Return True if ``quantization_config`` says that weights are stored in MXFP4."""

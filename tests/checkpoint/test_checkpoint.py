@@ -169,8 +169,8 @@ def test_a_pipe_in_place_of_a_file_never_blocks(tmp_path: Path) -> None:
 
 
 def test_foreign_quantization_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="quant_method 'awq'"):
-        Checkpoint.open(write_folder(tmp_path, quantization_config={"quant_method": "awq"}))
+    with pytest.raises(UnsupportedError, match="quant_method 'hqq'"):
+        Checkpoint.open(write_folder(tmp_path, quantization_config={"quant_method": "hqq"}))
 
 
 def test_every_truncation_is_an_error(tmp_path: Path) -> None:

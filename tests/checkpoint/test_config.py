@@ -88,8 +88,8 @@ def test_dtype_in_both_spellings() -> None:
 
 
 def test_foreign_quantization_is_refused_with_a_way_out() -> None:
-    with raises(UnsupportedError, param="quantization_config", match="'gptq'"):
-        ConfigReader({"quantization_config": {"quant_method": "gptq", "bits": 4}}).quantization()
+    with raises(UnsupportedError, param="quantization_config", match="'bitsandbytes'.*quantized as gptq"):
+        ConfigReader({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}).quantization()
     assert ConfigReader({"quantization_config": None}).quantization() is None
 
 

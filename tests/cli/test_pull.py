@@ -168,7 +168,7 @@ def test_gated_models_ask_for_a_token_which_the_cdn_never_sees(hub, hub_command)
         (("demo/tiny@v9",), "has no revision v9", 1),
         (("demo/pickled",), "the weights are pickled (pytorch_model.bin)", 1),
         (("demo/other",), "Penstock has no network for model_type gpt9", 1),
-        (("demo/quantized",), "quant_method 'awq' is not supported", 1),
+        (("demo/quantized",), "quant_method 'hqq' is not supported", 1),
         (("demo/gguf",), "`penstock pull demo/gguf --gguf q4.gguf` downloads one", 1),
         (("demo/gguf", "--gguf", "q8.gguf"), "--gguf: expected one of q4.gguf, found 'q8.gguf'", 2),
         (("tiny",), "expected ORG/NAME of a repository", 2),
@@ -181,7 +181,7 @@ def test_what_cannot_be_pulled_is_named(hub, hub_command, args, message, status)
     hub.add(NAME, demo_files())
     hub.add("demo/pickled", {"config.json": b"{}", "pytorch_model.bin": b"x"})
     hub.add("demo/other", demo_files(model_type="gpt9"))
-    hub.add("demo/quantized", demo_files(quantization_config={"quant_method": "awq"}))
+    hub.add("demo/quantized", demo_files(quantization_config={"quant_method": "hqq"}))
     hub.add("demo/gguf", {"q4.gguf": b"GGUF"})
     done = hub_command("pull", *args)
     assert message in done.stderr

@@ -20,6 +20,7 @@ from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.gguf.weights import GgufWeights
 from penstock.checkpoint.pooling.files import POOLING_INPUTS, classifier_tensors, make_pooling_head
 from penstock.checkpoint.pooling.head import POOLING_FILE
+from penstock.checkpoint.quantized.weights import QuantizedWeights, open_quantized, rounding_note
 from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file
 from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo
 from penstock.config import ConfigReader, show
@@ -189,13 +190,14 @@ class Checkpoint:
         self.made_files = side_files
         """Returns the files beside the weights of a GGUF file; None for a folder, which has them."""
         self.config = config
+        self._files = tuple(shards)
         self._home = {name: file for file in shards for name in file.tensors}
         self.tensors = {
             name: replace(file.tensors[name], shape=_without_group(name, file.tensors[name].shape))
             for name, file in self._home.items()
         }
         self.scheme: str | None = None
-        self.dtype = stored_dtype(config, self.tensors)
+        self.dtype = stored_dtype(config, {n: info for n, info in self.tensors.items() if not self._is_foreign(n)})
         section = config.quantization()
         if section is not None:
             self._check_version(section.int("version", min=1))
@@ -225,9 +227,15 @@ class Checkpoint:
                 raise InvalidFileError(f"{path}: expected config.json, found no such file")
             config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
             config.quantization()  # checked first, because its error is the most helpful one
-            return cls(path, config, _open_shards(path))
+            shards, section = _open_shards(path), config.foreign_quantization()
+            return cls(path, config, shards if section is None else open_quantized(section, shards))
         except PermissionError as error:
             raise FileAccessError(f"{path}: {error.strerror}") from None
+
+    def _is_foreign(self, name: str) -> bool:
+        """Return True for a matrix that another tool quantized in a folder; a GGUF file is not a folder."""
+        file = self._home[name]
+        return isinstance(file, QuantizedWeights) and file.is_quantized(name)
 
     def _check_version(self, version: int) -> None:
         if version != QUANTIZED_VERSION:
@@ -323,7 +331,8 @@ class Checkpoint:
         if find_scheme(scheme).in_blocks and scheme != own:
             expected = f"{own}, the type of most of its blocks" if own in BLOCK_SCHEMES else "another scheme"
             raise UnsupportedError(
-                f"{self.folder}: scheme: expected {expected}, found {scheme}, which keeps the blocks of a GGUF file",
+                f"{self.folder}: scheme: expected {expected}, found {scheme}, which keeps the blocks of a GGUF file "
+                "or the groups of a quantized folder",
                 param="scheme",
             )
         if self.scheme is not None and scheme != self.scheme:
@@ -334,14 +343,15 @@ class Checkpoint:
         return scheme
 
     def block_scheme(self, name: str) -> str | None:
-        """Return the scheme that computes with a tensor's blocks as a GGUF file has them; None for any other tensor."""
+        """Return the scheme that computes with a tensor's blocks, of a GGUF file or of a folder that another tool
+        quantized; None for any other tensor."""
         file = self._home[name]
-        return file.block_scheme(name) if isinstance(file, GgufWeights) else None
+        return file.block_scheme(name) if isinstance(file, GgufWeights | QuantizedWeights) else None
 
     def read_blocks(self, name: str) -> NDArray[np.uint8]:
         """Return the blocks of a matrix that has a ``block_scheme``, uint8 [rows, bytes of a row]."""
         file = self._home[name]
-        if not isinstance(file, GgufWeights):
+        if not isinstance(file, GgufWeights | QuantizedWeights):
             raise InvalidFileError(f"{self.folder}: expected blocks in tensor {show(name)}, found none")
         return file.read_blocks(name)
 
@@ -367,7 +377,7 @@ class Checkpoint:
         """Return the scheme of most values that lie in blocks; None if there are none."""
         totals: dict[str, int] = {}
         for name, info in self.tensors.items():
-            scheme = self.block_scheme(name) if self.made_files is not None else None
+            scheme = self.block_scheme(name)
             if scheme is not None:
                 totals[scheme] = totals.get(scheme, 0) + info.num_bytes
         return max(totals, key=lambda name: totals[name]) if totals else None
@@ -404,21 +414,31 @@ class Checkpoint:
     @property
     def weight_files(self) -> list[WeightFile]:
         """The files of the weights, by name."""
-        return sorted(set(self._home.values()), key=lambda file: file.path)
+        return sorted(set(self._files), key=lambda file: file.path)
+
+    @property
+    def rounding_note(self) -> str:
+        """How much the blocks that were read differ from the stored values; "" while they are exact."""
+        return rounding_note(self._files)
 
     @property
     def tensor_files(self) -> list[TensorFile]:
-        """The files of the weights, by name; UnsupportedError for a GGUF file, which has other files."""
-        files: list[TensorFile] = [file for file in set(self._home.values()) if isinstance(file, TensorFile)]
+        """The files of the weights, by name; UnsupportedError for GGUF and for a folder that another tool quantized."""
+        files: list[TensorFile] = [file for file in set(self._files) if isinstance(file, TensorFile)]
         if self.made_files is not None:
             raise UnsupportedError(f"{self.folder}: expected a checkpoint folder with safetensors, found a GGUF file")
+        if (section := self.config.foreign_quantization()) is not None:
+            raise UnsupportedError(
+                f"{self.folder}: expected float weights or weights quantized by Penstock, found quant_method "
+                f"{show(section.str('quant_method'))}"
+            )
         return sorted(files, key=lambda file: file.path)
 
     @property
     def files(self) -> list[FileStamp]:
         """The identity of every file that determines the content of this folder's bundle, for the cache key."""
         home = self.folder if self.made_files is None else self.folder.parent
-        names = {file.path.relative_to(home).as_posix() for file in self._home.values()}
+        names = {file.path.relative_to(home).as_posix() for file in self._files}
         if self.made_files is None:
             names |= {_INDEX, "tokenizer.model", "vocab.txt", *SIDE_FILES, *POOLING_INPUTS}
             modules = home.glob("[0-9]*_*/*")

@@ -154,7 +154,10 @@ class MappedCheckpoint(Checkpoint):
         pieces = self._sources.get(name)
         if pieces is None:
             return super().block_scheme(name)
-        is_whole = not any(piece.transposed or piece.is_computed or piece.index is not None for piece in pieces)
+        is_whole = not any(
+            piece.transposed or piece.rows_transposed or piece.is_computed or piece.index is not None
+            for piece in pieces
+        )
         schemes = {super(MappedCheckpoint, self).block_scheme(piece.tensor) for piece in pieces}
         return schemes.pop() if is_whole and len(schemes) == 1 else None
 

@@ -55,6 +55,7 @@ class ExportReport:
     pack_seconds: float
     seconds: float
     tokenizer_note: str  # why the core cannot encode and decode, "" if it can
+    rounding_note: str  # how much weights that another tool quantized were rounded, "" if they are exact
 
 
 def export_bundle(
@@ -110,6 +111,7 @@ def export_bundle(
         pack_seconds=packed - captured,
         seconds=packed - start,
         tokenizer_note=tokenizer_note,
+        rounding_note=checkpoint.rounding_note,
     )
 
 

@@ -81,6 +81,8 @@ class ModelShape:
         # The files may hold a copy of a tied output head, which a bundle leaves out.
         stored = weight_bytes // _DTYPE_BYTES[dtype]
         count = min(stored, from_sizes) if tied and stored > from_sizes else stored
+        if config.foreign_quantization() is not None:  # the bytes of the files do not tell the number of weights
+            count = from_sizes
         context_len = config.optional_int("max_position_embeddings") or MIN_CONTEXT
         rows = 2 if latent_dim is None else 1
         return cls(count, layers, hidden, inner, kv_heads, head_dim, vocab, context_len, tied, dtype, rows)

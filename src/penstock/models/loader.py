@@ -49,7 +49,11 @@ def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module
                 values = _read(checkpoint, f"{path}.{name}" if path else name, parameter)
                 loaded[parameter] = nn.Parameter(values, requires_grad=False)
             setattr(module, name, loaded[parameter])
-    built.side_files = checkpoint.side_files()  # type: ignore[assignment]
+    side_files = checkpoint.side_files()
+    if checkpoint.config.foreign_quantization() is not None:  # a folder that is written from here has floats
+        floats = {key: value for key, value in checkpoint.config.values.items() if key != "quantization_config"}
+        side_files["config.json"] = (json.dumps(floats, indent=2) + "\n").encode()
+    built.side_files = side_files  # type: ignore[assignment]
     return built
 
 

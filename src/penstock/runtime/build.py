@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -25,8 +26,9 @@ from penstock.extras import install_command
 from penstock.models.network_script import refuse_nested_export
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
 
-__all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child"]
+__all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child", "tell_rounding"]
 
+_LOG: Final = logging.getLogger("penstock.build")
 _TAIL_LINES: Final = 20
 _JOIN_SECONDS: Final = 5.0
 
@@ -102,7 +104,14 @@ def build_in_child(
         except OSError as error:
             raise FileAccessError(f"{final}: {error.strerror}") from None
     report: dict[str, Any] = last["report"]
+    tell_rounding(os.fspath(source), report.get("rounding_note", ""))
     return report
+
+
+def tell_rounding(source: str, note: str) -> None:
+    """Log how much weights that another tool quantized were rounded; ``note`` is that of ``ExportReport``."""
+    if note:
+        _LOG.warning("penstock: %s: %s", source, note)
 
 
 @contextlib.contextmanager

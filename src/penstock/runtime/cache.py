@@ -35,7 +35,7 @@ from penstock.errors import (
 from penstock.models.network_script import refuse_nested_export
 from penstock.ops.table import OPS
 from penstock.quant.scheme import SCHEMES
-from penstock.runtime.build import PARTIAL_SUFFIX, Progress, ProgressCallback, build_in_child
+from penstock.runtime.build import PARTIAL_SUFFIX, Progress, ProgressCallback, build_in_child, tell_rounding
 from penstock.runtime.verify import forget_verified, open_verified, remember_verified
 from penstock.sharding.folder import ShardedFolder
 from penstock.validation import refusal
@@ -54,7 +54,7 @@ _KEY_PATTERN: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A cached bundle; ``last_used`` in seconds since the epoch."""
+    """A cached bundle; ``last_used`` in seconds since the epoch, ``rounding_note`` as in ``ExportReport``."""
 
     key: str
     path: Path
@@ -62,6 +62,7 @@ class CacheEntry:
     scheme: str
     num_bytes: int
     last_used: float
+    rounding_note: str = ""
 
 
 Entries: TypeAlias = list[CacheEntry]
@@ -158,7 +159,9 @@ class Cache:
             self._remove_stale(key)
             path = self.folder / f"{key}.psm"
             try:
-                build_in_child(checkpoint.folder, path, scheme=chosen, network=network, rank=rank, progress=progress)
+                built = build_in_child(
+                    checkpoint.folder, path, scheme=chosen, network=network, rank=rank, progress=progress
+                )
             except FileAccessError as error:
                 if not str(error).startswith(f"{self.folder}{os.sep}"):
                     raise
@@ -168,6 +171,7 @@ class Cache:
                 "scheme": chosen,
                 "network": network,
                 "num_bytes": path.stat().st_size,
+                "rounding_note": built.get("rounding_note", ""),
             }
             remember_verified(path)
             self._write_record(key, record)
@@ -237,7 +241,8 @@ class Cache:
             used, num_bytes = record_path.stat().st_mtime, path.stat().st_size
             if not _KEY_PATTERN.fullmatch(key) or num_bytes != record["num_bytes"]:
                 return None
-            return CacheEntry(key, path, str(record["source"]), str(record["scheme"]), num_bytes, used)
+            note = str(record.get("rounding_note", ""))
+            return CacheEntry(key, path, str(record["source"]), str(record["scheme"]), num_bytes, used, note)
         except (PenstockError, OSError, ValueError, KeyError, TypeError):  # a damaged record counts as missing
             return None
 
@@ -251,6 +256,8 @@ class Cache:
         damage = _find_damage(entry.path, verify)
         if damage and is_last:
             _LOG.warning("penstock: the cached bundle of %s is damaged and is built again: %s", entry.source, damage)
+        if not damage:
+            tell_rounding(entry.source, entry.rounding_note)  # at every start, not only when the bundle is built
         return None if damage else entry.path
 
     def _write_record(self, key: str, record: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ a layer shows named tensors in their logical shapes.  ``PENSTOCK_REFERENCE=1`` r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv
 
 __all__ = ["EagerProgram"]
 
+_LOG = logging.getLogger("penstock.eager")
 _FAILED = -2
 """The token in a slot whose row failed to sample."""
 
@@ -86,6 +88,8 @@ class EagerProgram:
         limits = _complete(limits, built.context_len, scheme, bidirectional)
         with use_context(self._context), torch.no_grad():
             _WeightReader(checkpoint, scheme).load(self.network)
+            if checkpoint.rounding_note:
+                _LOG.warning("penstock: %s: %s", checkpoint.folder, checkpoint.rounding_note)
             if num_ranks > 1:
                 shard_network(self.network)
             allocate_states(self.network, limits.num_pages, _KV_DTYPES[limits.kv_layout])

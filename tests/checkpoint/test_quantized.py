@@ -1,0 +1,159 @@
+"""Folders that other tools quantized: exact values, logits, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from penstock import LLM
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
+from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.graph.export import export_bundle
+from penstock.models.loader import load_network, save_network
+from tests.support.errors import raises
+from tests.support.gguf_blocks import TYPES
+from tests.support.quantized_folders import Packed, gptq_layer, write_folders
+
+IDS = [5, 9, 100, 31, 7, 44]
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+
+
+def one_layer(folder: Path, section: dict[str, Any], packed: Packed, config: str = "llama") -> Path:
+    """Write a folder with the single layer a."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": config, "quantization_config": section}))
+    save_file({f"a.{end}": tensor for end, tensor in packed.tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def carried(checkpoint: Checkpoint, name: str = "a.weight") -> np.ndarray:
+    """The values of the blocks that a scheme computes with."""
+    scheme, shape = checkpoint.block_scheme(name), checkpoint.tensors[name].shape
+    assert scheme is not None
+    return dequantize(ELEMENT_TYPES[TYPES[scheme]], checkpoint.read_blocks(name).reshape(-1)).reshape(shape)
+
+
+def check_exact(folder: Path, weight: Tensor, scheme: str) -> None:
+    checkpoint = Checkpoint.open(folder)
+    assert checkpoint.choose_scheme(None) == checkpoint.block_scheme("a.weight") == scheme
+    assert np.array_equal(checkpoint.read("a.weight"), weight.numpy())
+    assert np.array_equal(carried(checkpoint), weight.numpy())
+    assert checkpoint.rounding_note == ""
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_len", [32, 64, 128, -1])
+def test_gptq_is_exact_in_both_formats(tmp_path: Path, bits: int, group_len: int) -> None:
+    for version in (1, 2):
+        for sym in (True, False):
+            rng = np.random.default_rng(bits + group_len)
+            packed = gptq_layer(rng, 24, 256, bits=bits, group_len=group_len, sym=sym, version=version)
+            section = GPTQ | {"bits": bits, "group_size": group_len, "sym": sym}
+            section["checkpoint_format"] = "gptq" if version == 1 or sym else "gptq_v2"
+            folder = one_layer(tmp_path / f"{version}{sym}", section, packed)
+            check_exact(folder, packed.weight, "q4_0" if bits == 4 and sym else "q8_0")
+
+
+def test_weights_without_exact_form_are_counted(tmp_path: Path) -> None:
+    packed = gptq_layer(np.random.default_rng(1), 32, 256, act_order=True)
+    checkpoint = Checkpoint.open(one_layer(tmp_path, GPTQ | {"desc_act": True}, packed))
+    assert np.array_equal(checkpoint.read("a.weight"), packed.weight.numpy())
+    assert checkpoint.rounding_note == ""
+    difference = np.linalg.norm(carried(checkpoint) - packed.weight.numpy()) / np.linalg.norm(packed.weight.numpy())
+    assert 0.001 < difference < 0.008
+    expected = f"1 of 1 quantized tensors .* relative error {difference:.2g} at most, {difference:.2g} on average"
+    assert re.search(expected, checkpoint.rounding_note)
+
+
+def test_rows_that_are_not_whole_blocks_stay_exact(tmp_path: Path) -> None:
+    packed = gptq_layer(np.random.default_rng(1), 16, 40, group_len=16)
+    checkpoint = Checkpoint.open(one_layer(tmp_path, GPTQ | {"group_size": 16}, packed))
+    assert checkpoint.block_scheme("a.weight") is None
+    assert np.array_equal(checkpoint.read("a.weight"), packed.weight.numpy())
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "param", "message"),
+    [
+        ({"bits": 3}, {}, "bits", "expected 4 or 8, found 3"),
+        ({"group_size": 0}, {}, "group_size", "expected -1 or a positive number, found 0"),
+        ({"group_size": None}, {}, "group_size", "but the key is missing|found null"),
+        ({"checkpoint_format": "marlin"}, {}, "checkpoint_format", "expected one of gptq, gptq_v2, found 'marlin'"),
+        ({"is_marlin_format": True}, {}, "is_marlin_format", "expected false"),
+        ({"pack_dtype": "int16"}, {}, "pack_dtype", "expected int32, found 'int16'"),
+        ({"dynamic": {".*": {"bits": 8}}}, {}, "dynamic", "begin with -:"),
+        ({"sym": "yes"}, {}, "sym", "expected true or false"),
+        ({}, {"scales": None}, None, "expected tensor 'a.scales'"),
+        ({}, {"qzeros": torch.zeros(2, 3, dtype=torch.int32)}, "shape", r"'a.qzeros': shape: expected \[2, 4\]"),
+        ({}, {"qzeros": torch.zeros(2, 4)}, "dtype", "'a.qzeros': dtype: expected I32, found 'F32'"),
+        ({}, {"qzeros": torch.zeros(2, 4, dtype=torch.int32)}, "values", "'a.qzeros': values: expected 7 or 8 in each"),
+        ({"sym": False}, {"qzeros": torch.full((2, 4), -1, dtype=torch.int32)}, "values", "expected at most 14"),
+        ({}, {"g_idx": torch.full((256,), 2, dtype=torch.int32)}, "values", "expected groups from 0 to 1, found 2"),
+        ({}, {"g_idx": torch.full((256,), -1, dtype=torch.int32)}, "values", "expected groups from 0 to 1"),
+        ({}, {"weight": torch.zeros(32, 256)}, None, "'a.weight': found its quantized form too"),
+    ],
+)  # fmt: skip
+def test_malformed_gptq_is_refused_by_name(
+    tmp_path: Path, section: dict[str, Any], change: dict[str, Tensor | None], param: str | None, message: str
+) -> None:
+    tensors = gptq_layer(np.random.default_rng(1), 32, 256).tensors | change
+    packed = Packed({end: tensor for end, tensor in tensors.items() if tensor is not None}, torch.zeros(0))
+    folder = one_layer(tmp_path, {key: value for key, value in (GPTQ | section).items() if value is not None}, packed)
+    with raises((InvalidFileError, UnsupportedError), param=param, match=message):
+        carried(Checkpoint.open(folder))
+
+
+def test_a_folder_without_quantized_tensors_is_refused(tmp_path: Path) -> None:
+    with raises(InvalidFileError, param=None, match="expected quantized tensors in the files, found none"):
+        Checkpoint.open(one_layer(tmp_path, GPTQ, Packed({"weight": torch.zeros(2, 2)}, torch.zeros(0))))
+
+
+def check_logits(folder: Path, model: torch.nn.Module, scheme: str) -> None:
+    """In float32 the logits are those of transformers; in the folder's own scheme activations are rounded."""
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    with LLM(folder, mode="eager", scheme="f32") as llm:
+        assert np.abs(llm.logits(IDS) - expected).max() < 1e-4
+    with LLM(folder, mode="eager") as llm:
+        assert llm.info.scheme == scheme
+        assert np.linalg.norm(llm.logits(IDS) - expected) < 0.03 * np.linalg.norm(expected)
+
+
+def test_gptq_answers_as_its_values_do(tmp_path: Path) -> None:
+    folder, model = write_folders(tmp_path / "model", GPTQ, partial(gptq_layer, np.random.default_rng(1)))
+    check_logits(folder, model, "q4_0")
+    report = export_bundle(folder, tmp_path / "model.psm")
+    assert (report.scheme, report.rounding_note) == ("q4_0", "")
+    with LLM(tmp_path / "model.psm") as llm, LLM(folder, mode="eager") as eager:
+        assert np.array_equal(llm.logits(IDS), eager.logits(IDS))
+
+
+def test_fused_layers_and_act_order_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    layer = partial(gptq_layer, np.random.default_rng(1), group_len=64, act_order=True)
+    section = GPTQ | {"group_size": 64, "desc_act": True}
+    folder, model = write_folders(tmp_path / "model", section, layer, "phi3")
+    check_logits(folder, model, "q8_0")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "penstock.eager"]
+    assert "8 of 8 quantized tensors" in line
+    assert "8 of 8" in export_bundle(folder, tmp_path / "model.psm").rounding_note
+
+
+def test_a_saved_network_has_floats_only(tmp_path: Path) -> None:
+    folder, _ = write_folders(tmp_path / "model", GPTQ, partial(gptq_layer, np.random.default_rng(1)))
+    save_network(load_network(folder), tmp_path / "floats")
+    assert Checkpoint.open(tmp_path / "floats").config.foreign_quantization() is None
+    name = "model.layers.0.mlp.up_proj.weight"
+    saved = load_file(tmp_path / "floats/model.safetensors")[name].numpy()
+    assert np.array_equal(saved, Checkpoint.open(folder).read(name))
+    with pytest.raises(UnsupportedError, match="expected float weights or weights quantized"):
+        _ = Checkpoint.open(folder).tensor_files

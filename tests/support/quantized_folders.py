@@ -1,0 +1,90 @@
+"""Folders as other tools quantize them, packed bit by bit from known integers, and the same weights as floats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+__all__ = ["Packed", "gptq_layer", "pack", "write_folders"]
+
+SIZES = {"vocab_size": 160, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
+
+
+class Packed(NamedTuple):
+    """The stored tensors of a layer, by the end of their names, and its exact weight, float32 [rows, cols]."""
+
+    tensors: dict[str, Tensor]
+    weight: Tensor
+
+
+def pack(integers: np.ndarray, bits: int, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """Return unsigned integers [n, m] as int32 words [n, m * bits / 32]; ``order[i]`` is in the bits i * bits..."""
+    count = 32 // bits
+    padded = np.pad(integers.astype(np.int64), ((0, 0), (0, -integers.shape[1] % count)))
+    words = np.zeros((len(padded), padded.shape[1] // count), np.int64)
+    for index, place in enumerate(order[:count]):
+        words |= padded[:, place::count] << bits * index
+    return torch.from_numpy(words.astype(np.uint32).view(np.int32))
+
+
+def random_scales(rng: np.random.Generator, *shape: int, bits: int = 4) -> np.ndarray:
+    """Return scales that give weights of about 0.1; some are negative, as AutoRound makes them."""
+    scales = rng.uniform(0.5, 2, shape) * 0.2 / 2**bits
+    return (scales * np.where(rng.random(shape) < 0.1, -1, 1)).astype(np.float16)
+
+
+def gptq_layer(
+    rng: np.random.Generator, rows: int, cols: int, *, bits: int = 4, group_len: int = 128, sym: bool = True,
+    version: int = 1, act_order: bool = False,
+) -> Packed:  # fmt: skip
+    """Return a layer of GPTQ; ``version`` 1 stores zero points less 1."""
+    group_len = cols if group_len == -1 else group_len
+    groups, top = -(-cols // group_len), 2**bits
+    index = np.arange(cols) // group_len
+    if act_order:
+        index = rng.permutation(index)
+    q = rng.integers(0, top, (rows, cols))
+    zeros = np.full((groups, rows), top // 2) if sym else rng.integers(top // 2 - 3, top // 2 + 3, (groups, rows))
+    if bits == 8:  # differences that fit 8 bits
+        q = np.clip(q, zeros.T[:, index] - 128, zeros.T[:, index] + 127)
+    scales = random_scales(rng, groups, rows, bits=bits)
+    tensors = {
+        "qweight": pack(q, bits).T.contiguous(),
+        "qzeros": pack(zeros - (version == 1), bits),
+        "scales": torch.from_numpy(scales),
+        "g_idx": torch.from_numpy(index.astype(np.int32)),
+    }
+    return Packed(tensors, torch.from_numpy((scales.astype(np.float32)[index] * (q.T - zeros[index])).T.copy()))
+
+
+def write_folders(
+    folder: Path, quantization: dict[str, Any], layer: Callable[[int, int], Packed], model_type: str = "llama"
+) -> tuple[Path, transformers.PreTrainedModel]:
+    """Write a folder whose layers but the head are quantized; return it, and the weights in a model of transformers."""
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(
+        model_type, **SIZES, pad_token_id=0, eos_token_id=1, attn_implementation="eager"
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    weights = {}
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        packed = layer(*tensors.pop(name).shape)
+        base = name.removesuffix(".weight")
+        tensors |= {f"{base}.{end}": tensor for end, tensor in packed.tensors.items()}
+        weights[name] = packed.weight
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    model.load_state_dict(weights, strict=False)
+    written = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(written))
+    return folder, model
