@@ -69,6 +69,9 @@ def test_forms_of_families_with_their_own_code() -> None:
     assert (internlm.rope.theta, internlm.attention_bias, read("internlm").attention_bias) == (500.0, False, True)
     assert (read("baichuan").alibi, read("baichuan", max_position_embeddings=99).alibi) == (True, False)
     assert (read("baichuan").unit_head, read("baichuan", vocab_size=125696).unit_head) == (False, True)
+    published = {"n_embd": 96, "n_inner": 70, "n_layer": 2, "n_head": 6, "n_positions": 512, "rotary_emb_base": 1000}
+    nomic = read("nomic_bert", **published)
+    assert (nomic.hidden_size, nomic.intermediate_size, nomic.num_layers, nomic.rope.theta) == (96, 70, 2, 1000.0)
     chatglm = read("chatglm", num_layers=3, ffn_hidden_size=70, rope_ratio=500, padded_vocab_size=1024)
     assert (chatglm.rope.theta, chatglm.rope.rotary_dim, chatglm.vocab_size) == (5e6, 8, 1024)
 
@@ -167,6 +170,11 @@ BAD = {
         {"multi_query_group_num": 3, "multi_query_attention": True},
         "a divisor of 4 heads, found 3",
     ),
+    "eurobert_classes": ("eurobert", {"architectures": ["EuroBertForSequenceClassification"]}, "not supported"),
+    "nomic_norm": ("nomic_bert", {"prenorm": True}, "false, found true"),
+    "nomic_activation": ("nomic_bert", {"n_embd": 64, "n_head": 4, "activation_function": "gelu"}, "swiglu"),
+    "nomic_rope": ("nomic_bert", {"n_embd": 64, "n_head": 4, "rotary_emb_fraction": 0.5}, "1, found 0.5"),
+    "nomic_class": ("nomic_bert", {"architectures": ["NomicBertForMaskedLM"]}, "NomicBertModel"),
     "gemma2_activation": ("gemma2", {"hidden_activation": "relu"}, "gelu_pytorch_tanh, found 'relu'"),
     "phi_activation": ("phi", {"hidden_act": "silu"}, "gelu_new.*found 'silu'"),
     "layers": ("llama", {"num_hidden_layers": 2**31 - 1}, "1 to 1024, "),
@@ -230,6 +238,8 @@ PARAMS = {
     "olmo3_ropes": None,
     "hunyuan_alpha": "type",
     "minicpm_factor": "scale_depth",
+    "nomic_activation": "activation_function",
+    "nomic_rope": "rotary_emb_fraction",
     "internlm_rotary": "dim",
     "internlm2_rope": "type",
 }

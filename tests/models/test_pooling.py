@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from penstock import LLM
+from penstock import LLM, AsyncLLM
 from penstock.engine.options import RequestOptions
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from tests.models.steps import relative_error
@@ -25,13 +26,21 @@ BARE: dict[str, dict[str, Any]] = {
     "xlm-roberta": {"type_vocab_size": 1},
     "modernbert": {"local_attention": 14},
     "qwen3": {"head_dim": 16},
+    "eurobert": {"bos_token_id": 1, "eos_token_id": 2},
+    "nomic_bert": {"layer_norm_eps": 1e-12},
+    "gemma3_text": {
+        "use_bidirectional_attention": True,
+        "sliding_window": 60,  # 31 after it is saved, and 16 when it is read
+        "layer_types": ["sliding_attention", "full_attention"],
+        "head_dim": 16,
+    },
 }
 
 
 @pytest.mark.parametrize("name", BARE)
 def test_embeddings_of_bare_models(name: str, tmp_path: Path) -> None:
-    model = build(transformers.AutoModel, name, **BARE[name])
-    model.save_pretrained(tmp_path)
+    build(transformers.AutoModel, name, **BARE[name]).save_pretrained(tmp_path)
+    model = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="eager")
     rows = hidden_rows(model, prompt(70))
     expected = {"mean": rows.mean(0), "auto": rows.mean(0), "cls": rows[0], "last": rows[-1], "max": rows.max(0)}
     with LLM(tmp_path, mode="eager", limits=LIMITS) as llm:
@@ -135,6 +144,15 @@ def test_documents_are_ranked(tmp_path: Path) -> None:
         pair = llm.classify((query, documents[1]))
         assert abs(pair.score - expected[1]) < 1e-5
         assert [one.index for one in llm.rerank(query, documents, top_n=1)] == [ranked[0].index]
+
+        async def ask() -> tuple[Any, Any]:
+            async with AsyncLLM(llm) as front:
+                return await front.rerank(query, documents), await front.classify((query, documents[1]))
+
+        again, same = asyncio.run(ask())
+        assert again == ranked
+        assert same.score == pair.score
+    with LLM(tmp_path, limits=LIMITS) as llm:
         long = "the " * 200
         with raises(InvalidArgumentError, param="prompt", match=r"prompts\[1\]: "):
             llm.rerank(query, ["the", long])

@@ -5,6 +5,7 @@ Code and pickled weights are never downloaded: opening them can run a stranger's
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +19,8 @@ SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _SIDE_NAMES: Final = ("tokenizer.model", "merges.txt", "vocab.txt")
 _SIDE_SUFFIXES: Final = (".json", ".jinja")
+_MODULE_FILE: Final = re.compile(r"[0-9]{1,2}_[A-Za-z]{1,32}/(config\.json|model\.safetensors)")
+"""Files of a module of sentence-transformers, such as 1_Pooling or 2_Dense."""
 _PICKLED: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -34,7 +37,8 @@ def choose_files(model: RemoteModel) -> tuple[RemoteFile, ...]:
     for name in weights:
         if model.find(name) is None:
             raise InvalidFileError(f"{model.name}: {INDEX}: expected the file {show(name)} in the repository")
-    sides = [file for file in model.files if _is_side_file(file.name)]
+    has_modules = model.find("modules.json") is not None
+    sides = [file for file in model.files if _is_side_file(file.name, has_modules)]
     return (*sides, *(file for file in model.files if file.name in weights))
 
 
@@ -65,7 +69,9 @@ def _is_plain(name: str) -> bool:
     return name.isprintable() and not name.startswith(".") and not any(char in name for char in "/\\:")
 
 
-def _is_side_file(name: str) -> bool:
+def _is_side_file(name: str, has_modules: bool) -> bool:
+    if has_modules and _MODULE_FILE.fullmatch(name):
+        return True
     return _is_plain(name) and (name in _SIDE_NAMES or name.endswith(_SIDE_SUFFIXES))
 
 

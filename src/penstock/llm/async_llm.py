@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.engine.options import RequestOptions
+from penstock.engine.engine import Engine
+from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import SamplingParams
 from penstock.engine.request import Request
 from penstock.errors import InvalidArgumentError
+from penstock.llm.classify import Classification, Pair, Ranked, classify_prompts, ids_of, rerank_documents
 from penstock.llm.embed import EmbedSettings, embed_prompts
 from penstock.llm.llm import LLM
 from penstock.llm.open_requests import OpenRequests
@@ -247,6 +250,33 @@ class AsyncLLM:
         """Embed prompts as ``LLM.embed`` does, in a thread.  Cancelling the caller aborts it."""
         settings = EmbedSettings(pooling, normalize, prompt_name, dimensions)
         return await self._call_with_requests(embed_prompts, prompts, settings, options)
+
+    async def classify(
+        self, prompts: Prompt | Pair | Sequence[Prompt | Pair], *, options: RequestOptions | None = None
+    ) -> Classification | list[Classification]:
+        """Return the classes of texts as ``LLM.classify`` does, in a thread.  Cancelling the caller aborts it."""
+        max_len = self.llm.engine.max_len if check_options(options).truncate_prompt else None
+        encode = partial(ids_of, lambda: self.llm.tokenizer, max_len=max_len)
+
+        def call(engine: Engine, _: object, opened: OpenRequests) -> Classification | list[Classification]:
+            return classify_prompts(engine, encode, prompts, options, opened)
+
+        return await self._call_with_requests(call)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        top_n: int | None = None,
+        options: RequestOptions | None = None,
+    ) -> list[Ranked]:
+        """Return documents by relevance as ``LLM.rerank`` does, in a thread.  Cancelling the caller aborts it."""
+
+        def call(engine: Engine, _: object, opened: OpenRequests) -> list[Ranked]:
+            return rerank_documents(engine, self.llm.tokenizer, query, documents, top_n, options, opened)
+
+        return await self._call_with_requests(call)
 
     async def _call_with_requests(self, call: Callable[..., _Returned], *arguments: Any) -> _Returned:
         """Run a call that opens requests in a thread, and abort them if the caller is cancelled."""

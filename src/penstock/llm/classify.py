@@ -97,6 +97,7 @@ def rerank_documents(
     documents: Iterable[str],
     top_n: int | None,
     options: RequestOptions | None,
+    opened: OpenRequests | None = None,
 ) -> list[Ranked]:
     """Order documents by their relevance to a query, as ``LLM.rerank`` documents it."""
     head, options = ranking_head(engine.pooling_head), check_options(options)
@@ -109,7 +110,7 @@ def rerank_documents(
     ids = check_each(
         texts, False, lambda text: engine.fit_prompt(tokenizer.encode_pair(query, text, max_len), 0, options)
     )
-    found = embed(engine, ids, "auto", False, options=options)
+    found = embed(engine, ids, "auto", False, options=options, opened=opened)
     scores = [float(head.scores(one.vector)[0]) for one in found]
     return order(scores, texts, [len(one.token_ids) for one in found], top_n)
 

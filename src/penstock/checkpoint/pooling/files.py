@@ -54,7 +54,9 @@ _CLASSIFIERS: Final = {
     "Qwen2ForSequenceClassification": _DECODER,
     "Qwen3ForSequenceClassification": _DECODER,
 }
-_BARE: Final = frozenset(name.replace("ForSequenceClassification", "Model") for name in _CLASSIFIERS)
+_BARE: Final = frozenset(name.replace("ForSequenceClassification", "Model") for name in _CLASSIFIERS) | {
+    "EuroBertModel", "Gemma3TextModel", "NomicBertModel",
+}  # fmt: skip
 
 
 class Tensors(Protocol):

@@ -18,14 +18,20 @@ __all__ = ["Config", "GeluGatedMLP", "Network", "read_gemma"]
 
 
 def read_gemma(
-    reader: ConfigReader, windows: tuple[int, ...], *, activation: str = "hidden_activation", context_len: int = 8192
+    reader: ConfigReader,
+    windows: tuple[int, ...],
+    *,
+    activation: str = "hidden_activation",
+    context_len: int = 8192,
+    may_look_ahead: bool = False,
 ) -> DecoderConfig:
     """Read and check what the Gemma families share; errors name the key.
 
-    ``activation`` is the key of the activation, and ``context_len`` the family's default.
+    ``activation`` is the key of the activation, and ``context_len`` the family's default.  ``may_look_ahead``: the
+    family has a form whose attention is not causal.
     """
     reader.one_of(activation, ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
-    if reader.bool("use_bidirectional_attention", False):
+    if not may_look_ahead and reader.bool("use_bidirectional_attention", False):
         raise UnsupportedError(
             f"{reader.file}: use_bidirectional_attention: expected false, found true",
             param="use_bidirectional_attention",

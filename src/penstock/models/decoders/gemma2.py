@@ -21,7 +21,10 @@ __all__ = ["Config", "Gemma2Config", "Network", "read_caps"]
 
 @dataclass(frozen=True)
 class Gemma2Config:
-    """The values of config.json.  A cap of 0 is none.  ``local_rope``: of windowed layers, None if all are equal."""
+    """The values of config.json.  A cap of 0 is none.  ``local_rope``: of windowed layers, None if all are equal.
+
+    ``causal`` False: tokens attend to both sides, in windowed layers to ``window`` - 1 tokens of each.
+    """
 
     decoder: DecoderConfig
     score_divisor: float
@@ -29,6 +32,7 @@ class Gemma2Config:
     logit_cap: float
     qk_norm: bool = False
     local_rope: RopeConfig | None = None
+    causal: bool = True
 
     @property
     def vocab_size(self) -> int:
@@ -75,6 +79,7 @@ class Gemma2Attention(LlamaAttention):
             window=window,
             scale=config.score_divisor**-0.5,
             softcap=config.score_cap,
+            causal=config.causal,
         )
         self.q_norm = RMSNorm(self.head_dim, config.decoder.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.decoder.norm_eps) if config.qk_norm else None

@@ -22,15 +22,16 @@ class Config:
     def read(reader: ConfigReader) -> Gemma2Config:
         """Read and check config.json; errors name the key."""
         plain = {key: value for key, value in reader.values.items() if key not in ("rope_parameters", "rope_scaling")}
-        decoder = read_gemma(
-            ConfigReader(plain, reader.file),
-            read_layer_windows(reader, window=4096, period=6),
-            context_len=131072,
-        )
+        windows, causal = read_layer_windows(reader, window=4096, period=6), True
+        if reader.bool("use_bidirectional_attention", False):  # the window counts both sides
+            windows, causal = tuple(window and window // 2 + 1 for window in windows), False
+        plain_reader = ConfigReader(plain, reader.file)
+        decoder = read_gemma(plain_reader, windows, context_len=131072, may_look_ahead=True)
         decoder = replace(decoder, rope=_read_rope(reader, "full_attention", decoder.head_dim))
         local = _read_rope(reader, "sliding_attention", decoder.head_dim)
         divisor = reader.float("query_pre_attn_scalar", 256.0, min=1e-6)
-        return Gemma2Config(decoder, divisor, *read_caps(reader, 0.0, 0.0), qk_norm=True, local_rope=local)
+        caps = read_caps(reader, 0.0, 0.0)
+        return Gemma2Config(decoder, divisor, *caps, qk_norm=True, local_rope=local, causal=causal)
 
 
 def _read_rope(reader: ConfigReader, kind: str, head_dim: int) -> RopeConfig:
