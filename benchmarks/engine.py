@@ -51,6 +51,9 @@ class EmptyProgram:
     def step(self, batch: StepBatch, sampling: Sampling) -> Sampled:
         return self.sample(sampling)
 
+    def end_exchanges(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing."""
 

@@ -79,6 +79,42 @@ def test_a_rank_that_is_killed_ends_the_request_at_once() -> None:
     assert not left_in_shared_memory(before)
 
 
+@pytest.mark.parametrize(
+    ("looks", "options"),
+    [
+        pytest.param(False, {"tensor_parallel_size": 2}),
+        pytest.param(True, {"tensor_parallel_size": 2}, marks=pytest.mark.long),
+        pytest.param(False, {"pipeline_parallel_size": 2}, marks=pytest.mark.long),
+    ],
+)
+def test_close_does_not_wait_for_a_rank_that_hangs(
+    looks: bool, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread is in a step, whose exchange has a timeout of 60 s; with and without the looks at ranks."""
+    if not looks:
+        monkeypatch.setattr(rank_group, "_LOOK_S", 600.0)
+    llm = LLM(DEMO, threads=1, limits=LIMITS, **options)
+    errors: list[Exception] = []
+
+    def request() -> None:
+        try:
+            llm.generate(PROMPTS[0], SamplingParams(max_tokens=2**20, ignore_eos=True))
+        except Exception as error:
+            errors.append(error)
+
+    for pid in rank_pids():
+        os.kill(pid, signal.SIGSTOP)
+    thread = threading.Thread(target=request)
+    thread.start()
+    time.sleep(0.1)  # it waits in its first step
+    start = time.monotonic()
+    llm.close()
+    thread.join()
+    assert time.monotonic() - start < 5
+    assert [type(error) for error in errors] == [UnavailableError]
+    assert rank_pids() == []
+
+
 def test_an_idle_rank_that_is_killed_is_noticed() -> None:
     with open_llm(3) as llm:
         os.kill(rank_pids()[1], signal.SIGKILL)

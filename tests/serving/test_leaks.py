@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
+from penstock.cluster import routing
 from penstock.llm.answer import EventAnswer
 from penstock.llm.engine_thread import StepEvent
 from penstock.serving import metrics
 from penstock.serving.http.app import make_app
 from penstock.serving.http.listener import Listener
 from penstock.serving.settings import GatewaySettings
-from penstock.serving.workers import worker_connection as link_module
 from tests.support.worker_processes import DEMO, service
 
 NUM, CLIENTS = 200, 8
@@ -61,7 +61,7 @@ class Traffic:
 @pytest.mark.long
 def test_requests_leave_nothing_in_the_primary(monkeypatch) -> None:
     """Less than an object in every fourth request; a planted one in each is seen."""
-    monkeypatch.setattr(link_module, "_MAX_KEYS", 64)
+    monkeypatch.setattr(routing, "MAX_KEYS", 64)
     monkeypatch.setattr(metrics, "WINDOW", 16)
     kept: list[object] = []
     put = EventAnswer.put

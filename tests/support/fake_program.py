@@ -167,5 +167,8 @@ class FakeProgram:
         self.run(batch)
         return self.sample(sampling)
 
+    def end_exchanges(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True

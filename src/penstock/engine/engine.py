@@ -22,7 +22,7 @@ from penstock.engine.batch import BatchLayout, Step
 from penstock.engine.capabilities import check_sampling
 from penstock.engine.deadlines import Deadlines
 from penstock.engine.fair_queue import heaviest
-from penstock.engine.interrupt import interrupt_after
+from penstock.engine.interrupt import end_stuck_step, interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.pages import PageKeys, PageLedger
 from penstock.engine.params import ResolvedSampling, check_num_top
@@ -507,10 +507,12 @@ class Engine:
     def close(self) -> None:
         """End every request with "abort" and close the program.
 
-        A second call, or one in a forked child, does nothing.
+        A second call, or one in a forked child, does nothing.  A step of several ranks that another thread has been
+        in for a second is ended: its requests fail.
         """
         if is_forked(self._pid):
             return  # the parent owns the threads and the memory
+        end_stuck_step(self._lock, lambda: self.num_steps, self.program.end_exchanges)
         with self._exclusive():
             if self.is_closed:
                 return

@@ -203,6 +203,9 @@ class EagerProgram:
         self.run(batch)
         return self.sample(sampling)
 
+    def end_exchanges(self) -> None:
+        """Do nothing: steps in eager mode end by themselves."""
+
     def close(self) -> None:
         """Free the memory.  A second call does nothing."""
         self.network = nn.Module()

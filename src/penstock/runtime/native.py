@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core import native
 from penstock.core.layouts import KV_NUMBERS
+from penstock.core.library import CLOSED
 from penstock.core.memory import make_memory, use_small_pages
 from penstock.errors import OutOfMemoryError
 from penstock.runtime.machine import memory
@@ -267,6 +268,11 @@ class NativeProgram:
     def collect(self) -> native.Sampled | None:
         """Wait for the oldest step in flight."""
         return self._in_flight.popleft().collect()
+
+    def end_exchanges(self) -> None:
+        """Fail the step of another thread if it waits for other ranks.  The program can then only be closed."""
+        if self.group is not None:
+            self.group.abort(CLOSED)
 
     def close(self) -> None:
         """Free the program, the model and the threads."""

@@ -155,6 +155,9 @@ class Program(Protocol):
         A call with the same two objects, whose arrays may have other contents, may return the same result object.
         """
 
+    def end_exchanges(self) -> None:
+        """Fail the step of another thread if it waits for other ranks.  The program can then only be closed."""
+
     def close(self) -> None:
         """Free the memory.  A second call does nothing."""
 

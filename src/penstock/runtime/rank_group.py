@@ -34,6 +34,8 @@ __all__ = ["RankComms", "RankGroup", "error_of"]
 _LOAD_S: Final = 600.0
 _END_S: Final = 0.5
 """A rank has this time to exit by itself before it is killed."""
+_LOOK_S: Final = 0.5
+"""A rank that is stopped (SIGSTOP) at two looks in a row, this far apart, ends the group."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +189,27 @@ class RankGroup:
         descriptors = [os.pidfd_open(child.pid) for child in self._children]
         try:
             if self._start_error is None:
-                readable, _, _ = select.select([self._wake, *descriptors], [], [])
-                dead = [rank for rank, descriptor in enumerate(descriptors, 1) if descriptor in readable]
-                if dead and self._wake not in readable:
-                    self._report_death(f"rank {dead[0]} {_how_it_ended(self._children[dead[0] - 1].wait())}")
+                reason = self._first_failure(descriptors)
+                if reason:
+                    self._report_death(reason)
             self._end_children()
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _first_failure(self, descriptors: list[int]) -> str:
+        """Wait until a rank ends or stays stopped, and return what happened; "" if the group is closed first."""
+        stopped: set[int] = set()
+        while True:
+            readable, _, _ = select.select([self._wake, *descriptors], [], [], _LOOK_S)
+            if self._wake in readable:
+                return ""
+            for rank, descriptor in enumerate(descriptors, 1):
+                if descriptor in readable:
+                    return f"rank {rank} {_how_it_ended(self._children[rank - 1].wait())}"
+            before, stopped = stopped, {rank for rank, pid in enumerate(self.pids, 1) if _is_stopped(pid)}
+            if lasting := before & stopped:
+                return f"rank {min(lasting)} is stopped by a signal"
 
     def _report_death(self, reason: str) -> None:
         with self._lock:
@@ -259,6 +274,14 @@ def error_of(rank: int, message: Mapping[str, Any]) -> PenstockError:
     if isinstance(kind, type) and issubclass(kind, PenstockError) and kind is not errors.ServiceError:
         return kind(text)
     return UnavailableError(text)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"T"  # "t" is a debugger's stop
+    except OSError:  # it has just ended, or there is no /proc
+        return False
 
 
 def _how_it_ended(code: int) -> str:

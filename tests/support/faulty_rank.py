@@ -1,0 +1,82 @@
+"""A fault of one rank at one exchange of a step; the ranks' processes import this through a sitecustomize.py."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+VARIABLE = "PENSTOCK_TEST_FAULT"
+_INTERNAL = 6
+_STEP_BEGINS = ("broadcast", "await")
+
+
+def plant(folder: Path, **fault: object) -> dict[str, str]:
+    """Return the variables of ranks with a fault that waits for ``folder / "armed"`` and writes ``folder / "done"``.
+
+    ``rank``; ``function`` of its ps_comm; ``number``: of the calls since the step began, from 1, or 0 for as many as
+    the step before had; ``kind``: "SIGKILL", "SIGSTOP" or "exception".
+    """
+    (folder / "sitecustomize.py").write_text("from tests.support import faulty_rank\nfaulty_rank.install()\n")
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(folder), str(root / "src"), str(root)])
+    return {"PYTHONPATH": path, VARIABLE: json.dumps(fault | {"folder": str(folder)})}
+
+
+def install() -> None:
+    """Make the rank that the variable names fail as it says."""
+    fault = json.loads(os.environ[VARIABLE])
+    if "penstock.runtime.rank_process" not in sys.orig_argv or sys.orig_argv[-1] != str(fault["rank"]):
+        return
+    from penstock.core import comm
+
+    opened = comm.SharedComm.__init__
+
+    def open_faulty(self: comm.SharedComm, *arguments: Any, **options: Any) -> None:
+        opened(self, *arguments, **options)
+        _Faulty(self.struct, fault)
+
+    comm.SharedComm.__init__ = open_faulty  # type: ignore[method-assign]
+
+
+class _Faulty:
+    """Calls the functions of a ps_comm, and counts those since the step began."""
+
+    kept: ClassVar[list[object]] = []  # what the core calls must stay
+
+    def __init__(self, struct: Any, fault: dict[str, Any]) -> None:
+        self.fault, self.folder = fault, Path(fault["folder"])
+        self.count = self.before = 0
+        types = {field[0]: field[1] for field in struct._fields_}
+        for name in {*_STEP_BEGINS, fault["function"]}:
+            address = ctypes.cast(getattr(struct, name), ctypes.c_void_p).value
+            function = types[name](self.wrapped(name, types[name](address)))
+            self.kept.append(function)
+            setattr(struct, name, function)
+
+    def wrapped(self, name: str, original: Any) -> Any:
+        def call(*arguments: Any) -> int:
+            if name == self.fault["function"]:
+                self.count += 1
+                if self.count == (self.fault["number"] or self.before) and (self.folder / "armed").exists():
+                    (self.folder / "done").touch()
+                    if self.fault["kind"] == "exception":
+                        return fail()
+                    os.kill(os.getpid(), signal.Signals[self.fault["kind"]])
+            status = int(original(*arguments))
+            if name in _STEP_BEGINS:
+                self.before, self.count = self.count or self.before, 0
+            return status
+
+        return call
+
+
+def fail() -> int:
+    """Return an error as a function of a ps_comm does."""
+    from penstock.core.library import library
+
+    return int(library().ps_fail(_INTERNAL, b"a planted fault"))
