@@ -21,6 +21,7 @@ import tritonclient.grpc as triton
 
 from penstock.cli.main import make_parser
 from penstock.cli.service.serve import settings_of
+from penstock.cluster.autoscale import ScalePolicy
 from penstock.errors import InvalidArgumentError
 from penstock.serving.settings import GatewayLimits
 from tests.support.command import DEMO, until
@@ -151,6 +152,35 @@ def test_a_failing_start_prints_one_line_and_leaves_no_files(case: str, tmp_path
     assert len(done.stderr.strip().splitlines()) == 1
     assert REFUSED[case] in done.stderr
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "num_workers", "scale"),
+    [
+        ("", 1, None),
+        ("--workers 3", 3, None),
+        ("--replicas 2..4", 2, ScalePolicy(2, 4)),
+        ("--replicas 0..4 --workers 3", 3, ScalePolicy(0, 4)),
+        ("--replicas 0..1 --scale-queue-seconds 5 --scale-down-seconds 9", 1, ScalePolicy(0, 1, 5, down_after_s=9)),
+    ],
+)
+def test_the_number_of_workers(options: str, num_workers: int, scale: ScalePolicy | None) -> None:
+    settings = settings_of(make_parser(["serve"]).parse_args(["serve", "m.psm", *options.split()]))
+    assert (settings.num_workers, settings.scale) == (num_workers, scale)
+    assert (settings.options.weights == "auto") == ((scale.max_replicas if scale else num_workers) == 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--replicas 3..2", "--replicas x", "--replicas 1..257", "--replicas 2..4 --workers 1",
+        "--replicas 2..4 --workers 5", "--scale-queue-seconds 1", "--scale-down-seconds 1",
+        "--replicas 1..2 --scale-queue-seconds 0", "--replicas 1..2 --scale-down-seconds nan",
+    ],
+)  # fmt: skip
+def test_a_wrong_number_of_workers_is_refused(options: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"replicas|workers|queue_s|down_after_s"):
+        settings_of(make_parser(["serve"]).parse_args(["serve", "m.psm", *options.split()]))
 
 
 def test_options_become_settings() -> None:

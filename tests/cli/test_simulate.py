@@ -56,6 +56,11 @@ def test_the_table_names_the_costs_and_two_ranks_are_faster(tmp_path, capsys) ->
         (["--mtbf", "-1"], "mtbf_s: expected"),
         (["--restart", "nan"], "restart_s: expected"),
         (["--seed", "-1"], "seed: expected"),
+        (["--replicas", "3..x"], "replicas: expected N or MIN..MAX"),
+        (["--replicas", "3..2"], "replicas: expected an integer from 3"),
+        (["--replicas", "1..2", "--mtbf", "5"], "mtbf_s: expected 0"),
+        (["--replicas", "1..2", "--scale-down-seconds", "0"], "down_after_s: expected"),
+        (["--start-seconds", "-1"], "start_s: expected"),
     ],
 )
 def test_bad_options_are_named(options: list[str], error: str, tmp_path, capsys) -> None:
@@ -103,3 +108,12 @@ def test_a_chart_that_cannot_be_written_is_an_error(tmp_path, capsys) -> None:
     trace, svg = write_trace(tmp_path / "trace.jsonl"), tmp_path / "none" / "policies.svg"
     assert main(["simulate", trace, "--svg", str(svg)]) == 1
     assert f"--svg {svg}: No such file" in capsys.readouterr().err
+
+
+def test_a_number_that_follows_the_load(tmp_path, capsys) -> None:
+    trace = write_trace(tmp_path / "trace.jsonl")
+    assert main(["simulate", trace, "--replicas", "0..3", "--scale-queue-seconds", "0.01", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["requests"] == 20
+    assert 1 <= report["replicas"] <= 3
+    assert report["replica_seconds"] > 0

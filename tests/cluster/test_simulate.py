@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from penstock.cluster.autoscale import ScalePolicy
 from penstock.cluster.costs import COSTS_348M, read_costs, write_costs
 from penstock.cluster.replica import ReplicaLimits
 from penstock.cluster.routing import POLICIES
@@ -170,3 +171,41 @@ def test_requests_wait_while_every_replica_is_down() -> None:
     assert report.failures > 0
     assert report.output_tokens == 400
     assert report.e2e["p99"] > 100
+
+
+def waves(num_requests: int) -> list[TraceRequest]:
+    """Twenty seconds with many requests, as many with few, and so on."""
+    draw, now, requests = random.Random(3), 0.0, []
+    for number in range(num_requests):
+        now += draw.expovariate(0.2 if now // 20 % 2 else 30.0)
+        segments = [("system", 200), (f"user {number}", draw.randint(1, 150))]
+        requests.append(TraceRequest(now, segments, draw.randint(1, 128)))
+    return requests
+
+
+@pytest.mark.parametrize("low", [0, 1])
+def test_the_number_of_replicas_follows_the_load(low: int) -> None:
+    trace = waves(1500)
+    scale = ScalePolicy(low, 6, down_after_s=15.0)
+    settings = Simulation(1, scale=scale, start_s=2.0)
+    report, fixed = simulate(trace, settings), simulate(trace, Simulation(6))
+    assert report.output_tokens == fixed.output_tokens, "no request is lost"
+    assert report.replicas > 1
+    assert 2 <= report.scalings < 20, "a few up and a few down for each wave"
+    assert report.replica_seconds < 0.8 * fixed.replica_seconds
+    assert 0 < report.utilisation <= 1
+    assert asdict(report) == asdict(simulate(trace, replace(settings, is_stepwise=True)))
+
+
+def test_the_last_replica_ends_and_a_request_waits() -> None:
+    trace = [TraceRequest(0.0, [("a", 50)], 5), TraceRequest(100.0, [("b", 50)], 5)]
+    report = simulate(trace, Simulation(1, scale=ScalePolicy(0, 2, down_after_s=10.0), start_s=3.0))
+    assert report.ttft["p99"] > 2.9
+    assert report.ttft["p50"] < 3.0
+    assert (report.replicas, report.scalings) == (1, 2)
+    assert report.replica_seconds < 20.0
+
+
+def test_scaling_with_failures_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="mtbf_s: expected 0"):
+        Simulation(scale=ScalePolicy(1, 2), mtbf_s=1.0)

@@ -105,6 +105,15 @@ class Replica:
         """The number of requests that have not ended."""
         return len(self._open)
 
+    def page_share(self, now_ns: int) -> float:
+        """Return the share of its pages that requests hold at a time within the present steps."""
+        pool = self.scheduler.ledger.pools[0]
+        held = pool.num_pages - pool.num_free
+        if self.end_ns is not None and self._repeats > 1:
+            done = (now_ns - self._start_ns) // self._step_ns
+            held += sum(pages_for(chunk.start + done + 1) - pages_for(chunk.start + 1) for chunk in self._chunks)
+        return held / pool.num_pages
+
     def submit(self, arrived: Arrived, now_ns: int) -> None:
         """Add a request; it joins when the step that runs has ended."""
         self._open[arrived.request.id] = arrived

@@ -309,6 +309,10 @@ class Router:
         if not num_open:
             self._queued[place] = 0
 
+    def queued_s(self, place: int) -> float:
+        """Return the seconds of prefill that wait in a replica."""
+        return float(self._queued[place] * self._prefill_s[place])
+
     @property
     def num_keys(self) -> int:
         """The number of different page keys that are remembered."""

@@ -19,12 +19,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.cluster.autoscale import SAMPLE_S, Autoscaler, Load, ScalePolicy
 from penstock.cluster.costs import COSTS_348M, StepCosts
 from penstock.cluster.replica import NS, Arrived, Replica, ReplicaLimits, StepTable, new_request
 from penstock.cluster.routing import POLICIES, Router
 from penstock.cluster.trace import SegmentKeys, TraceRequest
 from penstock.config import check_choice, check_integer, check_number
-from penstock.errors import InvalidFileError
+from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.runtime.program import PAGE_TOKENS
 
 __all__ = ["Report", "Simulation", "simulate"]
@@ -32,6 +33,8 @@ __all__ = ["Report", "Simulation", "simulate"]
 MAX_REPLICAS: Final = 100_000
 _PERCENTILES: Final = (50, 90, 99)
 _REPORT_EVERY: Final = 1000
+_LOOK: Final = -1
+"""In the place of an event: no failure, a look at the load."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,9 @@ class Simulation:
     ``mtbf_s``: the mean time between failures of a replica, in seconds; 0 is never.  The times are exponentially
     distributed and follow from ``seed``.  A failed replica loses its cache and is back ``restart_s`` seconds later.
     Its requests start again on others, as if their clients had tried again; their times count from the first arrival.
-    ``is_stepwise``: simulate each step as an event of its own, even while the batch does not change.  The result is
-    the same.
+    ``scale``: how the number of replicas follows the load, from ``replicas`` at first; a new one takes ``start_s``
+    seconds until it serves.  It cannot be combined with failures.  ``is_stepwise``: simulate each step as an event of
+    its own, even while the batch does not change.  The result is the same.
     """
 
     replicas: int = 1
@@ -53,16 +57,20 @@ class Simulation:
     mtbf_s: float = 0.0
     restart_s: float = 10.0
     seed: int = 0
+    scale: ScalePolicy | None = None
+    start_s: float = 1.0
     is_stepwise: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
         check_integer("replicas", self.replicas, 1, MAX_REPLICAS)
         check_choice("policy", self.policy, POLICIES)
-        for name in ("mtbf_s", "restart_s"):
+        for name in ("mtbf_s", "restart_s", "start_s"):
             check_number(name, getattr(self, name), 1e9, may_be_zero=True)
         check_integer("seed", self.seed, 0, 2**63 - 1)
         self.costs.on_ranks(self.tp)
+        if self.scale is not None and self.mtbf_s:
+            raise InvalidArgumentError("mtbf_s: expected 0 if the number of replicas follows the load", param="mtbf_s")
 
 
 @dataclass
@@ -73,8 +81,10 @@ class Report:
     token, per further token, and to the end.  ``prefilled_tokens`` of the prompts were computed, also those that were
     computed again after a preemption, and ``cached_tokens`` were shared.  ``utilisation``: the share of the time in
     which replicas ran steps.  ``load_imbalance``: how much longer than the mean the busiest replica ran, as a share.
-    ``replica_seconds``: replicas times ``seconds``, the time from the first arrival to the last end.  ``failures`` of
-    replicas; ``retries`` counts the requests that began anew after one.
+    ``seconds``: from the first arrival to the last end.  ``replica_seconds``: the sum over replicas of the time in
+    which they ran, their start included.  ``failures`` of replicas; ``retries`` counts the requests that began anew
+    after one.  If the number of replicas follows the load, ``replicas`` is the most that ran at once, and ``scalings``
+    counts the changes.
     """
 
     policy: str
@@ -88,6 +98,7 @@ class Report:
     preemptions: int = 0
     failures: int = 0
     retries: int = 0
+    scalings: int = 0
     steps: int = 0
     hit_rate: float = 0.0
     ttft: dict[str, float] = field(default_factory=dict)
@@ -137,7 +148,8 @@ class _Cluster:
         self._ends: list[tuple[int, int]] = []
         self._faults = _Faults(settings)
         self._homeless: list[tuple[TraceRequest, int]] = []  # while all replicas are down
-        self._num_up = 0
+        self._num_up = self._num_failures = 0
+        self._scaling = None if settings.scale is None else _Scaling(settings.scale, settings.replicas)
         self._ttft, self._tpot, self._e2e = array("d"), array("d"), array("d")
         self._num_requests = self._num_open = self._num_sent = self._output_tokens = 0
         self._first_ns: int | None = None
@@ -150,6 +162,9 @@ class _Cluster:
                 self._first_ns = now_ns
                 for _ in range(self._settings.replicas):
                     self._start_replica(now_ns)
+                if self._scaling is not None:
+                    self._scaling.begin(now_ns, self._settings.replicas)
+                    self._faults.plan_look(now_ns)
             self._run_until(now_ns)
             self._arrive(request, now_ns)
             if self._num_requests % _REPORT_EVERY == 0:
@@ -166,9 +181,17 @@ class _Cluster:
         self._replicas[place : place + 1] = [replica]
         self._num_up += 1
         self._faults.started(place, now_ns)
+        if self._scaling is not None:
+            self._scaling.started(place)
 
     def _stop_replica(self, place: int, now_ns: int) -> None:
         """End a replica, and send its requests to others."""
+        self._num_failures += 1
+        for arrived in self._remove(place, now_ns):
+            self._send(arrived.line, arrived.arrival_ns, now_ns)
+
+    def _remove(self, place: int, now_ns: int) -> list[Arrived]:
+        """Remove a replica and return its requests."""
         replica = self._replicas[place]
         self._router.remove(place)
         self._num_up -= 1
@@ -176,8 +199,38 @@ class _Cluster:
         self._ended.append(_Totals.of(place, replica))
         # Until another one starts here: it gets no requests, and its totals are 0.
         self._replicas[place] = Replica(self._settings.limits, self._table, self._keys)
-        for arrived in lost:
-            self._send(arrived.line, arrived.arrival_ns, now_ns)
+        return lost
+
+    def _look(self, now_ns: int) -> None:
+        """Start or end replicas as the load wants it."""
+        scaling = self._scaling
+        if scaling is None:
+            return
+        num_new, surplus = scaling.look(now_ns, self._load(scaling.active, now_ns), self._num_open_at)
+        for _ in range(num_new):
+            self._faults.plan_start(now_ns + round(self._settings.start_s * NS))
+        for place in surplus:
+            self._end_if_idle(place, now_ns)
+
+    def _load(self, places: Iterable[int], now_ns: int) -> Load:
+        max_requests = self._settings.limits.max_requests
+        queued_s, busy, held = 0.0, len(self._homeless) / max_requests, 0.0
+        for place in places:
+            replica = self._replicas[place]
+            queued_s += self._router.queued_s(place)
+            busy += replica.num_open / max_requests
+            held += replica.page_share(now_ns)
+        return Load(queued_s, max(busy, held))
+
+    def _num_open_at(self, place: int) -> int:
+        return self._replicas[place].num_open
+
+    def _end_if_idle(self, place: int, now_ns: int) -> None:
+        """End a replica that is no longer wanted, if its requests have ended."""
+        scaling = self._scaling
+        if scaling is not None and place in scaling.leaving and not self._replicas[place].num_open:
+            self._remove(place, now_ns)
+            scaling.ended(place, now_ns)
 
     def _run_until(self, now_ns: int | None) -> None:
         """Run what happens before ``now_ns``; None is until every request has ended."""
@@ -187,7 +240,10 @@ class _Cluster:
             if now_ns is None and not self._num_open:
                 return
             at_ns, place = faults.pop()
-            if place is not None:
+            if place == _LOOK:
+                self._look(at_ns)
+                faults.plan_look(at_ns + round(SAMPLE_S * NS))
+            elif place is not None:
                 self._stop_replica(place, at_ns)
             else:
                 self._start_replica(at_ns)
@@ -211,6 +267,8 @@ class _Cluster:
                 self._note_end(arrived, end_ns)
             if replica.end_ns is not None:
                 heapq.heappush(ends, (replica.end_ns, place))
+            elif ended:
+                self._end_if_idle(place, end_ns)
 
     def _arrive(self, request: TraceRequest, now_ns: int) -> None:
         num_tokens = request.prompt_tokens + request.output_tokens
@@ -227,11 +285,14 @@ class _Cluster:
 
     def _send(self, request: TraceRequest, arrival_ns: int, now_ns: int) -> None:
         """Send a request to a replica, or keep it while all of them are down."""
-        if not self._num_up:
+        scaling = self._scaling
+        if not (self._num_up if scaling is None else scaling.active):
             self._homeless.append((request, arrival_ns))
+            self._look(now_ns)
             return
         prompt_len, keys = request.prompt_tokens, self._keys.of_prompt(request.segments)
-        route = self._router.route(prompt_len, keys)
+        allowed = [*scaling.active] if scaling is not None and scaling.leaving else None
+        route = self._router.route(prompt_len, keys, places=allowed)
         place, queued = route.place, max(0, prompt_len - route.num_known * PAGE_TOKENS)
         self._router.begin(place, queued, keys)
         self._num_sent += 1
@@ -265,7 +326,7 @@ class _Cluster:
         report.cached_tokens = sum(total.num_cached for total in totals)
         report.preemptions = sum(total.num_preemptions for total in totals)
         report.steps = sum(total.num_steps for total in totals)
-        report.failures = len(self._ended)
+        report.failures = self._num_failures
         report.retries = self._num_sent - self._num_requests
         report.output_tokens = self._output_tokens
         num_prompt = sum(total.num_prompt for total in totals)
@@ -274,10 +335,13 @@ class _Cluster:
         whole_ns = self._last_ns - (self._first_ns or 0)
         report.seconds = whole_ns / NS
         report.replica_seconds = report.seconds * settings.replicas
+        if self._scaling is not None:
+            report.replicas, report.scalings = self._scaling.most, self._scaling.num_changes
+            report.replica_seconds = self._scaling.replica_ns(self._last_ns) / NS
         if whole_ns:
-            report.utilisation = busy_ns.total() / whole_ns / settings.replicas
+            report.utilisation = busy_ns.total() / NS / report.replica_seconds
         if busy_ns.total():
-            report.load_imbalance = max(busy_ns.values()) * settings.replicas / busy_ns.total() - 1
+            report.load_imbalance = max(busy_ns.values()) * len(busy_ns) / busy_ns.total() - 1
         return report
 
 
@@ -307,8 +371,60 @@ class _Totals:
         )
 
 
+class _Scaling:
+    """The number of replicas that follows the load, and the places of those that serve and that leave."""
+
+    def __init__(self, policy: ScalePolicy, num_replicas: int) -> None:
+        self._scaler = Autoscaler(policy, num_replicas)
+        self.active: dict[int, None] = {}
+        self.leaving: set[int] = set()
+        self.num_changes = self.most = 0
+        self._num_coming = 0
+        self._count = self._since_ns = self._replica_ns = 0
+
+    def begin(self, now_ns: int, num_replicas: int) -> None:
+        """Begin with replicas that serve from the first moment."""
+        self._num_coming, self._since_ns = 0, now_ns
+        self._count = self.most = num_replicas
+
+    def look(self, now_ns: int, load: Load, num_open: Callable[[int], int]) -> tuple[int, list[int]]:
+        """Return how many replicas to start now, and the places of those that get no more requests."""
+        before = self._scaler.wanted
+        wanted = self._scaler.update(now_ns / NS, load)
+        self.num_changes += wanted != before
+        missing = wanted - len(self.active) - self._num_coming
+        if missing > 0:
+            self._num_coming += missing
+            self._note_count(now_ns, missing)
+            return missing, []
+        surplus = sorted(self.active, key=lambda place: (num_open(place), -place))[: max(0, len(self.active) - wanted)]
+        for place in surplus:
+            del self.active[place]
+            self.leaving.add(place)
+        return 0, surplus
+
+    def started(self, place: int) -> None:
+        """Note that a replica serves."""
+        self.active[place] = None
+        self._num_coming -= 1
+
+    def ended(self, place: int, now_ns: int) -> None:
+        """Note the end of a replica that was leaving."""
+        self.leaving.remove(place)
+        self._note_count(now_ns, -1)
+
+    def replica_ns(self, now_ns: int) -> int:
+        """Return the nanoseconds that all replicas ran, up to now."""
+        return self._replica_ns + self._count * max(0, now_ns - self._since_ns)
+
+    def _note_count(self, now_ns: int, change: int) -> None:
+        self._replica_ns, self._since_ns = self.replica_ns(now_ns), now_ns
+        self._count += change
+        self.most = max(self.most, self._count)
+
+
 class _Faults:
-    """The failures of replicas, and when they are back: in order of time."""
+    """What happens to replicas, in order of time: failures, starts, and looks at the load."""
 
     def __init__(self, settings: Simulation) -> None:
         self._mtbf_s, self._restart_ns = settings.mtbf_s, round(settings.restart_s * NS)
@@ -327,10 +443,21 @@ class _Faults:
             after_ns = round(self._draw.expovariate(1 / self._mtbf_s) * NS)
             heapq.heappush(self._events, (now_ns + after_ns, next(self._numbers), place))
 
+    def plan_start(self, at_ns: int) -> None:
+        """Plan that one more replica serves from ``at_ns`` on."""
+        heapq.heappush(self._events, (at_ns, next(self._numbers), None))
+
+    def plan_look(self, at_ns: int) -> None:
+        """Plan a look at the load."""
+        heapq.heappush(self._events, (at_ns, next(self._numbers), _LOOK))
+
     def pop(self) -> tuple[int, int | None]:
-        """Return the time and the place of the next failure; a place of None says that a replica is back."""
+        """Return the time and the place of the next failure.
+
+        A place of None says that a replica starts or is back, and ``_LOOK`` that the load is to be looked at.
+        """
         at_ns, _, place = heapq.heappop(self._events)
-        if place is not None:
+        if place is not None and place != _LOOK:
             heapq.heappush(self._events, (at_ns + self._restart_ns, next(self._numbers), None))
         return at_ns, place
 

@@ -202,6 +202,9 @@ class Backend(Protocol):
     def deaths(self) -> Mapping[str, int]:
         """Return how many of its processes ended unexpectedly, by cause; empty if it has no processes."""
 
+    def num_wanted(self) -> int:
+        """Return how many processes of its own should run now; 0 if it has none."""
+
     def workers(self) -> list[WorkerState]:
         """Return the state of its processes; empty if it has none."""
 

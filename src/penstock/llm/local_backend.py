@@ -179,6 +179,10 @@ class LocalBackend:
         """Return an empty mapping: the model runs in this process."""
         return {}
 
+    def num_wanted(self) -> int:
+        """Return 0: the model runs in this process."""
+        return 0
+
     def workers(self) -> list[WorkerState]:
         """Return an empty list: the model runs in this process."""
         return []

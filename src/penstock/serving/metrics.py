@@ -248,6 +248,13 @@ class Metrics:
         _head(out, "penstock:model_ready", "gauge", "1 if the model accepts requests, else 0.")
         for backend in self._models.list():
             out.append(f'penstock:model_ready{{model_name="{_escaped(backend.name)}"}} {int(backend.is_ready)}')
+        _head(out, "penstock:workers_wanted", "gauge", "Number of workers that should run.")
+        for backend in self._models.list():
+            out.append(f'penstock:workers_wanted{{model_name="{_escaped(backend.name)}"}} {backend.num_wanted()}')
+        _head(out, "penstock:workers_ready", "gauge", "Number of workers that accept requests.")
+        for backend in self._models.list():
+            num_ready = sum(worker.status == "ready" for worker in backend.workers())
+            out.append(f'penstock:workers_ready{{model_name="{_escaped(backend.name)}"}} {num_ready}')
         _head(out, "penstock:worker_restarts_total", "counter", "Number of worker crashes and hangs, by cause.")
         for backend in self._models.list():
             for cause, count in backend.deaths().items():

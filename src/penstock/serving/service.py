@@ -77,7 +77,7 @@ async def run_service(settings: ServiceSettings) -> int:
     limit = raise_limit()
     settings = _within(settings, limit)
     primary = Primary(settings.supervision, settings.worker_listener, settings.placement)
-    models = RemoteModels(primary, settings.options, settings.num_workers, settings.networks, settings.route_policy)
+    models = _models(primary, settings)
     primary.adopt = models.adopt
     servables = _servables(models, primary, settings)
     traces = _traces(settings)
@@ -130,10 +130,17 @@ async def run_service(settings: ServiceSettings) -> int:
         signals.close()
 
 
+def _models(primary: Primary, settings: ServiceSettings) -> RemoteModels:
+    return RemoteModels(
+        primary, settings.options, settings.num_workers, settings.networks, settings.route_policy, settings.scale
+    )
+
+
 def _within(settings: ServiceSettings, limit: int) -> ServiceSettings:
     """Return the settings with ``num_connections`` reduced to what the limit on open files allows."""
     gateway = settings.gateway
-    others = _DESCRIPTORS_OF_WORKER * settings.num_workers * max(1, len(settings.models))
+    num_workers = settings.num_workers if settings.scale is None else settings.scale.max_replicas
+    others = _DESCRIPTORS_OF_WORKER * num_workers * max(1, len(settings.models))
     others += _DESCRIPTORS_OF_SERVABLES * len(settings.servables)
     if settings.admin_socket is not None:
         from penstock.serving.http import admin
@@ -191,7 +198,7 @@ def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings
 
     def make(name: str, scheme: str | None) -> RemoteBackend:
         options = settings.options if scheme is None else replace(settings.options, scheme=scheme)
-        return RemoteBackend(name, primary, options, settings.num_workers, settings.route_policy)
+        return RemoteBackend(name, primary, options, settings.num_workers, settings.route_policy, settings.scale)
 
     repository = ServableRepository(
         settings.supervision, PrivateModels(models, make), lambda: [backend.name for backend in models.list()]

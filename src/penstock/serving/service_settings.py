@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.cluster.autoscale import ScalePolicy
 from penstock.cluster.placement.placement import Placement
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.settings import GatewaySettings
@@ -24,7 +25,8 @@ class ServiceSettings:
     loaded and unloaded.  ``otlp_traces_endpoint``: the URL that receives the spans of requests; "" disables tracing.
     ``servables``: folders that contain servables.  ``networks``: "file.py:Class" for the checkpoint folder of a model
     by name, and under "" for every other one.  ``route_policy``: how workers are chosen for requests, see
-    ``penstock.cluster.routing.Router``.  ``placement``: where workers run; None: on this machine.
+    ``penstock.cluster.routing.Router``.  ``placement``: where workers run; None: on this machine.  ``scale``: how the
+    number of workers follows the load, after ``num_workers`` have started; None: it does not change.
     """
 
     models: tuple[tuple[str, str], ...]
@@ -39,3 +41,4 @@ class ServiceSettings:
     networks: Mapping[str, str] = field(default_factory=dict)
     route_policy: str = "prefix"
     placement: Placement | None = None
+    scale: ScalePolicy | None = None

@@ -12,6 +12,7 @@ from penstock.cli.options import add_parser_of, check_writable, numbers_of, writ
 from penstock.cli.progress import format_seconds
 
 if TYPE_CHECKING:
+    from penstock.cluster.autoscale import ScalePolicy
     from penstock.cluster.simulate import Report
 
 __all__ = ["add_parser", "run"]
@@ -36,6 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock simulate trace.jsonl --replicas 1000\n"
         "penstock simulate trace.jsonl --replicas 8 --policy least-loaded --json\n"
         "penstock simulate trace.jsonl --replicas 4,8,16 --policy prefix,least-loaded --svg policies.svg\n"
+        "penstock simulate trace.jsonl --replicas 8,1..8 --scale-down-seconds 60\n"
         "penstock simulate trace.jsonl --costs costs.json",
     )
     parser.add_argument("trace", metavar="TRACE", type=Path, help="the trace, JSON lines (required)")
@@ -43,7 +45,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--replicas",
         default="1",
         metavar="N[,N...]",
-        help="number of replicas; several numbers are compared in one table (default: 1)",
+        help="number of replicas, or MIN..MAX: it follows the load, as in penstock serve; several are compared in one "
+        "table (default: 1)",
     )
     parser.add_argument(
         "--policy",
@@ -67,6 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for option, (_, text) in _LIMITS.items():
         parser.add_argument(f"--{option}", type=int, metavar="N", help=text)
     _add_faults(parser)
+    _add_scaling(parser)
     parser.add_argument(
         "--json",
         action="store_true",
@@ -102,6 +106,7 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate; print the report, and the progress to standard error."""
     from dataclasses import asdict
+    from functools import partial
 
     from penstock.cluster.costs import COSTS_348M, read_costs
     from penstock.cluster.replica import ReplicaLimits
@@ -113,8 +118,8 @@ def run(args: argparse.Namespace) -> int:
     costs = COSTS_348M if args.costs is None else read_costs(args.costs)
     tp = costs.tp if args.tp is None else args.tp
     runs = [
-        Simulation(replicas, policy, costs, tp, limits, args.mtbf, args.restart, args.seed)
-        for replicas in numbers_of("replicas", args.replicas)
+        Simulation(replicas, policy, costs, tp, limits, args.mtbf, args.restart, args.seed, scale, args.start_seconds)
+        for replicas, scale in map(partial(_replicas_of, args), args.replicas.split(","))
         for policy in args.policy.split(",")
     ]
     if args.svg is not None:
@@ -129,6 +134,29 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_table(reports[0]) if len(reports) == 1 else _comparison(reports))
     return 0
+
+
+def _replicas_of(args: argparse.Namespace, text: str) -> tuple[int, ScalePolicy | None]:
+    """Return the number of replicas at first, and how it changes; None: it does not."""
+    from penstock.cluster.autoscale import ScalePolicy, parse_range
+
+    if ".." not in text:
+        (number,) = numbers_of("replicas", text)
+        return number, None
+    low, high = parse_range(text)
+    policy = ScalePolicy(low, high, args.scale_queue_seconds, down_after_s=args.scale_down_seconds)
+    return max(1, low), policy
+
+
+def _add_scaling(parser: argparse.ArgumentParser) -> None:
+    for name, default, text in (
+        ("scale-queue-seconds", 2.0, "with MIN..MAX: seconds of prefill that may wait per replica"),
+        ("scale-down-seconds", 120.0, "with MIN..MAX: end a replica when the others had room for so long"),
+        ("start-seconds", 1.0, "with MIN..MAX: time until a replica that was started serves"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=float, default=default, metavar="S", help=f"{text} (default: {default:g})"
+        )
 
 
 class _Progress:
@@ -176,6 +204,7 @@ def _table(report: Report) -> str:
         f"answer tokens    {report.output_tokens:14,}",
         f"preemptions      {report.preemptions:14,}",
         f"failures         {report.failures:14,}  {report.retries:,} requests started again",
+        f"replica time     {format_seconds(report.replica_seconds):>14}  {report.scalings:,} changes of their number",
         f"utilisation      {report.utilisation:14.1%}  busiest replica {report.load_imbalance:+.1%}",
         "",
         f"{'ms':<16} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10}",

@@ -17,6 +17,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.version import __version__
 
 if TYPE_CHECKING:
+    from penstock.cluster.autoscale import ScalePolicy
     from penstock.serving.service_settings import ServiceSettings
     from penstock.serving.settings import GatewaySettings
     from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
@@ -175,9 +176,27 @@ def _add_process_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--workers",
         type=int,
-        default=1,
         metavar="N",
-        help="worker processes per model, which share its load (default: 1)",
+        help="worker processes per model, which share its load; with --replicas, how many start at first (default: 1, "
+        "or MIN of --replicas)",
+    )
+    group.add_argument(
+        "--replicas",
+        metavar="MIN..MAX",
+        help="change the number of workers with the load, within these limits; with 0..MAX the last one ends while "
+        "there is nothing to do, and the next request starts one (default: --workers)",
+    )
+    group.add_argument(
+        "--scale-queue-seconds",
+        type=float,
+        metavar="S",
+        help="with --replicas: add workers when more than S seconds of prefill wait per worker (default: 2)",
+    )
+    group.add_argument(
+        "--scale-down-seconds",
+        type=float,
+        metavar="S",
+        help="with --replicas: end a worker when the others would have had room for S seconds (default: 120)",
     )
     group.add_argument(
         "--route-policy",
@@ -264,7 +283,7 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     from penstock.processes.supervision import SupervisionPolicy
     from penstock.serving.service_settings import ServiceSettings
 
-    check_integer("workers", args.workers, 1, 256)
+    num_workers, scale = _workers_of(args)
     for name in ("hang_seconds", "drain_seconds"):
         check_number(name, getattr(args, name), 86_400)
     models, servables = _split_sources([_resolve(args, source) for source in args.models])
@@ -273,9 +292,10 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         models=models,
         servables=servables,
         networks=_networks(args.network or (), models),
-        num_workers=args.workers,
+        num_workers=num_workers,
+        scale=scale,
         route_policy=args.route_policy,
-        options=options_of(args, args.workers),
+        options=options_of(args, num_workers if scale is None else scale.max_replicas),
         gateway=_gateway_settings(args),
         supervision=SupervisionPolicy(hang_s=args.hang_seconds, drain_s=args.drain_seconds),
         worker_listener=_worker_listener(args) if placement is None else listener,
@@ -283,6 +303,23 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
         admin_socket=args.admin_socket,
         otlp_traces_endpoint=args.otlp_traces_endpoint,
     )
+
+
+def _workers_of(args: argparse.Namespace) -> tuple[int, ScalePolicy | None]:
+    """Return how many workers start, and how their number changes; None: it does not."""
+    from penstock.cluster.autoscale import ScalePolicy, parse_range
+
+    given = {"queue_s": args.scale_queue_seconds, "down_after_s": args.scale_down_seconds}
+    given = {name: value for name, value in given.items() if value is not None}
+    if args.replicas is None:
+        if given:
+            raise InvalidArgumentError("--scale-queue-seconds and --scale-down-seconds require --replicas")
+        return check_integer("workers", 1 if args.workers is None else args.workers, 1, 256), None
+    low, high = parse_range(args.replicas)
+    check_integer("replicas", high, max(1, low), 256)
+    scale = ScalePolicy(low, high, **given)
+    least = max(1, low)
+    return check_integer("workers", least if args.workers is None else args.workers, least, high), scale
 
 
 def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[str, str]:

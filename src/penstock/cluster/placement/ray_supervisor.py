@@ -24,6 +24,8 @@ _GRACE_S: Final = 10.0
 """How long the exit status of a worker may be asked for."""
 _START_S: Final = 60.0
 """A supervisor that has not been told to start a worker for this long ends."""
+_LAST_S: Final = 5.0
+"""A supervisor whose reservation was not given back within this time, for lack of a head, ends by itself."""
 
 
 class Supervisor:
@@ -102,12 +104,17 @@ class Supervisor:
             self._give_back()
 
     def _give_back(self) -> None:
-        """Give the reservation back after a while, which ends this actor."""
+        """Give the reservation back after a while, which ends this actor.
+
+        Without a head of the cluster the call fails or waits, so the process then ends by itself.
+        """
         threading.Event().wait(_GRACE_S)
         if self._reservation is not None:
             from ray.util import remove_placement_group
 
-            remove_placement_group(self._reservation)
+            threading.Thread(target=remove_placement_group, args=(self._reservation,), daemon=True).start()
+            threading.Event().wait(_LAST_S)
+        os._exit(0)
 
 
 def _reservation() -> Any:

@@ -10,7 +10,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.errors import DeadlineError, InternalError
+from penstock.errors import DeadlineError, InternalError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import MAX_CRASHES, CrashTracker
@@ -47,6 +47,9 @@ class WorkerRoutes(Protocol):
     async def wait_ready(self, seconds: float) -> None:
         """Wait until a worker accepts requests; UnavailableError on timeout."""
 
+    async def wake(self, seconds: float | None) -> None:
+        """Wait for a worker if there is none now because their number follows the load; UnavailableError on timeout."""
+
 
 class Failover:
     """One request on its way through workers.  ``make`` returns its message for given options."""
@@ -75,6 +78,7 @@ class Failover:
     async def start(self) -> EventAnswer:
         """Send the request and return its answer after the first event; raises the error of a worker that refuses."""
         try:
+            await self._wake()
             num_crashes = self._routes.crashes.num_crashes(self._fingerprint) if self._routes.crashes else 0
             while True:
                 if num_crashes >= MAX_CRASHES:
@@ -87,6 +91,13 @@ class Failover:
                 await self._routes.wait_ready(RETRY_WAIT_S)
         except BaseException:
             self.answer.close()
+            raise
+
+    async def _wake(self) -> None:
+        try:
+            await self._routes.wake(self._options.deadline_s)
+        except UnavailableError:
+            self._remaining_options()  # the deadline has passed: DeadlineError
             raise
 
     @cached_property

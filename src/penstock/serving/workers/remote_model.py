@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.api_errors import without_folders
+from penstock.cluster.autoscale import Load
+from penstock.cluster.scale_loop import ScaleLoop
 from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.pooling import check_embedding
 from penstock.engine.prompts import check_token_ids
@@ -31,6 +33,7 @@ from penstock.serving.workers.worker_group import Launcher, WorkerGroup
 from penstock.serving.workers.worker_routing import RoutedRequest, WorkerRouting
 
 if TYPE_CHECKING:
+    from penstock.cluster.autoscale import ScalePolicy
     from penstock.engine.params import SamplingParams
     from penstock.engine.stats import EngineStats
     from penstock.llm.backend import Backend
@@ -47,7 +50,10 @@ _GAUGES: Final = ("num_running", "num_waiting", "num_pages", "num_held_pages", "
 
 
 class RemoteBackend:
-    """One model: it starts and replaces its workers, and sends each request to one of them."""
+    """One model: it starts and replaces its workers, and sends each request to one of them.
+
+    ``scale``: how their number follows the load; ``num_workers`` start at first.
+    """
 
     def __init__(
         self,
@@ -56,6 +62,7 @@ class RemoteBackend:
         options: ModelOptions,
         num_workers: int = 1,
         route_policy: str = "prefix",
+        scale: ScalePolicy | None = None,
     ) -> None:
         self.name = name
         self.crashes = CrashTracker()
@@ -70,6 +77,8 @@ class RemoteBackend:
         self._version = 0
         self._is_updating = False
         self._is_draining = False
+        self._scaling = None if scale is None else ScaleLoop(scale, num_workers, self._load_now, self._resize)
+        self._num_waiting = 0
         self._changed = asyncio.Event()
         self._deaths: Counter[str] = Counter()
         self._past_stats: dict[str, pb.Stats] = {}
@@ -88,7 +97,10 @@ class RemoteBackend:
             self._is_updating = True
             version = self._version + 1
             config = WorkerConfig("", "", self.name, path, version, verify or self._options.verify, 0, self._options)
-            group = WorkerGroup(self._launcher, config, self._num_workers, self._on_change, self._deaths)
+            group = WorkerGroup(
+                self._launcher, config, max(1, self.num_wanted()), self._on_change, self._deaths,
+                is_elastic=self._scaling is not None,
+            )  # fmt: skip
             try:
                 await group.start()
             except BaseException as error:
@@ -106,6 +118,9 @@ class RemoteBackend:
                 self._old.append(old)
                 text = f"{self.name}: new requests go to version {version} ({path})."
                 tell("model_updated", text, model=self.name, path=path, version=version)
+            if self._scaling is not None:
+                group.resize(self._scaling.wanted)  # it may have changed meanwhile
+                self._scaling.start()
             self._on_change()
             outdated = [connection for connection in self._joined if connection.weights_id != group.weights_id]
             # The caller may be cancelled now; the previous workers still end.
@@ -168,6 +183,8 @@ class RemoteBackend:
     async def close(self) -> None:
         """Accept no more requests, wait for open ones, and stop the workers."""
         self._is_draining = True
+        if self._scaling is not None:
+            await self._scaling.stop()
         self._on_change()
         await asyncio.gather(
             *(group.drain() for group in self._groups), *(self._dismiss(connection) for connection in self._joined)
@@ -177,10 +194,39 @@ class RemoteBackend:
     async def stop(self) -> None:
         """End the workers at once and lose their open requests."""
         self._is_draining = True
+        if self._scaling is not None:
+            await self._scaling.stop()
         for connection in self._joined:
             connection.stop()
         await asyncio.gather(*(group.stop() for group in self._groups))
         await self._close_tokenizer()
+
+    def num_wanted(self) -> int:
+        """Return how many workers of its own the model should have now."""
+        return self._num_workers if self._scaling is None else self._scaling.wanted
+
+    def _load_now(self) -> Load:
+        """Return the load of the workers, and of the requests that wait for the first one."""
+        group = self._group
+        connections = [] if group is None else [one for one in group.connections if one.is_ready]
+        places, pages = self._num_waiting / max(1, self._options.limits.max_requests), 0.0
+        for connection in connections:
+            max_requests = 0 if connection.plan is None else connection.plan.max_requests
+            places += connection.num_open / max(1, max_requests or self._options.limits.max_requests)
+            stats = connection.stats
+            if stats is not None:
+                numbers = stats.numbers
+                pages += numbers.get("num_held_pages", 0) / max(1, numbers.get("num_pages", 0))
+        return Load(self._routing.queued_s(connections), max(places, pages))
+
+    def _resize(self, num_workers: int) -> None:
+        group = self._group
+        if group is None or self._is_draining:
+            return
+        text = f"{self.name}: {num_workers} workers are wanted; {len(self._connections)} are ready."
+        tell("scaled", text, model=self.name, wanted=num_workers, ready=len(self._connections))
+        group.resize(num_workers)
+        self._on_change()
 
     async def _close_tokenizer(self) -> None:
         """End the tokenizer's process, if it has one.  It starts again if another model uses the same files."""
@@ -247,7 +293,7 @@ class RemoteBackend:
             return "draining"
         if self._group is None:
             return "loading" if self._is_updating else "failed"
-        if not self._connections:
+        if not self._connections and not self._is_asleep:
             return "failed" if self._group.is_failing else "loading"
         return "updating" if self._is_updating else "ready"
 
@@ -255,17 +301,32 @@ class RemoteBackend:
     def has_room(self) -> bool:
         """True if a worker has room for one more request, or if there are no workers, which ``choose`` reports."""
         connections = self._connections
-        return not connections or any(connection.has_room for connection in connections)
+        return any(connection.has_room for connection in connections) if connections else self._may_wait
 
     def has_room_for(self, client: str) -> bool:
         """Return True if a worker has room for one more request of a client, or if there are no workers."""
         connections = self._connections
-        return not connections or any(connection.has_room_for(client) for connection in connections)
+        return any(connection.has_room_for(client) for connection in connections) if connections else self._may_wait
+
+    @property
+    def _is_asleep(self) -> bool:
+        """True if there is no worker because there was nothing to do; a request has one started."""
+        group, scaling = self._group, self._scaling
+        can_sleep = group is not None and scaling is not None and not scaling.policy.min_replicas
+        return can_sleep and group is not None and not self._connections and not group.is_failing
+
+    @property
+    def _may_wait(self) -> bool:
+        """True if one more request may wait for the first worker: no more than a worker takes."""
+        max_open = 0 if self._scaling is None or self._group is None else self._group.max_open
+        return not max_open or self._num_waiting < max_open
 
     @property
     def is_ready(self) -> bool:
         """True if a worker accepts requests, has sent a message lately and its engine makes progress."""
-        return not self._is_draining and any(connection.is_fresh for connection in self._connections)
+        if self._is_draining:
+            return False
+        return self._is_asleep or any(connection.is_fresh for connection in self._connections)
 
     @property
     def error(self) -> str:
@@ -300,15 +361,28 @@ class RemoteBackend:
         Raises UnavailableError on timeout, and at once if the workers crash again and again.
         """
         end = asyncio.get_running_loop().time() + seconds
-        while not self._connections:
-            remaining_s = end - asyncio.get_running_loop().time()
-            if self._is_draining or self._group is None or self._group.is_failing or remaining_s <= 0:
-                self.choose()
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), remaining_s)
-            except TimeoutError:
-                continue
+        self._num_waiting += 1
+        try:
+            while not self._connections:
+                remaining_s = end - asyncio.get_running_loop().time()
+                if self._is_draining or self._group is None or self._group.is_failing or remaining_s <= 0:
+                    self.choose()
+                if self._scaling is not None:
+                    self._scaling.look()
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), remaining_s)
+        finally:
+            self._num_waiting -= 1
+
+    async def wake(self, seconds: float | None) -> None:
+        """Wait for a worker if there is none now and their number follows the load, up to ``seconds``.
+
+        Raises UnavailableError as ``wait_ready`` does.
+        """
+        if self._scaling is not None and self._group is not None and not self._connections:
+            load_s = self._launcher.supervision.load_s
+            await self.wait_ready(load_s if seconds is None else min(load_s, seconds))
 
     async def submit(
         self,

@@ -16,6 +16,7 @@ from penstock.serving.workers.worker_config import ModelOptions
 from penstock.serving.workers.worker_group import Launcher
 
 if TYPE_CHECKING:
+    from penstock.cluster.autoscale import ScalePolicy
     from penstock.llm.backend import Models
     from penstock.serving.workers.worker_connection import WorkerConnection
 
@@ -49,6 +50,7 @@ class RemoteModels:
         num_workers: int = 1,
         networks: Mapping[str, str] | None = None,
         route_policy: str = "prefix",
+        scale: ScalePolicy | None = None,
     ) -> None:
         self.is_draining = False
         self.taken_by: Callable[[str], str] = lambda name: ""
@@ -57,7 +59,7 @@ class RemoteModels:
         self._options = options or ModelOptions()
         self._num_workers = num_workers
         self._networks = networks or {}
-        self._route_policy = route_policy
+        self._route_policy, self._scale = route_policy, scale
         self._backends: dict[str, RemoteBackend] = {}
 
     def list(self) -> list[RemoteBackend]:
@@ -96,7 +98,7 @@ class RemoteModels:
             raise InvalidArgumentError(f"the name {name!r} is taken by {other}. Choose another one", param="name")
         options = replace(self._options, network=self._networks.get(name, self._networks.get("")))
         backend = self._backends[name] = RemoteBackend(
-            name, self._launcher, options, self._num_workers, self._route_policy
+            name, self._launcher, options, self._num_workers, self._route_policy, self._scale
         )
         try:
             await backend.load(model)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -47,7 +48,8 @@ class WorkerGroup:
     """``num_workers`` processes with one configuration.
 
     ``on_change`` is called when a worker becomes ready or ends.  ``deaths`` counts by cause the workers that ended
-    without being told to.
+    without being told to.  ``is_elastic``: their number changes by ``resize``, so each plans its memory with what the
+    others leave at the time; otherwise a worker that is replaced leaves its sizes to the next one.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class WorkerGroup:
         num_workers: int,
         on_change: Callable[[], None],
         deaths: Counter[str],
+        *,
+        is_elastic: bool = False,
     ) -> None:
         self.config = config
         self.error = ""
@@ -67,14 +71,19 @@ class WorkerGroup:
         self.tokenizer: Tokenizer | None = None
         self.weights_id = ""
         """The identity of the weights: equal for equal bundles, empty for a checkpoint folder."""
+        self.max_open = 0
+        """How many requests may be open in a worker; 0 before the first one is ready."""
         self._launcher = launcher
         self._num_workers = num_workers
+        self._is_elastic = is_elastic
         self._on_change = on_change
         self._workers: dict[int, WorkerProcess] = {}
         self._ending: set[WorkerProcess] = set()
         self._failing: set[int] = set()
         self._stopping = asyncio.Event()
-        self._supervisors: list[asyncio.Task[None]] = []
+        self._supervisors: dict[int, asyncio.Task[None]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._slots = count()
 
     @property
     def connections(self) -> list[WorkerConnection]:
@@ -84,19 +93,62 @@ class WorkerGroup:
     @property
     def is_failing(self) -> bool:
         """True if every process crashes again and again."""
-        return len(self._failing) == self._num_workers
+        return bool(self._supervisors) and len(self._failing) >= len(self._supervisors)
 
     async def start(self) -> None:
         """Start all processes; if one fails, stop all and raise its error."""
         first_starts: list[asyncio.Future[None]] = []
-        for slot in range(self._num_workers):
+        for _ in range(self._num_workers):
             first_starts.append(asyncio.get_running_loop().create_future())
-            self._supervisors.append(asyncio.ensure_future(self._supervise(slot, first_starts[-1])))
+            self._add(first_starts[-1])
         try:
             await asyncio.gather(*first_starts)
         except BaseException:
             await self.stop()
             raise
+
+    def _add(self, first_start: asyncio.Future[None]) -> None:
+        slot = next(self._slots)
+        self._supervisors[slot] = asyncio.ensure_future(self._supervise(slot, first_start))
+
+    def resize(self, num_workers: int) -> None:
+        """Start workers, or drain and end those with the fewest open requests, until ``num_workers`` are left.
+
+        A worker that fails to start is started again, as one that crashed.
+        """
+        if self._stopping.is_set():
+            return
+        for _ in range(num_workers - len(self._supervisors)):
+            started = asyncio.get_running_loop().create_future()
+            started.set_result(None)  # nobody waits for it
+            self._add(started)
+        by_load = sorted(self._supervisors, key=lambda slot: (self._num_open(slot), -slot))
+        for slot in by_load[: max(0, len(by_load) - num_workers)]:
+            retiring = asyncio.ensure_future(self._retire(slot, self._supervisors.pop(slot)))
+            self._retiring.add(retiring)
+            retiring.add_done_callback(self._retiring.discard)
+            self._failing.discard(slot)
+
+    def _num_open(self, slot: int) -> int:
+        """Return the open requests of a slot's worker, -1 if none is ready."""
+        worker = self._workers.get(slot)
+        return -1 if worker is None else worker.connection.num_open
+
+    async def _retire(self, slot: int, supervisor: asyncio.Task[None]) -> None:
+        """End a slot's worker after its open requests, at the latest after ``drain_s`` seconds."""
+        worker = self._workers.get(slot)
+        if worker is not None:
+            worker.connection.drain()
+            self._on_change()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(worker.connection.idle(), self._launcher.supervision.drain_s)
+            self._ending.add(worker)
+        supervisor.cancel()
+        await asyncio.gather(supervisor, return_exceptions=True)
+        if worker is not None:
+            await worker.stop()
+            self._ending.discard(worker)
+        self._on_change()
 
     async def _supervise(self, slot: int, first_start: asyncio.Future[None]) -> None:
         """Run a process, and replace it when it ends; ``first_start`` gets the outcome of the first start."""
@@ -105,7 +157,8 @@ class WorkerGroup:
             lived_s, num_lost, name = 0.0, 0, ""
             try:
                 config = self._config_of(slot, is_first=not first_start.done())
-                worker = self._workers[slot] = await self._launcher.launch(config, is_known=first_start.done())
+                is_known = first_start.done() and not self._is_elastic
+                worker = self._workers[slot] = await self._launcher.launch(config, is_known=is_known)
                 self._note_ready(slot, worker.connection)
                 if not first_start.done():
                     first_start.set_result(None)
@@ -122,7 +175,7 @@ class WorkerGroup:
                     return
             finally:
                 self._workers.pop(slot, None)
-            if self._stopping.is_set():
+            if self._stopping.is_set() or slot not in self._supervisors:
                 return
             self.error = death.why
             self.deaths[death.cause] += 1
@@ -161,9 +214,9 @@ class WorkerGroup:
         self._failing.discard(slot)
         self._describe(connection)
         if connection.plan is not None and connection.card is not None:  # a restart gets the same sizes
-            limits = replace(
-                self.config.options.limits, num_pages=connection.plan.num_pages, context_len=connection.card.max_len
-            )
+            limits = replace(self.config.options.limits, context_len=connection.card.max_len)
+            if not self._is_elastic:
+                limits = replace(limits, num_pages=connection.plan.num_pages)
             self.config = replace(self.config, options=replace(self.config.options, limits=limits))
         tell(
             "worker_ready",
@@ -181,6 +234,7 @@ class WorkerGroup:
     def _describe(self, connection: WorkerConnection) -> None:
         """Keep the first worker's description of the model, unless a later one opened another file at the same path."""
         card, previous = connection.card, self.card
+        self.max_open = connection.max_open
         if card is None or (
             previous is not None
             and replace(card, created=previous.created) == previous
@@ -211,9 +265,10 @@ class WorkerGroup:
         """End all processes and lose their open requests.  A second call waits for the end as well."""
         self._stopping.set()
         self._ending.update(self._workers.values())
-        for supervisor in self._supervisors:
-            supervisor.cancel()
-        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        tasks = [*self._supervisors.values(), *self._retiring]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(worker.stop() for worker in [*self._ending]))
         self._workers.clear()
         self._ending.clear()

@@ -56,6 +56,11 @@ class WorkerRouting:
         """Return the place of a worker; None if it is no longer there."""
         return self._places.get(connection)
 
+    def queued_s(self, connections: Sequence[WorkerConnection]) -> float:
+        """Return the seconds of prefill that wait in these workers together."""
+        places = [self._places[connection] for connection in connections if connection in self._places]
+        return sum(self.router.queued_s(place) for place in places)
+
     def measure(self, connection: WorkerConnection, answer: EventAnswer) -> None:
         """Note the times of a complete answer."""
         times, timings = self._remote_times.get(connection, self._local_times), answer.timings
