@@ -17,7 +17,7 @@ from penstock.sharding.source import open_whole
 from tests.support.families import save
 
 FAMILIES = ("llama_tied_one_kv_head", "gpt2", "mixtral")
-LAYOUTS = (RankLayout(), RankLayout(3), RankLayout(2, 2), RankLayout(1, 1, 2))
+LAYOUTS = (RankLayout(), RankLayout(3), RankLayout(2, 2), RankLayout(1, 1, 2), RankLayout(1, 2, 2))
 OPTIONS = ProgramOptions(max_tokens=8, max_requests=1, max_rows=1, num_pages=8)
 
 

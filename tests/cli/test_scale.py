@@ -43,7 +43,7 @@ def test_a_plan_as_json(penstock_command, tmp_path: Path):
     [
         (["plan", FOLDER, "--pp", "0"], "--pp: expected an integer from 1"),
         (["plan", FOLDER, "--pp", "40"], "--pp: expected at most"),
-        (["plan", FOLDER, "--tp", "2", "--cp", "2"], "--tp: expected 1 with context_parallel_size 2"),
+        (["plan", FOLDER, "--tp", "8", "--cp", "16"], "--tp: expected at most 64 ranks in all, got 128"),
         (["plan", FOLDER, "--tp", "0"], "--tp: expected an integer from 1"),
         (["plan", FOLDER, "--tp", "5"], "--tp: expected at most 4 ranks"),
         (["plan", FOLDER, "--scheme", "w2"], "--scheme: expected one of"),

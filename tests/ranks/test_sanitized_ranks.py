@@ -31,7 +31,7 @@ def test_ranks_under_a_sanitizer(
     whole = bundle_of("llama_head_dim", "w8a8")
     longer = long_context_of("llama_head_dim", "w8a8")
     cases = [(whole, RankLayout(2)), (whole, RankLayout(3)), (whole, RankLayout(pp=2))]
-    cases += [(longer, RankLayout(cp=2)), (longer, RankLayout(cp=3))]
+    cases += [(longer, RankLayout(cp=2)), (longer, RankLayout(cp=3)), (longer, RankLayout(2, 1, 2))]
     for path, layout in cases:
         options = ["--stages"] if layout.pp > 1 else []
         parts = parts_of(path, layout)

@@ -29,7 +29,7 @@ from tests.support.marks import mostly_long
 from tests.support.my_network import CONFIG, SCRIPT
 from tests.support.sharded_folders import DEMO, strategy_of
 
-LAYOUTS = [RankLayout(), RankLayout(2), RankLayout(1, 2), RankLayout(2, 3), RankLayout(1, 1, 3)]
+LAYOUTS = [RankLayout(), RankLayout(2), RankLayout(1, 2), RankLayout(2, 3), RankLayout(1, 1, 3), RankLayout(2, 2, 2)]
 STORED = ("llama_tied_one_kv_head", "phi3_partial_window", "gpt2", "falcon_new", "bloom", "gemma2", "olmo2", "mixtral")
 """Own names, fused rows in all forms, transposed matrices, sums, whole norms, experts."""
 
@@ -140,7 +140,7 @@ Q = "model.layers.0.self_attn.q_proj.weight"
         (("world", "tp"), 0, "world: tp: expected an integer from 1 to 64"),
         (("world", "tp"), 3, "ranges: expected a list for each of 3 ranks"),
         (("world", "pp"), 2, "stages: expected stages from 0 to 1 that ascend"),
-        (("world", "cp"), 2, "world: tensor_parallel_size: expected 1 with context_parallel_size 2"),
+        (("world", "cp"), 40, "world: tensor_parallel_size: expected at most 64 ranks in all, got 80"),
         (("parameters", Q, "stages"), [0], "'stages' is not a field"),
         (("world", "dp"), 2, "'dp' is not a field"),
         (("parameters",), {}, "parameters: expected 1 to"),

@@ -51,7 +51,7 @@ def copy(sharded: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["", "w8a16", "w8a8", "w4a16", "w4a8"])
-@pytest.mark.parametrize("layout", [RankLayout(3), RankLayout(2, 2), RankLayout(1, 1, 4)], ids=str)
+@pytest.mark.parametrize("layout", [RankLayout(3), RankLayout(2, 2), RankLayout(1, 1, 4), RankLayout(2, 2, 2)], ids=str)
 def test_merging_gives_the_source_back(scheme: str, layout: RankLayout, tmp_path: Path) -> None:
     source = DEMO
     if scheme:

@@ -190,7 +190,7 @@ ps_status prepare(OpRun* run, ps_context* context, const ps_tensor* tensors, int
   }
   const Membership member = membership_of(run->op, c.attrs);
   if (member.world > 1) {
-    if (!context->comm || context->comm->world != member.world || context->comm->rank != member.rank)
+    if (!context->comm || !member.fits(*context->comm))
       return fail(PS_INVALID_ARGUMENT, "rank: expected a context with the comm of rank %d of %d", member.rank, member.world);
     if (part_bytes(run->op, c) > context->comm->part_bytes)
       return fail(PS_INVALID_ARGUMENT, "part_bytes: expected a comm of at least %lld", static_cast<long long>(part_bytes(run->op, c)));

@@ -314,10 +314,11 @@ Membership membership_of(int32_t op, const AttrValue* attrs) {
   if (op == OP_RECV) world = world_at(OP_RECV), rank = rank_at(OP_RECV);
   if (op == OP_BARRIER) world = world_at(OP_BARRIER), rank = rank_at(OP_BARRIER);
   if (op == OP_CONTEXT_ATTENTION) world = world_at(OP_CONTEXT_ATTENTION), rank = rank_at(OP_CONTEXT_ATTENTION);
-  if (rank < 0) return Membership{0, 0};
+  if (rank < 0) return Membership{0, 0, false};
   Cut cut{};
   if (starts >= 0) read_cut(attrs[starts].s, &cut);
-  return Membership{static_cast<int32_t>(attrs[rank].i), starts >= 0 ? cut.world : static_cast<int32_t>(attrs[world].i)};
+  return Membership{static_cast<int32_t>(attrs[rank].i), starts >= 0 ? cut.world : static_cast<int32_t>(attrs[world].i),
+                    op == OP_CONTEXT_ATTENTION};
 }
 
 int64_t part_bytes(int32_t op, const Call& c) {

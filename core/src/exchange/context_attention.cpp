@@ -1,5 +1,6 @@
 // Attention whose partitions of the context are dealt out to ranks.  A rank leaves the results of its partitions in its part of
 // an exchange, and every rank merges those of all in ascending order, as one rank does (docs/explanation/ranks.md).
+// If the heads are cut too, the ranks of a comm are several such groups, one after another, with as many heads each.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -69,7 +70,7 @@ template <int32_t kIndex>
 void run_exchange(const Call& c, int64_t, int64_t, int32_t) {
   if (!c.exchange) return;
   const int64_t bytes = block_of(c, kIndex).count * token_bytes(c);
-  for (int64_t r = 0; r < world(c); ++r) c.exchange->bytes[r] = bytes;
+  for (int64_t r = 0; r < c.exchange->comm->world; ++r) c.exchange->bytes[r] = bytes;
   c.exchange->gather();
 }
 
@@ -81,7 +82,7 @@ void run_merge(const Call& c, int64_t begin, int64_t end, int32_t) {
   if (!c.exchange || c.exchange->status != PS_OK) return;
   const Block block = block_of(c, kIndex);
   AttentionArgs args = args_of(c, block);
-  args.rank_partials = c.exchange->parts;
+  args.rank_partials = c.exchange->parts + (c.exchange->comm->rank - args.rank);
   c.kernels->attention_merge(args, block.begin + begin, block.begin + end);
 }
 

@@ -27,9 +27,13 @@ inline BestTokens best_tokens(uint8_t* logits, int64_t rows, int32_t world) {
 }
 constexpr int64_t kBestFloats = 2;  // per row and rank
 // The group that an op of several ranks belongs to, as its attributes say, which its shape rule has checked; another op's
-// has world 0.
+// has world 0.  `within`: it may be one of several groups of a comm, one after another.
 struct Membership {
   int32_t rank, world;
+  bool within;
+  bool fits(const ps_comm& comm) const {
+    return within ? comm.world % world == 0 && comm.rank % world == rank : comm.world == world && comm.rank == rank;
+  }
 };
 Membership membership_of(int32_t op, const AttrValue* attrs);
 ps_status check_membership(const AttrValue& world, const AttrValue& rank);

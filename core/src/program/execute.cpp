@@ -144,7 +144,8 @@ ps_status take_own_pages(ps_program* p, const ps_batch& b) {
     if (!(p->plan.used_groups >> g & 1)) continue;
     int32_t* table = p->page_tables + g * b.num_requests * width;
     const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
-    PS_TRY(localize_pages(batch, static_cast<int32_t>(g), graph.page_groups[g], comm.rank, comm.world, table));
+    PS_TRY(localize_pages(batch, static_cast<int32_t>(g), graph.page_groups[g], comm.rank % graph.context_world,
+                          graph.context_world, table));
   }
   return PS_OK;
 }

@@ -13,11 +13,12 @@ __all__ = ["RankLayout"]
 
 @dataclass(frozen=True)
 class RankLayout:
-    """``pp`` stages of ``tp`` ranks each, or ``cp`` ranks that divide each context, and the weights as ``tp`` do.
+    """``pp`` stages of ``tp`` * ``cp`` ranks each, which divide the weights; ``cp`` of them divide each context.
 
-    With one stage, rank t is rank t of it.  With several, rank 0 is the coordinator, which has no layers, and rank
-    1 + s * tp + t is rank t of stage s.  Raises InvalidArgumentError (``tensor_parallel_size``,
-    ``pipeline_parallel_size``, ``context_parallel_size``) for numbers that no group of ranks has.
+    Rank t * cp + c of a stage has part t of the attention heads and part c of the contexts.  With one stage, rank r is
+    rank r of it.  With several, rank 0 is the coordinator, which has no layers, and rank 1 + s * tp * cp + r is rank r
+    of stage s.  Raises InvalidArgumentError (``tensor_parallel_size``, ``pipeline_parallel_size``,
+    ``context_parallel_size``) for numbers that no group of ranks has.
     """
 
     tp: int = 1
@@ -29,15 +30,13 @@ class RankLayout:
         check_integer("tensor_parallel_size", self.tp, 1, MAX_RANKS)
         check_integer("pipeline_parallel_size", self.pp, 1, MAX_RANKS - 1)
         check_integer("context_parallel_size", self.cp, 1, MAX_RANKS)
-        for name, size in (("tensor_parallel_size", self.tp), ("pipeline_parallel_size", self.pp)):
-            if self.cp > 1 and size > 1:
-                raise InvalidArgumentError(
-                    f"{name}: expected 1 with context_parallel_size {self.cp}, whose ranks divide the weights too, "
-                    f"found {size}",
-                    param=name,
-                )
-        if self.pp > 1:
-            check_integer("tensor_parallel_size * pipeline_parallel_size", self.tp * self.pp, 2, MAX_RANKS - 1)
+        most = MAX_RANKS if self.pp == 1 else MAX_RANKS - 1  # rank 0 of a pipeline has no layers
+        if self.num_computing > most:
+            sizes = {"tensor": self.tp, "pipeline": self.pp, "context": self.cp}
+            name = next(f"{name}_parallel_size" for name, size in sizes.items() if size > 1)
+            raise InvalidArgumentError(
+                f"{name}: expected at most {most} ranks in all, got {self.num_computing}", param=name
+            )
 
     @property
     def world(self) -> int:

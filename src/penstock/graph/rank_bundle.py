@@ -176,19 +176,22 @@ def widest_exchange(graphs: Iterable[Graph]) -> int:
     return max(widths)
 
 
-def widest_partials(graph: Graph, max_tokens: int) -> int:
+def widest_partials(graphs: Iterable[Graph], max_tokens: int) -> int:
     """Return the most bytes that a rank sends at once of the results of its partitions (context_attention).
+
+    ``graphs``: of all ranks.
 
     Tokens go in at most ``_MAX_BLOCKS`` blocks, of ``_BLOCK_BYTES`` where that is enough: as in
     core/src/exchange/context_attention.cpp, which refuses a transport with less.
     """
     widest = 0
-    for node in graph.nodes:
-        if node.op == "context_attention":
-            num_parts = -(-pages_for(graph.context_len) // PARTITION_PAGES)
-            token_bytes = partials_bytes(graph, node) * -(-num_parts // int(node.attrs["world"]))
-            block = -(-max_tokens // _MAX_BLOCKS) * token_bytes
-            widest = max(widest, block, min(_BLOCK_BYTES, max_tokens * token_bytes))
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.op == "context_attention":
+                num_parts = -(-pages_for(graph.context_len) // PARTITION_PAGES)
+                token_bytes = partials_bytes(graph, node) * -(-num_parts // int(node.attrs["world"]))
+                block = -(-max_tokens // _MAX_BLOCKS) * token_bytes
+                widest = max(widest, block, min(_BLOCK_BYTES, max_tokens * token_bytes))
     return widest
 
 

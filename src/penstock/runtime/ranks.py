@@ -141,6 +141,7 @@ def open_ranks(
             weight_bytes_per_token=plan.models[0].weight_bytes_per_token,
             num_threads=threads,
             bidirectional=any(info.bidirectional for info in plan.models),
+            context_ranks=plan.models[0].context_ranks,
         )
     return program, model
 
@@ -253,7 +254,7 @@ def check_rank_bundle(path: Path, graph: Graph, rank: int, layout: RankLayout) -
     """Raise InvalidArgumentError, which names the option, unless a bundle is that of a rank of the layout."""
     world, stages, contexts = (int(graph.properties.get(key, "1")) for key in ("world", "stages", "context_world"))
     is_coordinated = stages > 1  # its rank 0 has no layers
-    tp = 1 if contexts > 1 else (world - 1) // stages if is_coordinated else world
+    tp = ((world - 1) // stages if is_coordinated else world) // contexts
     found = RankLayout(tp, stages, contexts)
     if found == layout and graph.properties.get("rank") == str(rank):
         return
@@ -288,7 +289,7 @@ def _part_bytes(graphs: Sequence[Graph], limits: ProgramLimits) -> int:
     num_rows = max(limits.max_tokens, limits.max_rows, limits.max_requests)
     tables = len(graph.page_groups) * limits.max_requests * pages_for(limits.context_len or graph.context_len)
     batch = 64 + 4 * (2 * limits.max_tokens + limits.max_requests + 1 + num_rows + tables)
-    partials = widest_partials(graph, limits.max_tokens)
+    partials = widest_partials(graphs, limits.max_tokens)
     return max(4 * widest_exchange(graphs) * num_rows, batch, partials, MIN_PART_BYTES)
 
 

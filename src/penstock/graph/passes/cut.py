@@ -32,6 +32,32 @@ class Cut:
         """Return the cut of elements that this cut of units of ``factor`` elements makes."""
         return Cut(tuple((start * factor, stop * factor) for start, stop in self.ranges))
 
+    def repeated(self, count: int) -> Cut:
+        """Return the cut in which ``count`` ranks, one after another, have the same range."""
+        return Cut(tuple(own for own in self.ranges for _ in range(count)))
+
+    def shared(self, count: int) -> Cut:
+        """Return the cut in which ``count`` ranks with the same range, one after another, divide it.
+
+        Raises InvalidArgumentError (``context_parallel_size``) for more ranks than columns.
+        """
+        ranges: list[tuple[int, int]] = []
+        for start, stop in self.ranges[::count]:
+            part = cut_evenly(stop - start, count)
+            if part is None:
+                raise InvalidArgumentError(
+                    f"context_parallel_size: expected at most {stop - start}, the columns of a rank's attention heads, "
+                    f"found {count}",
+                    param="context_parallel_size",
+                )
+            ranges += [(start + first, start + last) for first, last in part.ranges]
+        return Cut(tuple(ranges))
+
+    @property
+    def ends(self) -> set[int]:
+        """Where the part of a rank ends."""
+        return {stop for _, stop in self.ranges}
+
     @property
     def is_partition(self) -> bool:
         """True if every column belongs to one rank."""

@@ -40,11 +40,11 @@ def cut_rank(
     more ranks of a stage than attention heads, and UnsupportedError for a graph that is cut already.
     """
     if layout.pp == 1:
-        return shard(graph, rank, layout.stage_ranks, context=layout.cp > 1)
+        return shard(graph, rank, layout.stage_ranks, contexts=layout.cp)
     stage, place = layout.place(rank)
     part = _cut_stage(graph, stage, layout.pp, owners)
-    if layout.tp > 1 and stage >= 0:
-        part, sources = shard(part, place, layout.tp)
+    if layout.stage_ranks > 1 and stage >= 0:
+        part, sources = shard(part, place, layout.stage_ranks, contexts=layout.cp)
     else:
         sources = {
             name: (name, ((0, weight.cols if weight.rows == 1 else weight.rows),))
@@ -52,13 +52,16 @@ def cut_rank(
         }
     _address(part, rank, layout)
     part.properties = {**graph.properties, "rank": str(rank), "world": str(layout.world), "stages": str(layout.pp)}
+    if layout.cp > 1:
+        part.properties["context_world"] = str(layout.cp)
     return part, sources
 
 
 def _address(part: Graph, rank: int, layout: RankLayout) -> None:
     """Say with which ranks a part exchanges rows.  Only the first rank of the last stage sends logits."""
-    before = layout.world - layout.tp if rank == 0 else rank - layout.tp
-    after = rank + layout.tp if rank + layout.tp < layout.world else 0
+    size = layout.stage_ranks
+    before = layout.world - size if rank == 0 else rank - size
+    after = rank + size if rank + size < layout.world else 0
     if after == 0 and layout.place(rank)[1] > 0:
         sends = [node for node in part.nodes if node.op == "send"]
         if part.output == sends[-1].outputs[0]:

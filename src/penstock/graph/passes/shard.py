@@ -37,15 +37,15 @@ class _Piece:
     stop: int
 
 
-def shard(
-    graph: Graph, rank: int, world: int, *, context: bool = False
-) -> tuple[Graph, dict[str, tuple[str, RowRanges]]]:
+def shard(graph: Graph, rank: int, world: int, *, contexts: int = 1) -> tuple[Graph, dict[str, tuple[str, RowRanges]]]:
     """Return the graph of one rank, and for each of its weights the whole one's name and the rows that it has.
 
-    The order of exchanges is equal on all ranks.  ``context``: attention is cut by positions instead of heads, so each
-    rank has all heads' keys and values of its partitions of a context.  Raises InvalidArgumentError
-    (``tensor_parallel_size``) for more ranks than heads, and UnsupportedError for a graph that is cut already.
+    The order of exchanges is equal on all ranks.  ``contexts``: of so many ranks, one after another, each has some
+    partitions of every context, for the same heads: all of them if ``world`` is ``contexts``.  Raises
+    InvalidArgumentError (``tensor_parallel_size``) for more ranks than heads, and UnsupportedError for a graph that is
+    cut already.
     """
+    context = contexts > 1
     name = "context_parallel_size" if context else "tensor_parallel_size"
     check_integer(name, world, 1, MAX_RANKS)
     if any(node.op in EXCHANGES and node.op not in ("send", "recv") for node in graph.nodes):
@@ -62,13 +62,13 @@ def shard(
         raise UnsupportedError(f"{name}: expected 1 for a network whose attention has sinks", param=name)
     if any(state.latent_dim for state in graph.states.values()):
         raise UnsupportedError(f"{name}: expected 1 for a network with latent attention, which is not cut", param=name)
-    sharder = _Sharder(copy.deepcopy(graph), rank, world, context)
+    sharder = _Sharder(copy.deepcopy(graph), rank, world, contexts)
     return sharder.run(), sharder.sources
 
 
 class _Sharder:
-    def __init__(self, graph: Graph, rank: int, world: int, context: bool) -> None:
-        self.whole, self.rank, self.world, self.context = graph, rank, world, context
+    def __init__(self, graph: Graph, rank: int, world: int, contexts: int) -> None:
+        self.whole, self.rank, self.world, self.contexts = graph, rank, world, contexts
         self.attends = {node.inputs[1].name: node for node in graph.nodes if node.op == "attention"}
         self.views: dict[str, list[Value]] = {}
         for value in graph.values.values():
@@ -89,8 +89,8 @@ class _Sharder:
             self._add(node)
         self.graph.output = self._whole(self.whole.output)
         self.graph.properties = {**self.whole.properties, "rank": str(self.rank), "world": str(self.world)}
-        if self.context:
-            self.graph.properties["context_world"] = str(self.world)
+        if self.contexts > 1:
+            self.graph.properties["context_world"] = str(self.contexts)
         drop_dead_code(self.graph)
         order_values(self.graph)
         return self.graph
@@ -118,7 +118,7 @@ class _Sharder:
 
     def _want(self, node: Node) -> None:
         """Note the cuts in which a node works without whole rows; nodes are visited from the last to the first."""
-        if node.op in ("attention", "kv_append") and not self._goes_by_heads(node):
+        if node.op in ("attention", "kv_append") and (self.contexts > 1 or not self._goes_by_heads(node)):
             return
         if node.op == "attention":
             heads, _ = self._heads(node)
@@ -140,7 +140,7 @@ class _Sharder:
 
     def _goes_by_heads(self, node: Node) -> bool:
         """Return True for attention and for what it reads; a convolution has its whole state on every rank."""
-        if self.context:
+        if self.contexts == self.world > 1:
             return False
         return node.op == "attention" or (node.op == "kv_append" and node.inputs[2].name in self.attends)
 
@@ -148,11 +148,19 @@ class _Sharder:
         return self.attends[append.inputs[2].name]
 
     def _heads(self, attention: Node) -> tuple[Cut, Cut]:
-        """Return the cuts of the columns of queries, and of keys and values."""
+        """Return the cuts of the columns of queries, and of keys and values: the ranks of a context have the same."""
         state = self.whole.states[attention.inputs[1].name]
         num_heads = _row_elements(self.whole.values[attention.inputs[0].name]) // state.head_dim
-        heads, kv_heads = cut_heads(num_heads, state.num_kv_heads, self.world)
-        return heads.times(state.head_dim), kv_heads.times(state.head_dim)
+        num_cuts = self.world // self.contexts
+        heads, kv_heads = cut_heads(num_heads, state.num_kv_heads, num_cuts)
+        if self.contexts > 1 and len({heads.size(i) for i in range(num_cuts)}) > 1:
+            raise UnsupportedError(
+                f"tensor_parallel_size: expected ranks with equally many of {num_heads} attention heads and "
+                f"{state.num_kv_heads} key-value heads with context_parallel_size {self.contexts}, found {num_cuts}",
+                param="tensor_parallel_size",
+            )
+        heads, kv_heads = heads.times(state.head_dim), kv_heads.times(state.head_dim)
+        return heads.repeated(self.contexts), kv_heads.repeated(self.contexts)
 
     def _default_cut(self, name: str) -> Cut | None:
         value = self.whole.values[name]
@@ -223,15 +231,20 @@ class _Sharder:
             self._add_linear(node)
         elif node.op == "embedding" and node.inputs[0].name == self.whole.inputs[0]:
             self._add_embedding(node)
-        elif self.context and node.op == "attention":
-            attrs = {**node.attrs, "world": self.world, "rank": self.rank}
-            self._add_whole(dataclasses.replace(node, op="context_attention", attrs=attrs))
+        elif node.op == "attention" and self.contexts == self.world > 1:
+            self._add_whole(self._over_contexts(node))
         elif self._goes_by_heads(node):
             self._add_attention(node)
         elif self._goes_by_parts(node) and (cut := self._common_cut(node)) is not None:
             self._add_by_parts(node, cut)
         else:
             self._add_whole(node)
+
+    def _over_contexts(self, attention: Node) -> Node:
+        if self.contexts == 1:
+            return attention
+        attrs = {**attention.attrs, "world": self.contexts, "rank": self.rank % self.contexts}
+        return dataclasses.replace(attention, op="context_attention", attrs=attrs)
 
     def _add_whole(self, node: Node) -> None:
         inputs = [Operand("value", self._whole(o.name)) if o.kind == "value" else self._keep(o) for o in node.inputs]
@@ -303,10 +316,12 @@ class _Sharder:
         return None
 
     def _common_cut(self, node: Node) -> Cut | None:
-        """Return the cut in which all inputs of a node are."""
+        """Return the cut in which all inputs of a node are, and which divides no head of them."""
         values = node.inputs if node.op in _BY_COLUMN else node.inputs[:1]
         cuts = {self.cuts.get(self._piece(operand.name)) for operand in values}
-        return cuts.pop() if len(cuts) == 1 else None
+        cut = cuts.pop() if len(cuts) == 1 else None
+        units = [_unit(self.whole.values[operand.name]) for operand in values]
+        return cut if cut is not None and not any(end % unit for unit in units for end in cut.ends) else None
 
     def _add_by_parts(self, node: Node, cut: Cut) -> None:
         num_cut = len(node.inputs) if node.op in _BY_COLUMN else 1
@@ -317,9 +332,11 @@ class _Sharder:
         self._add_part_output(node.outputs[0], cut)
         self.graph.nodes.append(dataclasses.replace(node, inputs=inputs))
 
-    def _add_part_output(self, name: str, cut: Cut) -> None:
-        piece = self._piece(name)
-        self.cuts[piece], self.local_start[piece] = cut, 0
+    def _add_part_output(self, name: str, cut: Cut, shares: Cut | None = None) -> None:
+        """Add the columns ``cut`` of a value; of those that several ranks have, each sends its ``shares``."""
+        piece, own = self._piece(name), shares or cut
+        self.cuts[piece] = own
+        self.local_start[piece] = own.ranges[self.rank][0] - cut.ranges[self.rank][0]
         self._new_value(name, _resize(self.whole.values[name], cut.size(self.rank)))
 
     def _add_attention(self, node: Node) -> None:
@@ -340,7 +357,8 @@ class _Sharder:
                 operand = self._weight(operand.name, ((start // head_dim, stop // head_dim),))
             inputs.append(operand)
         if not is_append:
-            self._add_part_output(node.outputs[0], heads)
+            self._add_part_output(node.outputs[0], heads, heads.shared(self.contexts))
+            node = self._over_contexts(node)
         self.graph.nodes.append(dataclasses.replace(node, inputs=inputs))
 
 
