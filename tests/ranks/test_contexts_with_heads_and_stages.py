@@ -15,7 +15,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.ir import KvLayout
 from penstock.llm.llm import LLM
 from penstock.ops.table import LINEAR_SCHEMES
-from tests.ranks.test_context_parallel import (
+from tests.support.context_steps import (
     CONTEXT,
     DEMO,
     FAMILIES,
@@ -40,7 +40,8 @@ def threads_of(parts: list[Path], layout: RankLayout, options: object = CONTEXT,
     return RankThreads(parts, options, num_threads, stage_ranks=layout.stage_ranks if layout.pp > 1 else 0)
 
 
-@pytest.mark.parametrize("layout", mostly_long([HEADS, STAGES, BOTH], HEADS), ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [HEADS, STAGES, BOTH], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_match(family: str, layout: RankLayout, long_context_of: BundleOf, parts_of: PartsOf) -> None:
     path = long_context_of(family, "w8a8")
