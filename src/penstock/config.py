@@ -28,7 +28,7 @@ MAX_VALUES: Final = 1 << 20
 MAX_INT: Final = 2**31 - 1
 MAX_ROTARY_DIM: Final = 1024
 MIN_TOKEN_CHARS: Final = 32
-QUANTIZED_FORMATS: Final = ("gptq",)
+QUANTIZED_FORMATS: Final = ("gptq", "awq", "compressed-tensors", "fp8")
 """The values of quant_method of other tools whose weights ``penstock.checkpoint.quantized`` reads."""
 TOKEN_RULE: Final = (
     f"a token of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces. `openssl rand -hex 32` makes one"

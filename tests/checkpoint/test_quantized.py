@@ -22,10 +22,33 @@ from penstock.graph.export import export_bundle
 from penstock.models.loader import load_network, save_network
 from tests.support.errors import raises
 from tests.support.gguf_blocks import TYPES
-from tests.support.quantized_folders import Packed, gptq_layer, write_folders
+from tests.support.quantized_folders import (
+    Packed,
+    awq_layer,
+    float8_layer,
+    gptq_layer,
+    integer_layer,
+    packed_layer,
+    write_folders,
+)
 
 IDS = [5, 9, 100, 31, 7, 44]
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    """Return the section of compressed-tensors with one group."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group"} | weights}
+    return {
+        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "kv_cache_scheme": None,
+        "config_groups": {"group_0": group}, "quantization_status": "compressed",
+    }  # fmt: skip
+
+
+PACKED = compressed("pack-quantized", group_size=128)
+INTEGERS = compressed("int-quantized", num_bits=8, strategy="channel")
 
 
 def one_layer(folder: Path, section: dict[str, Any], packed: Packed, config: str = "llama") -> Path:
@@ -62,6 +85,100 @@ def test_gptq_is_exact_in_both_formats(tmp_path: Path, bits: int, group_len: int
             section["checkpoint_format"] = "gptq" if version == 1 or sym else "gptq_v2"
             folder = one_layer(tmp_path / f"{version}{sym}", section, packed)
             check_exact(folder, packed.weight, "q4_0" if bits == 4 and sym else "q8_0")
+
+
+@pytest.mark.parametrize("group_len", [32, 128])
+def test_awq_is_exact(tmp_path: Path, group_len: int) -> None:
+    packed = awq_layer(np.random.default_rng(1), 24, 256, group_len=group_len)
+    check_exact(one_layer(tmp_path, AWQ | {"group_size": group_len}, packed), packed.weight, "q8_0")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_integers_are_exact(tmp_path: Path, bits: int) -> None:
+    for sym in (True, False):
+        for group_len in (32, 128, 256):
+            packed = packed_layer(np.random.default_rng(1), 20, 256, bits=bits, group_len=group_len, sym=sym)
+            folder = one_layer(tmp_path / f"{sym}{group_len}", compressed("pack-quantized", num_bits=bits), packed)
+            check_exact(folder, packed.weight, "q4_0" if bits == 4 and sym else "q8_0")
+
+
+def test_integers_of_8_bits_are_exact(tmp_path: Path) -> None:
+    packed = integer_layer(np.random.default_rng(1), 20, 256)
+    packed.tensors["input_scale"] = torch.ones(1)
+    check_exact(one_layer(tmp_path, INTEGERS, packed), packed.weight, "q8_0")
+
+
+@pytest.mark.parametrize(
+    ("section", "block", "end"),
+    [
+        (FP8, 128, "weight_scale_inv"),
+        (FP8 | {"weight_block_size": None}, 0, "weight_scale"),
+        (compressed("float-quantized", num_bits=8, type="float", strategy="tensor"), 0, "weight_scale"),
+        (
+            compressed("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[128, 128]),
+            128,
+            "weight_scale",
+        ),
+    ],
+)
+def test_floats_of_8_bits_are_rounded_and_counted(
+    tmp_path: Path, section: dict[str, Any], block: int, end: str
+) -> None:
+    packed = float8_layer(np.random.default_rng(1), 200, 352, block=block, end=end)
+    checkpoint = Checkpoint.open(one_layer(tmp_path, section, packed))
+    assert np.array_equal(checkpoint.read("a.weight"), packed.weight.numpy())
+    assert np.linalg.norm(carried(checkpoint) - packed.weight.numpy()) < 0.008 * np.linalg.norm(packed.weight.numpy())
+    assert checkpoint.rounding_note.startswith("1 of 1 quantized tensors")
+
+
+def test_every_float_of_8_bits_has_its_value(tmp_path: Path) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes[(codes & 127) != 127].reshape(1, -1).view(torch.float8_e4m3fn)
+    packed = Packed({"weight": codes, "weight_scale": torch.ones(1)}, codes.float())
+    folder = one_layer(tmp_path, FP8 | {"weight_block_size": None}, packed)
+    assert np.array_equal(Checkpoint.open(folder).read("a.weight"), codes.float().numpy())
+
+
+@pytest.mark.parametrize(
+    ("section", "make", "change", "param", "message"),
+    [
+        (AWQ | {"bits": 8}, awq_layer, {}, "bits", "expected 4, found 8"),
+        (AWQ | {"version": "gemv"}, awq_layer, {}, "version", "expected 'gemm', found 'gemv'"),
+        (AWQ | {"zero_point": False}, awq_layer, {}, "zero_point", "expected true, found false"),
+        (AWQ, awq_layer, {"scales": torch.zeros(2, 3)}, "shape", "'a.scales': shape"),
+        (PACKED | {"format": "nvfp4-pack-quantized"}, packed_layer, {}, "format", "'nvfp4-pack-quantized'"),
+        (PACKED | {"quantization_status": "frozen"}, packed_layer, {}, "quantization_status", "found 'frozen'"),
+        (PACKED | {"kv_cache_scheme": {"num_bits": 8}}, packed_layer, {}, "kv_cache_scheme", "expected null"),
+        (PACKED | {"transform_config": {"R1": {}}}, packed_layer, {}, "transform_config", "expected null"),
+        (PACKED | {"sparsity_config": {"format": "sparse-24"}}, packed_layer, {}, "format", "expected one of dense"),
+        (PACKED | {"config_groups": {}}, packed_layer, {}, "config_groups", "expected groups"),
+        (compressed("pack-quantized", num_bits=3), packed_layer, {}, "num_bits", "expected 4 or 8, found 3"),
+        (PACKED, packed_layer, {"weight_shape": torch.tensor([32, 999])}, "values", "'a.weight_shape'"),
+        (PACKED, packed_layer, {"weight_scale": torch.zeros(32, 3)}, "shape", "'a.weight_scale'"),
+        (PACKED, packed_layer, {"weight_shape": None}, None, "expected tensor 'a.weight_shape'"),
+        (INTEGERS, integer_layer, {"weight_zero_point": torch.zeros(2, dtype=torch.int8)}, "shape", "zero_point"),
+        (INTEGERS, integer_layer, {"weight_scale": None}, None, "expected tensor 'a.weight_scale'"),
+        (FP8, float8_layer, {}, "shape", r"'a.weight_scale_inv': shape: expected \[1, 2\]"),
+        (FP8 | {"weight_block_size": [128]}, float8_layer, {}, "weight_block_size", "null or two numbers"),
+        (FP8 | {"fmt": "e5m2"}, float8_layer, {}, "fmt", "expected one of e4m3"),
+    ],
+)
+def test_what_other_formats_lack_is_refused_by_name(
+    tmp_path: Path, section: dict[str, Any], make: Any, change: dict[str, Any], param: str | None, message: str
+) -> None:
+    tensors = make(np.random.default_rng(1), 32, 256).tensors | change
+    packed = Packed({end: tensor for end, tensor in tensors.items() if tensor is not None}, torch.zeros(0))
+    folder = one_layer(tmp_path, section, packed)
+    with raises((InvalidFileError, UnsupportedError), param=param, match=message):
+        Checkpoint.open(folder)
+
+
+def test_a_float_of_8_bits_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    packed = float8_layer(np.random.default_rng(1), 32, 256)
+    packed.tensors["weight"].view(torch.uint8)[3, 4] = 0xFF
+    folder = one_layer(tmp_path, FP8 | {"weight_block_size": None}, packed)
+    with raises(InvalidFileError, param="values", match="'a.weight': values: expected numbers, found 'NaN'"):
+        Checkpoint.open(folder).read("a.weight")
 
 
 def test_weights_without_exact_form_are_counted(tmp_path: Path) -> None:
@@ -136,6 +253,18 @@ def test_gptq_answers_as_its_values_do(tmp_path: Path) -> None:
     assert (report.scheme, report.rounding_note) == ("q4_0", "")
     with LLM(tmp_path / "model.psm") as llm, LLM(folder, mode="eager") as eager:
         assert np.array_equal(llm.logits(IDS), eager.logits(IDS))
+
+
+@pytest.mark.parametrize(
+    ("section", "layer", "scheme"),
+    [(AWQ, awq_layer, "q8_0"), (PACKED, packed_layer, "q4_0"), (INTEGERS, integer_layer, "q8_0"),
+     (FP8, partial(float8_layer, block=128), "q8_0")],
+)  # fmt: skip
+def test_other_formats_answer_as_their_values_do(
+    tmp_path: Path, section: dict[str, Any], layer: Any, scheme: str
+) -> None:
+    folder, model = write_folders(tmp_path / "model", section, partial(layer, np.random.default_rng(1)))
+    check_logits(folder, model, scheme)
 
 
 def test_fused_layers_and_act_order_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["Packed", "gptq_layer", "pack", "write_folders"]
+__all__ = [
+    "Packed", "awq_layer", "float8_layer", "gptq_layer", "integer_layer", "pack", "packed_layer", "write_folders",
+]  # fmt: skip
 
 SIZES = {"vocab_size": 160, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
@@ -64,6 +66,52 @@ def gptq_layer(
         "g_idx": torch.from_numpy(index.astype(np.int32)),
     }
     return Packed(tensors, torch.from_numpy((scales.astype(np.float32)[index] * (q.T - zeros[index])).T.copy()))
+
+
+def awq_layer(rng: np.random.Generator, rows: int, cols: int, *, group_len: int = 128) -> Packed:
+    """Return a layer of AWQ, version gemm: eight rows in a word, in the order of AutoAWQ."""
+    order, index = (0, 2, 4, 6, 1, 3, 5, 7), np.arange(cols) // group_len
+    q, zeros = rng.integers(0, 16, (cols, rows)), rng.integers(0, 16, (cols // group_len, rows))
+    scales = random_scales(rng, cols // group_len, rows)
+    tensors = {"qweight": pack(q, 4, order), "qzeros": pack(zeros, 4, order), "scales": torch.from_numpy(scales)}
+    return Packed(tensors, torch.from_numpy((scales.astype(np.float32)[index] * (q - zeros[index])).T.copy()))
+
+
+def packed_layer(
+    rng: np.random.Generator, rows: int, cols: int, *, bits: int = 4, group_len: int = 128, sym: bool = True
+) -> Packed:
+    """Return a layer of compressed-tensors, pack-quantized, whose scales are bfloat16."""
+    groups, half = cols // group_len, 2 ** (bits - 1)
+    index = np.arange(cols) // group_len
+    zeros = np.zeros((rows, groups), int) if sym else rng.integers(-3, 3, (rows, groups))
+    q = np.clip(rng.integers(-half, half, (rows, cols)), zeros[:, index] - 128, zeros[:, index] + 127)
+    scales = torch.from_numpy(random_scales(rng, rows, groups, bits=bits)).bfloat16()
+    tensors = {
+        "weight_packed": pack(q + half, bits),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor([rows, cols]),
+    }
+    if not sym:
+        tensors["weight_zero_point"] = pack((zeros + half).T, bits).T.contiguous()
+    return Packed(tensors, scales.float()[:, index] * torch.from_numpy(q - zeros[:, index]).float())
+
+
+def integer_layer(rng: np.random.Generator, rows: int, cols: int) -> Packed:
+    """Return a layer of compressed-tensors, int-quantized, with one scale for each row."""
+    q = torch.from_numpy(rng.integers(-128, 128, (rows, cols))).to(torch.int8)
+    scales = torch.from_numpy(random_scales(rng, rows, 1, bits=8)).bfloat16()
+    return Packed({"weight": q, "weight_scale": scales}, q.float() * scales.float())
+
+
+def float8_layer(
+    rng: np.random.Generator, rows: int, cols: int, *, block: int = 0, end: str = "weight_scale_inv"
+) -> Packed:
+    """Return a layer of 8-bit floats: with scales for blocks of ``block`` rows and columns, or one (0) for all."""
+    weight = torch.from_numpy(rng.normal(0, 60, (rows, cols))).to(torch.float8_e4m3fn)
+    shape = (-(-rows // block), -(-cols // block)) if block else ()
+    scales = torch.from_numpy(np.asarray(rng.uniform(0.5, 2, shape) * 1e-3, np.float32))
+    wide = scales.repeat_interleave(block, 0).repeat_interleave(block, 1)[:rows, :cols] if block else scales
+    return Packed({"weight": weight, end: scales}, weight.float() * wide)
 
 
 def write_folders(

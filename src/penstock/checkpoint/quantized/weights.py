@@ -8,6 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.quantized.awq import awq_matrices
+from penstock.checkpoint.quantized.compressed import compressed_matrices
+from penstock.checkpoint.quantized.float8 import float8_matrices
 from penstock.checkpoint.quantized.gptq import gptq_matrices
 from penstock.checkpoint.quantized.matrix import QuantizedMatrix, to_blocks
 from penstock.checkpoint.quantized.stored import StoredTensors
@@ -19,6 +22,9 @@ __all__ = ["QuantizedWeights", "open_quantized", "rounding_note"]
 
 _READERS: Final[dict[str, Callable[[ConfigReader, StoredTensors], dict[str, QuantizedMatrix]]]] = {
     "gptq": gptq_matrices,
+    "awq": awq_matrices,
+    "compressed-tensors": compressed_matrices,
+    "fp8": float8_matrices,
 }
 
 

@@ -1,0 +1,168 @@
+"""compressed-tensors folders, as llm-compressor writes them: packed integers, 8-bit integers and 8-bit floats.
+
+Of a layer X with [rows, cols], "pack-quantized": ``X.weight_packed`` I32 [rows, cols * bits / 32], whose integers have
+half of their range added, ``X.weight_scale`` [rows, groups], ``X.weight_shape`` [2], and for asymmetric ones
+``X.weight_zero_point`` I32 [rows * bits / 32, groups], packed along rows.  "int-quantized": ``X.weight`` I8 [rows,
+cols] with ``X.weight_scale`` and an I8 ``X.weight_zero_point``.  "float-quantized": ``X.weight`` F8_E4M3.  A value is
+scale * (integer - zero).  The shapes of the tensors, not ``config_groups``, tell the form of a layer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.checkpoint.quantized.float8 import ACTIVATION_SCALES, float8_matrix
+from penstock.checkpoint.quantized.matrix import GroupedIntegers, QuantizedMatrix, group_index, integer_scheme
+from penstock.checkpoint.quantized.stored import FLOAT_SCALES, StoredTensors, unpack_words
+from penstock.config import ConfigReader, show
+from penstock.errors import UnsupportedError
+
+__all__ = ["compressed_matrices"]
+
+_FORMATS: Final = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+_STRATEGIES: Final = ("tensor", "channel", "group", "block")
+_MAX_ROWS: Final = 1 << 31
+
+
+def _refusal(section: ConfigReader, key: str, expected: str, found: object) -> UnsupportedError:
+    return UnsupportedError(f"{section.file}: {key}: expected {expected}, found {show(found)}", param=key)
+
+
+def compressed_matrices(section: ConfigReader, stored: StoredTensors) -> dict[str, QuantizedMatrix]:
+    """Return the matrices of a folder by the names that float checkpoints have; errors as in ``gptq_matrices``."""
+    section.one_of("format", _FORMATS)
+    section.one_of("quantization_status", ("compressed",), "compressed")
+    for key in ("kv_cache_scheme", "transform_config"):
+        if section.values.get(key):
+            raise _refusal(section, key, "null", section.values[key])
+    sparsity = section.object("sparsity_config")
+    if sparsity is not None and sparsity.values:
+        sparsity.one_of("format", ("dense",))
+    bits, blocks = _read_groups(section)
+    matrices = {f"{base}.weight": _packed(stored, base, bits) for base in stored.bases(".weight_packed")}
+    for base in stored.bases(".weight", "i8"):
+        matrices[f"{base}.weight"] = _integers(stored, base)
+    for base in stored.bases(".weight", "f8_e4m3"):
+        matrices[f"{base}.weight"] = float8_matrix(stored, base, blocks)
+    return matrices
+
+
+def _read_groups(section: ConfigReader) -> tuple[set[int], tuple[int, int] | None]:
+    """Return the numbers of bits of all groups, and the blocks of 8-bit floats if they have scales by block."""
+    groups = section.object("config_groups")
+    bits: set[int] = set()
+    blocks: set[tuple[int, int] | None] = set()
+    for name in groups.values if groups is not None else ():
+        group = groups.object(name) if groups is not None else None
+        weights = group.object("weights") if group is not None else None
+        if group is None or weights is None:
+            raise section.error("config_groups", f"weights in {show(name)}", None)
+        group.one_of("format", _FORMATS, "pack-quantized")
+        number = weights.int("num_bits")
+        if number not in (4, 8):
+            raise _refusal(weights, "num_bits", "4 or 8", number)
+        is_float = weights.one_of("type", ("int", "float"), "int") == "float"
+        if is_float and number != 8:
+            raise _refusal(weights, "num_bits", "8 for floats", number)
+        strategy = weights.one_of("strategy", _STRATEGIES)
+        if group.object("output_activations") is not None:
+            raise _refusal(group, "output_activations", "null", group.values["output_activations"])
+        bits.add(number)
+        if strategy == "block":
+            block = weights.int_or_list("block_structure", min=1)
+            if not is_float or len(block) != 2:
+                raise _refusal(weights, "block_structure", "two numbers, of 8-bit floats", list(block))
+            blocks.add((block[0], block[1]))
+        elif is_float:
+            blocks.add(None)
+    if not bits or len(blocks) > 1:
+        raise section.error("config_groups", "groups with one block_structure", section.values.get("config_groups"))
+    return bits, blocks.pop() if blocks else None
+
+
+def _scale_groups(stored: StoredTensors, base: str, rows: int, cols: int) -> int:
+    """Return the number of groups of a row after checking the scales."""
+    name = f"{base}.weight_scale"
+    shape = stored.expect(name, FLOAT_SCALES).shape
+    groups = shape[1] if len(shape) == 2 and shape[0] == rows else 1
+    if shape not in ((), (1,), (1, 1), (rows,), (rows, groups)) or not groups or cols % groups:
+        raise stored.error(name, "shape", f"[{rows}, 1], or [{rows}, groups] of equal length", list(shape))
+    return groups
+
+
+def _companions(stored: StoredTensors, base: str) -> list[str]:
+    return [name for end in ("weight_g_idx", *ACTIVATION_SCALES) if (name := f"{base}.{end}") in stored]
+
+
+def _group_of(stored: StoredTensors, base: str, cols: int, groups: int) -> NDArray[np.int64]:
+    name = f"{base}.weight_g_idx"
+    if name in stored:
+        stored.expect(name, ("i32", "i64"), [(cols,)])
+        index = stored.read(name).astype(np.int64)
+        if cols and ((index == -1) | (index == 0xFFFFFFFF)).all():  # a writer without act-order
+            return group_index(cols, cols // groups)
+        if cols and not 0 <= index.min() <= index.max() < groups:
+            raise stored.error(name, "values", f"groups from 0 to {groups - 1}", int(index.max()))
+        return index
+    return group_index(cols, max(cols // groups, 1))
+
+
+def _packed(stored: StoredTensors, base: str, bits_of_groups: set[int]) -> QuantizedMatrix:
+    weight, zero, shape = (f"{base}.{end}" for end in ("weight_packed", "weight_zero_point", "weight_shape"))
+    found_rows, num_words = stored.expect(weight, ("i32",), rank=2).shape
+    stored.expect(shape, ("i64", "i32"), [(2,)])
+    rows, cols = (int(size) for size in stored.read(shape))
+    fitting = [bits for bits in sorted(bits_of_groups) if -(-cols * bits // 32) == num_words]
+    if rows != found_rows or not 0 < cols < _MAX_ROWS or not fitting:
+        raise stored.error(shape, "values", f"those of words [{found_rows}, {num_words}]", [rows, cols])
+    bits, groups = fitting[0], _scale_groups(stored, base, rows, cols)
+    tensors = [weight, f"{base}.weight_scale", shape, *_companions(stored, base)]
+    if zero in stored:
+        stored.expect(zero, ("i32",), [(-(-rows * bits // 32), groups)])
+        tensors.append(zero)
+    group_of = _group_of(stored, base, cols, groups)
+    scheme = integer_scheme(cols, group_of, fits_4_bits=bits == 4 and zero not in stored)
+    return QuantizedMatrix((rows, cols), tuple(tensors), scheme, partial(_read_packed, stored, base, bits, group_of))
+
+
+def _read_packed(stored: StoredTensors, base: str, bits: int, group_of: NDArray[np.int64]) -> GroupedIntegers:
+    zero, cols = f"{base}.weight_zero_point", len(group_of)
+    integers = unpack_words(stored.read(f"{base}.weight_packed"), bits)[:, :cols].astype(np.int16)
+    if zero in stored:
+        zeros = unpack_words(np.ascontiguousarray(stored.read(zero).T), bits).T[: len(integers)]
+        integers -= zeros[:, group_of]
+    else:
+        integers -= np.int16(1 << (bits - 1))
+    return GroupedIntegers(integers, _scales(stored, base, len(integers)), group_of)
+
+
+def _integers(stored: StoredTensors, base: str) -> QuantizedMatrix:
+    weight, zero = f"{base}.weight", f"{base}.weight_zero_point"
+    rows, cols = stored.expect(weight, ("i8",), rank=2).shape
+    groups = _scale_groups(stored, base, rows, cols)
+    tensors = [weight, f"{base}.weight_scale", *_companions(stored, base)]
+    if zero in stored:
+        stored.expect(zero, ("i8",), [stored.expect(f"{base}.weight_scale", FLOAT_SCALES).shape])
+        tensors.append(zero)
+    group_of = _group_of(stored, base, cols, groups)
+    scheme = integer_scheme(cols, group_of, fits_4_bits=False)
+    return QuantizedMatrix((rows, cols), tuple(tensors), scheme, partial(_read_integers, stored, base, group_of))
+
+
+def _read_integers(stored: StoredTensors, base: str, group_of: NDArray[np.int64]) -> GroupedIntegers:
+    zero, integers = f"{base}.weight_zero_point", stored.read(f"{base}.weight").astype(np.int16)
+    if zero in stored:
+        zeros = stored.read(zero).astype(np.int16)
+        integers -= zeros.reshape(-1, 1) if zeros.ndim < 2 or zeros.shape[1] == 1 else zeros[:, group_of]
+    return GroupedIntegers(integers, _scales(stored, base, len(integers)), group_of)
+
+
+def _scales(stored: StoredTensors, base: str, rows: int) -> NDArray[np.float32]:
+    """Return the scales [rows, groups]."""
+    scales = stored.read_scales(f"{base}.weight_scale")
+    scales = scales if scales.ndim == 2 else scales.reshape(-1, 1)
+    return np.broadcast_to(scales, (rows, scales.shape[1]))
