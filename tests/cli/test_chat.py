@@ -28,11 +28,12 @@ MARKED = (
 """Here the messages of a turn begin as the prompt of the turn before and its answer did."""
 
 
-@pytest.fixture
-def chat_model(tmp_path):
-    shutil.copytree(FOLDER, tmp_path / "model")
-    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
-    return tmp_path / "model"
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(FOLDER, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
 
 
 def test_a_model_without_a_template_completes_text(penstock_command):

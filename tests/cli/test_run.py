@@ -256,6 +256,7 @@ def test_running_a_bundle_loads_no_pytorch(penstock_command):
     assert " jinja2\n" not in done.stderr
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_a_folder_runs_and_then_opens_from_the_cache(penstock_command):
     args = ("run", FOLDER, PROMPT, "--max-tokens", 8, "--temperature", 0, "--json")
     first = penstock_command(*args)
@@ -272,17 +273,17 @@ def test_a_folder_runs_and_then_opens_from_the_cache(penstock_command):
     assert eager["token_ids"] == json.loads(first.stdout)["token_ids"]
 
 
-def test_without_the_cache_nothing_is_kept(penstock_command, tmp_path):
+def test_without_the_cache_nothing_is_kept(penstock_command, tmp_path, own_cache):
     (tmp_path / "tmp").mkdir()
     args = ("run", FOLDER, PROMPT, "--max-tokens", 4, "--scheme", "w8a8", "--no-cache")
     done = penstock_command(*args, TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "cache").exists()
+    assert not own_cache.exists()
     assert list((tmp_path / "tmp").glob("penstock*")) == []
 
 
-def test_interrupted_packing_leaves_no_files(tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("own_cache")
+def test_interrupted_packing_leaves_no_files(tmp_path):
     network, started = write_script(tmp_path, 600)
     process = start("run", FOLDER, PROMPT, "--network", network)
     until(started.exists, process)
@@ -294,10 +295,10 @@ def test_interrupted_packing_leaves_no_files(tmp_path, monkeypatch):
     assert list(tmp_path.glob("cache/*")) == []
 
 
-def test_a_damaged_bundle_in_the_cache_is_made_anew(penstock_command, tmp_path):
+def test_a_damaged_bundle_in_the_cache_is_made_anew(penstock_command, own_cache):
     args = ("run", FOLDER, "x", "--max-tokens", 1, "--temperature", 0)
     first = penstock_command(*args)
-    (bundle,) = (tmp_path / "cache").glob("*.psm")
+    (bundle,) = own_cache.glob("*.psm")
     bundle.write_bytes(b"\0" * bundle.stat().st_size)
     again = penstock_command(*args)
     assert (first.returncode, again.returncode) == (0, 0)

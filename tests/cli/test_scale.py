@@ -10,31 +10,31 @@ import pytest
 from tests.support.command import DEMO, FOLDER
 
 
-def test_a_plan_is_cut_and_merged(penstock_command, tmp_path: Path):
+def test_a_plan_is_cut_and_merged(penstock_inline, tmp_path: Path):
     strategy, cut = tmp_path / "tp2.json", tmp_path / "cut"
-    done = penstock_command("plan", FOLDER, "--tp", 2, "--out", strategy)
+    done = penstock_inline("plan", FOLDER, "--tp", 2, "--out", strategy)
     assert done.returncode == 0, done.stderr
     for word in ("llama", "bf16", "56 parameters", "43 cut by rows", "ms/token", "exchanges"):
         assert word in done.stdout
-    done = penstock_command("shard", FOLDER, cut, "--strategy", strategy)
+    done = penstock_inline("shard", FOLDER, cut, "--strategy", strategy)
     assert done.returncode == 0, done.stderr
     assert "2 ranks, 11.0 MB" in done.stdout
     checksum = done.stdout.split()[-1]
-    again = penstock_command("shard", cut, tmp_path / "again", "--strategy", strategy, "--from", strategy, "--verbose")
+    again = penstock_inline("shard", cut, tmp_path / "again", "--strategy", strategy, "--from", strategy, "--verbose")
     assert again.stdout.count("\n") == 57, "a line for each parameter, and the last"
-    merged = penstock_command("shard", cut, tmp_path / "merged", "--merge")
+    merged = penstock_inline("shard", cut, tmp_path / "merged", "--merge")
     assert again.stdout.split()[-1] == merged.stdout.split()[-1] == checksum
     first, second = (path / "model.safetensors" for path in (Path(FOLDER), tmp_path / "merged"))
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_a_plan_as_json(penstock_command, tmp_path: Path):
-    found = json.loads(penstock_command("plan", FOLDER, "--tp", 4, "--scheme", "w8a8", "--json").stdout)
+def test_a_plan_as_json(penstock_inline):
+    found = json.loads(penstock_inline("plan", FOLDER, "--tp", 4, "--scheme", "w8a8", "--json").stdout)
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
     assert all(rank["weight_bytes"] < 2_000_000 for rank in found["ranks"])
     assert [row["tp"] for row in found["predictions"]] == [1, 2, 4]
     assert all(row["token_ms"] > 0 for row in found["predictions"])
-    quiet = json.loads(penstock_command("plan", FOLDER, "--no-probe", "--json").stdout)
+    quiet = json.loads(penstock_inline("plan", FOLDER, "--no-probe", "--json").stdout)
     assert (quiet["predictions"], quiet["scheme"], quiet["tp"]) == ([], "bf16", 1)
 
 
@@ -60,9 +60,9 @@ def test_a_plan_as_json(penstock_command, tmp_path: Path):
         (["export", DEMO, "OUT", "--tp", "2", "--scheme", "f32"], "a bundle is exported already"),
     ],
 )
-def test_wrong_arguments_are_one_line(args: list[str], message: str, penstock_command, tmp_path: Path):
+def test_wrong_arguments_are_one_line(args: list[str], message: str, penstock_inline, tmp_path: Path):
     out = tmp_path / "out"
-    done = penstock_command(*(out if arg == "OUT" else arg for arg in args))
+    done = penstock_inline(*(out if arg == "OUT" else arg for arg in args))
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

@@ -8,8 +8,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 LAYERS = (
     "cli",
@@ -102,8 +100,7 @@ def floor_of(module: str) -> int | None:
     return LAYERS.index(parts[1]) if parts[1] in LAYERS else None
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_imports_point_downwards(path: Path) -> None:
+def refuse_upward_imports(path: Path) -> None:
     relative = name_of(path)
     own = relative.split("/")[0].removesuffix(".py")
     if own in FACADE:
@@ -125,12 +122,18 @@ def test_imports_point_downwards(path: Path) -> None:
     assert not upward, f"{relative} reaches up: {upward}"
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_only_the_torch_layers_import_torch(path: Path) -> None:
-    relative = name_of(path)
-    lines = [line for line, name in imports_of(path) if name == "torch" or name.startswith("torch.")]
-    allowed = relative.startswith(TORCH_ALLOWED) and relative != "checkpoint/folder.py"
-    assert allowed or not lines, f"{relative} imports torch in lines {lines}"
+# One test for all modules: a parameter for each would make a quarter of the suite's tests.
+def test_imports_point_downwards() -> None:
+    for path in modules():
+        refuse_upward_imports(path)
+
+
+def test_only_the_torch_layers_import_torch() -> None:
+    for path in modules():
+        relative = name_of(path)
+        lines = [line for line, name in imports_of(path) if name == "torch" or name.startswith("torch.")]
+        allowed = relative.startswith(TORCH_ALLOWED) and relative != "checkpoint/folder.py"
+        assert allowed or not lines, f"{relative} imports torch in lines {lines}"
 
 
 def test_scheduler_and_pages_know_no_tensors() -> None:
@@ -158,8 +161,7 @@ def test_everything_else_runs_with_torch_blocked() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_files_and_functions_stay_short(path: Path) -> None:
+def refuse_long_parts(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= MAX_FILE_LINES, f"{name_of(path)} has {text.count(chr(10))} lines"
     for node in ast.walk(tree_of(path)):
@@ -173,6 +175,11 @@ def test_files_and_functions_stay_short(path: Path) -> None:
                 assert count - own <= MAX_PARAMETERS, f"{name_of(path)}: {node.name} has {count - own} parameters"
 
 
+def test_files_and_functions_stay_short() -> None:
+    for path in modules():
+        refuse_long_parts(path)
+
+
 def test_native_files_stay_short() -> None:
     core = PACKAGE.parents[1] / "core"
     for path in sorted([*core.rglob("*.cpp"), *core.rglob("*.h")]):
@@ -181,12 +188,12 @@ def test_native_files_stay_short() -> None:
         assert lines <= MAX_FILE_LINES, f"{path.name} has {lines} lines"
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_no_checks_by_assert_and_no_unsafe_loading(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        assert not isinstance(node, ast.Assert), f"{name_of(path)}:{node.lineno} checks by assert"
-    for line, name in imports_of(path):
-        assert name.split(".")[0] not in ("pickle", "marshal", "shelve", "dill"), f"{name_of(path)}:{line}"
+def test_no_checks_by_assert_and_no_unsafe_loading() -> None:
+    for path in modules():
+        for node in ast.walk(tree_of(path)):
+            assert not isinstance(node, ast.Assert), f"{name_of(path)}:{node.lineno} checks by assert"
+        for line, name in imports_of(path):
+            assert name.split(".")[0] not in ("pickle", "marshal", "shelve", "dill"), f"{name_of(path)}:{line}"
 
 
 def test_folders_stay_small_and_say_what_they_may_know() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS, PACKAGE = ROOT / "tests", ROOT / "src" / "penstock"
@@ -27,10 +26,15 @@ def test_folders_mirror_those_of_the_package() -> None:
     assert not folders - tested, f"no tests: {folders - tested}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_import_no_test_modules(path: Path) -> None:
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+# One test for all files: a parameter for each would make a fifth of the suite's tests.
+def test_files_import_no_test_modules() -> None:
     """Shared helpers are in tests/support or a conftest.py."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for file, node in ((one, node) for one in FILES for node in nodes_of(one)):
         if isinstance(node, ast.ImportFrom):
             modules = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
@@ -39,14 +43,15 @@ def test_files_import_no_test_modules(path: Path) -> None:
             continue
         for module in modules:
             parts = module.split(".")
-            assert parts[0] != "tests" or not any(part.startswith("test_") for part in parts), f"imports {module}"
+            is_test = parts[0] == "tests" and any(part.startswith("test_") for part in parts)
+            assert not is_test, f"{name_of(file)} imports {module}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_names_are_short(path: Path) -> None:
-    names = [path.stem]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            names.append(node.name)
-    long = [name for name in names if len(name) > MAX_NAME_LEN]
+def test_names_are_short() -> None:
+    names = [(name_of(path), path.stem) for path in FILES]
+    for path in FILES:
+        for node in nodes_of(path):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                names.append((name_of(path), node.name))
+    long = [(file, name) for file, name in names if len(name) > MAX_NAME_LEN]
     assert not long, f"{MAX_NAME_LEN} characters at most: {long}"

@@ -6,10 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from penstock.cli.main import main
+from tests.support.builds import shared_folder
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "demo.psm"
@@ -43,13 +46,46 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> No
     raise AssertionError("it did not come true")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def bundle_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache of bundles of this run, which its workers and their processes share: each folder is exported once."""
+    folder = shared_folder(tmp_path_factory, "bundles")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_CACHE_DIR", str(folder))
+        yield folder
+
+
 @pytest.fixture
-def penstock_command(tmp_path: Path) -> Run:
-    """Runs ``penstock ARGS`` with a cache folder of its own; no run may end in a traceback."""
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of bundles, for a test that looks at it."""
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def penstock_inline(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs ``penstock ARGS`` in this process, where PyTorch is imported already."""
+
+    def run(*args: object) -> subprocess.CompletedProcess[str]:
+        arguments = list(map(str, args))
+        capsys.readouterr()
+        try:
+            status: object = main(arguments)
+        except SystemExit as stop:  # of the parser
+            status = stop.code
+        assert isinstance(status, int)
+        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def penstock_command() -> Run:
+    """Runs ``penstock ARGS`` in a process; no run may end in a traceback."""
 
     def run(*args: object, stdin: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "penstock", *map(str, args)]
-        env = environment(PENSTOCK_CACHE_DIR=str(tmp_path / "cache"), **extra)
+        env = environment(**extra)
         done = subprocess.run(
             command, input=stdin, capture_output=True, text=True, encoding="utf-8", env=env, cwd=ROOT, timeout=600
         )

@@ -259,6 +259,7 @@ def hub() -> Iterator[HubServer]:
 def hub_command(hub: HubServer, penstock_command: Run, tmp_path: Path) -> Run:
     """Runs ``penstock ARGS`` against the hub, with a cache of its own in ``tmp_path / "hf"``."""
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "HF_TOKEN": ""}
+    settings["PENSTOCK_CACHE_DIR"] = str(tmp_path / "cache")
 
     def run(*args: object, **options: str) -> subprocess.CompletedProcess[str]:
         return penstock_command(*args, **{**settings, **options})
