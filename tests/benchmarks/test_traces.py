@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks.traces import TRACES, requests
 from penstock.cluster.replica import ReplicaLimits
 from penstock.cluster.simulate import Report, Simulation, simulate
@@ -17,6 +19,7 @@ def report_of(name: str, num_requests: int, policy: str) -> Report:
     return simulate(parse_trace(lines), settings)
 
 
+@pytest.mark.long
 def test_prefixes_pay_where_caches_are_short() -> None:
     shape = TRACES["short"]
     num_pages = shape.num_prefixes * shape.prefix_tokens // 32

@@ -156,6 +156,7 @@ def test_the_table_names_kinds_and_fits(profiled, penstock_command):
         assert ("waits" in table[0]) == (columns == "120")
 
 
+@pytest.mark.long
 def test_a_folder_in_a_scheme_with_copied_weights(penstock_command):
     args = ("--scheme", "w4a8", "--phase", "prefill", "--prompt-tokens", 20, "--steps", 1, "--json")
     done = penstock_command("profile", FOLDER, *args, "--weights", "huge", "--kv-cache", "int8", "--threads", 1)

@@ -250,7 +250,10 @@ def test_an_existing_path_is_never_a_name(hub, hub_command, tmp_path, monkeypatc
     assert not hub.requests
 
 
-@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("\n", 0), ("n\n", 1), ("\x04", 1)])
+ANSWERS = [("y\n", 0), ("\n", 0), ("n\n", 1), ("\x04", 1)]
+
+
+@pytest.mark.parametrize(("answer", "status"), mostly_long(ANSWERS, ("y\n", 0), ("n\n", 1)))
 def test_a_terminal_is_asked(hub, tmp_path, answer, status):
     hub.add(NAME, demo_files())
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PENSTOCK_CACHE_DIR": str(tmp_path / "cache")}

@@ -273,6 +273,7 @@ def test_a_folder_runs_and_then_opens_from_the_cache(penstock_command):
     assert eager["token_ids"] == json.loads(first.stdout)["token_ids"]
 
 
+@pytest.mark.long
 def test_without_the_cache_nothing_is_kept(penstock_command, tmp_path, own_cache):
     (tmp_path / "tmp").mkdir()
     args = ("run", FOLDER, PROMPT, "--max-tokens", 4, "--scheme", "w8a8", "--no-cache")
@@ -295,6 +296,7 @@ def test_interrupted_packing_leaves_no_files(tmp_path):
     assert list(tmp_path.glob("cache/*")) == []
 
 
+@pytest.mark.long
 def test_a_damaged_bundle_in_the_cache_is_made_anew(penstock_command, own_cache):
     args = ("run", FOLDER, "x", "--max-tokens", 1, "--temperature", 0)
     first = penstock_command(*args)

@@ -15,11 +15,11 @@ from penstock.graph.passes import run_passes
 from penstock.nn import Attention, Batch, Embedding, Linear, LMHead, Module, silu_mul
 from tests.graph.interpreter import Interpreter
 from tests.support.errors import raises
-from tests.support.families import FAMILY_PARAMS
+from tests.support.families import GRAPH_PARAMS
 from tests.support.networks import batch_of, capture_of, eager_network, network_of, tensors_of
 
 
-@pytest.mark.parametrize("family", FAMILY_PARAMS)
+@pytest.mark.parametrize("family", GRAPH_PARAMS)
 def test_captured_matches_eager_for_every_size(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph runs one token, a few, and prompts across pages: T, B, P and R are symbols."""
     monkeypatch.setenv("PENSTOCK_REFERENCE", "1")

@@ -26,7 +26,7 @@ from penstock.ops.table import LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme
 from tests.graph.interpreter import Interpreter
 from tests.support.errors import raises
-from tests.support.families import FAMILY_PARAMS
+from tests.support.families import GRAPH_PARAMS
 from tests.support.networks import batch_of, capture_of, tensors_of
 
 
@@ -56,7 +56,7 @@ def check_references(graph: Graph) -> None:
             assert value.offset + row[0] <= row[1]
 
 
-@pytest.mark.parametrize("family", FAMILY_PARAMS)
+@pytest.mark.parametrize("family", GRAPH_PARAMS)
 def test_passes_keep_every_bit(family: str) -> None:
     captured = capture_of(family)
     tensors = tensors_of(family, captured)
@@ -133,7 +133,7 @@ def test_linears_with_biases_fuse_and_concatenate_biases() -> None:
     assert [p.name.removesuffix(".bias") for p in bias.parts] == [p.name.removesuffix(".weight") for p in weight.parts]
 
 
-@pytest.mark.parametrize("family", FAMILY_PARAMS)
+@pytest.mark.parametrize("family", GRAPH_PARAMS)
 def test_no_checkpoint_name_is_lost_or_doubled(family: str) -> None:
     captured = capture_of(family).graph
     names = Counter(part.name for weight in captured.weights.values() for part in weight.parts)

@@ -19,11 +19,12 @@ from penstock.runtime.machine import Memory
 from penstock.runtime.native import fit_limits
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import FOLDER
+from tests.support.marks import mostly_long
 
 HEADROOM = 64 << 20
 
 
-@pytest.mark.parametrize("scheme", ["bf16", "w8a8", "w4a8", "f32"])
+@pytest.mark.parametrize("scheme", mostly_long(["bf16", "w8a8", "w4a8", "f32"], "w4a8"))
 def test_the_estimate_is_close_to_the_plan(scheme, tmp_path):
     config = ConfigReader(json.loads((FOLDER / "config.json").read_text()))
     shape = ModelShape.of(config, (FOLDER / "model.safetensors").stat().st_size)

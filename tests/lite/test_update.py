@@ -16,6 +16,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.export import export_bundle
 from penstock.lite.update import pack_updates
 from tests.support.lite_demo import BUNDLE, CHANGED, IDS, LAYER, ask, build, folder, values
+from tests.support.marks import mostly_long
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def named(weights: dict[str, npt.NDArray[np.float32]]) -> list[lite.Tensor]:
     return [lite.Tensor(np.ascontiguousarray(weights[name]), name=name) for name in CHANGED]
 
 
-@pytest.mark.parametrize("scheme", ["f32", "w8a8", "w4a8"])
+@pytest.mark.parametrize("scheme", mostly_long(["f32", "w8a8", "w4a8"], "w4a8"))
 def test_as_a_bundle_of_the_new_checkpoint(scheme: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     old, new = (tmp_path / f"{one.name}.psm" for one in folders)
     for source, out in zip(folders, (old, new), strict=True):

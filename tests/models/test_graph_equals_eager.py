@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import run_whole
 from tests.support.families import FAMILY_PARAMS, prompt, save
+from tests.support.marks import mostly_long
+
+_QUICK = (*((scheme, "f32") for scheme in LINEAR_SCHEMES), ("w8a8", "bf16"), ("w4a8", "int8"))
+SCHEMES_AND_LAYOUTS = mostly_long(product(LINEAR_SCHEMES, ("f32", "bf16", "int8")), *_QUICK)
 
 
 def check(family: str, scheme: str, kv_layout: str, folder: Path) -> None:
@@ -37,12 +42,11 @@ def test_graph_equals_eager_for_every_family(family: str, tmp_path: Path) -> Non
     check(family, "f32", "f32", tmp_path)
 
 
-@pytest.mark.parametrize("kv_layout", ["f32", "bf16", "int8"])
-@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
+@pytest.mark.parametrize(("scheme", "kv_layout"), SCHEMES_AND_LAYOUTS)
 def test_graph_equals_eager_for_every_scheme(scheme: str, kv_layout: str, tmp_path: Path) -> None:
     check("qwen3_tied_head_dim", scheme, kv_layout, tmp_path)
 
 
-@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "w4a8"))
 def test_graph_equals_eager_untied_with_biases(scheme: str, tmp_path: Path) -> None:
     check("qwen2_windows", scheme, "f32", tmp_path)

@@ -21,6 +21,7 @@ from penstock.llm.result import Result
 from tests.offline.conftest import SCHEMES
 from tests.support.errors import raises
 from tests.support.lite_demo import BUNDLE, FOLDER, build
+from tests.support.marks import mostly_long
 
 PROMPTS = ["def add(a, b):", "class Stack:\n    def push(self, item):", "I love Beijing,because"]
 WAYS: list[dict[str, Any]] = [
@@ -35,7 +36,7 @@ def answers(results: list[Result]) -> list[object]:
     return [(r.text, r.token_ids, r.finish_reason, [c.token_ids for c in r.choices]) for r in results]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_long(SCHEMES, "w4a8"))
 def test_three_backends_give_the_same_tokens(scheme: str, bundles: dict[str, Path]) -> None:
     found: dict[str, list[object]] = {}
     for backend in ("graph", "lite", "eager"):

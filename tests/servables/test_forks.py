@@ -156,9 +156,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize(
-    "how", mostly_long(WRITES, "another result", "later, by a child", "a piece of a frame", "text")
-)
+@pytest.mark.parametrize("how", mostly_long(WRITES, "another result", "later, by a child"))
 def test_foreign_result_ends_the_process(hosts, how: str) -> None:
     """The others are answered, or told that the process died with their batch.
 

@@ -26,6 +26,7 @@ from penstock.sharding.strategy import Parameter, Strategy, config_checksum
 from penstock.sharding.write import merge_folder, shard_folder
 from tests.support.errors import raises
 from tests.support.families import save
+from tests.support.marks import mostly_long
 from tests.support.sharded_folders import DEMO, strategy_of
 
 SIDES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -50,7 +51,7 @@ def copy(sharded: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-@pytest.mark.parametrize("scheme", ["", "w8a16", "w8a8", "w4a16", "w4a8"])
+@pytest.mark.parametrize("scheme", mostly_long(["", "w8a16", "w8a8", "w4a16", "w4a8"], "", "w4a8"))
 @pytest.mark.parametrize("layout", [RankLayout(3), RankLayout(2, 2), RankLayout(1, 1, 4), RankLayout(2, 2, 2)], ids=str)
 def test_merging_gives_the_source_back(scheme: str, layout: RankLayout, tmp_path: Path) -> None:
     source = DEMO

@@ -332,6 +332,19 @@ _FIRST_ROWS = {row[0]: name for name, row in reversed(FAMILIES.items())}
 FAMILY_PARAMS = mostly_long(FAMILIES, *_FIRST_ROWS.values(), *_QUICK_VARIANTS)
 """The rows as parameters of a test: the first of each model_type runs each time, its variants with the long tests."""
 
+_QUICK_ON_GRAPHS = (
+    "llama_tied_one_kv_head",
+    "qwen2_windows",
+    "gpt2",
+    "qwen3_moe",
+    "qwen3_5_text",
+    "deepseek_v2",
+    "lfm2",
+)
+GRAPH_PARAMS = mostly_long(FAMILIES, *_QUICK_ON_GRAPHS)
+"""The rows for tests of a part of the way from network to bundle: one of each kind of layer runs each time.  All of
+FAMILY_PARAMS go the whole way each time, in tests/models/test_graph_equals_eager.py."""
+
 _QUICK_ON_RANKS = (
     "llama_tied_one_kv_head",
     "qwen2_windows",

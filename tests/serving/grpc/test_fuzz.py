@@ -225,6 +225,7 @@ def test_a_disconnected_grpc_client_leaves_no_request(serve, stage, is_stream, c
     assert infer(service, request()).outputs
 
 
+@pytest.mark.long
 def test_damaged_requests_leave_no_objects(fake, monkeypatch):
     """Of objects that Python's collector knows, in client and service together, less than one for every fourth; a
     planted one for each is seen.

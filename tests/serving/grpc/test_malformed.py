@@ -109,6 +109,7 @@ def test_packed_messages_that_are_refused(service: Service, name: str) -> None:
                 assert code_of(found, data, method) == "OK", "the connection goes on"
 
 
+@pytest.mark.long
 def test_memory_is_flat_under_what_is_refused(service: Service) -> None:
     """Sizes of all there is, bombs, messages beyond the limit, whole and in streams."""
     data, check = bytes(48 * MIB), "/grpc.health.v1.Health/Check"

@@ -27,6 +27,7 @@ from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.metrics import Metrics
 from penstock.serving.workers.remote_model import RemoteBackend
 from tests.support.faulty_worker import CROWD, DEADLY, LATE, STUCK
+from tests.support.marks import mostly_long
 from tests.support.placements import PLACEMENTS, placed
 from tests.support.worker_processes import (
     CALM,
@@ -94,7 +95,7 @@ class Traffic:
         assert not self.wrong, self.wrong
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", mostly_long(PLACEMENTS, "local"))
 def test_killed_workers_are_replaced_under_load(versions, expected, certificate, placement) -> None:
     async def main() -> None:
         async with service(num_workers=2, supervision=HASTY, **placed(placement, certificate)) as running:
@@ -116,7 +117,7 @@ def test_killed_workers_are_replaced_under_load(versions, expected, certificate,
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", mostly_long(PLACEMENTS, "local"))
 def test_a_stopped_worker_is_replaced_under_load(versions, expected, certificate, placement) -> None:
     """SIGSTOP: the worker sends nothing.  With one worker its requests are retried on the next one."""
 
@@ -152,6 +153,7 @@ def test_a_hung_engine_is_noticed_while_its_process_answers(versions) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_without_the_detector_a_hang_would_last(versions) -> None:
     """The negative control of the two tests above: nothing else ends a stalled worker."""
 
@@ -241,6 +243,7 @@ def test_a_crash_loop_leaves_only_its_model_not_ready(versions) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_new_weights_under_traffic_lose_no_request(versions, expected) -> None:
     """Every answer is complete and from one version; no request fails."""
 

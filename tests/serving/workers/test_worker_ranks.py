@@ -21,6 +21,7 @@ from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker import open_llm
 from penstock.serving.workers.worker_config import WorkerConfig
 from tests.support.errors import raises
+from tests.support.marks import mostly_long
 from tests.support.worker_processes import DEMO, HASTY, IMPATIENT, OPTIONS, pids, service, tokens_of, until
 
 PAIR = replace(OPTIONS, tensor_parallel_size=2)
@@ -59,7 +60,7 @@ def test_a_group_answers_as_one_process_does() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", mostly_long([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
 def test_a_rank_that_fails_ends_its_group_only(number: int) -> None:
     """A request of the group moves to the other worker, unless it has sent tokens: then it ends, to be sent again."""
 
