@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import UnavailableError
+from penstock.launch.rendezvous import Rendezvous, host, join
 from tests.support.http_service import until
 
 END_S = 5.0
@@ -220,6 +223,43 @@ def test_silent_host_is_given_up_after_the_timeout():
             child.kill()
     assert child.returncode == 1
     assert err == f"penstock: --rdzv: the host at {rdzv} did not answer within 1 s\n"
+
+
+def meet(num_nodes: int, numbers: list[int | None], timeout_s: float = 0.5) -> list[object]:
+    """The results of the host and of guests with these --node-rank."""
+
+    async def run() -> list[object]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        places = [Rendezvous("", b"", num_nodes, 1, number, 1000, timeout_s) for number in numbers]
+        joining = [join(listener.getsockname(), place) for place in places[1:]]
+        results = await asyncio.gather(host(listener, places[0], "127.0.0.1"), *joining, return_exceptions=True)
+        await asyncio.sleep(0.1)  # the ends of connections
+        return results
+
+    return asyncio.run(run())
+
+
+def test_machines_that_do_not_come_are_named():
+    joined = "--nnodes: 2 of 4 machines joined within 0.5 s; "
+    for numbers, words in (([0, 2], "missing: --node-rank 1, 3"), ([0, None], "only these came: 127.0.0.1, 127.0.0.1")):
+        found = meet(4, numbers)
+        assert [type(one) for one in found] == [UnavailableError] * 2
+        assert [str(one) for one in found] == [joined + words] * 2
+
+
+def test_host_that_drops_packets_is_given_up_in_time():
+    """A queue of connections that is full drops the next ones, as a firewall does."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        held = [socket.socket() for _ in range(4)]
+        for one in held:
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        start = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"^--rdzv: no host at .* within 0.5 s \(no answer\)$"):
+            asyncio.run(join(full.getsockname(), Rendezvous("", b"", 2, 1, 1, 1000, 0.5)))
+        assert time.monotonic() - start < 5
+        for one in held:
+            one.close()
 
 
 @pytest.mark.parametrize(

@@ -230,15 +230,29 @@ async def host(server_socket: Any, rendezvous: Rendezvous, address: str) -> tupl
             member = await asyncio.wait_for(joined.get(), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             server.close()
-            raise UnavailableError(
-                f"--nnodes: {len(members)} of {rendezvous.num_nodes} machines joined within {rendezvous.timeout_s:g} s"
-            ) from None
+            reason = _who_is_missing(members, rendezvous)
+            for member in members:
+                if member.peer is not None:
+                    member.peer.send(missing=reason)
+                    await member.peer.close()
+            raise UnavailableError(reason) from None
         if member.wanted is not None and any(member.wanted == other.wanted for other in members):
             if member.peer is not None:
                 await member.peer.refuse(f"another machine has --node-rank {member.wanted}")
         else:
             members.append(member)
     return _places(members, server)
+
+
+def _who_is_missing(members: list[_Member], rendezvous: Rendezvous) -> str:
+    """Return the sentence for machines that did not come in time.  Numbers are known if all that came have one."""
+    text = f"--nnodes: {len(members)} of {rendezvous.num_nodes} machines joined within {rendezvous.timeout_s:g} s"
+    wanted = {member.wanted for member in members}
+    if None not in wanted:
+        missing = [number for number in range(rendezvous.num_nodes) if number not in wanted]
+        return f"{text}; missing: --node-rank {', '.join(map(str, missing[:20]))}{' ...' * (len(missing) > 20)}"
+    came = ", ".join(member.address[0] for member in members[:20])
+    return f"{text}; only these came: {came}{' ...' * (len(members) > 20)}"
 
 
 async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _Member | None:
@@ -308,12 +322,13 @@ async def join(address: tuple[str, int], rendezvous: Rendezvous) -> tuple[NodePl
     deadline = time.monotonic() + rendezvous.timeout_s
     where = f"{address[0]}:{address[1]}"
     while True:
-        try:
-            reader, writer = await asyncio.open_connection(*address, limit=_LINE)
+        try:  # with a limit, because packets to a host that drops them are sent again for minutes
+            connecting = asyncio.open_connection(*address, limit=_LINE)
+            reader, writer = await asyncio.wait_for(connecting, max(_RETRY_S, deadline - time.monotonic()))
             break
-        except OSError as error:
+        except OSError as error:  # TimeoutError is one
             if time.monotonic() > deadline:
-                text = f"--rdzv: no host at {where} within {rendezvous.timeout_s:g} s ({error})"
+                text = f"--rdzv: no host at {where} within {rendezvous.timeout_s:g} s ({str(error) or 'no answer'})"
                 raise UnavailableError(text) from None
             await asyncio.sleep(_RETRY_S)
     peer = _Peer(reader, writer)
@@ -336,11 +351,17 @@ async def join(address: tuple[str, int], rendezvous: Rendezvous) -> tuple[NodePl
         master_port=rendezvous.master_port,
     )
     try:
-        message = await asyncio.wait_for(peer.receive(), max(1.0, deadline - time.monotonic()))
+        # A second more, so that the host, which knows who is missing, says it first.
+        message = await asyncio.wait_for(peer.receive(), max(1.0, deadline + 1.0 - time.monotonic()))
     except TimeoutError:
+        peer.writer.close()
         raise UnavailableError(
             f"--nnodes: not all {rendezvous.num_nodes} machines joined within {rendezvous.timeout_s:g} s"
         ) from None
+    if "place" not in message:
+        peer.writer.close()
+    if "missing" in message:
+        raise UnavailableError(str(message["missing"])[:2000])
     if "refused" in message:
         raise InvalidArgumentError(f"{peer.name} refused this machine: {str(message['refused'])[:2000]}")
     try:
