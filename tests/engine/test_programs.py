@@ -27,7 +27,9 @@ def open_llm(mode: str, path, **limits) -> LLM:
     return LLM(path, mode=mode, scheme="w8a8", limits=ProgramLimits(**limits))
 
 
-@pytest.fixture(scope="module", params=MODES, ids=["graph", "eager"])
+@pytest.fixture(
+    scope="module", params=[MODES[0], pytest.param(MODES[1], marks=pytest.mark.long)], ids=["graph", "eager"]
+)
 def reference(request):
     """Return mode, path, and each answer generated alone."""
     mode, path = request.param

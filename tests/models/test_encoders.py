@@ -16,6 +16,7 @@ from penstock.runtime.program import ProgramLimits
 from tests.models.steps import relative_error
 from tests.support.errors import raises
 from tests.support.families import prompt
+from tests.support.marks import mostly_long
 
 LIMITS = ProgramLimits(96, 3, num_pages=16, context_len=96)
 _SMALL: dict[str, Any] = {"vocab_size": 1003, "hidden_size": 80, "intermediate_size": 100, "num_hidden_layers": 3}
@@ -32,6 +33,8 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("eurobert", {"num_key_value_heads": 1, "pad_token_id": 0}),
     "modernbert_biases": ("modernbert", _MODERNBERT_BIASES),
 }
+QUICK = {row[0]: name for name, row in reversed(ENCODERS.items())}.values()
+"""The first row of each model_type."""
 
 
 def build(name: str) -> transformers.PreTrainedModel:
@@ -47,7 +50,7 @@ def build(name: str) -> transformers.PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", mostly_long(ENCODERS, *QUICK))
 def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
     model = build(name)
     model.save_pretrained(tmp_path)

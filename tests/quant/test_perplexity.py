@@ -13,7 +13,7 @@ WAS = {"f32": 9.667, "f16": 9.667, "bf16": 9.667, "w8a16": 9.668, "w8a8": 9.676,
 SLACK = 1.001  # bf16 keys and values round a little differently where the processor has dot products of bf16
 
 
-SHORT = ("w8a8", "w4a8")
+SHORT = ("w4a8",)
 """The schemes of the short run."""
 
 
