@@ -14,7 +14,7 @@ from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-from generate import commands, errors, figures, http, python_api, settings, source_pages
+from generate import commands, errors, families, figures, http, python_api, settings, source_pages
 
 ROOT = Path(__file__).parents[2]
 SHIM = "https://unpkg.com/iframe-worker/shim"
@@ -25,7 +25,8 @@ ICON = "src/penstock/serving/page/icon.svg"
 def generated() -> dict[str, str]:
     """Return the generated pages and files, by their paths in the site."""
     rest, description = http.rest()
-    made = commands.pages() | errors.pages() | figures.pages() | settings.pages() | python_api.pages()
+    made = commands.pages() | errors.pages() | families.pages() | figures.pages()
+    made |= settings.pages() | python_api.pages()
     header = (ROOT / "core/include/penstock.h").read_text()
     own_op = (ROOT / "core/include/penstock_op.h").read_text()
     made["reference/c-api.md"] = (

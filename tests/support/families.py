@@ -77,6 +77,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
+    "olmo": ("olmo", {"num_key_value_heads": 1, "pad_token_id": 0}),
     "olmo2": ("olmo2", {}),
     "olmo2_tied_biases": ("olmo2", {"num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": True}),
     "olmo3": ("olmo3", {"num_hidden_layers": 4, "sliding_window": 20}),
@@ -293,6 +294,10 @@ FAMILIES |= {
         "falcon",
         {**_FALCON, "parallel_attn": False, "multi_query": False, "bias": True},
     ),
+    "falcon_alibi": (
+        "falcon",
+        {**_FALCON, "parallel_attn": False, "multi_query": False, "bias": True, "alibi": True},
+    ),
     "bloom": ("bloom", {}),
     "phi": ("phi", _FOUR_HEADS),
     "phi_qk_norm": ("phi", {**_FOUR_HEADS, "qk_layernorm": True, "partial_rotary_factor": 0.4}),
@@ -383,7 +388,9 @@ def build(name: str) -> transformers.PreTrainedModel | OwnReference:
         return OWN_REFERENCES[model_type]({k: v for k, v in values.items() if v is not None}).fill()
     config = transformers.AutoConfig.for_model(model_type, **sizes_of(name))
     auto = _OWN_CLASSES.get(model_type, transformers.AutoModelForCausalLM.from_config)
-    model = auto(config, attn_implementation="eager").float().eval()
+    # The eager attention of falcon in transformers 5.24 adds the bias of ALiBi twice, the other one adds it once.
+    kind = "sdpa" if name == "falcon_alibi" else "eager"
+    model = auto(config, attn_implementation=kind).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1 or parameter_name.endswith("_bias"):

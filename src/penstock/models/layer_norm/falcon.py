@@ -1,4 +1,7 @@
-"""Falcon (arXiv 2311.16867): rotary positions, and parallel branches with one norm (7B) or two (40B)."""
+"""Falcon (arXiv 2311.16867): rotary positions, and parallel branches with one norm (7B) or two (40B); RW has ALiBi.
+
+In ALiBi the sum of score and bias is divided by sqrt(head_dim), so a slope is, too.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from dataclasses import replace
 
 from penstock.checkpoint.sources import Sources
 from penstock.config import ConfigReader
-from penstock.errors import UnsupportedError
 from penstock.models.layer_norm.parts import read_gelu, read_sizes
 from penstock.models.layer_norm.stacked import StackedConfig, StackedNetwork
 from penstock.models.sources import fused_rows, renamed
+from penstock.nn.attention import alibi_slopes
 
 __all__ = ["Config", "Network"]
 
@@ -51,11 +54,13 @@ class Config:
             sizes = replace(sizes, num_kv_heads=1)
         if sizes.num_heads % sizes.num_kv_heads:
             raise reader.error("num_kv_heads", f"a divisor of {sizes.num_heads} heads", sizes.num_kv_heads)
+        slopes: tuple[float, ...] = ()
         if reader.bool("alibi", False):
-            raise UnsupportedError(f"{reader.file}: alibi: expected false, found true", param="alibi")
+            slopes = tuple(slope * sizes.head_dim**-0.5 for slope in alibi_slopes(sizes.num_heads))
         return StackedConfig(
             sizes,
-            rope=reader.rope(sizes.head_dim),
+            rope=None if slopes else reader.rope(sizes.head_dim),
+            slopes=slopes,
             groups=sizes.num_kv_heads,
             parallel=parallel,
             one_norm=parallel and num_norms == 1,

@@ -1,0 +1,40 @@
+"""The table of families in the documents has every family, and the figures of the networks that the tests run."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from penstock.models.families import built_in_families
+from tests.support.families import FAMILIES
+from tests.support.own_references import OWN_REFERENCES
+
+pytestmark = pytest.mark.usefixtures("generator")
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.delitem(sys.modules, "generate", raising=False)
+
+
+def test_measured_are_the_networks_of_the_tests() -> None:
+    from generate.families import results
+
+    measured = results()
+    assert {name: row["networks"] for name, row in measured.items()} == Counter(row[0] for row in FAMILIES.values())
+    assert len(measured) >= 30
+    for name, row in measured.items():
+        assert 0 < row["error"] < 1e-4
+        assert (row["reference"] == "PyTorch") == (name in OWN_REFERENCES)
+
+
+def test_the_page_names_every_family() -> None:
+    from generate.families import pages
+
+    (text,) = pages().values()
+    assert all(f"`{name}`" in text for name in built_in_families())
