@@ -179,10 +179,13 @@ typedef struct ps_program_options {
   int32_t max_tokens;   /* tokens in one step */
   int32_t max_requests; /* requests in one step */
   int32_t max_rows;     /* rows of logits in one step */
-  int32_t num_pages;    /* KV pages per page group */
+  int32_t num_pages;    /* KV pages of each page group that group_pages gives no other number */
   int32_t num_slots;    /* slots that remember the token last sampled */
   int32_t kv_layout;    /* ps_kv_layout; 0: PS_KV_F32 under the scheme f32, else PS_KV_BF16 */
   uint32_t flags;       /* 0: none are known */
+  /* [num_page_groups], at most num_pages each; null, or an entry of 0: num_pages.  A group of layers with a window needs
+   * pages only for the windows of max_requests requests and for the tokens of one step.  Not kept after the call. */
+  const int32_t* group_pages;
 } ps_program_options;
 
 typedef struct ps_plan {

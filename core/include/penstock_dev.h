@@ -69,8 +69,8 @@ PS_API ps_status ps_tokenizer_tokens(const ps_tokenizer* tokenizer, const uint32
                                      int64_t* text_bytes, const uint8_t** flags, int32_t* num_tokens);
 
 /* ---- KV pages ------------------------------------------------------------------------------------------- */
-/* KV pages of one state as raw bytes: for tests, debugging and page transfer. */
-PS_API ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes);
+/* KV pages of one state as raw bytes: for tests, debugging and page transfer.  num_pages: those of its page group. */
+PS_API ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes, int32_t* num_pages);
 
 /* ---- where a step's time goes --------------------------------------------------------------------------- */
 /* A phase of a node on one thread, in nanoseconds of CLOCK_MONOTONIC: it arrives, waits for the others where the

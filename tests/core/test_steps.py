@@ -241,6 +241,32 @@ def test_a_window_lets_old_pages_go(bundle_of: Callable[..., Path], context: Con
             program.run(batch([(62, [1], (1, -1, 3))]))
 
 
+def test_a_page_group_has_its_own_number_of_pages(bundle_of: Callable[..., Path], context: Context) -> None:
+    """The windowed group uses its three pages in turn; a page that it does not have is refused."""
+    few = dataclasses.replace(OPTIONS, group_pages=(0, 3))
+    tables = np.array([[[5, 9, 13, 15]], [[2, 0, 1, 2]]], np.int32)
+    with Model.open(bundle_of("f32", (0, 32))) as model:
+        found = []
+        for options in (OPTIONS, few):
+            with CoreProgram(model, context, options) as program:
+                rows = []
+                for at in range(0, 120, 30):
+                    tokens = [(at + i) % 50 + 1 for i in range(30)]
+                    program.run(batch([(at, tokens, (0,))], 2, page_tables=tables))
+                    rows.append(program.logits().tobytes())
+                found.append(rows)
+                sizes = [program.kv(state).shape[0] for state in range(model.info.num_states)]
+                assert set(sizes) == ({16} if options is OPTIONS else {16, 3})
+                assert plan(model, context, options).kv_bytes == sum(program.kv(i).nbytes for i in range(len(sizes)))
+                if options is few:
+                    with pytest.raises(InvalidArgumentError, match=r"page_tables\[1\]\[0\]\[0\]: .* 0 to 2, found 3"):
+                        program.run(batch([(0, [1], (3,))], 2))
+        assert found[0] == found[1]
+        for counts, message in (((0, 17), r"^group_pages\[1\]: .* \(16\), found 17"), ((1,), "2 numbers, found 1")):
+            with pytest.raises(InvalidArgumentError, match=message):
+                plan(model, context, dataclasses.replace(OPTIONS, group_pages=counts))
+
+
 def test_a_step_call_reads_its_arrays_each_time(model: Model, context: Context) -> None:
     with CoreProgram(model, context, OPTIONS) as program:
         wanted = []

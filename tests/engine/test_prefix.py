@@ -201,6 +201,29 @@ def test_a_windowed_group_shares_what_a_token_sees_and_no_more():
     assert ledger.count_shareable(ledger.open(), 0, keys) == 0
 
 
+def test_a_long_prompt_leaves_the_snapshots_of_others():
+    """Of its own, every 16th stays; the states at the ends of other requests are found again."""
+    ledger = PageLedger(1000, (0, 2), group_pages=(1000, 50))
+    ends = []
+    for number in range(10):
+        pages, keys = ledger.open(), [b"%d.%d" % (number, i) for i in range(3)]
+        ledger.grow(pages, 96)
+        ledger.name(pages, keys)
+        ledger.slide(pages, 96)
+        ledger.close(pages)
+        ends.append(keys)
+    pages, keys = ledger.open(), [b"long.%d" % i for i in range(320)]
+    for stop in range(16, 321, 16):
+        ledger.grow(pages, 32 * stop)
+        ledger.name(pages, keys[:stop])
+        ledger.slide(pages, 32 * stop)
+    ledger.close(pages)
+    ledger.check_integrity([])
+    shareable = [ledger.count_shareable(ledger.open(), 0, keys) for keys in ends]
+    assert shareable == [3] * 10
+    assert [ledger.count_shareable(ledger.open(), 0, keys[:n]) for n in (320, 319)] == [320, 304]
+
+
 def test_keys_follow_from_every_token_before_and_from_the_salt():
     def keys_of(tokens: list[int], salt: str = "", maker: PageKeys | None = None) -> list[bytes]:
         keys: list[bytes] = []

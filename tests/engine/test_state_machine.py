@@ -12,7 +12,7 @@ from penstock.engine.options import RequestOptions
 from penstock.engine.pages import PageKeys, PageLedger
 from penstock.engine.request import Request, Status
 from penstock.engine.scheduler import Scheduler
-from penstock.runtime.program import PARTITION_PAGES, whole_partitions
+from penstock.runtime.program import PARTITION_PAGES, pages_by_group, pages_for, whole_partitions
 
 PAGE = 32
 History = tuple[int, int]  # position, hash of all tokens up to it
@@ -23,14 +23,21 @@ class EngineMoves(RuleBasedStateMachine):
 
     @initialize(
         num_pages=st.sampled_from([2, 8, 14, 30]),
-        windows=st.sampled_from([(0,), (40,), (0, 33), (64, 0, 32)]),
+        windows=st.sampled_from([(0,), (40,), (0, 33), (64, 0, 32), (2, 0)]),
         max_tokens=st.sampled_from([16, 40, 200]),
         max_requests=st.integers(1, 6),
         cached=st.sampled_from([True, True, True, False]),
         num_ranks=st.sampled_from([1, 1, 2, 3]),
+        tight=st.booleans(),
     )
-    def begin(self, num_pages, windows, max_tokens, max_requests, cached, num_ranks):
-        self.ledger = PageLedger(whole_partitions(num_pages, num_ranks), windows, num_ranks)
+    def begin(self, num_pages, windows, max_tokens, max_requests, cached, num_ranks, tight):
+        """With ``tight`` pools, a group with a window has only the pages that one request may need."""
+        num_pages = whole_partitions(num_pages, num_ranks)
+        group_pages = pages_by_group(windows, num_pages, max_requests, max_tokens, num_ranks)
+        if tight and num_ranks == 1:
+            least = [pages_for(window - 2) + 2 + pages_for(max_tokens) for window in windows]
+            group_pages = [min(num_pages, n) if w else num_pages for w, n in zip(windows, least, strict=True)]
+        self.ledger = PageLedger(num_pages, windows, num_ranks, group_pages)
         self.scheduler = Scheduler(self.ledger, max_tokens, max_requests, 0, PageKeys(b"secret") if cached else None)
         self.cached = cached
         self.content: list[dict[int, dict[int, History]]] = [{} for _ in windows]

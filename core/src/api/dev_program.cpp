@@ -107,15 +107,16 @@ ps_status ps_program_profile_spans(const ps_program* program, const ps_span** sp
   return PS_OK;
 }
 
-ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes) {
+ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes, int32_t* num_pages) {
   PS_TRY(check_handle(program, HANDLE_PROGRAM, "program"));  // also beside a step: pages are the caller's to give out
-  PS_TRY(require(data && page_bytes, "data, page_bytes"));
+  PS_TRY(require(data && page_bytes && num_pages, "data, page_bytes, num_pages"));
   const Graph& graph = program->model->graph;
   if (state < 0 || state >= graph.states.size()) {
     return fail(PS_INVALID_ARGUMENT, "state: expected less than %lld, found %d",
                 static_cast<long long>(graph.states.size()), state);
   }
   const State& s = graph.states[state];
-  *data = program->kv.data() + state_offset(*program, state);
+  *data = program->kv.data() + program->plan.state_offsets[state];
+  *num_pages = program->plan.group_pages[s.group];
   return page_bytes_of(s, program->options.kv_layout, page_bytes);
 }

@@ -31,6 +31,7 @@ ps_status read_options(const ps_program_options* options, const ps_model& model,
 
 ps_status build(ps_program* program) {
   PS_TRY(make_plan(*program->model, *program->context, program->options, &program->plan));
+  program->options.group_pages = nullptr;  // the caller's array: the plan has a copy
   const Plan& plan = program->plan;
   const struct {
     Region* region;
@@ -59,12 +60,13 @@ ps_status resize(ps_program* program, const ps_program_options& options) {
   other.rank_step = program->rank_step;
   PS_TRY(build(&other));
   const Graph& graph = program->model->graph;
-  const int64_t num_pages = std::min(program->options.num_pages, options.num_pages);
   for (int32_t i = 0; i < graph.states.size(); ++i) {
     const State& state = graph.states[i];
     int64_t page_bytes;
     PS_TRY(page_bytes_of(state, options.kv_layout, &page_bytes));
-    memcpy(other.kv.data() + state_offset(other, i), program->kv.data() + state_offset(*program, i),
+    const Plan &to = other.plan, &from = program->plan;
+    const int64_t num_pages = std::min(to.group_pages[state.group], from.group_pages[state.group]);
+    memcpy(other.kv.data() + to.state_offsets[i], program->kv.data() + from.state_offsets[i],
            static_cast<size_t>(page_bytes * num_pages));
   }
   for (int32_t i = 0; i < std::min(program->options.num_slots, options.num_slots); ++i) other.slots[i] = program->slots[i];

@@ -23,7 +23,7 @@ PS_STRUCT(ps_mpi_options, library, 40);
 PS_STRUCT(ps_model_options, private_copy, 12);
 PS_STRUCT(ps_model_info, context_ranks, 112);
 PS_STRUCT(ps_tokenizer_info, unsupported, 48);
-PS_STRUCT(ps_program_options, flags, 32);
+PS_STRUCT(ps_program_options, group_pages, 40);
 PS_STRUCT(ps_plan, kv_page_bytes, 64);
 PS_STRUCT(ps_batch, reserved, 72);
 PS_STRUCT(ps_sampling, num_logprobs, 168);

@@ -83,9 +83,9 @@ ps_status bind_operand(ps_program* p, const Operand& operand, bool wanted_only, 
     out->row_stride = weight.cols;
   } else {
     const State& state = graph.states[operand.index];
-    out->dims[0] = p->options.num_pages;
+    out->dims[0] = p->plan.group_pages[state.group];
     out->layout = page_layout(state, p->options.kv_layout);
-    out->data = p->kv.data() + state_offset(*p, operand.index);
+    out->data = p->kv.data() + p->plan.state_offsets[operand.index];
     return page_bytes_of(state, p->options.kv_layout, &out->row_stride);
   }
   return PS_OK;
@@ -245,10 +245,6 @@ Accesses accesses_of_move(const ps_program& p) {
 }
 
 }  // namespace
-
-int64_t state_offset(const ps_program& program, int32_t state) {
-  return program.plan.state_offsets[state] * program.options.num_pages;
-}
 
 ps_status bind_program(ps_program* p) {
   const Graph& graph = p->model->graph;

@@ -105,7 +105,7 @@ ps_status check_states(ps_program* p, int32_t group, const Ragged& batch) {
     if (!state.recurrent || has_flag(*p, PS_PROGRAM_EMPTY_KERNELS)) return PS_OK;
     int64_t bytes;
     PS_TRY(page_bytes_of(state, p->options.kv_layout, &bytes));
-    return check_state_positions(batch, group, p->kv.data() + state_offset(*p, i), bytes, state.head_dim);
+    return check_state_positions(batch, group, p->kv.data() + p->plan.state_offsets[i], bytes, state.head_dim);
   }
   return PS_OK;
 }
@@ -125,9 +125,9 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
     }
     const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
     if (!has_pages) continue;
-    const int32_t num_pages = p->options.num_pages * graph.context_world;
-    PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], num_pages, p->owners + g * num_pages,
-                            p->step_number));
+    const int32_t num_pages = p->plan.group_pages[g] * graph.context_world;
+    PageOwner* owners = p->owners + g * p->options.num_pages * graph.context_world;
+    PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], num_pages, owners, p->step_number));
     PS_TRY(check_states(p, static_cast<int32_t>(g), batch));
   }
   return PS_OK;

@@ -208,15 +208,30 @@ ps_status plan_scratch(const ps_model& model, const ps_context& context, const p
   return PS_OK;
 }
 
+ps_status plan_groups(const Graph& graph, const ps_program_options& o, Plan* plan) {
+  for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
+    const int32_t count = o.group_pages ? o.group_pages[g] : 0;
+    if (count < 0 || count > o.num_pages) {
+      return fail(PS_INVALID_ARGUMENT, "group_pages[%lld]: expected 0 to num_pages (%d), found %d", static_cast<long long>(g),
+                  o.num_pages, count);
+    }
+    if (!plan->group_pages.push(count ? count : o.num_pages)) return no_memory();
+  }
+  return PS_OK;
+}
+
 ps_status plan_kv(const Graph& graph, const ps_program_options& o, Plan* plan) {
+  PS_TRY(plan_groups(graph, o, plan));
   for (const State& state : graph.states) {
-    int64_t bytes;
+    int64_t bytes, all;
     PS_TRY(page_bytes_of(state, o.kv_layout, &bytes));
-    if (!plan->state_offsets.push(plan->kv_page_bytes)) return no_memory();
+    if (!plan->state_offsets.push(plan->kv_bytes)) return no_memory();
     plan->used_groups |= uint64_t{1} << state.group;
     plan->kv_page_bytes += bytes;  // at most 4096 states of at most 2^31 bytes
+    if (!checked_mul(bytes, plan->group_pages[state.group], &all) || !checked_add(plan->kv_bytes, all, &plan->kv_bytes))
+      return too_large("num_pages");
   }
-  return checked_mul(plan->kv_page_bytes, o.num_pages, &plan->kv_bytes) ? PS_OK : too_large("num_pages");
+  return PS_OK;
 }
 
 }  // namespace

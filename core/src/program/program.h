@@ -29,7 +29,8 @@ struct Plan {
   int64_t batch_bytes, owner_bytes, slot_bytes;
   int64_t scratch_bytes;
   uint64_t used_groups;        // bit g: page group g has states.  A file has at most 64 groups
-  Vec<int64_t> state_offsets;  // bytes into the KV memory of each state, for one page
+  Vec<int32_t> group_pages;    // of each page group
+  Vec<int64_t> state_offsets;  // bytes into the KV memory, of each state
 };
 
 ps_status make_plan(const ps_model& model, const ps_context& context, const ps_program_options& options, Plan* out);
@@ -137,7 +138,6 @@ inline int32_t best_parts(const ps_context& context) { return context.links ? 1 
 // `flags` are PS_PROGRAM_*, as ps_program_create_flagged takes them.
 ps_status create_program(ps_model* model, ps_context* context, const ps_program_options* options, uint32_t flags, ps_program** out);
 int64_t max_table_width(const Graph& graph);
-int64_t state_offset(const ps_program& program, int32_t state);  // bytes into the KV memory
 ps_status bind_program(ps_program* program);                     // after its memory is there
 // Decides which steps begin with a barrier.
 ps_status place_barriers(ps_program* program);

@@ -27,7 +27,7 @@ typedef struct Handles {
 
 static const ps_context_options kContext = {sizeof(ps_context_options), 2, NULL};
 static const ps_model_options kModel = {sizeof(ps_model_options), 0, 0};
-static const ps_program_options kProgram = {sizeof(ps_program_options), 8, 2, 2, 4, 2, 0, 0};
+static const ps_program_options kProgram = {sizeof(ps_program_options), 8, 2, 2, 4, 2, 0, 0, NULL};
 
 static const int32_t kIds[] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, kPositions[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
 static const int32_t kStarts[] = {0, 3, 5}, kPages[] = {0, 1}, kRows[] = {2, 1, 0};

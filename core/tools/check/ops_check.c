@@ -107,7 +107,7 @@ static void check_ops(const char* path) {
   static const int32_t ids[] = {1, 2, 3}, positions[] = {0, 1, 2}, starts[] = {0, 3}, pages[] = {0}, rows[] = {2};
   const ps_context_options context_options = {sizeof context_options, 2, NULL};
   const ps_model_options options = {sizeof options, 0, 0};
-  const ps_program_options limits = {sizeof limits, 8, 2, 2, 4, 2, 0, 0};
+  const ps_program_options limits = {sizeof limits, 8, 2, 2, 4, 2, 0, 0, NULL};
   const ps_batch batch = {sizeof batch, 3, 1, 1, 1, ids, positions, starts, pages, rows, 0, 0};
   ps_op other = kOp;
   ps_context* context;

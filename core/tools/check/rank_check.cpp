@@ -38,7 +38,7 @@ struct Open {
     ps_context_options context_options{sizeof(ps_context_options), kThreads, nullptr, comm, nullptr, 0, 0};
     if (in_stages && comm) context_options = {sizeof(ps_context_options), kThreads, nullptr, nullptr, comm, 1, 0};
     const ps_model_options model_options{sizeof(ps_model_options), 0, 0};
-    const ps_program_options options{sizeof(ps_program_options), kMaxTokens, 2, kMaxTokens, num_pages, 2, kv_layout, 0};
+    const ps_program_options options{sizeof(ps_program_options), kMaxTokens, 2, kMaxTokens, num_pages, 2, kv_layout, 0, nullptr};
     info.struct_size = sizeof(info);
     return ps_context_create(&context_options, &context) == PS_OK && (!comm || ps_context_agree(context, "") == PS_OK) &&
            ps_model_open(path, &model_options, &model) == PS_OK && ps_model_describe(model, &info) == PS_OK &&

@@ -156,6 +156,13 @@ bool Generator::encode(const char* text, int64_t bytes) {
   return true;
 }
 
+// A step of n tokens behind a window of w sees at most (n + w - 2) / 32 + 2 pages; they are used in turn.
+int32_t Generator::pages_of_group(int32_t group, int64_t max_tokens) const {
+  const int64_t window = info_.page_windows[group];
+  const int64_t seen = pages_for(max_tokens + window) + 2;
+  return static_cast<int32_t>(window && seen < num_pages_ ? seen : num_pages_);
+}
+
 bool Generator::prepare() {
   const int64_t room = info_.context_len - num_prompt_;
   max_new_ = sampling_.max_tokens < room ? sampling_.max_tokens : room;
@@ -174,6 +181,8 @@ bool Generator::prepare() {
   options.max_requests = 1;
   options.max_rows = static_cast<int32_t>(rows);
   options.num_pages = info_.num_states ? static_cast<int32_t>(num_pages_) : 0;
+  for (int32_t group = 0; group < info_.num_page_groups; ++group) group_pages_.push(pages_of_group(group, options.max_tokens));
+  options.group_pages = info_.num_states ? group_pages_.data : nullptr;
   options.kv_layout = kv_layout_of(options_.kv_cache);
   plan_.struct_size = sizeof(plan_);
   if (ps_program_plan(model_, context_, &options, &plan_) != PS_OK) return failed("--max-tokens, --kv-cache");
@@ -182,7 +191,7 @@ bool Generator::prepare() {
   tokens_.reserve(longest);
   for (int64_t i = 0; i < longest; ++i) positions_.push(static_cast<int32_t>(i));
   for (int32_t group = 0; group < info_.num_page_groups; ++group) {
-    for (int64_t i = 0; i < num_pages_; ++i) pages_.push(static_cast<int32_t>(i));
+    for (int64_t i = 0; i < num_pages_; ++i) pages_.push(static_cast<int32_t>(i % group_pages_.data[group]));
   }
   timings_.load_s = now() - start_;
   return true;

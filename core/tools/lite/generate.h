@@ -65,6 +65,7 @@ class Generator {
   Finish take(int32_t token, Emit emit, void* to);
   bool emit_text(Finish* finish, bool ends, Emit emit, void* to);
   bool is_end(int32_t token) const;
+  int32_t pages_of_group(int32_t group, int64_t max_tokens) const;
   bool bench_prefill();
 
   const Options& options_;
@@ -83,7 +84,7 @@ class Generator {
   double start_ = 0, first_ = 0;  // when the first token was there
   int64_t num_prompt_ = 0, max_new_ = 0, decoded_ = 0, chunk_ = 0, num_pages_ = 0, num_guessed_ = 0, num_accepted_ = 0;
   int64_t tokenizer_bytes_ = 0;
-  Array<int32_t> tokens_, positions_, pages_;
+  Array<int32_t> tokens_, positions_, pages_, group_pages_;
   Array<char> text_;
   char error_[2200] = "";
 };

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "BF16", "BLOCKS", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS",
     "KV_NUMBERS", "PAGE_TOKENS", "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "STATE_F32",
     "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8", "T16_Q4_0", "T16_Q4_K", "T16_Q5_K", "T16_Q6_K", "T16_Q8_0",
-    "TILE_ROWS", "U8", "BlockLayout", "kv_layout_of", "pages_for", "whole_partitions",
+    "TILE_ROWS", "U8", "BlockLayout", "kv_layout_of", "pages_by_group", "pages_for", "whole_partitions",
 ]  # fmt: skip
 
 F32: Final = 1
@@ -82,6 +85,23 @@ KV_NUMBERS: Final = {"f32": 1, "bf16": 2, "int8": 3}
 def pages_for(num_tokens: int) -> int:
     """Return the number of pages that ``num_tokens`` tokens of one request need."""
     return -(-num_tokens // PAGE_TOKENS)
+
+
+def pages_by_group(
+    windows: Sequence[int], num_pages: int, max_requests: int, max_tokens: int, num_ranks: int = 1
+) -> tuple[int, ...]:
+    """Return the pages of each page group, at most ``num_pages``, from the window of its layers in tokens.
+
+    A group without a window (0) keeps every position.  A request with a window holds the pages that its next tokens
+    see, so a step of ``max_tokens`` tokens of ``max_requests`` requests needs a bounded number.  The windows count
+    twice: the rest is for the prefix cache.  Pages that are dealt out to several ranks are not bounded, because a
+    window may lie on one of them.
+    """
+    if num_ranks > 1:
+        return (num_pages,) * len(windows)
+    # n tokens behind a window of w lie in at most (n + w - 2) / 32 + 2 pages.
+    needed = (2 * max_requests * (pages_for(window - 2) + 2) + pages_for(max_tokens) for window in windows)
+    return tuple(min(num_pages, count) if window else num_pages for window, count in zip(windows, needed, strict=True))
 
 
 def whole_partitions(num_pages: int, num_ranks: int) -> int:

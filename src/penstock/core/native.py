@@ -175,7 +175,8 @@ class ProgramOptions:
     """The limits that a program's memory is planned for.
 
     ``kv_layout`` is a ``ps_kv_layout``.  ``flags``, combined with ``|``, are for tests and measurements
-    (core/include/penstock_dev.h) and do not change the plan.
+    (core/include/penstock_dev.h) and do not change the plan.  ``group_pages``: the pages of each page group, at most
+    ``num_pages``; empty is ``num_pages`` for all.
     """
 
     max_tokens: int
@@ -185,6 +186,7 @@ class ProgramOptions:
     num_slots: int = 0
     kv_layout: int = 1
     flags: int = 0
+    group_pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,20 +202,28 @@ class Plan:
     kv_page_bytes: int
 
 
-def _options_struct(options: ProgramOptions) -> ProgramOptionsStruct:
-    fields = {name: int(getattr(options, name)) for name in options.__dataclass_fields__}
-    for name, value in fields.items():
+def _options_struct(options: ProgramOptions, num_page_groups: int = 0) -> ProgramOptionsStruct:
+    names = [name for name in options.__dataclass_fields__ if name != "group_pages"]
+    fields = {name: int(getattr(options, name)) for name in names}
+    group_pages = options.group_pages
+    for name, value in (*fields.items(), *(("group_pages", count) for count in group_pages)):
         if not 0 <= value < 1 << 31:
             raise InvalidArgumentError(f"{name}: expected an integer from 0 to 2^31 - 1, found {value}", param=name)
     del fields["flags"]  # 0 in the struct: ps_program_create_flagged takes them as an argument
     struct: ProgramOptionsStruct = sized(ProgramOptionsStruct, **fields)
+    if group_pages:
+        if len(group_pages) != num_page_groups:
+            raise InvalidArgumentError(
+                f"group_pages: expected {num_page_groups} numbers, found {len(group_pages)}", param="group_pages"
+            )
+        struct.group_pages = (ctypes.c_int32 * len(group_pages))(*group_pages)
     return struct
 
 
 def plan(model: Model, context: Context, options: ProgramOptions) -> Plan:
     """Return the memory that a program with these limits would need.  Allocates nothing."""
     out = sized(PlanStruct)
-    struct = _options_struct(options)
+    struct = _options_struct(options, model.info.num_page_groups)
     check(library().ps_program_plan(model.handle, context.handle, ctypes.byref(struct), ctypes.byref(out)))
     return Plan(**{name: getattr(out, name) for name, *_ in PlanStruct._fields_ if name != "struct_size"})
 
@@ -229,7 +239,7 @@ class RankInfo:
 
 def rank_info(model: Model, options: ProgramOptions) -> RankInfo:
     """Return what a program with these limits needs of a group of ranks."""
-    out, struct = sized(RankInfoStruct), _options_struct(options)
+    out, struct = sized(RankInfoStruct), _options_struct(options, model.info.num_page_groups)
     check(library().ps_model_rank(model.handle, ctypes.byref(struct), ctypes.byref(out)))
     return RankInfo(out.rank, out.world, out.part_bytes)
 
@@ -241,12 +251,11 @@ class CoreProgram(Handle):
 
     def __init__(self, model: Model, context: Context, options: ProgramOptions) -> None:
         info = model.info
-        self._vocab_size, self._num_page_groups, self._num_pages = info.vocab_size, info.num_page_groups, 0
-        struct, out = _options_struct(options), ctypes.c_void_p()
+        self._vocab_size, self._num_page_groups = info.vocab_size, info.num_page_groups
+        struct, out = _options_struct(options, info.num_page_groups), ctypes.c_void_p()
         at = model.handle, context.handle, ctypes.byref(struct), int(options.flags), ctypes.byref(out)
         check(library().ps_program_create_flagged(*at))
         super().__init__(address_of(out))
-        self._num_pages = options.num_pages
         self._model, self._context = model, context
 
     def run(self, batch: StepBatch) -> None:
@@ -318,12 +327,13 @@ class CoreProgram(Handle):
         return np.frombuffer(view, np.float32).reshape(rows.value, cols.value)
 
     def kv(self, state: int) -> npt.NDArray[np.uint8]:
-        """Return the KV pages of a state as raw bytes [num_pages, page_bytes]: a writable view."""
+        """Return the KV pages of a state as raw bytes [pages of its group, page_bytes]: a writable view."""
         self._check_parents()
-        data, page_bytes = ctypes.c_void_p(), ctypes.c_int64()
-        check(library().ps_program_kv(self.handle, state, ctypes.byref(data), ctypes.byref(page_bytes)))
-        view = self._view(data.value or 0, self._num_pages * page_bytes.value)
-        return np.frombuffer(view, np.uint8).reshape(self._num_pages, page_bytes.value)
+        data, page_bytes, num_pages = ctypes.c_void_p(), ctypes.c_int64(), ctypes.c_int32()
+        out = (ctypes.byref(result) for result in (data, page_bytes, num_pages))
+        check(library().ps_program_kv(self.handle, state, *out))
+        view = self._view(data.value or 0, num_pages.value * page_bytes.value)
+        return np.frombuffer(view, np.uint8).reshape(num_pages.value, page_bytes.value)
 
     def _check_parents(self) -> None:
         _ = self.handle, self._model.handle, self._context.handle

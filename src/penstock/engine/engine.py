@@ -94,21 +94,22 @@ class Engine:
         self.is_closed = False  # True: no more requests are accepted
 
     def _new_scheduler(self) -> Scheduler:
-        limits, options, num_stages = self.program.limits, self.options, self.program.info.num_stages
+        limits, options, info = self.program.limits, self.options, self.program.info
+        num_stages = info.num_stages
         max_chunk = options.max_chunk
         if num_stages > 1 and not max_chunk:
             max_chunk = max(MIN_CHUNK, limits.max_tokens // (2 * num_stages))
         scheduler = Scheduler(
-            PageLedger(limits.num_pages, self.program.info.page_windows, self.program.info.context_ranks),
+            PageLedger(limits.num_pages, info.page_windows, info.context_ranks, info.group_pages),
             limits.max_tokens,
             limits.max_requests,
-            0 if self.program.info.bidirectional else max_chunk,
+            0 if info.bidirectional else max_chunk,
             PageKeys() if options.prefix_cache else None,
             max_rows=limits.max_rows,
             max_mixed_tokens=options.max_mixed_tokens,
             priority_s=options.priority_s,
         )
-        scheduler.whole_prompts, scheduler.num_stages = self.program.info.bidirectional, num_stages
+        scheduler.whole_prompts, scheduler.num_stages = info.bidirectional, num_stages
         return scheduler
 
     def submit(

@@ -26,6 +26,9 @@ __all__ = ["FREED", "PageKeys", "PageLedger", "PagePool", "PageTables"]
 FREED = -1
 """The entry of a page table whose page was freed."""
 
+_ANCHOR_PAGES = 16
+"""In a group in which the last page is enough to go on, every so many pages one is kept longer than the others."""
+
 
 class PagePool:
     """The pages of one group, counted by reference: a page that several requests share is free when none holds it.
@@ -136,8 +139,8 @@ class PagePool:
                 del idle[page]
             references[page] += 1
 
-    def give_back(self, *pages: int) -> None:
-        """Release pages once, in this order."""
+    def give_back(self, *pages: int, reuse_first: bool = False) -> None:
+        """Release pages once, in this order.  With ``reuse_first`` they are taken again before other named pages."""
         references, key_of = self._references, self._key_of
         for page in pages:
             count = references[page] - 1
@@ -148,6 +151,8 @@ class PagePool:
                 rank = page % self.num_ranks
                 if page in key_of:
                     self._idle[rank][page] = None
+                    if reuse_first:
+                        self._idle[rank].move_to_end(page, last=False)
                 else:
                     self._free[rank].append(page)
 
@@ -205,12 +210,15 @@ class PageLedger:
     """The pages of all groups.
 
     ``windows`` has the window of each group in tokens, 0 for layers that see everything.  ``num_ranks``: the ranks that
-    pages are dealt out to.
+    pages are dealt out to.  ``group_pages``: the pages of each group, at most ``num_pages``; empty is ``num_pages`` for
+    all.
     """
 
-    def __init__(self, num_pages: int, windows: Sequence[int], num_ranks: int = 1) -> None:
+    def __init__(
+        self, num_pages: int, windows: Sequence[int], num_ranks: int = 1, group_pages: Sequence[int] = ()
+    ) -> None:
         self.windows = tuple(windows)
-        self.pools = [PagePool(num_pages, num_ranks) for _ in self.windows]
+        self.pools = [PagePool(count, num_ranks) for count in group_pages or (num_pages,) * len(self.windows)]
         self.num_pages, self.num_ranks = num_pages, num_ranks
         self._windowed = [(group, window) for group, window in enumerate(self.windows) if window > 0]
 
@@ -249,10 +257,14 @@ class PageLedger:
             self._free_leading(pages, group, min(len(pages.tables[group]), _first_seen(next_position, window)))
 
     def _free_leading(self, pages: PageTables, group: int, stop: int) -> None:
-        """Free the leading entries of a table, up to ``stop``."""
-        table = pages.tables[group]
+        """Free the leading entries of a table, up to ``stop``.
+
+        Where a token sees at most the page before its own, each page is a snapshot from which another request can go
+        on.  One long prompt would replace the snapshots of all others, so only some of its own stay.
+        """
+        table, is_snapshot = pages.tables[group], 0 < self.windows[group] <= PAGE_TOKENS + 1
         for index in range(pages.num_freed[group], stop):
-            self.pools[group].give_back(table[index])
+            self.pools[group].give_back(table[index], reuse_first=is_snapshot and (index + 1) % _ANCHOR_PAGES > 0)
             table[index] = FREED
             pages.num_freed[group] = index + 1
             pages.version += 1

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core import native
-from penstock.core.layouts import KV_NUMBERS, kv_layout_of, pages_for
+from penstock.core.layouts import KV_NUMBERS, kv_layout_of, pages_by_group, pages_for
 from penstock.errors import InvalidArgumentError
 from penstock.lite.affinity import BoundContext
 from penstock.lite.settings import ModelConfig
@@ -45,12 +45,15 @@ def program_options(info: native.ModelInfo, config: ModelConfig, batch_size: int
     context_len = config.context_len or info.context_len
     max_tokens = min(config.max_tokens, context_len * batch_size)
     num_requests = min(batch_size, max_tokens)
+    # Those of one sequence, as a step may be all of one sequence.
+    own_pages = pages_by_group(info.page_windows, pages_for(context_len), 1, max_tokens, info.context_ranks)
     return native.ProgramOptions(
         max_tokens=max_tokens,
         max_requests=num_requests,
         max_rows=max_tokens if config.logits == "all" else num_requests,
         num_pages=pages_for(context_len) * batch_size,
         kv_layout=KV_NUMBERS[kv_layout_of(config.kv_cache, info.scheme)],
+        group_pages=tuple(count * batch_size for count in own_pages),
     )
 
 
@@ -78,7 +81,6 @@ class Sequences:
         self._all_rows = config.logits == "all"
         self._whole = info.bidirectional
         self._context = context
-        self._num_groups = info.num_page_groups
         self._max_tokens = self.options.max_tokens
         self._program = native.CoreProgram(model, context.native, self.options)
         self._lens = np.zeros(batch_size, np.int64)
@@ -148,13 +150,14 @@ class Sequences:
         else:
             rows = np.array([starts[i + 1] - 1 for i, c in enumerate(chunks) if _is_last(c, counts)], np.int32)
         width = pages_for(int(max(before[c.row] + c.begin + c.length for c in chunks)))
-        own_pages = pages_for(self.context_len)
-        table = np.array([c.row * own_pages for c in chunks], np.int32)[:, None] + np.arange(width, dtype=np.int32)
+        # A group with fewer pages than the context reuses those that the window has left.
+        own_pages = np.array(self.options.group_pages)[:, None, None] // self.batch_size
+        tables = np.array([c.row for c in chunks])[:, None] * own_pages + np.arange(width) % own_pages
         return native.StepBatch(
             token_ids=np.concatenate([token_ids[c.row, c.begin : c.begin + c.length] for c in chunks]),
             positions=np.concatenate(positions).astype(np.int32),
             request_starts=starts,
-            page_tables=np.ascontiguousarray(np.broadcast_to(table, (self._num_groups, *table.shape))),
+            page_tables=tables.astype(np.int32),
             output_rows=rows,
             all_ranks=True,
         )

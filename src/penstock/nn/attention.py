@@ -149,14 +149,16 @@ def assign_page_groups(network: nn.Module) -> list[PageGroup]:
     return groups
 
 
-def allocate_states(network: nn.Module, num_pages: int, dtype: torch.dtype = torch.float32) -> int:
+def allocate_states(
+    network: nn.Module, num_pages: int, dtype: torch.dtype = torch.float32, group_pages: Sequence[int] = ()
+) -> int:
     """Give every layer with pages ``num_pages`` zeroed ones of float32, bfloat16 or int8; return the total bytes.
 
-    Recurrent states are float32 always.
+    ``group_pages``: the pages of each page group instead, if it is not empty.  Recurrent states are float32 always.
     """
     num_bytes = 0
     for layer in paged_layers(network).values():
         with torch.device("cpu"):
-            layer.state = layer.new_pages(num_pages, dtype)
+            layer.state = layer.new_pages(group_pages[layer.group] if group_pages else num_pages, dtype)
         num_bytes += layer.state.nbytes
     return num_bytes

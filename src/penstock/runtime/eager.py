@@ -42,7 +42,7 @@ from penstock.nn.packing import pack_blocks, pack_matrix, pack_parts, pack_quant
 from penstock.nn.ranks import check_same_batch, join_ranks, shard_network
 from penstock.nn.weight import WeightPart
 from penstock.ops.eager import use_context
-from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_for
+from penstock.runtime.program import PAGE_TOKENS, ProgramInfo, ProgramLimits, kv_layout_of, pages_by_group, pages_for
 
 __all__ = ["EagerProgram"]
 
@@ -92,7 +92,9 @@ class EagerProgram:
                 _LOG.warning("penstock: %s: %s", checkpoint.folder, checkpoint.rounding_note)
             if num_ranks > 1:
                 shard_network(self.network)
-            allocate_states(self.network, limits.num_pages, _KV_DTYPES[limits.kv_layout])
+            sizes = limits.num_pages, limits.max_requests, limits.max_tokens
+            group_pages = pages_by_group([group.window for group in groups], *sizes)
+            allocate_states(self.network, limits.num_pages, _KV_DTYPES[limits.kv_layout], group_pages)
         heads = [module for module in self.network.modules() if isinstance(module, LMHead)]
         gathers = [module for module in self.network.modules() if isinstance(module, OutputRows)] or heads
         if len(heads) == 1:
@@ -112,6 +114,7 @@ class EagerProgram:
             cpu_level=self._context.cpu_level,
             hidden_size=heads[0].cols if len(heads) == 1 else 0,
             bidirectional=bidirectional,
+            group_pages=group_pages,
         )
         self._hidden: Tensor = torch.zeros(0, self.info.hidden_size)
         self._logits: NDArray[np.float32] = np.zeros((0, built.vocab_size), np.float32)

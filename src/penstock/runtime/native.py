@@ -21,6 +21,7 @@ from penstock.runtime.program import (
     ProgramInfo,
     ProgramLimits,
     kv_layout_of,
+    pages_by_group,
     pages_for,
     whole_partitions,
 )
@@ -42,6 +43,8 @@ MIN_CONTEXT = 2048
 _HUGE_PAGE_BYTES = 2 << 20
 _UNKNOWN_BYTES = 1 << 62
 """The value for an unknown amount of memory, which fits every plan."""
+_MAX_PAGES = 1 << 30
+"""The limit of the core on pages."""
 _HEADROOM_BYTES = 64 << 20
 """Memory left for Python, the tokenizer and the text."""
 
@@ -54,6 +57,14 @@ def _options(limits: ProgramLimits, info: native.ModelInfo) -> native.ProgramOpt
         num_pages=limits.num_pages // info.context_ranks,
         num_slots=limits.max_requests,
         kv_layout=KV_NUMBERS[kv_layout_of(limits.kv_layout, info.scheme)],
+        group_pages=() if info.context_ranks > 1 else _group_pages(limits, info),
+    )
+
+
+def _group_pages(limits: ProgramLimits, info: native.ModelInfo) -> tuple[int, ...]:
+    """Return the pages of each page group, those of all ranks that they are dealt out to."""
+    return pages_by_group(
+        info.page_windows, limits.num_pages, limits.max_requests, limits.max_tokens, info.context_ranks
     )
 
 
@@ -93,13 +104,13 @@ def fit_limits(
     )
     plan = plan_limits(model, context, base)
     fixed = plan.total_bytes - plan.kv_bytes + _HEADROOM_BYTES
-    page = max(1, plan.kv_page_bytes)
     if limits.num_pages == 0:
+        kv = _KvMemory(model, context, base, plan.kv_page_bytes)
         max_pages = pages_for(context_len) * limits.max_requests
-        affordable = min(max_pages, max(0, (available - fixed) // 4) // page * ranks)
+        affordable = kv.most_pages(max(0, (available - fixed) // 4), max_pages)
         num_pages = whole_partitions(max(pages_for(context_len), affordable), ranks)
-        if fixed + num_pages // ranks * page > available and limits.context_len == 0:
-            shrunk = max(0, available - fixed) // page * ranks
+        if fixed + kv.num_bytes(num_pages) > available and limits.context_len == 0:
+            shrunk = kv.most_pages(max(0, available - fixed), num_pages)
             shrunk -= shrunk % (PARTITION_PAGES * ranks) if ranks > 1 else 0
             if shrunk >= min(pages_for(context_len), pages_for(MIN_CONTEXT)):
                 num_pages = shrunk
@@ -109,6 +120,33 @@ def fit_limits(
     if plan.total_bytes + _HEADROOM_BYTES > available:
         raise OutOfMemoryError(_does_not_fit(plan, base, available))
     return base, plan
+
+
+class _KvMemory:
+    """The bytes of KV pages on a rank.  Groups with a window stop growing, so bytes are not in proportion to pages."""
+
+    def __init__(self, model: native.Model, context: native.Context, limits: ProgramLimits, page_bytes: int) -> None:
+        self._model, self._context, self._limits = model, context, limits
+        self._ranks = model.info.context_ranks
+        self._page_bytes = max(1, page_bytes)
+        self._has_windows = any(model.info.page_windows) and self._ranks == 1
+
+    def num_bytes(self, num_pages: int) -> int:
+        """Return the bytes for ``num_pages`` pages of each group without a window."""
+        if not self._has_windows:
+            return num_pages // self._ranks * self._page_bytes
+        limits = dataclasses.replace(self._limits, num_pages=num_pages)
+        return plan_limits(self._model, self._context, limits).kv_bytes
+
+    def most_pages(self, num_bytes: int, limit: int) -> int:
+        """Return the largest number of pages up to ``limit`` that fit into ``num_bytes``."""
+        if not self._has_windows:
+            return min(limit, num_bytes // self._page_bytes * self._ranks)
+        fits, too_many = 0, min(limit, _MAX_PAGES) + 1
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            fits, too_many = (middle, too_many) if self.num_bytes(middle) <= num_bytes else (fits, middle)
+        return fits
 
 
 def _pages_of_one_context(model: native.Model, limits: ProgramLimits) -> int:
@@ -173,12 +211,15 @@ class NativeProgram:
             num_ranks=1 if group is None else group.layout.num_computing,
             rank_plans=tuple(rank_plans),
             context_ranks=info.context_ranks,
+            group_pages=_group_pages(limits, info),
         )
         self.populate_s = 0.0
         """Seconds spent on copying the weights; 0 when they are mapped."""
         self.verify_s = 0.0
         """Seconds spent on verifying the checksums; 0 when they were not verified."""
         self._closed = False
+        pages = self.info.group_pages
+        self._largest_groups = [group for group, count in enumerate(pages) if count == max(pages)]
         run_len = max(1, _HUGE_PAGE_BYTES * info.num_states // max(1, plan.kv_page_bytes))
         self._prefault = PagePrefault(
             self._make_pages, info.num_states, limits.num_pages // info.context_ranks, run_len
@@ -196,9 +237,12 @@ class NativeProgram:
         return make_memory(*self._memory_of(state, start, stop))
 
     def _prefault_pages(self, batch: native.StepBatch) -> None:
-        """Report the used pages.  The page group that uses fewest counts: layers with a window never need as many."""
+        """Report the used pages.
+
+        The page group that uses fewest counts, among the largest groups: layers with a window never need as many.
+        """
         if batch.page_tables.size:
-            last = int(batch.page_tables.max(axis=(1, 2)).min())
+            last = int(batch.page_tables.max(axis=(1, 2))[self._largest_groups].min())
             self._prefault.use(last // self.info.context_ranks + 1)
 
     @classmethod

@@ -14,6 +14,7 @@ from penstock.core.layouts import (
     PAGE_TOKENS,
     PARTITION_PAGES,
     kv_layout_of,
+    pages_by_group,
     pages_for,
     whole_partitions,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "ProgramInfo",
     "ProgramLimits",
     "kv_layout_of",
+    "pages_by_group",
     "pages_for",
     "whole_partitions",
 ]
@@ -54,8 +56,9 @@ class ProgramLimits:
     ``max_requests``: requests of one step.  A program has as many slots, each of which remembers the token last sampled
     in it.
     ``max_rows``: rows of logits of one step (0: chosen when the program is opened).
-    ``num_pages``: KV pages per page group (0: as many as the requests need, or as memory holds), those of all ranks
-    that they are dealt out to.
+    ``num_pages``: KV pages of each page group whose layers have no window (0: as many as the requests need, or as
+    memory holds), those of all ranks that they are dealt out to.  A group with a window has as many at most
+    (``core.layouts.pages_by_group``).
     ``context_len``: tokens of one request, prompt and answer (0: as many as the model allows).
     ``kv_layout``: the type of keys and values, one of ``KV_LAYOUTS``; "auto" is f32 with scheme f32, otherwise bf16.
     ``weights``: "mmap" starts at once and shares the file's pages with every process that maps them; "huge" copies them
@@ -90,7 +93,8 @@ class ProgramLimits:
 class ProgramInfo:
     """The description of a program.
 
-    ``page_windows`` has one entry per page group; 0 keeps every position.  ``hidden_size`` is the width of its hidden
+    ``page_windows`` has one entry per page group; 0 keeps every position.  ``group_pages``: the pages of each group;
+    empty is the ``num_pages`` of the limits for all.  ``hidden_size`` is the width of its hidden
     rows, 0 when it has none.  ``tail`` is "argmax" or "topk" when the program ends in token ids and has no logits.
     ``bidirectional``: attention is not causal, so a step takes only whole requests, and none can be continued.
     ``num_stages``: of a pipeline; such a program is a PipelinedProgram.  ``num_ranks``: the ranks that have weights;
@@ -116,6 +120,7 @@ class ProgramInfo:
     num_ranks: int = 1
     rank_plans: tuple[Plan, ...] = ()
     context_ranks: int = 1
+    group_pages: tuple[int, ...] = ()
 
     @property
     def plans(self) -> tuple[Plan, ...]:
