@@ -137,3 +137,17 @@ def test_networks_of_users_match(kind: str, world: int, tmp_path: Path, parts_of
         batches = [batches[0]]
     with RankThreads(parts_of(path, world)) as ranks:
         assert logits_of(ranks.program, batches) == whole_logits(path, batches)
+
+
+def test_each_rank_has_rows_of_every_expert(bundle_of: BundleOf, parts_of: PartsOf) -> None:
+    """The last linear of the experts is cut; the sums over slots have the bits of one process."""
+    path = bundle_of("mixtral", "w4a8")
+    sizes = []
+    for part in parts_of(path, 3):
+        nodes = [node for node in read_graph(part)[0].nodes if node.op == "expert_linear" and node.name.endswith("w2")]
+        sizes.append([node.attrs["out_features"] for node in nodes])
+    assert [sum(layer) for layer in zip(*sizes, strict=True)] == [160] * len(sizes[0])
+    assert all(0 < size < 160 for layer in sizes for size in layer)
+    batches = steps(len(read_graph(path)[0].page_groups))
+    with RankThreads(parts_of(path, 3), num_threads=2) as ranks:
+        assert logits_of(ranks.program, batches) == whole_logits(path, batches)

@@ -77,6 +77,7 @@ class _Sharder:
         self.cuts: dict[_Piece, Cut] = {}  # of the pieces that each rank has a part of
         self.local_start: dict[_Piece, int] = {}  # where a piece's part begins in the rank's rows
         self.gathered: dict[_Piece, str] = {}
+        self.slot_cuts: dict[str, Cut] = {}  # of the columns of each slot of experts' results
         self.sources: dict[str, tuple[str, RowRanges]] = {}
         self.graph = dataclasses.replace(graph, values={}, weights={}, states={}, nodes=[])
 
@@ -235,6 +236,12 @@ class _Sharder:
             self._add_whole(self._over_contexts(node))
         elif self._goes_by_heads(node):
             self._add_attention(node)
+        elif node.op == "expert_linear" and (cut := self._cut_of_slots(node)) is not None:
+            self._add_experts(node, cut)
+        elif node.op == "combine" and node.inputs[0].name in self.slot_cuts:
+            weights = Operand("value", self._whole(node.inputs[1].name))
+            self._add_part_output(node.outputs[0], self.slot_cuts[node.inputs[0].name])
+            self.graph.nodes.append(dataclasses.replace(node, inputs=[node.inputs[0], weights]))
         elif self._goes_by_parts(node) and (cut := self._common_cut(node)) is not None:
             self._add_by_parts(node, cut)
         else:
@@ -295,6 +302,30 @@ class _Sharder:
         self._new_value(root, (value.shape[0], Dim(None, 0, end)))
         self.graph.nodes.append(Node("linear", node.name, inputs, [root], {**node.attrs, "out_features": end}))
         return None
+
+    def _cut_of_slots(self, experts: Node) -> Cut | None:
+        """Return the cut of the rows of each expert whose results are only combined, column by column."""
+        name = experts.outputs[0]
+        readers = [
+            node
+            for node in self.whole.nodes
+            if any((self.whole.values[o.name].base or o.name) == name for o in node.inputs if o.kind == "value")
+        ]
+        is_combined = [(node.op, node.inputs[0].name) for node in readers] == [("combine", name)]
+        if not is_combined or experts.inputs[3].kind == "weight":  # a bias is a row for each expert
+            return None
+        return cut_evenly(int(experts.attrs["out_features"]), self.world)
+
+    def _add_experts(self, node: Node, cut: Cut) -> None:
+        rows, (start, stop) = int(node.attrs["out_features"]), cut.ranges[self.rank]
+        first = range(0, rows * int(node.attrs["num_experts"]), rows)
+        weight = self._weight(node.inputs[1].name, tuple((at + start, at + stop) for at in first))
+        x, ids = (Operand("value", self._whole(node.inputs[i].name)) for i in (0, 2))
+        value = self.whole.values[node.outputs[0]]
+        self._new_value(node.outputs[0], (*value.shape[:2], Dim(None, 0, stop - start)))
+        self.slot_cuts[node.outputs[0]] = cut
+        attrs = {**node.attrs, "out_features": stop - start}
+        self.graph.nodes.append(dataclasses.replace(node, inputs=[x, weight, ids, node.inputs[3]], attrs=attrs))
 
     def _cut_of(self, piece: _Piece) -> Cut | None:
         wanted = self.wanted.get(piece)
