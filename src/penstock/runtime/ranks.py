@@ -141,7 +141,8 @@ def open_ranks(
             weight_bytes_per_token=plan.models[0].weight_bytes_per_token,
             num_threads=threads,
             bidirectional=any(info.bidirectional for info in plan.models),
-            context_ranks=plan.models[0].context_ranks,
+            context_ranks=layout.cp,
+            group_pages=() if layout.cp > 1 else program.info.group_pages,  # (): num_pages in each
         )
     return program, model
 
