@@ -142,9 +142,14 @@ def open_ranks(
             num_threads=threads,
             bidirectional=any(info.bidirectional for info in plan.models),
             context_ranks=layout.cp,
-            group_pages=() if layout.cp > 1 else program.info.group_pages,  # (): num_pages in each
+            group_pages=_group_pages(program.info.group_pages, limits, layout),
         )
     return program, model
+
+
+def _group_pages(own: tuple[int, ...], limits: ProgramLimits, layout: RankLayout) -> tuple[int, ...]:
+    """Return the pages of each group: all of them where they are dealt out, which the coordinator's graph lacks."""
+    return (limits.num_pages,) * len(own) if layout.cp > 1 else own
 
 
 def _gather_stages(
