@@ -44,7 +44,7 @@ PS_INLINE int zero_of(int32_t layout) { return layout == PS_T16_Q4_0 ? 8 : layou
 PS_INLINE bool has_minimum(int32_t layout) { return layout == PS_T16_Q4_K || layout == PS_T16_Q5_K; }
 
 // `high` has the bits above the nibbles of the first 16 columns and of the last, `step` of them a column.
-inline void put_nibbles(const uint8_t* p, const uint8_t* first, const uint8_t* last, int step, Slot* s) {
+__attribute__((noinline, noclone)) void put_nibbles(const uint8_t* p, const uint8_t* first, const uint8_t* last, int step, Slot* s) {
   const I16 nibble = i_set(0x0f0f0f0f);
   I16 bits[2] = {i_set(0), i_set(0)};
   if (step) bits[0] = i_load(first), bits[1] = step == 1 ? i_srl<4>(bits[0]) : i_load(last);
@@ -143,6 +143,44 @@ PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const 
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_set(x.group(i, g).scaled_sum), minimum, acc[i]);
 }
 
+// As block_rows, for Q4_K where products of nibbles need no bytes: they are multiplied as they lie.  Of fewer than M rows
+// the last is computed again.
+constexpr int kNibbleRows = kGroupRows >= 4 ? 4 : 0;
+PS_INLINE bool as_nibbles(int32_t layout) { return kNibbleRows && layout == PS_T16_Q4_K; }
+
+template <int M>
+__attribute__((noinline)) void nibble_rows(const WeightView& w, const uint8_t* tile, const BlockRows& x, int m, int64_t ahead, F16* y) {
+  const uint8_t* rows[M];
+  F16 acc[M];
+  PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_set(0.f), rows[i] = x.x + (i < m ? i : m - 1) * x.stride;
+  for (int64_t g = 0; g < w.cols / kGroupColumns; ++g) {
+    const GroupPlace at = place_of(PS_T16_Q4_K, tile, g);
+    const int odd = int(g % 2);
+    const uint8_t* const p = at.pair + kParameterBytes + odd * kGroupNibbleBytes;
+    G16 sum[M];
+    PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_zero();
+    prefetch(at.pair + ahead);
+#pragma GCC unroll 1
+    for (int j = 0; j < kGroupLines; ++j) {  // not unrolled: the library has to stay small
+      prefetch(p + kLineBytes * j + ahead);
+      const W4 v = w4_load(p + kLineBytes * j);
+      PS_UNROLL for (int i = 0; i < M; ++i) {
+        const int8_t* const x4 = ((const RoundedGroup*)rows[i])[g].q + kRowBytes * j;
+        sum[i] = w4_dot(sum[i], v, x4, x4 + 16);
+      }
+    }
+    const I16 pair = i_load(at.pair), parameters = odd ? i_srl<16>(pair) : pair, byte = i_set(255);
+    const F16 scale = f_load_f16((const uint16_t*)at.block) * f_from_i(parameters & byte);
+    const F16 minimum = f_set(0.f) - f_load_f16((const uint16_t*)at.block + 16) * f_from_i(i_srl<8>(parameters) & byte);
+    PS_UNROLL for (int i = 0; i < M; ++i) {
+      const RoundedGroup& own = ((const RoundedGroup*)rows[i])[g];
+      acc[i] = f_fma(f_from_i(w4_sum(sum[i])), scale * f_set(own.scale), acc[i]);
+      acc[i] = f_fma(f_set(own.scaled_sum), minimum, acc[i]);
+    }
+  }
+  PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
+}
+
 // y [M]: M rows against a tile.  slots: of the whole tile where several blocks of rows share them, which the first fills.
 template <int M>
 __attribute__((noinline)) void block_rows(const WeightView& w, const uint8_t* tile, const BlockRows& x, Slot* slots, bool fills,
@@ -168,6 +206,9 @@ constexpr int kBlockRows = kIntTiles == 2 ? 4 : 2;  // each has two sums of sixt
 
 inline void some_rows(int m, const WeightView& w, const uint8_t* tile, const BlockRows& x, Slot* slots, bool fills, int64_t ahead,
                       F16* y) {
+  if constexpr (kNibbleRows) {
+    if (as_nibbles(w.layout)) return m == 1 ? nibble_rows<1>(w, tile, x, 1, ahead, y) : nibble_rows<kNibbleRows>(w, tile, x, m, ahead, y);
+  }
   switch (m) {
     case 1: return block_rows<1>(w, tile, x, slots, fills, ahead, y);
     case 2: return block_rows<2>(w, tile, x, slots, fills, ahead, y);
@@ -178,13 +219,14 @@ inline void some_rows(int m, const WeightView& w, const uint8_t* tile, const Blo
 
 // Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.
 void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
-  const int64_t blocks = (a.m + kBlockRows - 1) / kBlockRows, tile_bytes = tile_bytes_of(a.weight.layout, a.weight.cols);
+  const int64_t most = as_nibbles(a.weight.layout) ? kNibbleRows : kBlockRows, blocks = (a.m + most - 1) / most;
+  const int64_t tile_bytes = tile_bytes_of(a.weight.layout, a.weight.cols);
   const int64_t ahead = prefetch_distance(a, a.m, kI8PrefetchBytes), groups = a.weight.cols / kGroupColumns;
   for (int64_t tile = begin; tile < end; ++tile) {
     for (int64_t b = 0; b < blocks; ++b) {
       const RowBlock rows = row_block(a.m, blocks, b);
       const BlockRows x = {(const uint8_t*)a.qx.q + rows.first * a.qx.stride, a.qx.stride};
-      F16 y[2][kBlockRows];
+      F16 y[2][4];
       for (int t = 0; t < 1 + a.gated; ++t) {
         const uint8_t* const w = a.weight.data + (tile + t * (a.weight.rows / 32)) * tile_bytes;
         some_rows(rows.count, a.weight, w, x, blocks > 1 ? (Slot*)a.panel + t * groups : nullptr, b == 0 || blocks == 1, ahead, y[t]);

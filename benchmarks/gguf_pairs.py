@@ -1,0 +1,126 @@
+"""Compares Penstock and llama.cpp on the same GGUF file: decode, prefill, and Penstock's start from its cache.
+
+    python -m benchmarks.gguf_pairs FILE.gguf --llama-cpp PYTHON [--threads 2] [--rounds 5]
+
+PYTHON is the interpreter of an environment with llama-cpp-python.  Both processes stay open and take turns, one measure
+each, Penstock first in every other round; the figures are medians of the rounds, and the ratio that of the pairs.
+``start`` is a whole ``penstock run`` up to its first byte, with the bundle in the cache.  The load is the mean number
+of processes that want to run (1 minute).  ``make_gguf.py`` makes files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock.core.native import Context, probe_bandwidth
+
+MEASURES = ("decode 1 16", "decode 8 8", "prefill 512")
+PROMPT = "def fibonacci(n):\n    return n if n < 2 else"
+
+
+class Process:
+    """One side, which answers a measure at a time."""
+
+    def __init__(self, python: str, name: str, file: Path, threads: int) -> None:
+        command = [python, str(Path(__file__).with_name("gguf_sides.py")), name, str(file), str(threads)]
+        self.child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.name = name
+        self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        line = self.child.stdout.readline() if self.child.stdout else ""
+        if not line:
+            raise SystemExit(f"{self.name} ended with {self.child.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def measure(self, what: str) -> tuple[float, float]:
+        """Return the seconds of a step, on the clock and on the cores."""
+        if self.child.stdin:
+            self.child.stdin.write(what + "\n")
+            self.child.stdin.flush()
+        found = self.answer()
+        return found["wall_s"], found["cpu_s"]
+
+    def close(self) -> None:
+        if self.child.stdin:
+            self.child.stdin.close()
+        self.child.wait()
+
+
+def show_pairs(what: str, pairs: list[tuple[tuple[float, float], tuple[float, float]]], load: float) -> None:
+    """Print the medians of both sides, and the ratio of the pairs, by the clock and by the cores."""
+    tokens = int(what.split()[1])
+    for clock, label in enumerate(("clock", "cores")):
+        ours, theirs = ([side[clock] for side in sides] for sides in zip(*pairs, strict=True))
+        ratios = sorted(their / our for our, their in zip(ours, theirs, strict=True))
+        print(
+            f"{what.rsplit(' ', 1)[0] if 'decode' in what else what:12s} {label}: Penstock "
+            f"{statistics.median(ours) * 1e3:8.2f} ms ({tokens / statistics.median(ours):7.1f} tokens/s), llama.cpp "
+            f"{statistics.median(theirs) * 1e3:8.2f} ms ({tokens / statistics.median(theirs):7.1f}), ratio "
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), load {load:.1f}",
+            flush=True,
+        )
+
+
+def start_s(file: Path) -> tuple[float, float]:
+    """Return the seconds up to the first byte of an answer, and those of the whole process on the cores."""
+    command = [sys.executable, "-m", "penstock", "run", str(file), PROMPT, "--max-tokens", "1", "--temperature", "0"]
+    begin = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        if process.stdout is None or not process.stdout.read(1):
+            raise SystemExit("penstock run printed nothing")
+        seconds = time.perf_counter() - begin
+        process.stdout.read()
+        _, _, used = os.wait4(process.pid, 0)
+        process.returncode = 0
+    return seconds, used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="default: only Penstock's start is measured")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--measure", action="append", choices=[*MEASURES, "start"])
+    args = parser.parse_args()
+    chosen = args.measure or [*MEASURES, "start"]
+    context = Context(num_threads=args.threads)
+    print(f"{args.file.name}, {args.threads} threads, {context.cpu_level}, memory read ", end="")
+    print(f"{probe_bandwidth(context) / 1e9:.1f} GB/s", flush=True)
+    paired = [what for what in chosen if what != "start"] if args.llama_cpp else []
+    if paired:
+        ours = Process(sys.executable, "penstock", args.file, args.threads)
+        theirs = Process(args.llama_cpp, "llama.cpp", args.file, args.threads)
+        for what in paired:
+            pairs = []
+            for number in range(args.rounds):
+                figures = {}
+                for side in (ours, theirs) if number % 2 == 0 else (theirs, ours):
+                    figures[side] = side.measure(what)
+                pairs.append((figures[ours], figures[theirs]))
+            show_pairs(what, pairs, os.getloadavg()[0])
+        ours.close()
+        theirs.close()
+    if "start" in chosen:
+        start_s(args.file)
+        clock, cores = zip(*(start_s(args.file) for _ in range(args.rounds)), strict=True)
+        print(
+            f"start: {statistics.median(clock) * 1e3:.0f} ms ({min(clock) * 1e3:.0f} to {max(clock) * 1e3:.0f}), "
+            f"cores {statistics.median(cores) * 1e3:.0f} ms, load {os.getloadavg()[0]:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""One side of gguf_pairs.py: a process that keeps a GGUF file open and measures on request.
+
+    python benchmarks/gguf_sides.py penstock|llama.cpp FILE.gguf THREADS
+
+Each line of standard input is a measure: ``decode N STEPS`` decodes N prompts of 128 tokens, ``prefill N`` computes one
+prompt of N tokens up to its first token.  The answer is a line of JSON: ``wall_s`` and ``cpu_s``, the medians over the
+steps.  ``cpu_s`` is the time of all threads on their cores; it is fair with one thread, as some threads wait actively.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+CONTEXT_LEN, MOST_STEPS, MOST_REQUESTS, STEP_TOKENS = 128, 100, 8, 512
+
+
+class Side(Protocol):
+    """A program with an open file."""
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        """Compute prompts up to their first tokens."""
+
+    def step(self) -> None:
+        """Compute one more token of each."""
+
+    def end(self) -> None:
+        """Forget them."""
+
+
+class Penstock:
+    """The engine's loop, in process."""
+
+    def __init__(self, file: str, threads: int) -> None:
+        from penstock.engine.engine import Engine
+        from penstock.engine.options import EngineOptions
+        from penstock.engine.params import ResolvedSampling
+        from penstock.runtime.open import open_program
+        from penstock.runtime.program import ProgramLimits, pages_for
+
+        length = STEP_TOKENS + MOST_STEPS
+        limits = ProgramLimits(
+            max_tokens=STEP_TOKENS,
+            max_requests=MOST_REQUESTS,
+            num_pages=MOST_REQUESTS * pages_for(length),
+            context_len=length,
+        )
+        self.engine = Engine(
+            open_program(file, threads=threads, limits=limits).program, EngineOptions(max_mixed_tokens=0)
+        )
+        self.endless = ResolvedSampling(max_tokens=self.engine.max_len)
+        self.requests: list[Any] = []
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        self.requests = [self.engine.submit(ids, self.endless) for ids in prompts]
+        while not all(request.output_ids for request in self.requests):
+            self.step()
+
+    def step(self) -> None:
+        for request in self.engine.step():
+            if request.error is not None:
+                raise request.error
+
+    def end(self) -> None:
+        for request in self.requests:
+            self.engine.abort(request)
+
+
+class LlamaCpp:
+    """llama.cpp's functions, by llama-cpp-python.  The tokens are given, not sampled."""
+
+    def __init__(self, file: str, threads: int) -> None:
+        import llama_cpp
+
+        self.lib = llama_cpp
+        self.lib.llama_backend_init()
+        self.model = self.lib.llama_model_load_from_file(file.encode(), self.lib.llama_model_default_params())
+        params = self.lib.llama_context_default_params()
+        params.n_ctx = MOST_REQUESTS * (STEP_TOKENS + MOST_STEPS)
+        params.n_batch = params.n_ubatch = STEP_TOKENS
+        params.n_seq_max = MOST_REQUESTS
+        params.n_threads = params.n_threads_batch = threads
+        self.context = self.lib.llama_init_from_model(self.model, params)
+        self.batch = self.lib.llama_batch_init(STEP_TOKENS, 0, 1)
+        self.lengths: list[int] = []
+
+    def decode(self, tokens: list[tuple[int, int, int]], outputs: int) -> None:
+        """Compute (request, position, token id) rows, with logits of the last ``outputs``."""
+        batch = self.batch
+        batch.n_tokens = len(tokens)
+        for row, (request, position, token) in enumerate(tokens):
+            batch.token[row], batch.pos[row], batch.n_seq_id[row] = token, position, 1
+            batch.seq_id[row][0], batch.logits[row] = request, row >= len(tokens) - outputs
+        if self.lib.llama_decode(self.context, batch):
+            raise SystemExit("llama_decode failed")
+        self.lib.llama_synchronize(self.context)
+
+    def begin(self, prompts: list[list[int]]) -> None:
+        for request, ids in enumerate(prompts):
+            self.decode([(request, position, token) for position, token in enumerate(ids)], 1)
+        self.lengths = [len(ids) for ids in prompts]
+
+    def step(self) -> None:
+        rows = [(request, length, 300 + length % 1000) for request, length in enumerate(self.lengths)]
+        self.decode(rows, len(rows))
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def end(self) -> None:
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+
+
+SIDES: dict[str, Callable[[str, int], Side]] = {"penstock": Penstock, "llama.cpp": LlamaCpp}
+
+
+def clocked(work: Callable[[], None]) -> tuple[float, float]:
+    """Return the seconds of the clock and of the process's cores."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def measure(side: Side, kind: str, size: int, steps: int) -> dict[str, float]:
+    stream = random.Random()
+    length, requests = (size, 1) if kind == "prefill" else (CONTEXT_LEN, size)
+    prompts = [[stream.randrange(300, 4000) for _ in range(length)] for _ in range(requests)]
+    if kind == "prefill":
+        times = [clocked(lambda: side.begin(prompts))]
+    else:
+        side.begin(prompts)
+        times = [clocked(side.step) for _ in range(steps)]
+    side.end()
+    wall, cpu = (statistics.median(figures) for figures in zip(*times, strict=True))
+    return {"wall_s": wall, "cpu_s": cpu}
+
+
+def main() -> None:
+    name, file, threads = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w", buffering=1)  # what libraries print goes to standard error
+    os.dup2(2, 1)
+    side = SIDES[name](file, int(threads))
+    measure(side, "decode", 1, 2)
+    print(json.dumps({"ready": name}), file=answers)
+    for line in sys.stdin:
+        kind, size, *steps = line.split()
+        print(json.dumps(measure(side, kind, int(size), int(steps[0]) if steps else 1)), file=answers)
+
+
+if __name__ == "__main__":
+    main()
