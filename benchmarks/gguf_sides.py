@@ -76,9 +76,9 @@ class LlamaCpp:
     """llama.cpp's functions, by llama-cpp-python.  The tokens are given, not sampled."""
 
     def __init__(self, file: str, threads: int) -> None:
-        import llama_cpp
+        import importlib
 
-        self.lib = llama_cpp
+        self.lib: Any = importlib.import_module("llama_cpp")
         self.lib.llama_backend_init()
         self.model = self.lib.llama_model_load_from_file(file.encode(), self.lib.llama_model_default_params())
         params = self.lib.llama_context_default_params()
