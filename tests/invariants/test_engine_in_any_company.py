@@ -68,6 +68,9 @@ class EveryThread(CoreProgram):
         windows = tuple(model.info.page_windows)
         self.info = ProgramInfo("tiny", "", "graph", 259, limits.context_len, windows, 1, 1, 1, "", None, 96)
 
+    def end_exchanges(self) -> None:
+        """Do nothing: there are no other ranks."""
+
 
 class Bench:
     """Runs the requests through engines of different sizes."""
