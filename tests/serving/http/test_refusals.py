@@ -95,5 +95,6 @@ def test_crashing_workers_leak_no_path():
     group = WorkerGroup(Launcher(), None, 1, lambda: None, {})
     group.error = "/srv/models/demo.psm: No such file or directory"
     assert str(group.unavailable("demo")) == "demo is not ready: no worker is running now. Retry later."
+    group._supervisors[0] = object()
     group._failing.add(0)
     assert str(group.unavailable("demo")) == "demo is not ready: its workers crash again and again."
