@@ -105,4 +105,4 @@ def test_ranks_and_hostile_states_are_refused(tmp_path: Path) -> None:
     with raises(UnsupportedError, param="tensor_parallel_size", match="latent attention"):
         shard(graph, 0, 2)
     with raises(UnsupportedError, param="context_parallel_size", match="latent attention"):
-        shard(graph, 0, 2, context=True)
+        shard(graph, 0, 2, contexts=2)
