@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import penstock
+
 VARIABLE = "PENSTOCK_TEST_FAULT"
 _INTERNAL = 6
 _STEP_BEGINS = ("broadcast", "await")
@@ -22,8 +24,8 @@ def plant(folder: Path, **fault: object) -> dict[str, str]:
     the step before had; ``kind``: "SIGKILL", "SIGSTOP" or "exception".
     """
     (folder / "sitecustomize.py").write_text("from tests.support import faulty_rank\nfaulty_rank.install()\n")
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(folder), str(root / "src"), str(root)])
+    packages = (Path(penstock.__file__).parents[1], Path(__file__).parents[2])  # the one under test, and the tests
+    path = os.pathsep.join(map(str, (folder, *packages)))
     return {"PYTHONPATH": path, VARIABLE: json.dumps(fault | {"folder": str(folder)})}
 
 
