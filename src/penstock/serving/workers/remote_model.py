@@ -223,7 +223,7 @@ class RemoteBackend:
         group = self._group
         if group is None or self._is_draining:
             return
-        text = f"{self.name}: {num_workers} workers are wanted; {len(self._connections)} are ready."
+        text = f"{self.name}: workers wanted: {num_workers}, ready: {len(self._connections)}"
         tell("scaled", text, model=self.name, wanted=num_workers, ready=len(self._connections))
         group.resize(num_workers)
         self._on_change()
