@@ -19,6 +19,7 @@ from penstock.runtime.machine import Memory
 from penstock.runtime.native import fit_limits
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import FOLDER
+from tests.support.families import save
 from tests.support.marks import mostly_long
 
 HEADROOM = 64 << 20
@@ -34,6 +35,19 @@ def test_the_estimate_is_close_to_the_plan(scheme, tmp_path):
     assert memory_need(shape, scheme) - HEADROOM == pytest.approx(plan.total_bytes, rel=0.1)
     assert shape.weight_bytes(scheme) == pytest.approx(plan.weight_bytes, rel=0.02)
     assert shape.kv_bytes(1024, "f32" if scheme == "f32" else "bf16") == plan.kv_bytes
+
+
+def test_states_of_hybrids_are_counted(tmp_path):
+    folder = save("qwen3_5_text", tmp_path / "folder")
+    config = json.loads((folder / "config.json").read_text())
+    weight_bytes = (folder / "model.safetensors").stat().st_size
+    build_in_child(folder, tmp_path / "model.psm", scheme="f32")
+    with native.Model.open(tmp_path / "model.psm") as model, native.Context(1) as context:
+        _, plan = fit_limits(model, context, ProgramLimits(max_requests=1))
+    shape = ModelShape.of(ConfigReader(config), weight_bytes)
+    assert shape.kv_bytes(shape.context_len, "f32") == pytest.approx(plan.kv_bytes, rel=0.01)
+    nested = ConfigReader({"model_type": "qwen3_5", "text_config": config})
+    assert ModelShape.of(nested, weight_bytes) == shape
 
 
 def test_sizes_under_names_of_a_family():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.config import ConfigReader
-from penstock.core.layouts import PAGE_TOKENS, pages_for
+from penstock.core.layouts import PAGE_TOKENS, pages_by_group, pages_for
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, find_scheme
 
 __all__ = ["SMALLEST_SCHEME", "ModelShape", "memory_need"]
@@ -20,6 +20,8 @@ MIN_CONTEXT: Final = 2048
 """A context that the user leaves open may shrink to this many tokens, as ``runtime.native.fit_limits`` has it."""
 _STEP_TOKENS: Final = 512
 _HEADROOM_BYTES: Final = 64 << 20
+_STATE_WINDOW: Final = 2
+"""The window of page groups with recurrent states, in tokens."""
 _DTYPE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
 _KV_BYTES: Final = {"f32": 4.0, "bf16": 2.0, "int8": 1.0}
 
@@ -35,8 +37,13 @@ _OTHER_KEYS: Final = {
 
 
 def _with_usual_keys(config: ConfigReader) -> ConfigReader:
-    """Return a config whose sizes have the usual names; a feed-forward layer without a size has 4 * hidden_size."""
-    values = dict(config.values)
+    """Return a config whose sizes have the usual names; a feed-forward layer without a size has 4 * hidden_size.
+
+    The sizes of the text part of a larger network come from ``text_config``.
+    """
+    text = config.object("text_config") if config.has("text_config") else None
+    values = config.values | (text.values if text is not None else {})
+    config = ConfigReader(values, config.file)
     for key, names in _OTHER_KEYS.items():
         own = next((name for name in names if config.has(name)), None)
         if own is not None and not config.has(key):
@@ -45,6 +52,28 @@ def _with_usual_keys(config: ConfigReader) -> ConfigReader:
     if not usual.has("intermediate_size"):
         values["intermediate_size"] = 4 * usual.int("hidden_size")
     return usual
+
+
+def _num_attention_layers(config: ConfigReader, num_layers: int) -> int:
+    """Return the number of layers that keep keys and values; the others of a hybrid keep a state."""
+    kinds = config.text_list("layer_types")
+    if kinds is not None:
+        return sum(kind not in ("linear_attention", "conv") for kind in kinds)
+    if config.has("linear_num_value_heads"):
+        return num_layers // max(1, config.int("full_attention_interval", 4))
+    return num_layers
+
+
+def _state_bytes(config: ConfigReader) -> int:
+    """Return the bytes of the state of one layer with the gated delta rule: heads, and inputs of the convolution."""
+    if not config.has("linear_num_value_heads"):
+        return 0
+    key_dim, value_dim, window = (
+        config.int(f"linear_{name}") for name in ("key_head_dim", "value_head_dim", "conv_kernel_dim")
+    )
+    key_heads, heads = config.int("linear_num_key_heads"), config.int("linear_num_value_heads")
+    channels = 2 * key_heads * key_dim + heads * value_dim
+    return 4 * (heads * key_dim * value_dim + (window - 1) * channels)
 
 
 @dataclass(frozen=True)
@@ -62,6 +91,8 @@ class ModelShape:
     tied: bool
     dtype: str
     rows_per_token: int = 2  # keys and values; 1 where a latent is both
+    num_attention_layers: int | None = None  # None: all layers
+    state_bytes: int = 0  # of all layers with a recurrent state, for each page of their group
 
     @classmethod
     def of(cls, config: ConfigReader, weight_bytes: int) -> ModelShape:
@@ -85,7 +116,11 @@ class ModelShape:
             count = from_sizes
         context_len = config.optional_int("max_position_embeddings") or MIN_CONTEXT
         rows = 2 if latent_dim is None else 1
-        return cls(count, layers, hidden, inner, kv_heads, head_dim, vocab, context_len, tied, dtype, rows)
+        num_attention = _num_attention_layers(config, layers)
+        return cls(
+            count, layers, hidden, inner, kv_heads, head_dim, vocab, context_len, tied, dtype, rows,
+            num_attention, (layers - num_attention) * _state_bytes(config),
+        )  # fmt: skip
 
     def weight_bytes(self, scheme: str) -> int:
         """Return the bytes of the weights in a scheme."""
@@ -98,10 +133,12 @@ class ModelShape:
         return int(num_bytes)
 
     def kv_bytes(self, num_tokens: int, kv_cache: str) -> int:
-        """Return the bytes of keys and values of one request of ``num_tokens``."""
+        """Return the bytes of keys and values of one request of ``num_tokens``, and of its recurrent states."""
         bytes_per_head = self.head_dim * _KV_BYTES[kv_cache] + (4 if kv_cache == "int8" else 0)
-        rows = pages_for(num_tokens) * PAGE_TOKENS * self.rows_per_token * self.num_layers * self.num_kv_heads
-        return int(rows * bytes_per_head)
+        layers = self.num_layers if self.num_attention_layers is None else self.num_attention_layers
+        rows = pages_for(num_tokens) * PAGE_TOKENS * self.rows_per_token * layers * self.num_kv_heads
+        (num_states,) = pages_by_group((_STATE_WINDOW,), pages_for(num_tokens), 1, min(_STEP_TOKENS, num_tokens))
+        return int(rows * bytes_per_head) + num_states * self.state_bytes
 
 
 def _bits_per_weight(scheme: str) -> float:
