@@ -15,8 +15,8 @@ from tests.support.rank_threads import OPTIONS
 
 _LEFT_OUT = ("lfm2", "gpt", "bloom", "phi3_long", "chatglm")
 FAMILIES = [row for row in RANK_FAMILIES if not str(row.values[0]).startswith(_LEFT_OUT)]
-"""Without convolutions and sinks, and with max_position_embeddings in config.json, which these tests raise and which
-decides alone how long a context is."""
+"""Families without convolutions and sinks, whose longest context is max_position_embeddings in config.json; these tests
+raise it."""
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"
 LIMITS = ProgramLimits(max_tokens=200, max_requests=4, context_len=900)
 LONG = [int(token) for token in np.random.default_rng(2).integers(0, 4096, 700)]

@@ -120,7 +120,7 @@ class WorkerGroup:
             return
         for _ in range(num_workers - len(self._supervisors)):
             started = asyncio.get_running_loop().create_future()
-            started.set_result(None)  # nobody waits for it
+            started.set_result(None)  # no caller waits for it
             self._add(started)
         by_load = sorted(self._supervisors, key=lambda slot: (self._num_open(slot), -slot))
         for slot in by_load[: max(0, len(by_load) - num_workers)]:
