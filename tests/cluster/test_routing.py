@@ -144,6 +144,13 @@ def test_measured_steps_become_figures() -> None:
     assert alone.figures(FIGURES).decode_row_s == pytest.approx(0.001)
 
 
+def test_steps_through_the_origin_cost_nothing_alone() -> None:
+    times = StepTimes()
+    for num_open in [1, 2, 3, 4] * 60:
+        times.note_decode(num_open, num_open * 0.0013)
+        assert times.figures(Figures()).decode_step_s >= 0.0
+
+
 def test_replicas_of_different_speed() -> None:
     router = router_of(2)
     router.measure(1, Figures(0.0001, 0.01, 0.001))

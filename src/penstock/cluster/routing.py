@@ -108,7 +108,7 @@ class StepTimes:
         variance = self._xx / self._n - mean_open * mean_open
         row_s = (self._xy / self._n - mean_open * mean_s) / variance if variance > 0.5 else mean_s / (mean_open + 15)
         row_s = min(max(row_s, 0.0), mean_s / mean_open)
-        return Figures(prefill_s, mean_s - row_s * mean_open, row_s)
+        return Figures(prefill_s, max(0.0, mean_s - row_s * mean_open), row_s)  # rounding may pass below 0
 
 
 class _Replica:
