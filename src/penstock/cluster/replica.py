@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.cluster.costs import StepCosts
 from penstock.config import check_integer
 from penstock.engine.options import MIXED_TOKENS, RequestOptions
+from penstock.engine.page_journal import PageJournal
 from penstock.engine.pages import PageLedger
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Timings
@@ -64,20 +65,25 @@ class StepTable:
 
 @dataclass(eq=False, slots=True)
 class Arrived:
-    """A request that a replica got, and its times in nanoseconds.  ``queued`` tokens wait in the router's books."""
+    """A request that a replica got, and its times in nanoseconds.
+
+    ``queued`` tokens wait in the router's books, and the pages of the ``expected`` keys.
+    """
 
     request: Request
     line: TraceRequest
     place: int
     arrival_ns: int
     queued: int
+    expected: list[bytes]
     first_ns: int = 0
 
 
 class Replica:
     """One replica.  ``end_ns`` is the end of its present steps, None while it is idle.
 
-    ``is_stepwise``: run decode steps one by one, also while the batch does not change.
+    ``journal`` reports its pages to the router, as that of a worker.  ``is_stepwise``: run decode steps one by one,
+    also while the batch does not change.
     """
 
     def __init__(
@@ -90,6 +96,9 @@ class Replica:
             keys=keys,
             max_mixed_tokens=limits.max_mixed_tokens,
         )
+        self.journal = PageJournal(keys)
+        self.journal.watch(self.scheduler.ledger)
+        self.journal.ask()
         self.end_ns: int | None = None
         self.busy_ns = 0
         self.num_prefilled = 0
