@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,75 +21,25 @@ from penstock.core.link_comm import ROWS
 from penstock.core.rank_layout import RankLayout
 from penstock.engine.params import SamplingParams
 from penstock.env import child_environment
-from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
+from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.processes.frames import FrameStream
 from penstock.processes.tls import TlsSession, client_context, connect
-from penstock.runtime.remote_group import ALPN, MAX_FRAME_BYTES, Frame, Kind, RemoteGroup, StageServer
-from penstock.runtime.remote_stage import join_pipeline
+from penstock.runtime.remote_group import ALPN, MAX_FRAME_BYTES, Frame, Kind, RemoteGroup
+from penstock.runtime.remote_stage import StageSource, join_pipeline
+from penstock.runtime.stage_server import StageServer
 from penstock.version import __version__
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
-from tests.support.services import certificate
+from tests.support.services import certificate, versions
+from tests.support.stage_processes import TOKEN, Stages, stages
 
-__all__ = ["certificate"]
+__all__ = ["certificate", "stages", "versions"]
 
-TOKEN = "ab" * 32
 GREEDY = SamplingParams(max_tokens=30, temperature=0.0)
 SAMPLED = SamplingParams(max_tokens=30, temperature=0.9, top_p=0.9, seed=3, n=2, logprobs=3)
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
-
-
-class Stages:
-    """Processes of ``penstock stage``, and the port that they join."""
-
-    def __init__(self, folder: Path, certificate: tuple[Path, Path]) -> None:
-        self._certificate, self._key = certificate
-        self._folder = folder
-        self.port = 0
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def start(self, *more: object, model: Path = DEMO, token: str = TOKEN) -> subprocess.Popen[str]:
-        path = self._folder / f"token-{len(self.processes)}"
-        path.write_text(token + "\n")
-        path.chmod(0o600)
-        command = [sys.executable, "-m", "penstock", "stage", model, "--primary", f"localhost:{self.port}"]
-        command += ["--token-file", path, "--ca-file", self._certificate, "--threads", "1", *more]
-        process = subprocess.Popen(
-            [str(word) for word in command], stderr=subprocess.PIPE, text=True, env=child_environment()
-        )
-        self.processes.append(process)
-        return process
-
-    def server(self, on_listen: Callable[[], object] = lambda: None, join_s: float = 30.0) -> StageServer:
-        def listen(port: int) -> None:
-            self.port = port
-            on_listen()
-
-        return StageServer("localhost", self.port, self._certificate, self._key, TOKEN, join_s, listen)
-
-    def open_llm(self, num_stages: int = 2, on_listen: Callable[[], object] | None = None) -> LLM:
-        """The demo over stages, of which those that do not run yet are started."""
-
-        def start() -> None:
-            for _ in range(num_stages - sum(process.poll() is None for process in self.processes)):
-                self.start()
-
-        server = self.server(on_listen or start)
-        return LLM(DEMO, threads=1, limits=LIMITS, pipeline_parallel_size=num_stages, stage_server=server)
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-        for process in self.processes:
-            process.communicate(timeout=10)
-
-
-@pytest.fixture
-def stages(tmp_path: Path, certificate: tuple[Path, Path]) -> Iterator[Stages]:
-    found = Stages(tmp_path, certificate)
-    yield found
-    found.close()
+CHECKSUM = "0" * 64
+JOIN = {"token": TOKEN, "version": __version__, "checksum": CHECKSUM, "rank": 0, "threads": 1, "available": 1 << 30}
 
 
 @pytest.fixture(scope="module")
@@ -141,19 +91,24 @@ def test_a_stage_that_is_lost_ends_the_group(
     assert len(stages.processes) == (2 if number == signal.SIGSTOP else 3)
 
 
-def test_another_token_or_bundle_is_refused(stages: Stages, tmp_path: Path) -> None:
-    other = tmp_path / "other.psm"
-    other.write_bytes(DEMO.read_bytes()[:-100])
+def test_another_token_or_bundle_is_refused(stages: Stages, versions: list[Path], tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.psm"
+    damaged.write_bytes(DEMO.read_bytes()[:-100])
 
     def start() -> None:
-        refused = stages.start("--once", token="cd" * 32)
-        assert "the token is not known here" in refused.communicate(timeout=10)[1]
-        assert refused.returncode != 0
-        stages.start("--once", model=other)
+        for reason, options in {
+            "the token is not known here": {"token": "cd" * 32},
+            "rank 0 runs another bundle": {"model": versions[0]},
+            "damaged.psm": {"model": damaged},
+        }.items():
+            refused = stages.start("--once", **options)
+            assert reason in refused.communicate(timeout=10)[1]
+            assert refused.returncode != 0
+        stages.start("--once")
         stages.start("--once")
 
-    with pytest.raises(PenstockError, match=r"Rank [12]: .*other.psm"):
-        stages.open_llm(on_listen=start)
+    with stages.open_llm(on_listen=start) as llm:
+        assert len(llm.generate(PROMPTS[0], GREEDY).token_ids) == 30
 
 
 def test_a_stage_too_many_waits_for_the_next_group(stages: Stages) -> None:
@@ -171,7 +126,7 @@ class Group:
         ports: list[int] = []
         self.certificate = certificate[0]
         server = StageServer("localhost", 0, *certificate, TOKEN, 10.0, ports.append)
-        self.group = RemoteGroup(server, RankLayout(pp=2))
+        self.group = RemoteGroup(server, RankLayout(pp=2), CHECKSUM)
         (self.port,) = ports
         self.streams: list[FrameStream[Frame]] = []
 
@@ -187,7 +142,7 @@ class Group:
         """Let both stages join, in the order of their ranks."""
         for number in range(2):
             stream = await self.connect()
-            stream.send(Frame.of(Kind.JOIN, token=TOKEN, version=__version__, threads=1, available=1 << 30))
+            stream.send(Frame.of(Kind.JOIN, **JOIN))
             while len(self.group._members) == number:
                 await asyncio.sleep(0.01)
 
@@ -263,7 +218,7 @@ def test_a_slow_message_is_a_sign_of_life(group: Group, monkeypatch: pytest.Monk
         group.group.watch(deaths.append)
         await group.begin()
         first, second = group.streams
-        frame = Frame(ROWS, 1, 0, bytes(1 << 16)).SerializeToString()
+        frame = Frame(ROWS, 1, 0, bytes(1 << 16), group.group._epoch).SerializeToString()
         data = struct.pack("<I", len(frame)) + frame
         for piece in range(0, len(data), 1 << 12):  # for twice the limit
             assert first._tls is not None
@@ -274,6 +229,25 @@ def test_a_slow_message_is_a_sign_of_life(group: Group, monkeypatch: pytest.Monk
         while not deaths:  # nothing comes any more
             await asyncio.sleep(0.02)
         assert "is lost: no message for 0.4 s" in deaths[0]
+
+    group.run(main())
+
+
+def test_a_message_of_another_group_ends_the_group(group: Group) -> None:
+    """A half of a group that was lost, and its messages, have the number of that group."""
+
+    async def main() -> None:
+        deaths: list[str] = []
+        group.group.watch(deaths.append)
+        await group.begin()
+        epoch = group.group._epoch
+        group.streams[0].send(Frame(ROWS, 1, 2, bytes(64), epoch))
+        await asyncio.sleep(0.1)
+        assert not deaths
+        group.streams[0].send(Frame(ROWS, 1, 2, bytes(64), epoch ^ 1))
+        while not deaths:
+            await asyncio.sleep(0.02)
+        assert f"broke the protocol: rank 1 sent a message of group {epoch ^ 1}, not {epoch}" in deaths[0]
 
     group.run(main())
 
@@ -334,7 +308,7 @@ def test_rank_0_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(UnavailableError, match=r"127\.0\.0\.1:\d+: no answer within 0\.2 s$"),
     ):
-        asyncio.run(join_pipeline(DEMO, silent.getsockname(), TOKEN, None, again=False))
+        asyncio.run(join_pipeline(StageSource(DEMO), silent.getsockname(), TOKEN, None, again=False))
 
 
 def test_stages_of_several_ranks_are_refused(stages: Stages) -> None:
@@ -350,7 +324,7 @@ def test_the_command_line_waits_for_stages(stages: Stages, tmp_path: Path, one: 
     token.chmod(0o600)
     command = [sys.executable, "-m", "penstock", "run", DEMO, PROMPTS[0], "--max-tokens", "20", "--temperature", "0"]
     command += ["--pp", "2", "--stage-port", "0", "--stage-host", "localhost", "--stage-token-file", token]
-    command += ["--stage-certificate", stages._certificate, "--stage-key", stages._key]
+    command += ["--stage-certificate", stages.certificate, "--stage-key", stages.key]
     with subprocess.Popen(
         [str(word) for word in command],
         stdout=subprocess.PIPE,

@@ -15,6 +15,7 @@ from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.open import Opened, OpenOptions, open_program
 from penstock.runtime.program import MAX_REQUESTS, ProgramLimits
+from penstock.runtime.stage_server import StageServer
 
 __all__ = ["OpenModel", "check_size", "describe_threads", "open_model"]
 
@@ -29,7 +30,7 @@ class OpenModel:
     script) are for a folder.  ``threads``: 0 is all allowed cores.  ``verify``: when to verify a bundle's checksums.
     ``tensor_parallel_size``: processes that each layer is divided over; ``pipeline_parallel_size``: stages that the
     layers are divided into; ``context_parallel_size``: processes that each context is divided over; ``threads`` is
-    then per process.
+    then per process.  ``stage_server``: where the stages of other machines join, which have threads of their own.
     """
 
     model: Path | str
@@ -41,6 +42,7 @@ class OpenModel:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     context_parallel_size: int = 1
+    stage_server: StageServer | None = None
 
     def open(self, limits: ProgramLimits, progress: Callable[[Any], None] | None = None) -> Opened:
         """Open the model with memory for ``limits``."""
@@ -50,6 +52,7 @@ class OpenModel:
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
             context_parallel_size=self.context_parallel_size,
+            stage_server=self.stage_server,
         )
         return open_program(
             self.model, scheme=self.scheme, threads=self.threads, limits=limits, network=self.network, options=options

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.runtime.remote_group import StageServer
+    from penstock.runtime.stage_server import StageServer
 
-__all__ = ["add_stage_options", "stage_server"]
+__all__ = ["SERVICE_JOIN_S", "add_stage_options", "stage_server"]
+
+SERVICE_JOIN_S: Final = 300.0
+"""How long a worker of a service waits for all its stages; then the service starts another one, after a pause."""
 
 
 def add_stage_options(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +33,9 @@ def add_stage_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stage-key", type=Path, metavar="FILE", help="key of the certificate in PEM (default: none)")
 
 
-def stage_server(args: argparse.Namespace) -> StageServer | None:
-    """Return where the stages join; None if they are processes of this machine."""
-    from penstock.runtime.remote_group import StageServer
+def stage_server(args: argparse.Namespace, join_s: float = 600.0) -> StageServer | None:
+    """Return where the stages join; None if they are processes of this machine.  ``join_s``: how long to wait."""
+    from penstock.runtime.stage_server import StageServer
     from penstock.serving.workers.remote_worker_client import read_token
 
     names = ("stage_token_file", "stage_certificate", "stage_key")
@@ -52,4 +55,4 @@ def stage_server(args: argparse.Namespace) -> StageServer | None:
         )
 
     token = read_token(args.stage_token_file)
-    return StageServer(host, args.stage_port, args.stage_certificate, args.stage_key, token, on_listen=tell)
+    return StageServer(host, args.stage_port, args.stage_certificate, args.stage_key, token, join_s, tell)

@@ -68,7 +68,7 @@ class LLM:
     per process.  ``pipeline_parallel_size``: number of stages that its layers are divided into (1), each of
     ``tensor_parallel_size`` processes.  ``context_parallel_size``: number of processes that each context and the
     network are divided over (1), for long prompts.  Tokens and logits do not depend on any of them.
-    ``stage_server``: where the stages of other machines join, a ``penstock.runtime.remote_group.StageServer``; None
+    ``stage_server``: where the stages of other machines join, a ``penstock.runtime.stage_server.StageServer``; None
     starts them here.
     ``prefix_cache``, ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``, ``priority_s``: see EngineOptions.
 

@@ -22,7 +22,7 @@ from penstock.runtime.verify import check_verify
 from penstock.validation import refusal, wrong_type
 
 if TYPE_CHECKING:
-    from penstock.runtime.remote_group import StageServer
+    from penstock.runtime.stage_server import StageServer
     from penstock.sharding.folder import ShardedFolder
 
 __all__ = [
@@ -319,17 +319,19 @@ def rank_bundles(
     """Yield the bundles of all ranks of a folder that is cut for them.
 
     Those of a sharded folder are made under ``scheme`` and verified; without the cache they lie in one folder, which is
-    deleted after the block.
+    deleted after the block.  With stages on other machines only that of rank 0 is yielded, and the folder need not have
+    the others.
     """
     from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
 
     options = options or OpenOptions()
-    world = options.layout.world
+    is_local = options.stage_server is None
+    world = options.layout.world if is_local else 1
     if not is_sharded(folder):
         _check_no_network(network, folder)
         parts = [folder / rank_bundle(rank) for rank in range(world)]
         count = len(list(folder.glob(rank_bundle("*"))))
-        if count != world:
+        if is_local and count != world:
             raise InvalidArgumentError(
                 f"tensor_parallel_size: expected {count}, the ranks that {folder} is cut for, found {world} "
                 f"({options.layout})",

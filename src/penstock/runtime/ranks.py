@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.core import native
 from penstock.core.metadata import read_metadata
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableError
 from penstock.graph.ir import Graph
 from penstock.graph.metadata import decode_metadata
 from penstock.graph.passes.pipeline import cut_rank
@@ -26,9 +28,12 @@ from penstock.runtime.rank_group import RankComms, RankGroup
 from penstock.runtime.verify import open_verified
 
 if TYPE_CHECKING:
-    from penstock.runtime.remote_group import RemoteGroup, StageServer
+    from penstock.runtime.remote_group import RemoteGroup
+    from penstock.runtime.stage_server import StageServer
 
-__all__ = ["RankPlan", "check_rank_bundle", "default_threads", "open_rank", "open_ranks", "plan_ranks"]
+__all__ = [
+    "RankPlan", "check_rank_bundle", "default_threads", "graph_of_rank", "open_rank", "open_ranks", "plan_ranks",
+]  # fmt: skip
 
 
 MIN_PART_BYTES: Final = 4096
@@ -70,6 +75,17 @@ def plan_ranks(
     graphs, verify_s = _rank_graphs(source, layout, verify)
     if available is None and (machine := memory()).total:
         available = machine.available
+    return _plan_graphs(graphs, layout, threads, limits or ProgramLimits(), available, verify_s)
+
+
+def _plan_graphs(
+    graphs: list[Graph],
+    layout: RankLayout,
+    threads: int,
+    limits: ProgramLimits,
+    available: int | None,
+    verify_s: float,
+) -> RankPlan:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         context = stack.enter_context(native.Context(threads))
@@ -79,7 +95,7 @@ def plan_ranks(
             models.append(stack.enter_context(native.Model.open(folder / f"{rank}.psm")))
         computing = models[layout.world - layout.num_computing :]
         share = None if available is None else available // layout.num_computing
-        fitted = [fit_limits(model, context, limits or ProgramLimits(), share)[0] for model in computing]
+        fitted = [fit_limits(model, context, limits, share)[0] for model in computing]
         least = min(fitted, key=lambda one: (one.context_len, one.num_pages))
         least = dataclasses.replace(least, max_rows=max(one.max_rows for one in fitted))
         plans = [plan_limits(model, context, least) for model in models]
@@ -97,11 +113,11 @@ def open_ranks(
 ) -> tuple[NativeProgram, native.Model]:
     """Open all ranks; return the program of rank 0 and its bundle.
 
-    ``source``: a whole bundle, which each rank cuts, or the bundles of all ranks.  ``threads``: of each
-    rank; 0 divides the cores.  ``limits``: as for one rank; the memory is divided.  ``server``: where the stages of
-    other machines join, instead of processes of this one; each has its own memory and threads.  Raises
-    InvalidArgumentError if the network has too few heads or layers, OutOfMemoryError, UnavailableError if a rank ends
-    or a stage does not come, and what a rank raises.
+    ``source``: a whole bundle, which each rank cuts, or the bundles of all ranks.  ``threads``: of each rank; 0 divides
+    the cores.  ``limits``: as for one rank; the memory is divided.  ``server``: where the stages of other machines
+    join, instead of processes of this one; each has its own memory, threads and bundle, so ``source`` needs only that
+    of rank 0.  Raises InvalidArgumentError if the network has too few heads or layers, OutOfMemoryError,
+    UnavailableError if a rank ends or a stage does not come, and what a rank raises.
     """
     group: RankGroup | RemoteGroup
     if server is None:
@@ -112,7 +128,7 @@ def open_ranks(
     else:
         group, plan = _gather_stages(server, source, layout, limits, verify)
     limits, threads = plan.limits, plan.threads
-    parts = [str(source)] if isinstance(source, Path) else [str(path) for path in source]
+    parts = _parts_of(source, layout, is_local=server is None)
     try:
         # Each rank cuts its part while this process cuts its own.
         group.start({"parts": parts, "threads": threads, "limits": dataclasses.asdict(limits)})
@@ -147,6 +163,13 @@ def open_ranks(
     return program, model
 
 
+def _parts_of(source: Path | Sequence[Path], layout: RankLayout, *, is_local: bool) -> list[str]:
+    """Return the whole bundle, or a bundle for each rank; unless ``is_local`` that of rank 0 in the place of each."""
+    if isinstance(source, Path):
+        return [str(source)]
+    return [str(path) for path in source] if is_local else [str(source[0])] * layout.world
+
+
 def _group_pages(own: tuple[int, ...], limits: ProgramLimits, layout: RankLayout) -> tuple[int, ...]:
     """Return the pages of each group: all of them where they are dealt out, which the coordinator's graph lacks."""
     return (limits.num_pages,) * len(own) if layout.cp > 1 else own
@@ -156,26 +179,50 @@ def _gather_stages(
     server: StageServer, source: Path | Sequence[Path], layout: RankLayout, limits: ProgramLimits | None, verify: str
 ) -> tuple[RemoteGroup, RankPlan]:
     """Wait for the stages of other machines, and plan for the one with the least memory."""
-    if not isinstance(source, Path):
-        raise UnsupportedError(
-            "stage_server: expected none for a folder that is cut for ranks; stages on other machines cut the whole "
-            "model",
-            param="stage_server",
-        )
     from penstock.runtime.remote_group import RemoteGroup
 
-    group = RemoteGroup(server, layout)
+    own = source if isinstance(source, Path) else source[0]
+    model, verify_s = open_verified(own, verify)
+    with model:
+        metadata = read_metadata(own, model.stamp)
+    graph = decode_metadata(metadata)[0]
+    if own != source:
+        check_rank_bundle(own, graph, 0, layout)
+    group = RemoteGroup(server, layout, graph.properties.get(WHOLE) or hashlib.sha256(metadata).hexdigest())
     try:
         joined = group.await_stages()
         least = min(int(machine["available"]) for machine in joined)
         threads = min(int(machine["threads"]) for machine in joined)
         available = least * layout.num_computing or None
-        plan = plan_ranks(source, layout, threads=threads, limits=limits, available=available, verify=verify)
+        if own == source:
+            graphs = [cut_rank(graph, rank, layout)[0] for rank in range(layout.world)]
+        else:
+            graphs = [graph, *_graphs_of_stages(group.read_metadata(), layout)]
+        plan = _plan_graphs(graphs, layout, threads, limits or ProgramLimits(), available, verify_s)
         group.connect(_part_bytes(plan.graphs, plan.limits))
     except BaseException:
         group.close()
         raise
     return group, plan
+
+
+def _graphs_of_stages(metadata: Sequence[bytes], layout: RankLayout) -> list[Graph]:
+    """Return the graphs of the stages, whose machines have sent them."""
+    graphs = []
+    for rank, data in enumerate(metadata, 1):
+        try:
+            graph = graph_of_rank(data, rank, layout)
+        except (ValueError, LookupError, struct.error) as error:
+            raise InvalidFileError(f"stage_server: rank {rank} sent no metadata of a bundle: {error}") from error
+        check_rank_bundle(Path(f"rank {rank}"), graph, rank, layout)
+        graphs.append(graph)
+    return graphs
+
+
+def graph_of_rank(metadata: bytes, rank: int, layout: RankLayout) -> Graph:
+    """Return the graph of a rank from the metadata of its part or of the whole bundle."""
+    graph = decode_metadata(metadata)[0]
+    return graph if WHOLE in graph.properties else cut_rank(graph, rank, layout)[0]
 
 
 def open_rank(

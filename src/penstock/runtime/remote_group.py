@@ -2,7 +2,8 @@
 
 Every stage has one connection, to rank 0, which passes on what stages send each other.  A beat every half second shows
 that a machine is there; when nothing comes for BEAT_LIMIT_S, or a connection ends, the group ends.  A group takes only
-the connections that joined it, so a machine that returns after it was lost has to join another group.
+the connections that joined it, so a machine that returns after it was lost has to join another group.  A stage of
+another bundle than the group's waits, too: the next group may run it.
 """
 
 from __future__ import annotations
@@ -10,37 +11,29 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import os
 import secrets
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Final
 
-from penstock.config import TOKEN_RULE, check_integer, check_number, is_token
+from penstock.config import is_integer
 from penstock.core.library import CLOSED
 from penstock.core.link_comm import PART, ROWS, LinkComm
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import (
-    FileAccessError,
-    InternalError,
-    InvalidArgumentError,
-    PenstockError,
-    UnavailableError,
-    UnsupportedError,
-)
+from penstock.errors import InternalError, InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.runtime.rank_group import RankComms, error_of
+from penstock.runtime.stage_server import StageServer, listen_for_stages
 from penstock.version import __version__
 
-__all__ = ["ALPN", "BEAT_LIMIT_S", "BEAT_S", "MAX_FRAME_BYTES", "Frame", "Kind", "RemoteGroup", "StageServer"]
+__all__ = ["ALPN", "BEAT_LIMIT_S", "BEAT_S", "MAX_FRAME_BYTES", "Frame", "Kind", "RemoteGroup", "pause_s"]
 
 ALPN: Final = "penstock-stage"
 BEAT_S: Final = 0.5
@@ -49,10 +42,9 @@ MAX_FRAME_BYTES: Final = 1 << 30
 _JOIN_S: Final = 10.0
 _LOAD_S: Final = 600.0
 _FLUSH_S: Final = 1.0
-_BACKLOG: Final = 64
 _MAX_JOINING: Final = 64
 """Limit on the connections that have not said yet who they are."""
-_HEAD: Final = struct.Struct("<BBB")  # kind, source, target
+_HEAD: Final = struct.Struct("<BBBQ")  # kind, source, target, epoch
 
 
 class Kind:
@@ -65,22 +57,27 @@ class Kind:
     BEAT: Final = 14
     ENDED: Final = 15
     BUSY: Final = 16
+    METADATA: Final = 17
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A message between the machines of a pipeline; ``data`` is JSON unless it comes from a LinkComm."""
+    """A message between the machines of a pipeline; ``data`` is JSON unless it comes from a LinkComm.
+
+    ``epoch``: the number of the group of a message from one rank to another.
+    """
 
     kind: int
     source: int = 0
     target: int = 0
     data: bytes = b""
+    epoch: int = 0
 
     @classmethod
     def parse(cls, data: bytes) -> Frame:
         """Read a frame; struct.error if it is too short."""
-        kind, source, target = _HEAD.unpack_from(data)
-        return cls(kind, source, target, data[_HEAD.size :])
+        kind, source, target, epoch = _HEAD.unpack_from(data)
+        return cls(kind, source, target, data[_HEAD.size :], epoch)
 
     @classmethod
     def of(cls, kind: int, **message: Any) -> Frame:
@@ -89,7 +86,7 @@ class Frame:
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - as a FrameStream calls it
         """Return the bytes of the frame."""
-        return _HEAD.pack(self.kind, self.source, self.target) + self.data
+        return _HEAD.pack(self.kind, self.source, self.target, self.epoch) + self.data
 
     def message(self) -> dict[str, Any]:
         """Return the message in JSON; ValueError."""
@@ -102,40 +99,13 @@ class Frame:
         return message
 
 
-@dataclass(frozen=True)
-class StageServer:
-    """Where the stages of other machines join.
-
-    ``certificate`` and ``key`` are files in PEM.  Each stage proves itself with ``token``.  Port 0 takes a free one,
-    which ``on_listen`` is told.  ``join_s``: how long to wait for all stages, in seconds.  Raises InvalidArgumentError.
-    """
-
-    host: str
-    port: int
-    certificate: Path
-    key: Path
-    token: str
-    join_s: float = 600.0
-    on_listen: Callable[[int], None] | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.host, str) or not self.host:
-            raise InvalidArgumentError(f"host: expected a name or an address, got {self.host!r:.100}", param="host")
-        check_integer("port", self.port, 0, 65_535)
-        for name in ("certificate", "key"):
-            if not isinstance(path := getattr(self, name), str | os.PathLike):
-                raise InvalidArgumentError(f"{name}: expected the path of a file, got {path!r:.100}", param=name)
-        if not is_token(self.token):
-            raise InvalidArgumentError(f"token: expected {TOKEN_RULE}", param="token")
-        check_number("join_s", self.join_s, 1e6)
-
-
 @dataclass(eq=False)
 class _Member:
     stream: FrameStream[Frame]
     address: str
     join: dict[str, Any]
     rank: int = 0
+    metadata: bytes | None = None
     is_ready: bool = False
     error: dict[str, Any] | None = None
 
@@ -143,10 +113,11 @@ class _Member:
 class RemoteGroup:
     """Rank 0's end of a pipeline whose stages are on other machines; it has the methods of a RankGroup.
 
-    Opening listens.  Then come ``await_stages``, ``connect``, ``start`` and ``await_ready``.
+    ``checksum``: of the whole bundle, of which all stages must have their parts.  Opening listens.  Then come
+    ``await_stages``, ``read_metadata`` if needed, ``connect``, ``start`` and ``await_ready``.
     """
 
-    def __init__(self, server: StageServer, layout: RankLayout) -> None:
+    def __init__(self, server: StageServer, layout: RankLayout, checksum: str) -> None:
         if not isinstance(server, StageServer):
             raise InvalidArgumentError(
                 f"stage_server: expected a StageServer, got {server!r:.100}", param="stage_server"
@@ -157,7 +128,7 @@ class RemoteGroup:
                 f"{layout.pp} and {layout.tp}",
                 param="stage_server",
             )
-        self.layout, self._server = layout, server
+        self.layout, self._server, self._checksum = layout, server, checksum
         self.pids: list[int] = []
         self._tls = server_context(server.certificate, server.key, [ALPN])
         self._epoch = secrets.randbits(63)
@@ -170,35 +141,29 @@ class RemoteGroup:
         self._on_death: Callable[[str], None] | None = None
         self._comm: LinkComm | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener = self._listen()
+        self._listener = listen_for_stages(server)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="penstock-stages", daemon=True)
         self._thread.start()
         if server.on_listen is not None:
             server.on_listen(int(self._listener.getsockname()[1]))
 
-    def _listen(self) -> socket.socket:
-        host, port = self._server.host, self._server.port
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, *_, address = min(found, key=lambda info: info[0] != socket.AF_INET)
-            listener = socket.create_server(address, family=family, backlog=_BACKLOG)
-        except OSError as error:
-            raise FileAccessError(f"{host}:{port}: failed to listen for stages: {error.strerror or error}") from error
-        listener.setblocking(False)
-        return listener
-
     # In the thread of the event loop
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._add_task(self._accept())
+        self._accepting = self._add_task(self._accept())
         self._loop.run_forever()
 
-    def _add_task(self, work: Any) -> None:
-        task = self._loop.create_task(work)
+    def _close_port(self) -> None:
+        self._accepting.cancel()
+        self._loop.call_soon(self._listener.close)  # after the event loop has forgotten it
+
+    def _add_task(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _accept(self) -> None:
         while True:
@@ -251,9 +216,16 @@ class RemoteGroup:
         if version != __version__:
             text = f"rank 0 has Penstock {__version__}, this machine has {str(version)[:40]}"
             return Frame.of(Kind.FAILED, message=text)
+        if member.join.get("checksum") != self._checksum:  # that of the weights before or after an update
+            return Frame.of(Kind.BUSY, reason="rank 0 runs another bundle")
+        rank = member.join.get("rank")
+        if not is_integer(rank, 0, self.layout.pp):
+            return Frame.of(Kind.FAILED, message=f"rank: expected one from 1 to {self.layout.pp}, got {rank!r:.20}")
         with self._changed:
             if self._is_full:
                 return Frame.of(Kind.BUSY, reason="the group has all its stages")
+            if rank and any(other.join["rank"] == rank for other in self._members):
+                return Frame.of(Kind.BUSY, reason=f"the group has its rank {rank}")
             self._members.append(member)
             self._is_full = len(self._members) == self.layout.pp
             member.stream.listen(lambda frame: self._take(member, frame))
@@ -265,6 +237,7 @@ class RemoteGroup:
             if self._comm is None:  # it left before the group began
                 self._members.remove(member)
                 self._is_full = False
+                self._changed.notify_all()
                 return
         error = member.stream.error
         why = "closed the connection" if error is None else f"broke the protocol: {error}"
@@ -274,10 +247,16 @@ class RemoteGroup:
         if frame.kind in (ROWS, PART):
             if self._comm is None or frame.source != member.rank or frame.target >= self.layout.world:
                 raise InternalError(f"rank {member.rank} sent a message that is not its own")
+            if frame.epoch != self._epoch:
+                raise InternalError(f"rank {member.rank} sent a message of group {frame.epoch}, not {self._epoch}")
             if frame.target == 0:
                 self._comm.deliver(frame.kind, frame.source, frame.data)
             else:
                 self._members[frame.target - 1].stream.send(frame)
+        elif frame.kind == Kind.METADATA:
+            with self._changed:
+                member.metadata = frame.data
+                self._changed.notify_all()
         elif frame.kind in (Kind.READY, Kind.FAILED):
             with self._changed:
                 member.is_ready = frame.kind == Kind.READY
@@ -292,21 +271,22 @@ class RemoteGroup:
     async def _beat(self) -> None:
         for member in self._members:
             member.stream.heard = time.monotonic()
-        while True:
+        while not self._death:
             for member in self._members:
                 member.stream.send(Frame(Kind.BEAT))
                 if time.monotonic() - member.stream.heard > BEAT_LIMIT_S:
                     self._report_death(
                         f"rank {member.rank} at {member.address} is lost: no message for {BEAT_LIMIT_S:g} s"
                     )
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(pause_s(member.stream.heard for member in self._members))
 
     # In the thread of the engine
 
     def await_stages(self) -> list[dict[str, Any]]:
-        """Wait until all stages have joined; return what each said of its machine.
+        """Wait until all stages have joined, and number them; return what each said of its machine, by rank.
 
-        Raises UnavailableError if they do not come in time.
+        Those that named no rank get the ranks that are left, in the order in which they joined.  Raises
+        UnavailableError if they do not come in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_full, self._server.join_s):
@@ -314,24 +294,43 @@ class RemoteGroup:
                     f"stage_server: {len(self._members)} of {self.layout.pp} stages joined within "
                     f"{self._server.join_s:g} s"
                 )
+            free = set(range(1, self.layout.world)) - {member.join["rank"] for member in self._members}
+            ranks = iter(sorted(free))
+            for member in self._members:
+                member.rank = member.join["rank"] or next(ranks)
+            self._members.sort(key=lambda member: member.rank)
             self._awaited = list(self._members)
             return [member.join for member in self._awaited]
 
+    def read_metadata(self) -> list[bytes]:
+        """Return the metadata of the bundle of each stage, by rank.  Raises UnavailableError if one does not answer."""
+        for member in self._awaited:
+            member.stream.send(Frame(Kind.METADATA))
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(member.metadata is not None or member not in self._members for member in self._awaited),
+                _JOIN_S,
+            )
+            found = [member.metadata for member in self._awaited if member.metadata is not None]
+            if len(found) < len(self._awaited):
+                raise UnavailableError("stage_server: a stage left, or did not send the metadata of its bundle")
+            return found
+
     def connect(self, part_bytes: int) -> None:
-        """Number the stages.  ``part_bytes``: the most bytes that a rank sends in one exchange.
+        """Begin the group.  ``part_bytes``: the most bytes that a rank sends in one exchange.
 
         Raises UnavailableError if a stage has left since ``await_stages``.
         """
         with self._changed:
             if left := [member.address for member in self._awaited if member not in self._members]:
                 raise UnavailableError(f"stage_server: the stage at {', '.join(left)} left before the pipeline began")
-            for rank, member in enumerate(self._members, 1):
-                member.rank = rank
+            if self._server.shared:  # the next stages are for other groups
+                self._loop.call_soon_threadsafe(self._close_port)
             self._comm = LinkComm(0, self.layout.world, part_bytes, self._transmit, self._tell_end)
         self.comms = RankComms(self._comm)
 
     def _transmit(self, kind: int, target: int, data: bytes) -> bool:
-        return self._members[target - 1].stream.send(Frame(kind, 0, target, data))
+        return self._members[target - 1].stream.send(Frame(kind, 0, target, data, self._epoch))
 
     def start(self, settings: Mapping[str, Any]) -> None:
         """Tell each stage to open its part of the bundle, as ``settings`` say."""
@@ -408,6 +407,12 @@ class RemoteGroup:
             task.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*others, return_exceptions=True)
+
+
+def pause_s(heard: Iterable[float]) -> float:
+    """Return the seconds until the next beat, or until a connection counts as lost if that is earlier."""
+    left_s = min(heard) + BEAT_LIMIT_S - time.monotonic()
+    return min(BEAT_S, max(left_s, 0.0) + 0.01)
 
 
 def _digest(token: str) -> bytes:

@@ -11,11 +11,11 @@ from penstock.cli.measure.bench_online import add_online_options, refuse_online_
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_model, add_options, add_parser_of, numbers_of
 from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.cli.stage_server import add_stage_options, stage_server
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.bench.measure import Report
-    from penstock.bench.step_costs import StepSeconds
 
 __all__ = ["add_parser", "run"]
 
@@ -46,6 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write the seconds of steps for penstock simulate, without --online (default: none)",
     )
     add_online_options(parser)
+    add_stage_options(parser)
     add_options(parser, "--ops")
     parser.set_defaults(run=run)
 
@@ -78,27 +79,26 @@ def run(args: argparse.Namespace) -> int:
         tensor_parallel_size=args.tp,
         pipeline_parallel_size=args.pp,
         context_parallel_size=args.cp,
-        has_steps=args.costs is not None,
+        stage_server=stage_server(args),
     )
     with ProgressLine(ticks=False) as progress:
         report = bench(settings, progress)
-    if report.steps is not None:
-        _write_costs(args, report, report.steps)
+    if args.costs is not None:
+        _write_costs(args, report)
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0
 
 
-def _write_costs(args: argparse.Namespace, report: Report, steps: StepSeconds) -> None:
+def _write_costs(args: argparse.Namespace, report: Report) -> None:
     """Write what the simulator needs of a measurement."""
-    from dataclasses import asdict
-
     from penstock.cluster.costs import StepCosts, write_costs
 
     costs = StepCosts(
         model=f"{Path(args.model).name} {report.scheme}",
         machine=f"{report.cpu_level}, {report.num_ranks} x {report.num_threads} threads",
         source=f"penstock bench, prompts of {report.prompt_tokens} tokens, {report.new_tokens} new tokens",
-        **asdict(steps),
+        prefill_token_s=1 / report.prefill_tokens_per_s,
+        decode_step_s={batch: batch / rate for batch, rate in sorted(report.decode_tokens_per_s.items())},
         tp=args.tp,
     )
     write_costs(costs, args.costs)

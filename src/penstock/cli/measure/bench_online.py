@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import check_writable, write_file
 from penstock.cli.progress import ProgressLine
+from penstock.cli.stage_server import stage_server
 from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError
 from penstock.validation import refusal
@@ -96,6 +97,7 @@ def run_online(args: argparse.Namespace) -> int:
         tensor_parallel_size=args.tp,
         pipeline_parallel_size=args.pp,
         context_parallel_size=args.cp,
+        stage_server=stage_server(args),
         limits=ProgramLimits(
             max_tokens=max(512, options["max_requests"]),
             max_requests=options["max_requests"],

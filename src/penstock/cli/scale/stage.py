@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from penstock.cli.options import add_options, add_parser_of, host_and_port
-from penstock.errors import FileAccessError
 
 __all__ = ["add_parser", "run"]
 
@@ -16,11 +15,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "stage",
-        "Compute some layers of a model for `penstock run --pp N --stage-port PORT` on another machine.",
+        "Compute some layers of a model for another machine, which runs `penstock run`, `chat`, `serve`, `worker` or "
+        "`bench` with --pp N --stage-port PORT.",
         "penstock stage model.psm --primary big1.example:9100 --token-file token.txt --ca-file ca.pem",
     )
     parser.add_operand_flag(parser, "-m", "--model", metavar="MODEL", is_first=True)
-    parser.add_argument("model", metavar="MODEL", help="the same .psm bundle that the other machine runs")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="the same .psm bundle that the other machine runs, or a folder that `penstock shard` or `penstock export "
+        "--pp` cut, with the part of this machine",
+    )
+    parser.add_argument(
+        "--rank",
+        type=int,
+        default=0,
+        metavar="N",
+        help="compute rank N of the pipeline, from 1 (default: the only part in the folder; of a whole bundle any)",
+    )
     parser.add_argument("--primary", required=True, metavar="HOST:PORT", help="address of its --stage-port (required)")
     parser.add_argument(
         "--token-file", type=Path, required=True, metavar="FILE", help="file with the shared secret (required)"
@@ -34,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--once", action="store_true", help="exit when the pipeline ends (default: wait for the next one)"
     )
-    add_options(parser, "--threads", "--ops")
+    add_options(parser, "--scheme", "--threads", "--ops")
     parser.set_defaults(run=run)
 
 
@@ -42,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
     """Join the pipeline and compute until it or a signal ends the stage."""
     import asyncio
 
-    from penstock.runtime.remote_stage import join_pipeline
+    from penstock.config import check_integer
+    from penstock.core.comm import MAX_RANKS
+    from penstock.runtime.remote_stage import StageSource, join_pipeline
     from penstock.serving.workers.remote_worker_client import read_bytes, read_token
 
     address = host_and_port("primary", args.primary)
-    path = Path(args.model)
-    if not path.is_file():
-        raise FileAccessError(f"{path}: no such file; a stage needs the same .psm bundle that the other machine runs")
+    source = StageSource(Path(args.model), check_integer("rank", args.rank, 0, MAX_RANKS - 1), args.scheme)
     ca = None if args.ca_file is None else read_bytes(args.ca_file)
     token = read_token(args.token_file)
-    return asyncio.run(join_pipeline(path, address, token, ca, threads=args.threads, again=not args.once))
+    return asyncio.run(join_pipeline(source, address, token, ca, threads=args.threads, again=not args.once))

@@ -6,12 +6,14 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
 from penstock.cli.service.cluster_options import add_cluster_options, cluster_placement
+from penstock.cli.stage_server import SERVICE_JOIN_S, add_stage_options, stage_server
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
 from penstock.version import __version__
@@ -57,6 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_folder_options(parser)
     _add_process_options(parser)
     _add_remote_worker_options(parser)
+    add_stage_options(parser)
     add_cluster_options(parser)
     add_options(parser, "--ops")
     parser.set_defaults(run=run)
@@ -265,6 +268,7 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it by reloading its keys
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC writes its own lines between the JSON lines of the log
     from penstock.logs import JsonLines, TextLines
+    from penstock.runtime.stage_server import reserved_port
     from penstock.serving.service import run_service
 
     settings = settings_of(args)
@@ -275,7 +279,9 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if sys.stdout.isatty():  # the addresses follow when the models are ready
         print(f"penstock {__version__} opens {', '.join(args.models)}. Ctrl-C stops it.", flush=True)
-    return asyncio.run(run_service(settings))
+    with reserved_port(settings.options.stage_server) as server:
+        options = replace(settings.options, stage_server=server)
+        return asyncio.run(run_service(replace(settings, options=options)))
 
 
 def settings_of(args: argparse.Namespace) -> ServiceSettings:
@@ -287,6 +293,8 @@ def settings_of(args: argparse.Namespace) -> ServiceSettings:
     for name in ("hang_seconds", "drain_seconds"):
         check_number(name, getattr(args, name), 86_400)
     models, servables = _split_sources([_resolve(args, source) for source in args.models])
+    if args.cluster is not None and args.stage_port is not None:
+        raise InvalidArgumentError("--stage-port: expected none with --cluster, got both", param="stage_port")
     placement, listener = cluster_placement(args, [path for _, path in models])
     return ServiceSettings(
         models=models,
@@ -445,6 +453,7 @@ def options_of(args: argparse.Namespace, num_workers: int) -> ModelOptions:
         tensor_parallel_size=args.tp,
         pipeline_parallel_size=args.pp,
         context_parallel_size=args.cp,
+        stage_server=stage_server(args, join_s=SERVICE_JOIN_S),
     )
 
 

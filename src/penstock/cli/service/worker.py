@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.cli.options import add_options, add_parser_of, host_and_port
 from penstock.cli.service.serve import add_run_options, options_of
+from penstock.cli.stage_server import add_stage_options
 from penstock.errors import FileAccessError
 
 __all__ = ["add_parser", "run"]
@@ -39,6 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--once", action="store_true", help="exit when the service stops (default: wait until it is back)"
     )
     add_run_options(parser)
+    add_stage_options(parser)
     add_options(parser, "--ops")
     parser.set_defaults(run=run, scheme=None, no_cache=False)  # options of checkpoint folders only
 
@@ -47,8 +49,10 @@ def run(args: argparse.Namespace) -> int:
     """Join the service and run until the service or a signal stops the worker."""
     import asyncio
     import signal
+    from dataclasses import replace
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as in a local worker: a service does not stop on SIGHUP either
+    from penstock.runtime.stage_server import reserved_port
     from penstock.serving.workers.remote_worker_client import join_primary, read_bytes, read_token
     from penstock.serving.workers.worker_config import WorkerConfig
 
@@ -57,12 +61,14 @@ def run(args: argparse.Namespace) -> int:
     if not path.is_file():
         raise FileAccessError(f"{path}: no such file; a worker needs the same .psm bundle that the service runs")
     ca = None if args.ca_file is None else read_bytes(args.ca_file)
-    config = WorkerConfig(
-        address=args.primary,
-        token=read_token(args.token_file),
-        name=args.name or path.stem,
-        path=str(path.absolute()),
-        verify=args.verify,
-        options=options_of(args, 1),
-    )
-    return asyncio.run(join_primary(config, ca, again=not args.once))
+    options = options_of(args, 1)
+    with reserved_port(options.stage_server) as server:
+        config = WorkerConfig(
+            address=args.primary,
+            token=read_token(args.token_file),
+            name=args.name or path.stem,
+            path=str(path.absolute()),
+            verify=args.verify,
+            options=replace(options, stage_server=server),
+        )
+        return asyncio.run(join_primary(config, ca, again=not args.once))

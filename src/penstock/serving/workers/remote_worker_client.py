@@ -69,7 +69,7 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
     num_tries = 0
     try:
         while not stopped.is_set():
-            status = await _serve_once(config, context, stopped)
+            status = await _serve_once(config, context, stopped, again)
             if isinstance(status, int):
                 return status
             reason = f" ({status})" if status else ""
@@ -89,9 +89,9 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
             loop.remove_signal_handler(number)
 
 
-async def _serve_once(config: WorkerConfig, context: ssl.SSLContext, stopped: asyncio.Event) -> int | str:
+async def _serve_once(config: WorkerConfig, context: ssl.SSLContext, stopped: asyncio.Event, again: bool) -> int | str:
     """Serve over one connection.  Return the exit status, or why it ended ("" if unknown) if a retry makes sense."""
-    serving = asyncio.ensure_future(serve_over_tls(config, context))
+    serving = asyncio.ensure_future(serve_over_tls(config, context, starts_again=again))
     stopping = asyncio.ensure_future(stopped.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.pooling.head import POOLING_FILE
@@ -37,7 +37,6 @@ from penstock.serving.workers.messages import (
     error_to,
     event_to,
     options_from,
-    pages_to,
     sampling_from,
     stats_to,
 )
@@ -48,10 +47,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.core.native import Plan
-    from penstock.engine.page_journal import PageJournal
     from penstock.llm.engine_thread import EngineThread, StepEvent
     from penstock.llm.llm import LLM
     from penstock.runtime.program import ProgramLimits
+    from penstock.runtime.stage_server import StageServer
 
 __all__ = ["CONNECT_S", "Stream", "Worker", "main", "ready", "serve_over_tls", "weights_id"]
 
@@ -80,15 +79,13 @@ class Stream(Protocol):
 class Worker:
     """Serves one model over a stream to the primary that it has joined.
 
-    ``page_secret``: the secret of page keys that the primary gave, b"" if it gave none.
+    ``starts_again``: when another rank has ended, this process starts its command again, because nothing else does.
     """
 
-    def __init__(self, config: WorkerConfig, stream: Stream, page_secret: bytes = b"") -> None:
+    def __init__(self, config: WorkerConfig, stream: Stream, *, starts_again: bool = False) -> None:
         self._config = config
         self._stream = stream
-        self._page_secret = page_secret
-        self._journal: PageJournal | None = None
-        self._sending = threading.Lock()  # reports of pages are sent in their order
+        self._starts_again = starts_again
         self._engine_thread: EngineThread | None = None
 
     async def run(self) -> int:
@@ -122,10 +119,7 @@ class Worker:
             self._stream.send(pb.FromWorker(failed=error_to(error)))
             await reading  # the primary ends the stream
             return 1
-        _end_with_ranks(llm)
-        if self._page_secret:
-            self._journal = llm.engine.journal
-            self._journal.keys.use_secret(self._page_secret)
+        _end_with_ranks(llm, self._starts_again)
         self._engine_thread = EngineThread(llm, self._send_events, asyncio.get_running_loop().call_soon)
         gc.freeze()  # objects of the load stay; without this each full collection looks at them while a step waits
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
@@ -178,8 +172,6 @@ class Worker:
             )
         elif kind == "abort":
             thread.abort(message.abort.key)
-        elif kind == "ask_pages" and self._journal is not None:
-            self._journal.ask()
 
     def _begin(self, key: int, call: Callable[[int], None]) -> None:
         """Begin a request.  Only a refusal is reported: another message would delay the first step."""
@@ -197,18 +189,7 @@ class Worker:
         message = pb.FromWorker()
         for event in events:
             event_to(event, message.step.events)
-        self._send_with_pages(message, message.step)
-
-    def _send_with_pages(self, message: pb.FromWorker, part: pb.Step | pb.Heartbeat) -> None:
-        """Send a message of which ``part`` has room for what the pages have gained and dropped."""
-        if self._journal is None:
-            self._stream.send(message)
-            return
-        with self._sending:
-            report = self._journal.take()
-            if report is not None:
-                pages_to(report, part.pages)
-            self._stream.send(message)
+        self._stream.send(message)
 
     async def _send_heartbeats(self, heartbeat: Heartbeat) -> None:
         thread = self._engine_thread
@@ -216,11 +197,11 @@ class Worker:
             return
         at_start = thread.llm.engine.figures()  # includes the warm-up, which was no client's request
         while True:
-            message = pb.FromWorker()
-            beat = message.heartbeat
-            beat.iteration_age_s, beat.longest_iteration_s = heartbeat.look(thread.last_turn), heartbeat.longest_s
-            beat.stats.CopyFrom(stats_to(thread.llm.engine.figures().since(at_start)))
-            self._send_with_pages(message, beat)
+            message = pb.Heartbeat(
+                iteration_age_s=heartbeat.look(thread.last_turn), longest_iteration_s=heartbeat.longest_s
+            )
+            message.stats.CopyFrom(stats_to(thread.llm.engine.figures().since(at_start)))
+            self._stream.send(pb.FromWorker(heartbeat=message))
             await asyncio.sleep(HEARTBEAT_S)
 
 
@@ -248,8 +229,8 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
     return llm, llm.engine.program.limits.max_tokens * token_s
 
 
-def _end_with_ranks(llm: LLM) -> None:
-    """End this process as soon as one of its ranks has ended.
+def _end_with_ranks(llm: LLM, starts_again: bool) -> None:
+    """End this process, or start its command again, as soon as one of its ranks has ended.
 
     The primary continues the requests elsewhere and starts another group.  Their errors, which follow the failed step,
     must not be sent.
@@ -257,7 +238,10 @@ def _end_with_ranks(llm: LLM) -> None:
     from penstock.runtime.native import NativeProgram
 
     def end(reason: str) -> None:
-        print(f"penstock worker: {reason}", file=sys.stderr, flush=True)
+        print(f"penstock worker: {reason}{'; starting again' * starts_again}", file=sys.stderr, flush=True)
+        if starts_again:
+            # It closes all connections.
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command
         os._exit(1)
 
     program = llm.engine.program
@@ -267,7 +251,6 @@ def _end_with_ranks(llm: LLM) -> None:
 
 def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stack: ExitStack) -> LLM:
     """Open a bundle or folder.  A folder is made into a bundle first, so that the plan comes before the weights."""
-    from penstock.llm.llm import LLM
     from penstock.serving.workers.memory_check import fit_beside
 
     options, hint = config.options, ""
@@ -281,6 +264,7 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
             tensor_parallel_size=options.tensor_parallel_size,
             pipeline_parallel_size=options.pipeline_parallel_size,
             context_parallel_size=options.context_parallel_size,
+            stage_server=options.stage_server,
         )
         if is_cut(Path(config.path)):
             parts = stack.enter_context(rank_bundles(Path(config.path), scheme, options.network, opening))
@@ -290,28 +274,58 @@ def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stac
             bundle = stack.enter_context(bundle_of(Path(config.path), scheme, options.network, opening))
             config = replace(config, path=str(bundle), verify="never")  # bundle_of has verified it
             scheme, hint = None, "" if scheme else "; --scheme w8a8 or w4a8 makes the weights smaller"
+    if options.stage_server is not None:
+        return _open_over_machines(config, options.stage_server, scheme, [*parts, Path(config.path)][0])
     limits = options.limits
     try:
         if Path(config.path).exists():
             limits, plans = fit_beside(config, parts)
             on_plan(_plan_message(limits, plans))
-        return LLM(
-            config.path,
-            scheme=scheme,
-            threads=options.threads,
-            limits=limits,
-            max_chunk=options.engine.max_chunk,
-            max_mixed_tokens=options.engine.max_mixed_tokens,
-            prefix_cache=options.engine.prefix_cache,
-            max_waiting=options.engine.max_waiting,
-            priority_s=options.engine.priority_s,
-            verify=config.verify,
-            tensor_parallel_size=options.tensor_parallel_size,
-            pipeline_parallel_size=options.pipeline_parallel_size,
-            context_parallel_size=options.context_parallel_size,
-        )
+        return _open_model(config, limits, scheme=scheme)
     except OutOfMemoryError as error:
         raise OutOfMemoryError(f"{error}{hint}") from None
+
+
+def _open_over_machines(config: WorkerConfig, server: StageServer, scheme: str | None, own: Path) -> LLM:
+    """Open a model whose stages join from other machines.  The memory is theirs, so it is planned after they came.
+
+    ``own``: the bundle of this machine, whose context length is the most that the limits may ask for.
+    """
+    from penstock.core import native
+
+    options = config.options
+    with native.Model.open(own) as model:
+        context_len = min(options.limits.context_len, model.info.context_len)
+
+    def tell_port(port: int) -> None:
+        text = f"{config.name} waits for {options.pipeline_parallel_size} stages (penstock stage) at"
+        print(f"penstock worker: {text} {server.host}:{port}", file=sys.stderr, flush=True)
+
+    weights = "mmap" if options.weights == "auto" else options.weights
+    limits = replace(options.limits, weights=weights, context_len=context_len)
+    return _open_model(config, limits, scheme=scheme, stage_server=replace(server, on_listen=tell_port))
+
+
+def _open_model(config: WorkerConfig, limits: ProgramLimits, **more: Any) -> LLM:
+    """Open the model; ``more`` are further arguments of LLM."""
+    from penstock.llm.llm import LLM
+
+    options = config.options
+    return LLM(
+        config.path,
+        threads=options.threads,
+        limits=limits,
+        max_chunk=options.engine.max_chunk,
+        max_mixed_tokens=options.engine.max_mixed_tokens,
+        prefix_cache=options.engine.prefix_cache,
+        max_waiting=options.engine.max_waiting,
+        priority_s=options.engine.priority_s,
+        verify=config.verify,
+        tensor_parallel_size=options.tensor_parallel_size,
+        pipeline_parallel_size=options.pipeline_parallel_size,
+        context_parallel_size=options.context_parallel_size,
+        **more,
+    )
 
 
 def _plan_message(limits: ProgramLimits, plans: Sequence[Plan]) -> pb.Plan:
@@ -327,11 +341,14 @@ def _plan_message(limits: ProgramLimits, plans: Sequence[Plan]) -> pb.Plan:
 
 
 def ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
-    """Return the message that describes a loaded model; ``load_s`` is the time in seconds that opening it took."""
+    """Return the message that describes a loaded model; ``load_s`` is the time in seconds that opening it took.
+
+    The bytes of its plan are those of this machine.
+    """
     from penstock.llm.local_backend import card_of
 
     program, info = llm.engine.program, llm.info
-    plan = _plan_message(program.limits, info.plans)
+    plan = _plan_message(program.limits, info.plans if config.options.stage_server is None else info.plans[:1])
     plan.num_threads, plan.cpu_level, plan.load_s = llm.info.num_threads, llm.info.cpu_level, load_s
     plan.populate_s, plan.num_ranks = llm.populate_s, info.num_ranks
     max_open = program.limits.max_requests + llm.engine.options.max_waiting
@@ -377,18 +394,20 @@ async def _serve_primary(config: WorkerConfig) -> int:
     stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES)
     try:
         try:
-            welcome = await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=os.getpid()))
+            await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=os.getpid()))
         except UnavailableError:  # the primary is gone
             return 1
-        return await Worker(config, stream, welcome.page_secret).run()
+        return await Worker(config, stream).run()
     finally:
         stream.close()
 
 
-async def serve_over_tls(config: WorkerConfig, context: ssl.SSLContext, pid: int = 0) -> int:
+async def serve_over_tls(
+    config: WorkerConfig, context: ssl.SSLContext, pid: int = 0, *, starts_again: bool = False
+) -> int:
     """Connect, join and serve until told to stop.  Raises OSError, UnavailableError and the error of a refusal.
 
-    ``pid``: the id of this process, for a worker that was placed.
+    ``pid``: the id of this process, for a worker that was placed.  ``starts_again``: as for Worker.
     """
     from penstock.processes.tls import TlsSession, connect, keep_alive
 
@@ -404,8 +423,8 @@ async def serve_over_tls(config: WorkerConfig, context: ssl.SSLContext, pid: int
             raise handshake.protocol_error(handshake.GRPC_PROTOCOL, handshake.PROTOCOL, config.name)
         stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES, tls)
         try:
-            welcome = await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=pid))
-            return await Worker(config, stream, welcome.page_secret).run()
+            await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=pid))
+            return await Worker(config, stream, starts_again=starts_again).run()
         finally:
             stream.close()
     finally:

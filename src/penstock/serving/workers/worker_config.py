@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from penstock.core.rank_layout import RankLayout
 from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import WEIGHTS, ProgramLimits
+from penstock.runtime.stage_server import StageServer
 from penstock.runtime.verify import check_verify
 
 __all__ = ["ModelOptions", "WorkerConfig"]
@@ -26,7 +28,8 @@ class ModelOptions:
     ``engine.max_waiting`` limits its queue.  ``weights``: "mmap", "huge", or "auto".  "auto" copies weights into huge
     pages if the memory that the plan leaves is at least twice their size.  ``network`` applies to a folder only.
     ``threads``: of each rank, if ``tensor_parallel_size``, ``pipeline_parallel_size`` or ``context_parallel_size`` make
-    the worker a group of several.
+    the worker a group of several.  ``stage_server``: where the stages of other machines join, at a port that
+    ``reserved_port`` keeps; its ``on_listen`` is not passed on.
     """
 
     scheme: str | None = None
@@ -40,6 +43,7 @@ class ModelOptions:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     context_parallel_size: int = 1
+    stage_server: StageServer | None = None
 
     @property
     def layout(self) -> RankLayout:
@@ -70,7 +74,11 @@ class WorkerConfig:
 
     def to_json(self) -> str:
         """Return the configuration as one line of JSON."""
-        return json.dumps(dataclasses.asdict(self))
+        fields = dataclasses.asdict(self)
+        if (server := self.options.stage_server) is not None:
+            paths = {name: os.fspath(getattr(server, name)) for name in ("certificate", "key")}
+            fields["options"]["stage_server"] |= paths | {"on_listen": None}
+        return json.dumps(fields)
 
     @staticmethod
     def from_json(text: str) -> WorkerConfig:
@@ -83,7 +91,9 @@ class WorkerConfig:
                 raise ValueError("weights: expected auto, mmap or huge")
             check_verify(fields["verify"])
             check_verify(options["verify"])
-            model_options = ModelOptions(**options, limits=limits, engine=engine)
+            if (server := options.pop("stage_server")) is not None:
+                server = StageServer(**server)
+            model_options = ModelOptions(**options, limits=limits, engine=engine, stage_server=server)
             _ = model_options.layout  # refuses impossible numbers of ranks
             return WorkerConfig(**fields, options=model_options)
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -76,6 +76,7 @@ class WorkerGroup:
         self._launcher = launcher
         self._num_workers = num_workers
         self._is_elastic = is_elastic
+        self._plans_elsewhere = config.options.stage_server is not None  # with the memory of the stages that join
         self._on_change = on_change
         self._workers: dict[int, WorkerProcess] = {}
         self._ending: set[WorkerProcess] = set()
@@ -157,7 +158,7 @@ class WorkerGroup:
             lived_s, num_lost, name = 0.0, 0, ""
             try:
                 config = self._config_of(slot, is_first=not first_start.done())
-                is_known = first_start.done() and not self._is_elastic
+                is_known = self._plans_elsewhere or (first_start.done() and not self._is_elastic)
                 worker = self._workers[slot] = await self._launcher.launch(config, is_known=is_known)
                 self._note_ready(slot, worker.connection)
                 if not first_start.done():
@@ -215,7 +216,7 @@ class WorkerGroup:
         self._describe(connection)
         if connection.plan is not None and connection.card is not None:  # a restart gets the same sizes
             limits = replace(self.config.options.limits, context_len=connection.card.max_len)
-            if not self._is_elastic:
+            if not (self._is_elastic or self._plans_elsewhere):
                 limits = replace(limits, num_pages=connection.plan.num_pages)
             self.config = replace(self.config, options=replace(self.config.options, limits=limits))
         tell(

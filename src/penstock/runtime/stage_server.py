@@ -1,0 +1,92 @@
+"""Where the stages of other machines join a pipeline, and the port that several pipelines of a service share."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from penstock.config import TOKEN_RULE, check_flag, check_integer, check_number, is_token
+from penstock.errors import FileAccessError, InvalidArgumentError
+
+__all__ = ["StageServer", "listen_for_stages", "reserved_port"]
+
+_BACKLOG: Final = 64
+
+
+@dataclass(frozen=True)
+class StageServer:
+    """Where the stages of other machines join.
+
+    ``certificate`` and ``key`` are files in PEM.  Each stage proves itself with ``token``.  Port 0 takes a free one,
+    which ``on_listen`` is told.  ``join_s``: how long to wait for all stages, in seconds.  ``shared``: pipelines of
+    several processes of this user wait at the port, each until it has its stages.  Raises InvalidArgumentError.
+    """
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+    token: str
+    join_s: float = 600.0
+    on_listen: Callable[[int], None] | None = None
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a wrong value, by name."""
+        if not isinstance(self.host, str) or not self.host:
+            raise InvalidArgumentError(f"host: expected a name or an address, got {self.host!r:.100}", param="host")
+        check_integer("port", self.port, 0, 65_535)
+        for name in ("certificate", "key"):
+            if not isinstance(path := getattr(self, name), str | os.PathLike):
+                raise InvalidArgumentError(f"{name}: expected the path of a file, got {path!r:.100}", param=name)
+        if not is_token(self.token):
+            raise InvalidArgumentError(f"token: expected {TOKEN_RULE}", param="token")
+        check_number("join_s", self.join_s, 1e6)
+        check_flag("shared", self.shared)
+
+
+def listen_for_stages(server: StageServer) -> socket.socket:
+    """Return a socket that listens at the address of ``server``; FileAccessError."""
+    return _open_port(server, is_listening=True)
+
+
+@contextmanager
+def reserved_port(server: StageServer | None) -> Iterator[StageServer | None]:
+    """Keep a port for the pipelines of this service during the block; yield the server with its number.
+
+    The socket that keeps it accepts no connection: the kernel gives these to the pipelines that wait for stages.
+    Raises FileAccessError if another program has the port.
+    """
+    if server is None:
+        yield None
+        return
+    server = replace(server, shared=True)
+    with _open_port(server, is_listening=False) as keeper:
+        yield replace(server, port=int(keeper.getsockname()[1]))
+
+
+def _open_port(server: StageServer, *, is_listening: bool) -> socket.socket:
+    host, port = server.host, server.port
+    listener: socket.socket | None = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        option = socket.SO_REUSEPORT if server.shared else socket.SO_REUSEADDR
+        listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        if is_listening:
+            listener.listen(_BACKLOG)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise FileAccessError(f"{host}:{port}: failed to listen for stages: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
