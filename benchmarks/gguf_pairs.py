@@ -1,11 +1,13 @@
 """Compares Penstock and llama.cpp on the same GGUF file: decode, prefill, and Penstock's start from its cache.
 
-    python -m benchmarks.gguf_pairs FILE.gguf --llama-cpp PYTHON [--threads 2] [--rounds 5]
+    python -m benchmarks.gguf_pairs FILE.gguf --llama-cpp PYTHON [--threads 2] [--stages 1] [--rounds 5]
 
 PYTHON is the interpreter of an environment with llama-cpp-python.  Both processes stay open and take turns, one measure
 each, Penstock first in every other round; the figures are medians of the rounds, and the ratio that of the pairs.
-``start`` is a whole ``penstock run`` up to its first byte, with the bundle in the cache.  The load is the mean number
-of processes that want to run (1 minute).  ``make_gguf.py`` makes files.
+With ``--stages 2`` the layers are divided over two processes of that many threads: a pipeline here, servers of the RPC
+backend there, which llama-cpp-python has when it was built with GGML_RPC.  ``start`` is a whole ``penstock run`` up to
+its first byte, with the bundle in the cache.  The load is the mean number of processes that want to run (1 minute).
+``make_gguf.py`` makes files.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ PROMPT = "def fibonacci(n):\n    return n if n < 2 else"
 class Process:
     """One side, which answers a measure at a time."""
 
-    def __init__(self, python: str, name: str, file: Path, threads: int) -> None:
-        command = [python, str(Path(__file__).with_name("gguf_sides.py")), name, str(file), str(threads)]
+    def __init__(self, python: str, name: str, file: Path, threads: int, stages: int) -> None:
+        side = str(Path(__file__).with_name("gguf_sides.py"))
+        command = [python, side, name, str(file), str(threads), str(stages)]
         self.child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -58,10 +61,12 @@ class Process:
         self.child.wait()
 
 
-def show_pairs(what: str, pairs: list[tuple[tuple[float, float], tuple[float, float]]], load: float) -> None:
-    """Print the medians of both sides, and the ratio of the pairs, by the clock and by the cores."""
+def show_pairs(
+    what: str, pairs: list[tuple[tuple[float, float], tuple[float, float]]], load: float, clocks: int
+) -> None:
+    """Print the medians of both sides and the ratio of the pairs: of the clock; with ``clocks`` 2 of the cores, too."""
     tokens = int(what.split()[1])
-    for clock, label in enumerate(("clock", "cores")):
+    for clock, label in enumerate(("clock", "cores")[:clocks]):
         ours, theirs = ([side[clock] for side in sides] for sides in zip(*pairs, strict=True))
         ratios = sorted(their / our for our, their in zip(ours, theirs, strict=True))
         print(
@@ -92,17 +97,19 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="default: only Penstock's start is measured")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--measure", action="append", choices=[*MEASURES, "start"])
     args = parser.parse_args()
-    chosen = args.measure or [*MEASURES, "start"]
+    chosen = args.measure or [*MEASURES, *(["start"] if args.stages == 1 else [])]
     context = Context(num_threads=args.threads)
-    print(f"{args.file.name}, {args.threads} threads, {context.cpu_level}, memory read ", end="")
+    stages = f"{args.stages} stages of " if args.stages > 1 else ""
+    print(f"{args.file.name}, {stages}{args.threads} threads, {context.cpu_level}, memory read ", end="")
     print(f"{probe_bandwidth(context) / 1e9:.1f} GB/s", flush=True)
     paired = [what for what in chosen if what != "start"] if args.llama_cpp else []
     if paired:
-        ours = Process(sys.executable, "penstock", args.file, args.threads)
-        theirs = Process(args.llama_cpp, "llama.cpp", args.file, args.threads)
+        ours = Process(sys.executable, "penstock", args.file, args.threads, args.stages)
+        theirs = Process(args.llama_cpp, "llama.cpp", args.file, args.threads, args.stages)
         for what in paired:
             pairs = []
             for number in range(args.rounds):
@@ -110,7 +117,7 @@ def main() -> None:
                 for side in (ours, theirs) if number % 2 == 0 else (theirs, ours):
                     figures[side] = side.measure(what)
                 pairs.append((figures[ours], figures[theirs]))
-            show_pairs(what, pairs, os.getloadavg()[0])
+            show_pairs(what, pairs, os.getloadavg()[0], 2 if args.stages == 1 else 1)
         ours.close()
         theirs.close()
     if "start" in chosen:

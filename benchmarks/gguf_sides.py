@@ -1,6 +1,9 @@
 """One side of gguf_pairs.py: a process that keeps a GGUF file open and measures on request.
 
-    python benchmarks/gguf_sides.py penstock|llama.cpp FILE.gguf THREADS
+    python benchmarks/gguf_sides.py penstock|llama.cpp FILE.gguf THREADS STAGES
+
+With STAGES above 1 the layers are divided over as many processes of THREADS threads: stages of a pipeline here, and
+servers of llama.cpp's RPC backend there.
 
 Each line of standard input is a measure: ``decode N STEPS`` decodes N prompts of 128 tokens, ``prefill N`` computes one
 prompt of N tokens up to its first token.  The answer is a line of JSON: ``wall_s`` and ``cpu_s``, the medians over the
@@ -9,13 +12,18 @@ steps.  ``cpu_s`` is the time of all threads on their cores; it is fair with one
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
+import socket
 import statistics
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 CONTEXT_LEN, MOST_STEPS, MOST_REQUESTS, STEP_TOKENS = 128, 100, 8, 512
@@ -37,11 +45,11 @@ class Side(Protocol):
 class Penstock:
     """The engine's loop, in process."""
 
-    def __init__(self, file: str, threads: int) -> None:
+    def __init__(self, file: str, threads: int, stages: int) -> None:
         from penstock.engine.engine import Engine
         from penstock.engine.options import EngineOptions
         from penstock.engine.params import ResolvedSampling
-        from penstock.runtime.open import open_program
+        from penstock.runtime.open import OpenOptions, open_program
         from penstock.runtime.program import ProgramLimits, pages_for
 
         length = STEP_TOKENS + MOST_STEPS
@@ -51,9 +59,9 @@ class Penstock:
             num_pages=MOST_REQUESTS * pages_for(length),
             context_len=length,
         )
-        self.engine = Engine(
-            open_program(file, threads=threads, limits=limits).program, EngineOptions(max_mixed_tokens=0)
-        )
+        options = OpenOptions(pipeline_parallel_size=stages)
+        program = open_program(file, threads=threads, limits=limits, options=options).program
+        self.engine = Engine(program, EngineOptions(max_mixed_tokens=0))
         self.endless = ResolvedSampling(max_tokens=self.engine.max_len)
         self.requests: list[Any] = []
 
@@ -63,9 +71,10 @@ class Penstock:
             self.step()
 
     def step(self) -> None:
-        for request in self.engine.step():
-            if request.error is not None:
-                raise request.error
+        for _ in range(min(len(self.requests) or 1, self.engine.program.info.num_stages)):
+            for request in self.engine.step():
+                if request.error is not None:
+                    raise request.error
 
     def end(self) -> None:
         for request in self.requests:
@@ -75,12 +84,17 @@ class Penstock:
 class LlamaCpp:
     """llama.cpp's functions, by llama-cpp-python.  The tokens are given, not sampled."""
 
-    def __init__(self, file: str, threads: int) -> None:
+    def __init__(self, file: str, threads: int, stages: int) -> None:
         import importlib
 
         self.lib: Any = importlib.import_module("llama_cpp")
         self.lib.llama_backend_init()
-        self.model = self.lib.llama_model_load_from_file(file.encode(), self.lib.llama_model_default_params())
+        model_params = self.lib.llama_model_default_params()
+        self.servers = RpcServers(threads, stages) if stages > 1 else None
+        if self.servers is not None:
+            model_params.n_gpu_layers = 999
+            model_params.devices = ctypes.cast(self.servers.devices, ctypes.c_void_p)
+        self.model = self.lib.llama_model_load_from_file(file.encode(), model_params)
         params = self.lib.llama_context_default_params()
         params.n_ctx = MOST_REQUESTS * (STEP_TOKENS + MOST_STEPS)
         params.n_batch = params.n_ubatch = STEP_TOKENS
@@ -115,7 +129,60 @@ class LlamaCpp:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
 
 
-SIDES: dict[str, Callable[[str, int], Side]] = {"penstock": Penstock, "llama.cpp": LlamaCpp}
+def ggml() -> tuple[Any, Any]:
+    """Return llama.cpp's libraries ggml and ggml-rpc."""
+    import importlib
+
+    folder = Path(importlib.import_module("llama_cpp").__file__ or "").parent / "lib"
+    library, rpc = (ctypes.CDLL(str(folder / f"lib{name}.so")) for name in ("ggml", "ggml-rpc"))
+    for function in (
+        library.ggml_backend_dev_by_type,
+        library.ggml_backend_reg_dev_get,
+        rpc.ggml_backend_rpc_add_server,
+    ):
+        function.restype = ctypes.c_void_p
+    return library, rpc
+
+
+class RpcServers:
+    """Servers of llama.cpp's RPC backend on this host, each a process; they end with this one."""
+
+    def __init__(self, threads: int, count: int) -> None:
+        library, rpc = ggml()
+        found = []
+        for _ in range(count):
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+            command = [sys.executable, __file__, "rpc-server", endpoint, str(threads), "1"]
+            subprocess.Popen(command, stdin=subprocess.PIPE)
+            wait_for(endpoint)
+            server = rpc.ggml_backend_rpc_add_server(endpoint.encode())
+            found.append(library.ggml_backend_reg_dev_get(ctypes.c_void_p(server), ctypes.c_size_t(0)))
+        self.devices = (ctypes.c_void_p * (count + 1))(*found, None)
+
+
+def wait_for(endpoint: str) -> None:
+    host, port = endpoint.split(":")
+    for _ in range(100):
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit(f"no RPC server at {endpoint}")
+
+
+def serve_rpc(endpoint: str, threads: int) -> None:
+    """Serve the processor to llama.cpp's RPC backend until standard input ends."""
+    library, rpc = ggml()
+    library.ggml_backend_load_all()
+    devices = (ctypes.c_void_p * 1)(library.ggml_backend_dev_by_type(0))  # the processor
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    count = ctypes.c_size_t(1)
+    rpc.ggml_backend_rpc_start_server(endpoint.encode(), None, ctypes.c_size_t(threads), count, devices)
+
+
+SIDES: dict[str, Callable[[str, int, int], Side]] = {"penstock": Penstock, "llama.cpp": LlamaCpp}
 
 
 def clocked(work: Callable[[], None]) -> tuple[float, float]:
@@ -140,10 +207,13 @@ def measure(side: Side, kind: str, size: int, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    name, file, threads = sys.argv[1:]
+    name, file, threads, stages = sys.argv[1:]
+    if name == "rpc-server":
+        serve_rpc(file, int(threads))
+        return
     answers = os.fdopen(os.dup(1), "w", buffering=1)  # what libraries print goes to standard error
     os.dup2(2, 1)
-    side = SIDES[name](file, int(threads))
+    side = SIDES[name](file, int(threads), int(stages))
     measure(side, "decode", 1, 2)
     print(json.dumps({"ready": name}), file=answers)
     for line in sys.stdin:

@@ -17,8 +17,9 @@ from typing import Any, Final
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = [
-    "QUANTIZED_FORMATS", "TOKEN_RULE", "ConfigReader", "RopeConfig", "check_choice", "check_flag", "check_integer",
-    "check_number", "is_integer", "is_number", "is_token", "parse_json", "parse_object", "show", "show_tensors",
+    "OWN_NAMES", "QUANTIZED_FORMATS", "TOKEN_RULE", "ConfigReader", "RopeConfig", "check_choice", "check_flag",
+    "check_integer", "check_number", "is_integer", "is_number", "is_token", "parse_json", "parse_object", "show",
+    "show_tensors",
 ]  # fmt: skip
 
 MAX_CONFIG_BYTES: Final = 16 << 20
@@ -30,6 +31,8 @@ MAX_ROTARY_DIM: Final = 1024
 MIN_TOKEN_CHARS: Final = 32
 QUANTIZED_FORMATS: Final = ("gptq", "awq", "compressed-tensors", "fp8")
 """The values of quant_method of other tools whose weights ``penstock.checkpoint.quantized`` reads."""
+OWN_NAMES: Final = "penstock_names"
+"""The key of config.json that is true in a folder of floats whose tensors have the network's own names and forms."""
 TOKEN_RULE: Final = (
     f"a token of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces. `openssl rand -hex 32` makes one"
 )

@@ -1,10 +1,11 @@
-"""The router: least cost in seconds, ties in a fixed order, bounded memory."""
+"""The router: least cost in seconds, ties in a fixed order, reports in place of estimates, bounded memory."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.cluster.routing import POLICIES, Figures, Router, StepTimes
+from penstock.engine.page_journal import PageReport
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.runtime.program import PAGE_TOKENS
 
@@ -96,17 +97,21 @@ def test_what_a_full_cache_loses_counts() -> None:
     router.end(0)
     router.begin(1, 50, keys_of("b", 1))
     assert router.route(330, keys_of("c", 10)).place == 1
-    router.forget(0)
+    router.report(0, PageReport(1, True, (), (), num_blank=11))
     assert router.route(330, keys_of("c", 10)).place == 0
 
 
 def test_state_is_bounded_and_forgotten() -> None:
     router = router_of(2, max_keys=10)
     for number in range(50):
-        send(router, 200, keys_of(str(number), 6), f"session {number}")
+        route = router.route(200, keys_of(str(number), 6))
+        router.prefilled(route.place, 0, router.begin(route.place, 200, keys_of(str(number), 6), f"session {number}"))
     assert router.num_keys == 20
-    router.forget(0)
+    router.report(0, full(keys_of("much", 30)))
+    assert router.matches(keys_of("much", 30)[20:]).tolist() == [10, 0], "the newest"
+    router.report(0, full([]))
     assert router.num_keys == 10
+    router.begin(1, 200, keys_of("on its way", 6))
     router.remove(1)
     assert router.num_keys == 0
     with pytest.raises(InternalError, match="place"):
@@ -116,14 +121,84 @@ def test_state_is_bounded_and_forgotten() -> None:
 
 def test_the_first_pages_of_a_prompt_stay_longest() -> None:
     router, keys = router_of(1, max_keys=4), keys_of("a", 6)
-    router.begin(0, 0, keys)
+    router.prefilled(0, 0, router.begin(0, 0, keys))
     assert router.matches(keys).tolist() == [4]
+
+
+def test_what_a_replica_reports_replaces_the_estimate() -> None:
+    router, keys = router_of(2), keys_of("a", 6)
+    missing = router.begin(0, 200, keys)
+    assert router.matches(keys).tolist() == [6, 0], "as if it had them"
+    router.report(0, full([]))
+    assert router.matches(keys).tolist() == [6, 0], "they are on their way"
+    router.report(0, PageReport(2, False, keys[:4], (), 90))
+    router.prefilled(0, 200, missing)
+    assert router.matches(keys).tolist() == [4, 0], "what it has"
+    again = router.begin(0, 70, keys)
+    also = router.begin(0, 70, keys)
+    assert sorted(again) == sorted(also) == keys[4:]
+    router.prefilled(0, 70, again)
+    assert router.matches(keys).tolist() == [6, 0], "another request waits for them"
+    router.prefilled(0, 70, also)
+    router.report(0, PageReport(3, False, keys_of("b", 1), keys[1:2], 90))
+    assert router.matches(keys).tolist() == [1, 0]
+    assert router.matches(keys_of("b", 1)).tolist() == [1, 0], "not from this router"
+    router.report(0, full(keys[:3]))
+    assert router.matches(keys).tolist() == [3, 0]
+    router.report(0, PageReport(5, False, (), [b"never heard of"], 90))
+    assert router.num_keys == 3
+
+
+def test_blank_pages_cost_no_other_page() -> None:
+    """Both replicas lack ten pages; one has room for them."""
+    router, keys = router_of(2), keys_of("a", 10)
+    router.report(0, PageReport(1, True, keys_of("b", 90), (), num_blank=2))
+    router.report(1, PageReport(1, True, keys_of("b", 90), (), num_blank=11))
+    router.begin(1, 100, [])
+    assert router.route(330, keys).place == 1
+    router.begin(1, 200, [])
+    assert router.route(330, keys).place == 0
+
+
+def full(keys: list[bytes]) -> PageReport:
+    return PageReport(1, True, keys, (), 100)
 
 
 def test_a_new_router_spreads_what_it_does_not_know() -> None:
     """No stampede: a router that knows nothing sends the same prefix on once its first replica is busy."""
     router, keys = router_of(4), keys_of("a", 100)
     assert len({send(router, 3300, keys) for _ in range(20)}) > 1
+
+
+def test_a_restarted_router_learns_again_without_a_stampede() -> None:
+    """Eight replicas hold three prefixes each.  Their full reports come one by one, between requests for all."""
+    num, prefixes = 8, [keys_of(f"prefix {number}", 40) for number in range(24)]
+    reports = [full([key for own in prefixes[place::num] for key in own]) for place in range(num)]
+
+    def serve(router: Router, num_rounds: int) -> tuple[list[int], int]:
+        """Send each prompt once a round; return the requests by replica, and the pages computed that others had."""
+        sent, computed = [0] * num, 0
+        for _ in range(num_rounds):
+            for keys in prefixes:
+                route = router.route(1300, keys)
+                router.begin(route.place, 1300 - route.num_known * PAGE_TOKENS, keys)
+                sent[route.place] += 1
+                computed += 40 - route.num_known
+            for place in range(num):
+                router.correct(place, 0)
+        return sent, computed
+
+    settled = router_of(num)
+    for place in range(num):
+        settled.report(place, reports[place])
+    assert serve(settled, 10) == ([30] * num, 0)
+    restarted = router_of(num)
+    for place in range(num):
+        restarted.report(place, reports[place])
+        sent, _ = serve(restarted, 1)
+        assert max(sent) <= 6, "no replica gets more than twice its share, known or not"
+    sent, computed = serve(restarted, 10)
+    assert (max(sent) <= 36, computed) == (True, 0)
 
 
 def test_measured_steps_become_figures() -> None:
@@ -142,6 +217,13 @@ def test_measured_steps_become_figures() -> None:
     alone = StepTimes()
     alone.note_decode(1, 0.016)
     assert alone.figures(FIGURES).decode_row_s == pytest.approx(0.001)
+
+
+def test_steps_through_the_origin_cost_nothing_alone() -> None:
+    times = StepTimes()
+    for num_open in [1, 2, 3, 4] * 60:
+        times.note_decode(num_open, num_open * 0.0013)
+        assert times.figures(Figures()).decode_step_s >= 0.0
 
 
 def test_replicas_of_different_speed() -> None:

@@ -8,12 +8,14 @@ from dataclasses import asdict, replace
 import pytest
 
 from penstock.cluster.autoscale import ScalePolicy
-from penstock.cluster.costs import COSTS_348M, read_costs, write_costs
+from penstock.cluster.costs import COSTS_348M, StepCosts, read_costs, write_costs
 from penstock.cluster.replica import ReplicaLimits
 from penstock.cluster.routing import POLICIES
 from penstock.cluster.simulate import Simulation, simulate
 from penstock.cluster.trace import SegmentKeys, TraceRequest, parse_trace
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+
+LONG_CONTEXTS = replace(COSTS_348M, prefill_step_s=0.002, prefill_context_s=2e-7, decode_context_s=3e-6)
 
 
 def trace_of(num_requests: int, rate: float, num_groups: int = 6, seed: int = 1) -> list[TraceRequest]:
@@ -28,14 +30,15 @@ def trace_of(num_requests: int, rate: float, num_groups: int = 6, seed: int = 1)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("costs", [COSTS_348M, LONG_CONTEXTS], ids=["", "contexts"])
 @pytest.mark.parametrize(
     ("limits", "rate"),
     [(ReplicaLimits(), 30.0), (ReplicaLimits(num_pages=40, max_requests=8), 12.0)],
     ids=["room", "short of pages"],
 )
-def test_many_steps_at_once_equal_one_by_one(policy: str, limits: ReplicaLimits, rate: float) -> None:
+def test_many_steps_at_once_equal_one_by_one(policy: str, limits: ReplicaLimits, rate: float, costs: StepCosts) -> None:
     trace = trace_of(1000, rate)
-    settings = Simulation(4, policy, limits=limits)
+    settings = Simulation(4, policy, costs, limits=limits)
     at_once, stepwise = simulate(trace, settings), simulate(trace, replace(settings, is_stepwise=True))
     assert asdict(at_once) == asdict(stepwise)
     assert at_once.requests == 1000
@@ -60,6 +63,23 @@ def test_one_request_takes_what_its_steps_cost() -> None:
     assert report.e2e["p99"] == pytest.approx(0.3)
     assert report.seconds == pytest.approx(0.3)
     assert (report.steps, report.utilisation) == (11, 1.0)
+
+
+def test_contexts_cost_their_tokens() -> None:
+    costs = replace(
+        COSTS_348M,
+        prefill_token_s=0.001,
+        decode_step_s={1: 0.02},
+        prefill_step_s=0.005,
+        prefill_context_s=1e-5,
+        decode_context_s=1e-4,
+    )
+    report = simulate([TraceRequest(0.0, [("a", 100)], 11)], Simulation(costs=costs))
+    first = 0.005 + 0.1 + 1e-5 * (100 * 99 / 2)
+    assert report.ttft["p50"] == pytest.approx(first)
+    assert report.e2e["p50"] == pytest.approx(first + sum(0.02 + 1e-4 * (100 + i) for i in range(10)))
+    two = costs.on_ranks(2)
+    assert (two.decode_context_s, two.prefill_context_s) == (costs.decode_context_s / 2, costs.prefill_context_s / 2)
 
 
 def test_an_empty_trace_has_no_percentiles() -> None:
@@ -134,6 +154,7 @@ def test_costs_are_read_back_and_checked(tmp_path) -> None:
         ('"model": "348M w8a8", ', "", "model: expected a value"),
         ('"1": 0.0104', '"none": 0.0104', "decode_step_s: expected batches"),
         ('"prefill_token_s": 0', '"prefill_token_s": -0', "prefill_token_s: expected"),
+        ('"decode_context_s": 0', '"decode_context_s": -1', "decode_context_s: expected"),
     ):
         assert old in " ".join(text.split()), old
         path.write_text(" ".join(text.split()).replace(old, new))
@@ -158,7 +179,7 @@ def test_failed_replicas_lose_no_request() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_failures_are_the_same_one_step_at_a_time(policy: str) -> None:
-    settings = Simulation(3, policy, mtbf_s=5.0, restart_s=1.0)
+    settings = Simulation(3, policy, LONG_CONTEXTS, mtbf_s=5.0, restart_s=1.0)
     at_once, stepwise = (simulate(trace_of(500, 20.0), replace(settings, is_stepwise=one)) for one in (False, True))
     assert at_once.failures > 3
     assert asdict(at_once) == asdict(stepwise)

@@ -172,6 +172,13 @@ inline void set_next(const AttentionArgs& a, Query* queries, int n, int64_t toke
   }
 }
 
+// Pages of float32 have nothing for the bf16 dot product: the unit that is compiled for it leaves them to its level.
+#ifdef __AVX512BF16__
+constexpr bool kFloatPages = false;
+#else
+constexpr bool kFloatPages = builds_kv(PS_KV_F32);
+#endif
+
 void attend_any(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t kv_head, int32_t part,
                 int32_t part_end, const Next& after) {
   const int32_t* pages = pages_of(a, token);
@@ -181,7 +188,7 @@ void attend_any(const AttentionArgs& a, Query* queries, int n, int64_t token, in
   if constexpr (builds_kv(PS_KV_BF16)) {
     if (a.kv.layout == PS_KV_BF16) return attend<KvBf16>(a, queries, n, pages, kv_head, part, part_end, after);
   }
-  if constexpr (builds_kv(PS_KV_F32)) return attend<KvF32>(a, queries, n, pages, kv_head, part, part_end, after);
+  if constexpr (kFloatPages) return attend<KvF32>(a, queries, n, pages, kv_head, part, part_end, after);
 }
 
 // Where the partitions of a head leave their results.

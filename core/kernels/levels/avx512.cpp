@@ -25,9 +25,15 @@ namespace {
 int64_t peak_with_bf16(int32_t dtype, int64_t iterations, float* sink) {
   return dtype == PS_BF16 ? peak_bf16_dot(iterations, sink) : peak(dtype, iterations, sink);
 }
+void attention_with_dots(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
+  (a.kv.layout == PS_KV_F32 ? attention : attention_bf16_dot)(a, begin, end, scratch);
+}
+void attention_part_with_dots(const AttentionArgs& a, int64_t begin, int64_t end, void* scratch) {
+  (a.kv.layout == PS_KV_F32 ? attention_part : attention_part_bf16_dot)(a, begin, end, scratch);
+}
 constexpr Bf16Kernels kDots = {kBf16 ? linear_bf16_dot : nullptr, kBf16 ? round_rows_bf16_dot : nullptr, 2,
-                               kBuildsDev ? peak_with_bf16 : nullptr, kAttention ? attention_bf16_dot : nullptr,
-                               kAttention ? attention_part_bf16_dot : nullptr};
+                               kBuildsDev ? peak_with_bf16 : nullptr, kAttention ? attention_with_dots : nullptr,
+                               kAttention ? attention_part_with_dots : nullptr};
 constexpr Kernels bf16_table = table_with(kDots), short_prefetch_table = table_with(kDots, true);
 #ifdef PENSTOCK_AMX
 int64_t peak_with_tiles(int32_t dtype, int64_t iterations, float* sink) {

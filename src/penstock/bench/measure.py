@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.bench.node_costs import recurrent_page_bytes
 from penstock.bench.open_model import OpenModel, check_size, open_model
+from penstock.bench.step_costs import StepSeconds, measure_steps
 from penstock.core import native
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
@@ -42,12 +43,13 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Bench(OpenModel):
-    """Settings of a measurement.  Sizes in tokens."""
+    """Settings of a measurement.  Sizes in tokens.  ``has_steps``: measure what the simulator needs, too."""
 
     prompt_tokens: int = 512
     new_tokens: int = 128
     batches: tuple[int, ...] = (1, 8, 32)
     weights: str = "mmap"
+    has_steps: bool = False
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -64,7 +66,7 @@ class Report:
 
     ``decode_bound`` is what limits decode, "memory" or the type of an arithmetic peak.  ``inconsistent`` are the batch
     sizes that read faster than memory, because the data fits into CPU caches.  ``num_threads`` is that of each of the
-    ``num_ranks`` ranks; bytes are those of all.
+    ``num_ranks`` ranks; bytes are those of all.  ``steps`` are measured only where the settings say so.
     """
 
     network: str
@@ -85,6 +87,7 @@ class Report:
     decode_bound: dict[int, str] = field(default_factory=dict)
     inconsistent: list[int] = field(default_factory=list)
     num_ranks: int = 1
+    steps: StepSeconds | None = None
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,7 @@ class _Measurement:
 
     def report(self, load_s: float, progress: Callable[[Any], None]) -> Report:
         info, settings = self.program.info, self.settings
-        total = 1 + len(settings.batches)
+        total = 1 + len(settings.batches) + settings.has_steps
         report = Report(
             info.network,
             info.scheme,
@@ -235,6 +238,11 @@ class _Measurement:
             "prefill_peak": self.work.peak,
         }
         report.peak_rss_bytes = max(self.peak_rss, peak_rss_bytes(self._ranks))
+        if settings.has_steps:
+            progress(Progress("measure", total - 1, total, "figures", "steps"))
+            report.steps = measure_steps(
+                self.engine, settings.batches, settings.prompt_tokens, settings.new_tokens, STEP_TOKENS
+            )
         return report
 
     def _probe_compute(self) -> float:

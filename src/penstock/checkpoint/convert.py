@@ -35,9 +35,9 @@ Progress = Callable[[int, int], None]
 class Conversion:
     """The options of a conversion.
 
-    ``dtype``: the type of all floats ("f32", "f16", "bf16"), or None.  ``layout``: "split" or "fused" linears, or None.
-    ``lora``: a folder with an adapter in peft's layout, or None.  ``max_file_mb``: the size of a file of weights, in
-    millions of bytes, that is not exceeded unless by one tensor; 0 writes one file.
+    ``dtype``: the type of all floats ("f32", "f16", "bf16"; in a GGUF file also "q8_0"), or None.  ``layout``: "split"
+    or "fused" linears, or None.  ``lora``: a folder with an adapter in peft's layout, or None.  ``max_file_mb``: the
+    size of a file of weights, in millions of bytes, that is not exceeded unless by one tensor; 0 writes one file.
     """
 
     dtype: str | None = None
@@ -48,7 +48,7 @@ class Conversion:
     def __post_init__(self) -> None:
         """Refuse a wrong value, by name."""
         if self.dtype is not None:
-            check_choice("dtype", self.dtype, FLOATS)
+            check_choice("dtype", self.dtype, (*FLOATS, "q8_0"))
         if self.layout is not None:
             check_choice("layout", self.layout, LAYOUTS)
         check_integer("max_file_mb", self.max_file_mb, 0, 1 << 30)
@@ -80,6 +80,12 @@ def convert_checkpoint(
         name = "dtype" if conversion.dtype is not None else "lora"
         raise UnsupportedError(
             f"{name}: expected float weights, found a folder quantized as {checkpoint.scheme}", param=name
+        )
+    if conversion.dtype is not None and conversion.dtype not in FLOATS:
+        raise InvalidArgumentError(
+            f"dtype: expected one of {', '.join(FLOATS)}, got {conversion.dtype}, which only a GGUF file can have. "
+            "`penstock quantize` writes folders of 8 bit.",
+            param="dtype",
         )
     adapter = Adapter({}) if conversion.lora is None else Adapter.open(conversion.lora)
     adapter.check(checkpoint.tensors)

@@ -17,19 +17,15 @@ from numpy.typing import NDArray
 from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.tensor_file import TensorInfo
-from penstock.config import ConfigReader, show, show_tensors
+from penstock.config import OWN_NAMES, ConfigReader, show, show_tensors
 from penstock.errors import InvalidFileError
 from penstock.quant.mxfp4 import BLOCK_BYTES, BLOCK_LEN, mxfp4_to_bf16
 from penstock.quant.tensor_writer import TensorEntry
 
 __all__ = [
-    "OWN_NAMES", "STACKED_GATES", "MappedCheckpoint", "Source", "Sources", "has_own_names", "has_stacked_experts",
+    "STACKED_GATES", "MappedCheckpoint", "Source", "Sources", "has_own_names", "has_stacked_experts",
     "resolve_sources",
 ]  # fmt: skip
-
-OWN_NAMES: Final = "penstock_names"
-"""The key of config.json that is true in a folder of floats whose tensors have the network's own names and forms."""
-
 
 STACKED_GATES: Final = ".experts.gate_up_proj"
 """How the name ends of a tensor with the gates and up projections of all experts of a layer."""

@@ -16,6 +16,7 @@ __all__ = ["ProgressLine", "format_bytes", "format_seconds", "printable"]
 _LABELS: Final = {
     "answer": "answering",
     "capture": "capturing the network",
+    "checksum": "computing the checksum of the file",
     "convert": "converting tensors",
     "download": "downloading",
     "measure": "measuring",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,9 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 
 __all__ = ["COSTS_348M", "StepCosts", "read_costs", "write_costs"]
 
-_FIELDS: Final = ("model", "machine", "source", "tp", "prefill_token_s", "decode_step_s", "exchange_s")
+_REQUIRED: Final = ("model", "machine", "source", "tp", "prefill_token_s", "decode_step_s", "exchange_s")
+_OPTIONAL: Final = ("prefill_step_s", "prefill_context_s", "decode_context_s")
+_FIELDS: Final = (*_REQUIRED, *_OPTIONAL)
 _MAX_S: Final = 1e6
 _MAX_BATCH: Final = 65_536
 
@@ -28,9 +30,11 @@ class StepCosts:
     """Seconds of the steps of a replica.
 
     ``decode_step_s``: of a decode step by batch; other batches lie on the lines between, and on the last line beyond.
-    ``prefill_token_s``: per token of a prompt.  ``tp``: the ranks that they were measured with.  ``exchange_s``: of the
-    exchanges in a step between tensor parallel ranks; used only for another number of ranks.  ``model``, ``machine``
-    and ``source`` say what was measured.
+    ``decode_context_s``: in a decode step, per token that the requests have before it.  ``prefill_token_s``: per token
+    of a prompt.  ``prefill_step_s``: of a step that has only prompt tokens.  ``prefill_context_s``: per token of a
+    prompt and token before it.  ``tp``: the ranks that they were measured with.  ``exchange_s``: of the exchanges in a
+    step between tensor parallel ranks; used only for another number of ranks.  ``model``, ``machine`` and ``source``
+    say what was measured.
     """
 
     model: str
@@ -40,6 +44,9 @@ class StepCosts:
     decode_step_s: dict[int, float]
     tp: int = 1
     exchange_s: float = 0.0
+    prefill_step_s: float = 0.0
+    prefill_context_s: float = 0.0
+    decode_context_s: float = 0.0
 
     def decode_s(self, batch: int) -> float:
         """Return the seconds of a decode step of ``batch`` requests, at least 1."""
@@ -63,11 +70,20 @@ class StepCosts:
             return self
         share, exchange_s = self.tp / tp, self.exchange_s if tp > 1 else 0.0
         decode = {batch: seconds * share + exchange_s for batch, seconds in self.decode_step_s.items()}
-        source = f"{self.source}; estimated for {tp} ranks"
-        return StepCosts(self.model, self.machine, source, self.prefill_token_s * share, decode, tp, self.exchange_s)
+        shared = {
+            name: getattr(self, name) * share for name in ("prefill_token_s", "prefill_context_s", "decode_context_s")
+        }
+        return replace(
+            self,
+            **shared,
+            source=f"{self.source}; estimated for {tp} ranks",
+            decode_step_s=decode,
+            prefill_step_s=self.prefill_step_s * share + exchange_s,
+            tp=tp,
+        )
 
     def figures(self, max_requests: int) -> Figures:
-        """Return what a router needs: the line from a batch of 1 to ``max_requests``."""
+        """Return what a router needs: the line from a batch of 1 to ``max_requests``, in short contexts."""
         first_s, last_s = self.decode_s(1), self.decode_s(max_requests)
         row_s = max(0.0, last_s - first_s) / max(1, max_requests - 1)
         return Figures(self.prefill_token_s, max(0.0, first_s - row_s), row_s)
@@ -103,7 +119,7 @@ def read_costs(path: Path) -> StepCosts:
     for name in fields:
         if name not in _FIELDS:
             raise InvalidFileError(f"{path}: {show(name)}: expected one of {', '.join(_FIELDS)}", param=str(name))
-    for name in _FIELDS:
+    for name in _REQUIRED:
         if name not in fields:
             raise InvalidFileError(f"{path}: {name}: expected a value, got none", param=name)
     _check(path, fields)
@@ -120,8 +136,9 @@ def _check(path: Path, fields: dict[str, Any]) -> None:
             raise refuse(name, "a string", fields[name])
     if not is_integer(fields["tp"], 1, 64):
         raise refuse("tp", "an integer from 1 to 64", fields["tp"])
-    if not is_number(fields["exchange_s"], 0, _MAX_S):
-        raise refuse("exchange_s", "a number of seconds", fields["exchange_s"])
+    for name in ("exchange_s", *_OPTIONAL):
+        if not is_number(fields.get(name, 0.0), 0, _MAX_S):
+            raise refuse(name, "a number of seconds", fields[name])
     if not _is_time(fields["prefill_token_s"]):
         raise refuse("prefill_token_s", "a number of seconds above 0", fields["prefill_token_s"])
     steps = fields["decode_step_s"]

@@ -5,12 +5,14 @@ Time is in whole nanoseconds, so that many steps at once end exactly when they w
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.cluster.costs import StepCosts
 from penstock.config import check_integer
 from penstock.engine.options import MIXED_TOKENS, RequestOptions
+from penstock.engine.page_journal import PageJournal
 from penstock.engine.pages import PageLedger
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Timings
@@ -47,37 +49,51 @@ class ReplicaLimits:
 
 
 class StepTable:
-    """The nanoseconds of steps by their number of decodes and of prompt tokens."""
+    """The nanoseconds of steps by what they compute.
+
+    ``context_ns``: of each token that a decode reads.
+    """
 
     def __init__(self, costs: StepCosts, limits: ReplicaLimits) -> None:
         self.decode_ns = [0, *(max(1, round(costs.decode_s(n) * NS)) for n in range(1, limits.max_requests + 1))]
-        self.prefill_token_s = costs.prefill_token_s
+        self.context_ns = round(costs.decode_context_s * NS)
+        self._prompt_ns = costs.prefill_step_s * NS
+        self._token_ns = costs.prefill_token_s * NS
+        self._prompt_context_ns = costs.prefill_context_s * NS
 
-    def step_ns(self, num_decodes: int, num_prompt_tokens: int) -> int:
+    def step_ns(self, num_decodes: int, decode_context: int, num_prompt_tokens: int, prompt_context: int) -> int:
         """Return the time of a step: that of its decodes and that of its prompt tokens.
 
-        A step without decodes reads the weights, too: it takes at least as long as one decode.
+        ``decode_context``: the tokens before those of the decodes, in all.  ``prompt_context``: the same of the prompt
+        tokens.  A step without decodes reads the weights, too: it takes at least as long as one decode.
         """
-        prompt_ns = round(num_prompt_tokens * self.prefill_token_s * NS)
-        return self.decode_ns[num_decodes] + prompt_ns if num_decodes else max(self.decode_ns[1], prompt_ns)
+        prompt_ns = num_prompt_tokens * self._token_ns + prompt_context * self._prompt_context_ns
+        if num_decodes:
+            return self.decode_ns[num_decodes] + decode_context * self.context_ns + round(prompt_ns)
+        return max(self.decode_ns[1], round(self._prompt_ns + prompt_ns))
 
 
 @dataclass(eq=False, slots=True)
 class Arrived:
-    """A request that a replica got, and its times in nanoseconds.  ``queued`` tokens wait in the router's books."""
+    """A request that a replica got, and its times in nanoseconds.
+
+    ``queued`` tokens wait in the router's books, and the pages of the ``expected`` keys.
+    """
 
     request: Request
     line: TraceRequest
     place: int
     arrival_ns: int
     queued: int
+    expected: list[bytes]
     first_ns: int = 0
 
 
 class Replica:
     """One replica.  ``end_ns`` is the end of its present steps, None while it is idle.
 
-    ``is_stepwise``: run decode steps one by one, also while the batch does not change.
+    ``journal`` reports its pages to the router, as that of a worker.  ``is_stepwise``: run decode steps one by one,
+    also while the batch does not change.
     """
 
     def __init__(
@@ -90,6 +106,9 @@ class Replica:
             keys=keys,
             max_mixed_tokens=limits.max_mixed_tokens,
         )
+        self.journal = PageJournal(keys)
+        self.journal.watch(self.scheduler.ledger)
+        self.journal.ask()
         self.end_ns: int | None = None
         self.busy_ns = 0
         self.num_prefilled = 0
@@ -98,7 +117,8 @@ class Replica:
         self._incoming: list[Request] = []
         self._open: dict[int, Arrived] = {}
         self._chunks: list[Chunk] = []
-        self._start_ns = self._step_ns = self._repeats = 0
+        # The present steps are ``_repeats``: the first takes ``_step_ns``, each further one ``_growth_ns`` longer.
+        self._start_ns = self._step_ns = self._growth_ns = self._repeats = 0
 
     @property
     def num_open(self) -> int:
@@ -110,7 +130,7 @@ class Replica:
         pool = self.scheduler.ledger.pools[0]
         held = pool.num_pages - pool.num_free
         if self.end_ns is not None and self._repeats > 1:
-            done = (now_ns - self._start_ns) // self._step_ns
+            done = self._num_done(now_ns)
             held += sum(pages_for(chunk.start + done + 1) - pages_for(chunk.start + 1) for chunk in self._chunks)
         return held / pool.num_pages
 
@@ -121,16 +141,27 @@ class Replica:
         if self.end_ns is None:
             self._begin(now_ns)
         elif self._repeats > 1:
-            self._repeats = max(1, -(-(now_ns - self._start_ns) // self._step_ns))
-            self.end_ns = self._start_ns + self._repeats * self._step_ns
+            done = self._num_done(now_ns)
+            self._repeats = max(1, done + (self._start_ns + self._steps_ns(done) < now_ns))
+            self.end_ns = self._start_ns + self._steps_ns(self._repeats)
 
     def stop(self, now_ns: int) -> list[Arrived]:
         """End the replica within its step; return the requests that are lost, in the order of their arrival here."""
         if self.end_ns is not None:
             self.busy_ns += now_ns - self._start_ns
-            self.num_steps += (now_ns - self._start_ns) // self._step_ns
+            self.num_steps += self._num_done(now_ns)
         self.end_ns = None
         return [*self._open.values()]
+
+    def _steps_ns(self, num_steps: int) -> int:
+        """Return the time of the first ``num_steps`` of the present steps."""
+        return num_steps * self._step_ns + num_steps * (num_steps - 1) // 2 * self._growth_ns
+
+    def _num_done(self, now_ns: int) -> int:
+        """Return how many of the present steps have ended."""
+        if not self._growth_ns:
+            return (now_ns - self._start_ns) // self._step_ns
+        return bisect_right(range(1, self._repeats + 1), now_ns - self._start_ns, key=self._steps_ns)
 
     def finish_steps(self) -> tuple[list[Arrived], list[Arrived]]:
         """End the present steps and begin the next ones; return the requests with a first token, and those that ended.
@@ -191,18 +222,21 @@ class Replica:
         chunks = self._chunks = scheduler.schedule()
         if not chunks:
             raise InternalError("replica: requests wait, but none can run")
-        num_decodes = num_prompt = 0
+        num_decodes = decode_context = num_prompt = prompt_context = 0
         for chunk in chunks:
             if chunk.num_tokens == 1:
                 num_decodes += 1
+                decode_context += chunk.start
             else:
                 num_prompt += chunk.num_tokens
+                prompt_context += chunk.num_tokens * (2 * chunk.start + chunk.num_tokens - 1) // 2
             if chunk.start < len(chunk.request.prompt_ids):
                 self.num_prefilled += min(chunk.num_tokens, len(chunk.request.prompt_ids) - chunk.start)
         self._start_ns = now_ns
-        self._step_ns = self._table.step_ns(num_decodes, num_prompt)
+        self._step_ns = self._table.step_ns(num_decodes, decode_context, num_prompt, prompt_context)
+        self._growth_ns = self._table.context_ns * num_decodes
         self._repeats = 1 if num_prompt or self._is_stepwise else self._num_equal_steps(chunks)
-        self.end_ns = now_ns + self._repeats * self._step_ns
+        self.end_ns = now_ns + self._steps_ns(self._repeats)
 
     def _num_equal_steps(self, chunks: list[Chunk]) -> int:
         """Return how many steps, this one included, have the same batch unless a request arrives."""

@@ -6,17 +6,19 @@ The cost of a request on a replica is the time until its answer is complete ther
     + tokens of an answer * (seconds of a decode step + open requests * seconds per row of a step)
     + the wait for a place, if all places of a step are taken
 
-Displaced tokens are as many as are not known, once the replica's cache is full: each page that it computes takes the
-place of another that somebody computes again.  Without them a busy cluster copies its prefixes to replicas that have no
-room for them, until no cache holds what it needs.
+Displaced tokens are those that are not known and for which the replica has no blank pages: each page that it computes
+takes the place of another that somebody computes again.  Without them a busy cluster copies its prefixes to replicas
+that have no room for them, until no cache holds what it needs.
 
 There is no threshold to tune: a replica that knows the prompt's beginning is chosen until its queue costs more than the
 prefill that it saves.  The form is that of the router of NVIDIA Dynamo (its KV router adds prefill work to do and
 decode blocks), in seconds.  Costs that round to the same multiple of ``TIE_S`` are equal: the replica that knows most
 goes first, then that of the session, then the one with the fewest requests so far, then the one that was added first.
 
-What a replica knows is estimated from what it was sent: the newest page keys, at most as many as it has pages.  Keys
-begin with the cache salt of their request, so tenants with different salts match nothing of each other.
+A replica reports the keys of the pages that it gains and drops (``PageJournal``), and how many blank ones it has.  The
+router adds what is on its way: the keys of the prompts that were sent there and are not computed yet.  What a replica
+knows that has not reported is estimated from what it was sent: the newest page keys, at most as many as it has pages.
+Keys begin with the cache salt of their request, so tenants with different salts match nothing of each other.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -32,6 +34,9 @@ from penstock.config import check_choice, check_integer, check_number
 from penstock.errors import InternalError
 from penstock.runtime.program import PAGE_TOKENS
 from penstock.validation import set_fields
+
+if TYPE_CHECKING:
+    from penstock.engine.page_journal import PageReport
 
 __all__ = ["POLICIES", "TIE_S", "Figures", "Route", "Router", "StepTimes"]
 
@@ -108,22 +113,28 @@ class StepTimes:
         variance = self._xx / self._n - mean_open * mean_open
         row_s = (self._xy / self._n - mean_open * mean_s) / variance if variance > 0.5 else mean_s / (mean_open + 15)
         row_s = min(max(row_s, 0.0), mean_s / mean_open)
-        return Figures(prefill_s, mean_s - row_s * mean_open, row_s)
+        return Figures(prefill_s, max(0.0, mean_s - row_s * mean_open), row_s)  # rounding may pass below 0
 
 
 class _Replica:
-    """What the router knows of a replica: its newest page keys, least recently used first, and its requests."""
+    """What the router knows of a replica.
+
+    ``keys``: those of its pages, least recently used first.  ``expected``: how many requests are about to compute the
+    page of a key.  ``has_reported``: ``keys`` are what the replica reported, and not an estimate.
+    """
 
     def __init__(self, max_keys: int) -> None:
         self.max_keys = max_keys
         self.keys: OrderedDict[bytes, None] = OrderedDict()
+        self.expected: dict[bytes, int] = {}
+        self.has_reported = False
 
 
 class Router:
     """Chooses replicas, which have places: small numbers, used again after ``remove``.
 
     ``policy``: "prefix" (least cost), "least-loaded" (fewest open requests) or "round-robin".  The caller reports what
-    becomes of each request: ``begin``, ``prefilled`` and ``end``.  Not thread-safe.
+    becomes of each request, with ``begin``, ``prefilled`` and ``end``, and what replicas report.  Not thread-safe.
     """
 
     def __init__(self, policy: str = "prefix") -> None:
@@ -135,10 +146,11 @@ class Router:
         self._sessions: OrderedDict[str, int] = OrderedDict()
         self._num_added = self._next = 0
         self._every = np.zeros(0, np.int64)
-        # For each place: queued prefill tokens, open requests, places of a step, requests so far, order, speed
+        # For each place: queued prefill tokens, open requests, places of a step, requests so far, order, speed, and the
+        # tokens that the blank pages hold
         self._queued, self._open, self._places, self._sent, self._added = (np.zeros(0) for _ in range(5))
         self._prefill_s, self._step_s, self._row_s, self._token_s = (np.zeros(0) for _ in range(4))
-        self._is_full = np.zeros(0)
+        self._blank = np.zeros(0)
 
     def add(self, figures: Figures, max_requests: int, max_keys: int = MAX_KEYS) -> int:
         """Add a replica and return its place.
@@ -160,12 +172,13 @@ class Router:
                 "_step_s",
                 "_row_s",
                 "_token_s",
-                "_is_full",
+                "_blank",
             ):
                 setattr(self, name, np.append(getattr(self, name), 0.0))
         self._replicas[place] = replica
         self._every = self._all()
-        self._queued[place] = self._open[place] = self._sent[place] = self._is_full[place] = 0
+        self._queued[place] = self._open[place] = self._sent[place] = 0
+        self._blank[place] = np.inf
         self._added[place] = self._num_added
         self._num_added += 1
         self._places[place] = max_requests or np.inf
@@ -174,20 +187,39 @@ class Router:
 
     def remove(self, place: int) -> None:
         """Forget a replica, its keys and its sessions."""
-        for key in self._replica(place).keys:
+        replica = self._replica(place)
+        for key in replica.keys | replica.expected:
             self._drop(key, place)
         self._replicas[place] = None
         self._every = self._all()
         for session in [name for name, at in self._sessions.items() if at == place]:
             del self._sessions[session]
 
-    def forget(self, place: int) -> None:
-        """Forget what a replica has computed: it began again with an empty cache."""
-        replica = self._replica(place)
-        for key in replica.keys:
-            self._drop(key, place)
-        replica.keys.clear()
-        self._is_full[place] = 0
+    def report(self, place: int, report: PageReport) -> None:
+        """Note what a replica reports of its pages, in place of what was known or estimated.
+
+        The limit ``max_keys`` holds here, too: the keys that were not in use for longest are forgotten.
+        """
+        replica, bit = self._replica(place), 1 << place
+        own, expected, holders = replica.keys, replica.expected, self._holders
+        if report.is_full:
+            for key in own:
+                if key not in expected:
+                    self._drop(key, place)
+            own.clear()
+            replica.has_reported = True
+        for key in report.dropped:
+            if key in own:
+                del own[key]
+                if key not in expected:
+                    self._drop(key, place)
+        for key in report.gained:
+            if key not in own:
+                own[key] = None
+                if key not in expected:
+                    holders[key] = holders.get(key, 0) | bit
+        self._bound(place, replica)
+        self._blank[place] = report.num_blank * PAGE_TOKENS
 
     def measure(self, place: int, figures: Figures) -> None:
         """Set the speed of a replica."""
@@ -234,7 +266,7 @@ class Router:
     def _costs(self, num_tokens: int, known: np.ndarray) -> np.ndarray:
         """Return the cost in seconds of a prompt on the replica of each place, which knows ``known`` pages of it."""
         missing = num_tokens - np.minimum(known * PAGE_TOKENS, num_tokens - 1)
-        prefill = self._queued + missing * (1 + self._is_full)
+        prefill = self._queued + missing + np.maximum(missing - self._blank, 0)
         cost: np.ndarray = prefill * self._prefill_s + self.answer_tokens * self._token_s
         return cost
 
@@ -268,11 +300,14 @@ class Router:
         return np.unpackbits(data, count=count, bitorder="little").astype(bool)
 
     def _num_known(self, place: int, keys: Sequence[bytes]) -> int:
-        own = self._replica(place).keys
-        return next((index for index, key in enumerate(keys) if key not in own), len(keys))
+        holders, bit = self._holders, 1 << place
+        return next((index for index, key in enumerate(keys) if not holders.get(key, 0) & bit), len(keys))
 
-    def begin(self, place: int, num_queued: int, keys: Sequence[bytes], session: str = "") -> None:
-        """Note that a replica was sent a request with ``num_queued`` tokens to compute and these page keys."""
+    def begin(self, place: int, num_queued: int, keys: Sequence[bytes], session: str = "") -> list[bytes]:
+        """Note that a replica was sent a request with ``num_queued`` tokens to compute and these page keys.
+
+        Returns the keys that it is expected to compute, for ``prefilled``.
+        """
         self._queued[place] += num_queued
         self._set_open(place, float(self._open[place]) + 1)
         self._sent[place] += 1
@@ -282,20 +317,39 @@ class Router:
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
         replica, bit = self._replica(place), 1 << place
-        own, holders = replica.keys, self._holders
+        own, expected, holders = replica.keys, replica.expected, self._holders
+        missing: list[bytes] = []
         for key in reversed(keys):  # the first pages stay longest, as in the replica
             if key in own:
                 own.move_to_end(key)
-            else:
-                own[key] = None
+                continue
+            missing.append(key)
+            count = expected.get(key, 0)
+            expected[key] = count + 1
+            if not count:
                 holders[key] = holders.get(key, 0) | bit
-        self._is_full[place] = len(own) >= replica.max_keys
-        while len(own) > replica.max_keys:
-            self._drop(own.popitem(last=False)[0], place)
+            if not replica.has_reported:
+                own[key] = None
+        if not replica.has_reported:
+            self._blank[place] = 0 if len(own) >= replica.max_keys else np.inf
+            self._bound(place, replica)
+        return missing
 
-    def prefilled(self, place: int, num_queued: int) -> None:
-        """Note that ``num_queued`` tokens that ``begin`` counted are computed, or need not be."""
+    def prefilled(self, place: int, num_queued: int, expected: Sequence[bytes] = ()) -> None:
+        """Note that ``num_queued`` tokens that ``begin`` counted are computed, or need not be.
+
+        ``expected``: the keys that ``begin`` returned.  From now on only what the replica reports of them counts.
+        """
         self._queued[place] = max(0.0, self._queued[place] - num_queued)
+        replica = self._replica(place)
+        for key in expected:
+            count = replica.expected.get(key, 0)
+            if count > 1:
+                replica.expected[key] = count - 1
+            elif count:
+                del replica.expected[key]
+                if key not in replica.keys:
+                    self._drop(key, place)
 
     def end(self, place: int, num_tokens: int = 0) -> None:
         """Note the end of a request; ``num_tokens`` of its answer, 0 if it was not complete."""
@@ -326,6 +380,13 @@ class Router:
         if replica is None:
             raise InternalError(f"routing: expected the place of a replica, got {place}")
         return replica
+
+    def _bound(self, place: int, replica: _Replica) -> None:
+        """Forget the least recently used keys beyond the limit."""
+        while len(replica.keys) > replica.max_keys:
+            key, _ = replica.keys.popitem(last=False)
+            if key not in replica.expected:
+                self._drop(key, place)
 
     def _drop(self, key: bytes, place: int) -> None:
         left = self._holders[key] & ~(1 << place)

@@ -179,6 +179,7 @@ class _Cluster:
         place = self._router.add(self._figures, limits.max_requests, limits.num_pages)
         replica = Replica(limits, self._table, self._keys, is_stepwise=self._settings.is_stepwise)
         self._replicas[place : place + 1] = [replica]
+        self._report_pages(place, replica)
         self._num_up += 1
         self._faults.started(place, now_ns)
         if self._scaling is not None:
@@ -261,14 +262,22 @@ class _Cluster:
             if replica.end_ns != end_ns:
                 continue  # an arrival has ended these steps earlier, or the replica failed
             first, ended = replica.finish_steps()
+            if first or ended:  # moments that do not depend on how many steps are one event
+                self._report_pages(place, replica)
             for arrived in first:
-                self._router.prefilled(place, arrived.queued)
+                self._router.prefilled(place, arrived.queued, arrived.expected)
             for arrived in ended:
                 self._note_end(arrived, end_ns)
             if replica.end_ns is not None:
                 heapq.heappush(ends, (replica.end_ns, place))
             elif ended:
                 self._end_if_idle(place, end_ns)
+
+    def _report_pages(self, place: int, replica: Replica) -> None:
+        """Report what a replica gained and dropped.  A worker does so after each step."""
+        report = replica.journal.take()
+        if report is not None:
+            self._router.report(place, report)
 
     def _arrive(self, request: TraceRequest, now_ns: int) -> None:
         num_tokens = request.prompt_tokens + request.output_tokens
@@ -294,12 +303,12 @@ class _Cluster:
         allowed = [*scaling.active] if scaling is not None and scaling.leaving else None
         route = self._router.route(prompt_len, keys, places=allowed)
         place, queued = route.place, max(0, prompt_len - route.num_known * PAGE_TOKENS)
-        self._router.begin(place, queued, keys)
+        expected = self._router.begin(place, queued, keys)
         self._num_sent += 1
         engine_request = new_request(self._num_sent, prompt_len, request.output_tokens, keys, request.time)
         replica = self._replicas[place]
         before = replica.end_ns
-        replica.submit(Arrived(engine_request, request, place, arrival_ns, queued), now_ns)
+        replica.submit(Arrived(engine_request, request, place, arrival_ns, queued, expected), now_ns)
         if replica.end_ns is not None and replica.end_ns != before:
             heapq.heappush(self._ends, (replica.end_ns, place))
 

@@ -24,7 +24,8 @@ from penstock.engine.deadlines import Deadlines
 from penstock.engine.fair_queue import heaviest
 from penstock.engine.interrupt import end_stuck_step, interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
-from penstock.engine.pages import PageKeys, PageLedger
+from penstock.engine.page_journal import PageJournal
+from penstock.engine.pages import PageLedger
 from penstock.engine.params import ResolvedSampling, check_num_top
 from penstock.engine.pooling import Pooling, check_heads
 from penstock.engine.prompts import check_token_ids
@@ -58,8 +59,8 @@ class Engine:
 
     ``observer``, if set, is called after each step, and after an abort between steps, with the requests that got a
     token or ended.  It runs in the thread that made the step, while no other thread can step.  It must return soon and
-    not raise.  ``pooling_head`` is that of the model's files.  Without ``has_language_head`` only prompts with a
-    pooling are accepted.
+    not raise.  ``journal`` reports which pages can be shared.  ``pooling_head`` is that of the model's files.  Without
+    ``has_language_head`` only prompts with a pooling are accepted.
     """
 
     def __init__(self, program: Program, options: EngineOptions | None = None) -> None:
@@ -69,6 +70,7 @@ class Engine:
         self.max_len = min(info.context_len, limits.context_len or info.context_len, limits.num_pages * PAGE_TOKENS)
         if info.bidirectional:  # its prompts run in one step
             self.max_len = min(self.max_len, limits.max_tokens, self.options.max_chunk or limits.max_tokens)
+        self.journal = PageJournal()
         self.scheduler = self._new_scheduler()
         # Of each step in flight
         stages, max_pages = range(info.num_stages), pages_for(self.max_len)
@@ -104,12 +106,14 @@ class Engine:
             limits.max_tokens,
             limits.max_requests,
             0 if info.bidirectional else max_chunk,
-            PageKeys() if options.prefix_cache else None,
+            self.journal.keys if options.prefix_cache else None,
             max_rows=limits.max_rows,
             max_mixed_tokens=options.max_mixed_tokens,
             priority_s=options.priority_s,
         )
         scheduler.whole_prompts, scheduler.num_stages = info.bidirectional, num_stages
+        if options.prefix_cache:
+            self.journal.watch(scheduler.ledger)
         return scheduler
 
     def submit(

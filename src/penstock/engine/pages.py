@@ -17,11 +17,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Protocol
 
 from penstock.errors import InternalError
 from penstock.runtime.program import PAGE_TOKENS, PARTITION_PAGES, pages_for
 
-__all__ = ["FREED", "PageKeys", "PageLedger", "PagePool", "PageTables"]
+__all__ = ["FREED", "NameObserver", "PageKeys", "PageLedger", "PagePool", "PageTables"]
 
 FREED = -1
 """The entry of a page table whose page was freed."""
@@ -30,10 +31,20 @@ _ANCHOR_PAGES = 16
 """In a group in which the last page is enough to go on, every so many pages one is kept longer than the others."""
 
 
+class NameObserver(Protocol):
+    """Is told of the names of a pool's pages, after each change."""
+
+    def note(self, key: bytes) -> None:
+        """Note that a page got a name, or lost it."""
+
+    def restart(self) -> None:
+        """Note that all names may have changed."""
+
+
 class PagePool:
     """The pages of one group, counted by reference: a page that several requests share is free when none holds it.
 
-    ``num_ranks``: the ranks that the pages are dealt out to.
+    ``num_ranks``: the ranks that the pages are dealt out to.  ``journal`` notes each name that is given or removed.
     """
 
     def __init__(self, num_pages: int, num_ranks: int = 1) -> None:
@@ -44,6 +55,7 @@ class PagePool:
         self._references = [0] * num_pages
         self._key_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
+        self.journal: NameObserver | None = None
 
     @property
     def num_free(self) -> int:
@@ -54,6 +66,19 @@ class PagePool:
     def num_named(self) -> int:
         """The number of pages whose content may be shared."""
         return len(self._page_of)
+
+    @property
+    def num_blank(self) -> int:
+        """The number of free pages without a name."""
+        return sum(map(len, self._free))
+
+    def names(self) -> list[bytes]:
+        """Return the names of all pages that have one, the oldest first.  Any thread may call this."""
+        return list(self._page_of)
+
+    def has_name(self, key: bytes) -> bool:
+        """Return True if a page has this name."""
+        return key in self._page_of
 
     def rank_of(self, index: int, rotation: int) -> int:
         """Return the rank of the page at an index of a table; ``rotation`` is that of its first partition."""
@@ -81,7 +106,10 @@ class PagePool:
             page = self._free[rank].pop()
         elif self._idle[rank]:
             page, _ = self._idle[rank].popitem(last=False)
-            del self._page_of[self._key_of.pop(page)]
+            key = self._key_of.pop(page)
+            del self._page_of[key]
+            if self.journal is not None:
+                self.journal.note(key)
         else:
             raise InternalError("page pool: take() was called with no free page")
         self._references[page] = 1
@@ -114,6 +142,8 @@ class PagePool:
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key
+            if self.journal is not None:
+                self.journal.note(key)
 
     def unname(self, page: int) -> None:
         """Remove a page's name, so that it is not shared again.  Requests that hold the page keep it."""
@@ -121,6 +151,8 @@ class PagePool:
         if key is None:
             return
         del self._page_of[key]
+        if self.journal is not None:
+            self.journal.note(key)
         rank = page % self.num_ranks
         if page in self._idle[rank]:
             del self._idle[rank][page]
@@ -163,6 +195,8 @@ class PagePool:
             idle.clear()
         self._key_of.clear()
         self._page_of.clear()
+        if self.journal is not None:
+            self.journal.restart()
 
     def check_integrity(self, held: Sequence[int]) -> None:
         """Raise InternalError unless exactly the pages in ``held`` (repeated if shared) are held."""
@@ -365,14 +399,18 @@ class PageKeys:
     """Creates the keys of pages: names for the content of a page and of everything before it.
 
     A page's keys and values follow from all tokens up to its end, so its key is a hash of its own tokens chained to the
-    key of the page before.  The hash is 128 bits of BLAKE2 with a secret of this process: a client cannot construct a
+    key of the page before.  The hash is 128 bits of BLAKE2 with a secret of the service: a client cannot construct a
     collision, and one by chance is expected after about 10^18 pages.  A request's salt is the first link of the chain.
     Requests with different salts share nothing, so that one tenant cannot learn by timing what another tenant sent.
-    ``secret``: for tests, which must draw the same keys again.
+    ``secret``: that of other keys that are compared with these; a random one by default.
     """
 
     def __init__(self, secret: bytes = b"") -> None:
         self._secret = secret or os.urandom(_KEY_BYTES)
+
+    def use_secret(self, secret: bytes) -> None:
+        """Make the keys that follow with another secret of at most 64 bytes.  No page may have a key."""
+        self._secret = secret
 
     def extend(self, keys: list[bytes], salt: str, tokens: Sequence[int]) -> None:
         """Append the keys of further pages to ``keys``.

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.sources import OWN_NAMES
-from penstock.config import show, show_tensors
+from penstock.config import OWN_NAMES, show, show_tensors
 from penstock.core import native
 from penstock.core.layouts import BLOCKS, FLOAT_DTYPES, TILE_ROWS
 from penstock.core.tokenizer import TOKENIZER_SEGMENT

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.float_types import convert_floats, to_float32
 from penstock.checkpoint.side_files import SIDE_FILES
-from penstock.checkpoint.sources import OWN_NAMES
-from penstock.config import ConfigReader
+from penstock.config import OWN_NAMES, ConfigReader
 from penstock.core.metadata import read_metadata
 from penstock.core.native import Context, Model, QuantizedRows
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.sources import OWN_NAMES
-from penstock.config import ConfigReader, show
+from penstock.config import OWN_NAMES, ConfigReader, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.meta import construct_on_meta
 from penstock.models.sources import as_network

@@ -17,13 +17,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock import env
-from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.side_files import read_small_file
 from penstock.config import parse_object
 from penstock.errors import (
@@ -36,15 +36,19 @@ from penstock.models.network_script import refuse_nested_export
 from penstock.ops.table import OPS
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.build import PARTIAL_SUFFIX, Progress, ProgressCallback, build_in_child, tell_rounding
+from penstock.runtime.file_records import FileRecords
 from penstock.runtime.verify import forget_verified, open_verified, remember_verified
-from penstock.sharding.folder import ShardedFolder
 from penstock.validation import refusal
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.folder import Checkpoint
 
 __all__ = ["Cache", "CacheEntry", "bundle_key"]
 
 CACHE_VERSION: Final = 2
 """Raise this when the content of a bundle changes (format, passes, packing) without a change of another version."""
 _MAX_RECORD_BYTES: Final = 1 << 20
+_RECORDS: Final = "files"
 _POLL_SECONDS: Final = 0.05
 _FRESH_SECONDS: Final = 60.0
 """A bundle that was found this recently may not be open yet, so it is never removed to make room."""
@@ -89,21 +93,27 @@ def _script_digest(network: str | None) -> str:
     return f"{Path(file).resolve()}:{name}:{hashlib.sha256(data).hexdigest()}"
 
 
-def bundle_key(checkpoint: Checkpoint, scheme: str, network: str | None = None) -> str:
-    """Return the cache key of this folder, scheme and network script: 64 hexadecimal digits.
+def _versions() -> list[Any]:
+    return [CACHE_VERSION, _package_version(), [[op.name, op.version] for op in OPS]]
 
-    It covers the versions of format, package, ops and scheme, the folder's path, and the name, size, times and inode of
-    each file.
+
+def bundle_key(
+    checkpoint: Checkpoint,
+    scheme: str,
+    network: str | None = None,
+    digest: Callable[[Path], str] | None = None,
+) -> str:
+    """Return the cache key of this checkpoint, scheme and network script: 64 hexadecimal digits.
+
+    It covers the versions of format, package, ops and scheme, and of a folder its path, and the name, size, times and
+    inode of each file.  Of GGUF files it covers the content, of which ``digest`` returns the SHA-256.
     """
-    parts: list[Any] = [
-        CACHE_VERSION,
-        _package_version(),
-        [[op.name, op.version] for op in OPS],
-        [scheme, SCHEMES[scheme].version],
-        _script_digest(network),
-        str(checkpoint.folder.resolve()),
-        [astuple(stamp) for stamp in checkpoint.files],
-    ]
+    if is_gguf(checkpoint.folder):
+        digest = digest or FileRecords(env.cache_dir() / _RECORDS).digest
+        source: list[Any] = ["gguf", [digest(file.path) for file in checkpoint.weight_files]]
+    else:
+        source = [str(checkpoint.folder.resolve()), [astuple(stamp) for stamp in checkpoint.files]]
+    parts = [*_versions(), [scheme, SCHEMES[scheme].version], _script_digest(network), *source]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -118,6 +128,35 @@ def _find_damage(path: Path, verify: str) -> str:
     return ""
 
 
+def _request(path: Path, scheme: str | None, network: str | None) -> list[Any] | None:
+    """Return what the key of a GGUF file depends on beside the file; None for a folder.
+
+    A file whose key is known need not be opened: to read its tokens takes a while.
+    """
+    if not is_gguf(path) or not (scheme is None or isinstance(scheme, str)):
+        return None
+    schemes = [[own.name, own.version] for own in SCHEMES.values()]
+    return [*_versions(), schemes, str(path.absolute()), scheme, _script_digest(network)]
+
+
+def _open(folder: Path | str, rank: int | None) -> Checkpoint:
+    """Open a checkpoint, or a rank's part of a sharded folder, which the build verifies."""
+    from penstock.checkpoint.folder import Checkpoint  # imported here: a known GGUF file is not opened
+    from penstock.sharding.folder import ShardedFolder
+
+    return Checkpoint.open(folder) if rank is None else ShardedFolder.open(Path(folder)).rank(rank, verify=False)
+
+
+def _digest_of(files: FileRecords, progress: ProgressCallback | None) -> Callable[[Path], str]:
+    """Return the function that returns the digest of a file's content, and reports its progress."""
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress("checksum", done, total))
+
+    return lambda path: files.digest(path, report)
+
+
 class Cache:
     """The bundle cache in ``folder`` (default ``PENSTOCK_CACHE_DIR``), of at most ``max_bytes`` (default
     ``PENSTOCK_CACHE_BYTES``)."""
@@ -125,6 +164,7 @@ class Cache:
     def __init__(self, folder: Path | str | None = None, max_bytes: int | None = None) -> None:
         self.folder = Path(folder) if folder is not None else env.cache_dir()
         self.max_bytes = max_bytes if max_bytes is not None else env.cache_max_bytes()
+        self._files = FileRecords(self.folder / _RECORDS)
 
     def find_or_build(
         self,
@@ -142,12 +182,17 @@ class Cache:
         time build it once.  Raises what ``Checkpoint.open`` and ``build_in_child`` raise.
         """
         refuse_nested_export()  # checked here too: a nested export would wait for the lock that its parent holds
-        if rank is None:
-            checkpoint = Checkpoint.open(folder)
-        else:
-            checkpoint = ShardedFolder.open(Path(folder)).rank(rank, verify=False)  # the build verifies it
+        request = _request(Path(folder), scheme, network)
+        known = None if request is None else self._files.find_key(request)
+        if known is not None:
+            cached = self._find(known, verify)
+            if cached is not None:
+                return cached
+        checkpoint = _open(folder, rank)
         chosen = checkpoint.choose_scheme(scheme)
-        key = bundle_key(checkpoint, chosen, network)
+        key = bundle_key(checkpoint, chosen, network, _digest_of(self._files, progress))
+        if request is not None:
+            self._files.remember_key(request, (file.path for file in checkpoint.weight_files), key)
         cached = self._find(key, verify)
         if cached is not None:
             return cached
@@ -180,9 +225,9 @@ class Cache:
 
     def find_any(self, folder: Path | str, network: str | None = None) -> Path | None:
         """Return the cached bundle of a checkpoint folder in any scheme, unverified; None if there is none."""
-        checkpoint = Checkpoint.open(folder)
+        checkpoint = _open(folder, None)
         for scheme in SCHEMES:
-            entry = self._entry(bundle_key(checkpoint, scheme, network))
+            entry = self._entry(bundle_key(checkpoint, scheme, network, self._files.digest))
             if entry is not None:
                 return entry.path
         return None
@@ -200,6 +245,7 @@ class Cache:
         """Remove every bundle that is not being built; return the number of removed bundles and their bytes."""
         count = total = 0
         forget_verified()
+        self._files.clear()
         self._remove_stale()
         for path in sorted(self.folder.glob("*.psm")):
             size = path.stat().st_size if path.exists() else 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.checkpoint.convert import Conversion, ConvertReport, convert_checkpoint
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.pickled import PICKLED, open_pickled
 from penstock.checkpoint.side_files import read_small_file
-from penstock.errors import FileAccessError
+from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.graph.unpack_bundle import unpack_bundle
 from penstock.quant.folder import private_folder
 from penstock.runtime.build import build_in_child
@@ -26,8 +28,8 @@ def convert(
     """Write ``out`` from ``source``.
 
     ``source``: a checkpoint folder with safetensors or pickled weights, a sharded folder, or a whole bundle.  ``out``:
-    a new folder, or a bundle if its name ends in ".psm".  Raises what the steps raise; errors name the field, the
-    tensor or the file.
+    a new folder, a bundle if its name ends in ".psm", or a GGUF file if it ends in ".gguf".  Raises what the steps
+    raise; errors name the field, the tensor or the file.
     """
     if not source.exists():
         raise FileAccessError(f"{source}: no such file or folder", param="source")
@@ -38,11 +40,39 @@ def convert(
         with _opened(source, temporary) as checkpoint:
             folder = checkpoint.folder
             sides = {name: read_small_file(folder / name) for name in KEPT_FILES if (folder / name).exists()}
+            if out.suffix == ".gguf":
+                return _write_gguf(checkpoint, out, conversion, temporary, progress)
             target = temporary / "folder" if out.suffix == ".psm" else out
             report = convert_checkpoint(checkpoint, target, conversion, sides, progress)
         if target != out:
             build_in_child(target, out)
         return report
+
+
+def _write_gguf(
+    checkpoint: Checkpoint,
+    out: Path,
+    conversion: Conversion,
+    temporary: Path,
+    progress: Callable[[int, int], None] | None,
+) -> ConvertReport:
+    """Write a GGUF file, which appears complete or not at all."""
+    for name, value in (("layout", conversion.layout), ("max_file_mb", conversion.max_file_mb)):
+        if value:
+            raise InvalidArgumentError(f"{name}: expected none for a GGUF file, got {value}", param=name)
+    from penstock.models.gguf_out import write_gguf  # imports PyTorch
+
+    folder, num_changed = checkpoint.folder, 0
+    if conversion.lora is not None:
+        folder = temporary / "folder"
+        sides = {name: read_small_file(checkpoint.folder / name) for name in KEPT_FILES
+                 if (checkpoint.folder / name).exists()}  # fmt: skip
+        num_changed = convert_checkpoint(checkpoint, folder, replace(conversion, dtype=None), sides).num_changed
+    written = temporary / "model.gguf"
+    num_tensors = write_gguf(folder, written, conversion.dtype or checkpoint.dtype, progress or (lambda *_: None))
+    num_bytes = written.stat().st_size
+    os.replace(written, out)
+    return ConvertReport(num_tensors, num_bytes, 1, num_changed)
 
 
 @contextlib.contextmanager

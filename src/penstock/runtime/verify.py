@@ -19,7 +19,7 @@ from penstock.config import check_choice
 from penstock.core import native
 from penstock.core.metadata import stamp_of
 
-__all__ = ["VERIFY_MODES", "check_verify", "forget_verified", "open_verified", "remember_verified"]
+__all__ = ["VERIFY_MODES", "check_verify", "forget_verified", "is_settled", "open_verified", "remember_verified"]
 
 VERIFY_MODES: Final = ("once", "always", "never")
 _FOLDER: Final = "verified"
@@ -53,7 +53,7 @@ def open_verified(path: str | os.PathLike[str], verify: str = "once") -> tuple[n
     start = time.perf_counter()
     model = native.Model.open(path, verify=True)
     seconds = time.perf_counter() - start
-    if before is not None and model.stamp == stamp_of(before) and _is_settled(before):
+    if before is not None and model.stamp == stamp_of(before) and is_settled(before):
         _remember(path, before)
     return model, seconds
 
@@ -79,7 +79,8 @@ def _stat(path: str | os.PathLike[str]) -> os.stat_result | None:
         return None
 
 
-def _is_settled(status: os.stat_result) -> bool:
+def is_settled(status: os.stat_result) -> bool:
+    """Return True for a file whose last change is so long ago that a further one would change its times."""
     return time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.gguf.architectures import TOP_NAMES, Architecture, find_architecture
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.weights import Source
-from penstock.config import show
+from penstock.config import OWN_NAMES, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["ROPE_FACTORS", "config_values", "tensor_sources"]
@@ -24,76 +25,24 @@ _FACTOR_TOLERANCE: Final = 1e-5
 _LLAMA3_CONTEXT: Final = 8192
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
 
-_TOP_NAMES: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES: Final = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+)\.(weight|bias)")
-
-
-@dataclass(frozen=True)
-class _Architecture:
-    """A value of general.architecture.
-
-    ``has_pairs``: the file has the rows of q and k in adjacent pairs.  ``names``: names of a layer's tensors that
-    differ from Llama's.  ``factors``: keys of numbers that the architecture must have, with their names in config.json.
-    ``has_window``: the file may have a sliding window.
-    """
-
-    model_type: str
-    has_pairs: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-    factors: Mapping[str, str] = field(default_factory=dict)
-    has_window: bool = False
-
-
-_ARCHITECTURES: Final = {
-    "llama": _Architecture("llama", has_pairs=True),
-    "qwen2": _Architecture("qwen2"),
-    "qwen3": _Architecture("qwen3"),
-    "phi3": _Architecture(
-        "phi3", names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, has_window=True
-    ),
-    "granite": _Architecture(
-        "granite",
-        has_pairs=True,
-        factors={
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "logit_scale": "logits_scaling",
-            "residual_scale": "residual_multiplier",
-        },
-    ),
-}
+_BARE_PARTS: Final = ("attn_sinks",)
+"""Tensors whose names in a checkpoint do not end in ".weight"."""
+_ROW_PARTS: Final = ("ffn_gate_inp_shexp",)
+"""Matrices of one row, which a file has as vectors."""
+_LARGE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
+"""The number of layers of the 27B models: only their scores are divided by the root of hidden_size / heads."""
 _WINDOW: Final = "attention.sliding_window"
+_TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+(?:\.[a-z_]+)?)\.(weight|bias)")
+
 _KNOWN_KEYS: Final = frozenset((
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
     "attention.value_length", "block_count", "context_length", "embedding_length", "expert_count",
     "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base", "rope.scale_linear",
     "rope.scaling.attn_factor", "rope.scaling.factor", "rope.scaling.finetuned",
-    "rope.scaling.original_context_length", "rope.scaling.type", "vocab_size",
+    "rope.scaling.original_context_length", "rope.scaling.type", "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_ext_factor", "vocab_size",
 ))  # fmt: skip
 """Keys of an architecture that are read.  Others may change the computation, so they are refused."""
-
-
-def _architecture(metadata: Metadata) -> tuple[str, _Architecture]:
-    name = metadata.text("general.architecture")
-    if name not in _ARCHITECTURES:
-        raise UnsupportedError(
-            f"{metadata.file}: general.architecture: expected one of {', '.join(_ARCHITECTURES)}, found {show(name)}",
-            param="general.architecture",
-        )
-    return name, _ARCHITECTURES[name]
 
 
 def config_values(
@@ -103,17 +52,8 @@ def config_values(
 
     Raises UnsupportedError for an architecture or a key that Penstock does not know, InvalidFileError for a value.
     """
-    name, architecture = _architecture(metadata)
-    known = _KNOWN_KEYS.union(architecture.factors, (_WINDOW,) if architecture.has_window else ())
-    for key in metadata.values:
-        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
-            raise UnsupportedError(f"{metadata.file}: {ascii(key)[1:-1]} is not supported", param=key)
-    if metadata.integer(f"{name}.expert_count", 0):
-        raise UnsupportedError(
-            f"{metadata.file}: {name}.expert_count: expected 0 for architecture {name}, found "
-            f"{metadata.integer(f'{name}.expert_count')}",
-            param=f"{name}.expert_count",
-        )
+    name, architecture = find_architecture(metadata)
+    _check_keys(metadata, name, architecture)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise InvalidFileError(f"{metadata.file}: expected a matrix token_embd.weight, found none")
@@ -130,20 +70,113 @@ def config_values(
         "intermediate_size": metadata.integer(f"{name}.feed_forward_length", min=1),
         "num_hidden_layers": metadata.integer(f"{name}.block_count", min=1),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": metadata.integer(f"{name}.attention.head_count_kv", num_heads, min=1),
+        "num_key_value_heads": max(_kv_heads(metadata, name)),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{name}.context_length", min=1),
         "rms_norm_eps": metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number(f"{name}.rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
+        **architecture.constants,
     }
-    if architecture.model_type != "qwen2":
+    if architecture.model_type not in ("qwen2", "qwen2_moe"):
         values["attention_bias"] = "blk.0.attn_q.bias" in tensors
     values |= {own: metadata.number(f"{name}.{key}") for key, own in architecture.factors.items()}
-    if window := metadata.integer(f"{name}.{_WINDOW}", 0):
-        values["sliding_window"] = window
+    if architecture.num_experts:
+        values |= _expert_values(metadata, name, architecture, tensors)
+    if architecture.is_own_form:
+        values[OWN_NAMES] = True
+    values |= _family_values(metadata, name, values)
     scaling = _rope_scaling(metadata, name, values, rope_factors)
     return values if scaling is None else {**values, "rope_scaling": scaling}
+
+
+def _check_keys(metadata: Metadata, name: str, architecture: Architecture) -> None:
+    """Refuse a key of the architecture that is not read, and experts where it has none."""
+    known = _KNOWN_KEYS.union(architecture.factors, architecture.keys)
+    for key in metadata.values:
+        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
+            raise UnsupportedError(f"{metadata.file}: {ascii(key)[1:-1]} is not supported", param=key)
+    count = metadata.integer(f"{name}.expert_count", 0)
+    if count and not architecture.num_experts:
+        raise UnsupportedError(
+            f"{metadata.file}: {name}.expert_count: expected 0 for architecture {name}, found {count}",
+            param=f"{name}.expert_count",
+        )
+
+
+def _kv_heads(metadata: Metadata, name: str) -> list[int]:
+    """Return the number of heads of keys and values: one for all layers, or of each layer, 0 without attention."""
+    key = f"{name}.attention.head_count_kv"
+    if not isinstance(metadata.values.get(key), np.ndarray):
+        return [metadata.integer(key, metadata.integer(f"{name}.attention.head_count", min=1), min=1)]
+    counts = metadata.integers(key, metadata.integer(f"{name}.block_count", min=1)) or []
+    if max(counts) < 1 or any(count not in (0, max(counts)) for count in counts):
+        raise metadata.error(key, "the same number of heads in all layers that have attention")
+    if 0 in counts and name != "lfm2":
+        raise metadata.error(key, "a number of heads in every layer")
+    return counts
+
+
+def _expert_values(
+    metadata: Metadata, name: str, architecture: Architecture, tensors: Mapping[str, StoredTensor]
+) -> dict[str, Any]:
+    """Return the numbers and the widths of experts; the widths are those of the tensors."""
+    widths = {}
+    for part in ("ffn_gate_exps", "ffn_gate_shexp"):
+        tensor = tensors.get(f"blk.0.{part}.weight")
+        if tensor is not None and len(tensor.shape) >= 2:
+            widths[part] = tensor.shape[-2]
+    if "ffn_gate_exps" not in widths:
+        raise UnsupportedError(
+            f"{metadata.file}: expected the experts of a layer in one tensor blk.0.ffn_gate_exps.weight, found none"
+        )
+    values: dict[str, Any] = {
+        architecture.num_experts: metadata.integer(f"{name}.expert_count", min=1),
+        "num_experts_per_tok": metadata.integer(f"{name}.expert_used_count", min=1),
+        architecture.expert_size: widths["ffn_gate_exps"],
+    }
+    if "ffn_gate_shexp" in widths:
+        values["shared_expert_intermediate_size"] = widths["ffn_gate_shexp"]
+    return values
+
+
+def _family_values(metadata: Metadata, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that only some architectures have."""
+    result: dict[str, Any] = {}
+    if window := metadata.integer(f"{name}.{_WINDOW}", 0):
+        result["sliding_window"] = window
+    if name in _LARGE_GEMMAS:
+        if not window:
+            raise metadata.error(f"{name}.{_WINDOW}", "a window in tokens")
+        is_large = values["num_hidden_layers"] == _LARGE_GEMMAS[name]
+        per_head = values["hidden_size"] / values["num_attention_heads"]
+        result["query_pre_attn_scalar"] = per_head if is_large else values["head_dim"]
+        for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if f"{name}.{cap}" in metadata.values:
+                result[cap] = metadata.number(f"{name}.{cap}") or None
+    if name == "gemma3":
+        result["rope_local_base_freq"] = metadata.number(f"{name}.rope.freq_base_swa", 10000.0)
+        result |= _window_pattern(metadata, f"{name}.attention.sliding_window_pattern", values["num_hidden_layers"])
+    if name == "gpt-oss" and not window:
+        result["sliding_window"] = None
+    if name == "lfm2":
+        kinds = ["full_attention" if count else "conv" for count in _kv_heads(metadata, name)]
+        result["layer_types"] = kinds if len(kinds) > 1 else kinds * values["num_hidden_layers"]
+        result["norm_eps"] = values["rms_norm_eps"]
+        result["conv_L_cache"] = metadata.integer(f"{name}.shortconv.l_cache", min=1)
+    return result
+
+
+def _window_pattern(metadata: Metadata, key: str, num_layers: int) -> dict[str, Any]:
+    """Return which layers have windows: by the period of the others, or of each layer."""
+    pattern = metadata.values.get(key)
+    if pattern is None:
+        return {}
+    if not isinstance(pattern, np.ndarray):
+        return {"sliding_window_pattern": metadata.integer(key, min=1)}
+    if pattern.dtype.kind != "b" or len(pattern) != num_layers:
+        raise metadata.error(key, f"a number, or an array of {num_layers} booleans")
+    return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in pattern.tolist()]}
 
 
 def _rope_scaling(
@@ -165,8 +198,14 @@ def _rope_scaling(
     if kind == "yarn":
         key = f"{name}.rope.scaling.original_context_length"
         scaling["original_max_position_embeddings"] = metadata.integer(key, min=1)
-        if metadata.number(f"{name}.rope.scaling.attn_factor", 1.0) != 1.0:
-            raise UnsupportedError(f"{metadata.file}: {name}.rope.scaling.attn_factor: expected 1")
+        for part in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+            if metadata.number(f"{name}.rope.scaling.{part}", 1.0) != 1.0:
+                raise UnsupportedError(f"{metadata.file}: {name}.rope.scaling.{part}: expected 1")
+        for part in ("beta_fast", "beta_slow"):
+            if f"{name}.rope.scaling.yarn_{part}" in metadata.values:
+                scaling[part] = metadata.number(f"{name}.rope.scaling.yarn_{part}")
+        if name == "gpt-oss":  # no key has it, and every published model has it so
+            scaling["truncate"] = False
     return scaling
 
 
@@ -200,23 +239,43 @@ def tensor_sources(metadata: Metadata, tensors: Iterable[StoredTensor]) -> dict[
 
     A tensor with an unknown name keeps it, so that the network refuses it by this name.
     """
-    name, architecture = _architecture(metadata)
+    name, architecture = find_architecture(metadata)
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
-    heads = {"attn_q": num_heads, "attn_k": metadata.integer(f"{name}.attention.head_count_kv", num_heads, min=1)}
+    heads = {"attn_q": num_heads, "attn_k": max(_kv_heads(metadata, name))}
     sources = {}
     for tensor in tensors:
         if tensor.name == ROPE_FACTORS:
             continue
         match = _TENSOR.fullmatch(tensor.name)
         layer, part, kind = match.groups() if match else (None, "", "")
-        names = _TOP_NAMES if layer is None else {**_LAYER_NAMES, **architecture.names}
+        if layer is not None and part in architecture.alternates.values():
+            continue
         pair_heads = heads.get(part, 0) if architecture.has_pairs and layer is not None else 0
         if pair_heads and tensor.shape[0] % (2 * pair_heads):
             raise InvalidFileError(
                 f"{metadata.file}: tensor {tensor.name}: expected rows of {pair_heads} heads with an even length, "
                 f"found {tensor.shape[0]}"
             )
+        own_name = (TOP_NAMES if layer is None else architecture.layer_names).get(part)
+        if own_name is None:
+            sources[tensor.name] = Source(tensor.name)
+            continue
+        other = architecture.alternates.get(part)
+        source = Source(
+            tensor.name,
+            pair_heads,
+            alternate="" if other is None else f"blk.{layer}.{other}.{kind}",
+            is_row=part in _ROW_PARTS,
+        )
         prefix = "" if layer is None else f"model.layers.{layer}."
-        own_name = f"{prefix}{names[part]}.{kind}" if part in names else tensor.name
-        sources[own_name] = Source(tensor.name, pair_heads)
+        sources |= _named(f"{prefix}{own_name}", "" if part in _BARE_PARTS else f".{kind}", tensor, source)
     return sources
+
+
+def _named(name: str, end: str, tensor: StoredTensor, source: Source) -> dict[str, Source]:
+    """Return a tensor by its name in a checkpoint folder, or the matrices of experts by theirs."""
+    if "{}" not in name:
+        return {f"{name}{end}": source}
+    if len(tensor.shape) != 3:
+        return {f"{name.replace('{}.', '')}{end}": source}
+    return {f"{name.format(index)}{end}": replace(source, index=index) for index in range(tensor.shape[0])}

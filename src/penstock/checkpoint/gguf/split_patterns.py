@@ -5,13 +5,14 @@ The patterns are those of the published ``tokenizer.json`` of the models after w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.config import show
 from penstock.errors import UnsupportedError
 
-__all__ = ["PreTokenizer", "find_pre_tokenizer"]
+__all__ = ["PreTokenizer", "find_pre_tokenizer", "pre_tokenizer_name"]
 
 _CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -96,3 +97,36 @@ def find_pre_tokenizer(name: str, file: str) -> PreTokenizer:
             param="tokenizer.ggml.pre",
         )
     return _PRE_TOKENIZERS[name]
+
+
+def pre_tokenizer_name(tokenizer: Mapping[str, Any], file: str) -> str:
+    """Return the name of the pre-tokenizer that a tokenizer.json has; UnsupportedError for one without a name."""
+    own = _patterns(tokenizer.get("pre_tokenizer"))
+    is_nfc = (tokenizer.get("normalizer") or {}).get("type") == "NFC"
+    ignores_merges = bool((tokenizer.get("model") or {}).get("ignore_merges", False))
+    for name, pre in _PRE_TOKENIZERS.items():
+        same_rules = (pre.is_nfc, pre.ignores_merges) == (is_nfc, ignores_merges)
+        if same_rules and own == _patterns(pre.components()):
+            return name
+    raise UnsupportedError(
+        f"{file}: pre_tokenizer: expected that of one of {', '.join(_PRE_TOKENIZERS)}, found another",
+        param="pre_tokenizer",
+    )
+
+
+def _patterns(pre_tokenizer: Any) -> tuple[list[str], bool] | None:
+    """Return the patterns that split a text, and whether GPT-2's is the last; None for another pre-tokenizer."""
+    if not isinstance(pre_tokenizer, Mapping):
+        return None
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    last = steps[-1] if steps else {}
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space", True):
+        return None
+    patterns = []
+    for step in steps[:-1]:
+        pattern = step.get("pattern") or {}
+        is_digits = step.get("type") == "Digits" and step.get("individual_digits")
+        if not is_digits and (step.get("type") != "Split" or step.get("behavior") != "Isolated" or step.get("invert")):
+            return None
+        patterns.append(r"\p{N}" if is_digits else str(pattern.get("Regex")))
+    return patterns, bool(last.get("use_regex", True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.gguf.element_types import dequantize
 from penstock.checkpoint.gguf.reader import GgufHeader, StoredTensor, read_header
 from penstock.checkpoint.tensor_file import TensorInfo, open_regular
@@ -27,10 +29,16 @@ class Source:
     """Where a tensor of the checkpoint comes from.
 
     ``pair_heads`` is the number of heads whose rows the file has in adjacent pairs of the rotation; 0 keeps the order.
+    ``index`` selects a matrix of a tensor of three dimensions.  ``alternate`` names a tensor of the same file whose
+    rows (without ``index``, columns) go between those of ``name``, the first behind the first.  ``is_row``: the vector
+    is a matrix of one row.
     """
 
     name: str
     pair_heads: int = 0
+    index: int | None = None
+    alternate: str = ""
+    is_row: bool = False
 
 
 class GgufFile:
@@ -52,14 +60,24 @@ class GgufFile:
             os.close(descriptor)
         self.header: GgufHeader = read_header(memoryview(self._map), path.name)
 
-    def raw(self, tensor: StoredTensor) -> NDArray[np.uint8]:
-        """Return a view of the bytes of a tensor."""
-        return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
+    def raw(self, tensor: StoredTensor, index: int | None = None) -> NDArray[np.uint8]:
+        """Return a view of the bytes of a tensor, or of its matrix ``index``."""
+        begin, num_bytes = _extent(tensor, index)
+        return np.frombuffer(self._map, np.uint8, num_bytes, begin)
 
-    def release(self, tensor: StoredTensor) -> None:
-        """Release the memory pages of a tensor; reading maps them again."""
-        start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.num_bytes - start)
+    def release(self, tensor: StoredTensor, index: int | None = None) -> None:
+        """Release the memory pages of a tensor, or of its matrix ``index``; reading maps them again."""
+        begin, num_bytes = _extent(tensor, index)
+        start = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, start, begin + num_bytes - start)
+
+
+def _extent(tensor: StoredTensor, index: int | None) -> tuple[int, int]:
+    """Return the offset in the file and the size, in bytes, of a tensor or of its matrix ``index``."""
+    if index is None:
+        return tensor.offset, tensor.num_bytes
+    num_bytes = tensor.num_bytes // tensor.shape[0]
+    return tensor.offset + index * num_bytes, num_bytes
 
 
 class GgufWeights:
@@ -75,47 +93,75 @@ class GgufWeights:
         self.tensors = {name: self._info(source) for name, source in sources.items()}
 
     def _info(self, source: Source) -> TensorInfo:
-        stored = self._stored(source)
-        dtype = stored.kind.dtype or "f32"
-        num_bytes = int(np.prod(stored.shape, dtype=np.int64)) * (4 if dtype == "f32" else 2)
-        return TensorInfo(dtype, stored.shape, self.path.name, stored.offset, num_bytes)
+        parts = self._stored(source)
+        first, shape = parts[0], parts[0].shape if source.index is None else parts[0].shape[1:]
+        if len(parts) > 1:
+            if parts[1].shape != first.shape or len(shape) != 2:
+                raise InvalidFileError(
+                    f"{self.path.name}: tensor {source.alternate}: expected the shape of {source.name}, "
+                    f"{list(first.shape)}, found {list(parts[1].shape)}"
+                )
+            shape = (shape[0], 2 * shape[1]) if source.index is None else (2 * shape[0], shape[1])
+        if source.is_row and len(shape) == 1:
+            shape = (1, *shape)
+        dtypes = {part.kind.dtype or "f32" for part in parts}
+        dtype = dtypes.pop() if len(dtypes) == 1 else "f32"
+        num_bytes = math.prod(shape) * (4 if dtype == "f32" else 2)
+        return TensorInfo(dtype, shape, self.path.name, _extent(first, source.index)[0], num_bytes)
 
-    def _stored(self, source: Source) -> StoredTensor:
-        return self._file.header.tensors[source.name]
+    def _stored(self, source: Source) -> list[StoredTensor]:
+        """Return the tensor, and the one that alternates with it if there is one."""
+        tensors = self._file.header.tensors
+        if source.alternate and source.alternate not in tensors:
+            raise InvalidFileError(f"{self.path.name}: expected tensor {source.alternate} beside {source.name}")
+        return [tensors[name] for name in (source.name, source.alternate) if name]
 
     def read(self, name: str) -> NDArray[Any]:
         """Return the tensor in its shape: float32, or uint16 (the bits of f16 and bf16).
 
         Only floats in the order of the file are views.
         """
-        source = self._sources[name]
-        stored = self._stored(source)
-        data = self._file.raw(stored)
-        if source.pair_heads:
-            data = _rows_in_halves(data, stored.shape[0], source.pair_heads)
-        if stored.kind.dtype:
-            return data.view(_FLOATS[stored.kind.dtype]).reshape(stored.shape)
-        return dequantize(stored.kind, data).reshape(stored.shape)
+        source, info = self._sources[name], self.tensors[name]
+        arrays = []
+        for stored in self._stored(source):
+            data = self._file.raw(stored, source.index)
+            if source.pair_heads:
+                data = _rows_in_halves(data, stored.shape[0], source.pair_heads)
+            if stored.kind.dtype:
+                values = data.view(_FLOATS[stored.kind.dtype])
+                arrays.append(values if stored.kind.dtype == info.dtype else to_float32(values, stored.kind.dtype))
+            else:
+                arrays.append(dequantize(stored.kind, data))
+        return _alternating(arrays, source, info.shape).reshape(info.shape)
 
     def block_scheme(self, name: str) -> str | None:
         """Return the scheme that computes with the tensor's blocks as they are; None for any other tensor."""
-        stored = self._stored(self._sources[name])
-        return stored.kind.scheme if len(stored.shape) == 2 else None
+        schemes = {stored.kind.scheme for stored in self._stored(self._sources[name])}
+        return schemes.pop() if len(self.tensors[name].shape) == 2 and len(schemes) == 1 else None
 
     def read_blocks(self, name: str) -> NDArray[np.uint8]:
         """Return the blocks of a matrix, uint8 [rows, bytes of a row]."""
-        source = self._sources[name]
-        stored = self._stored(source)
-        data = self._file.raw(stored)
-        if source.pair_heads:
-            data = _rows_in_halves(data, stored.shape[0], source.pair_heads)
-        return data.reshape(stored.shape[0], -1)
+        source, shape = self._sources[name], self.tensors[name].shape
+        arrays = []
+        for stored in self._stored(source):
+            data = self._file.raw(stored, source.index)
+            arrays.append(_rows_in_halves(data, shape[0], source.pair_heads) if source.pair_heads else data)
+        return _alternating(arrays, source, shape).reshape(shape[0], -1)
 
     def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
         """Release the memory pages of the tensor, unless only a part of it was read (``begin``, ``end``)."""
         info = self.tensors[name]
         if end is None or end == info.num_bytes:
-            self._file.release(self._stored(self._sources[name]))
+            for stored in self._stored(self._sources[name]):
+                self._file.release(stored, self._sources[name].index)
+
+
+def _alternating(arrays: list[NDArray[Any]], source: Source, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return the only array, or the rows of two in turn (of biases the values); ``shape`` is that of the result."""
+    if len(arrays) == 1:
+        return arrays[0]
+    num_units = shape[0] // 2 if source.index is not None else math.prod(shape) // 2
+    return np.stack([array.reshape(num_units, -1) for array in arrays], axis=1)
 
 
 def _rows_in_halves(data: NDArray[np.uint8], num_rows: int, num_heads: int) -> NDArray[np.uint8]:

@@ -16,6 +16,7 @@ from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.bench.measure import Report
+    from penstock.bench.step_costs import StepSeconds
 
 __all__ = ["add_parser", "run"]
 
@@ -79,26 +80,28 @@ def run(args: argparse.Namespace) -> int:
         tensor_parallel_size=args.tp,
         pipeline_parallel_size=args.pp,
         context_parallel_size=args.cp,
+        has_steps=args.costs is not None,
         stage_server=stage_server(args),
     )
     with ProgressLine(ticks=False) as progress:
         report = bench(settings, progress)
-    if args.costs is not None:
-        _write_costs(args, report)
+    if report.steps is not None:
+        _write_costs(args, report, report.steps)
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0
 
 
-def _write_costs(args: argparse.Namespace, report: Report) -> None:
+def _write_costs(args: argparse.Namespace, report: Report, steps: StepSeconds) -> None:
     """Write what the simulator needs of a measurement."""
+    from dataclasses import asdict
+
     from penstock.cluster.costs import StepCosts, write_costs
 
     costs = StepCosts(
         model=f"{Path(args.model).name} {report.scheme}",
         machine=f"{report.cpu_level}, {report.num_ranks} x {report.num_threads} threads",
         source=f"penstock bench, prompts of {report.prompt_tokens} tokens, {report.new_tokens} new tokens",
-        prefill_token_s=1 / report.prefill_tokens_per_s,
-        decode_step_s={batch: batch / rate for batch, rate in sorted(report.decode_tokens_per_s.items())},
+        **asdict(steps),
         tp=args.tp,
     )
     write_costs(costs, args.costs)

@@ -19,18 +19,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "convert",
         "Write a checkpoint folder from another folder, from pickled PyTorch weights, from a sharded folder or from a "
-        "bundle; or a bundle, if OUT ends in .psm. Everything else stays as it is, bit for bit.",
+        "bundle; or a bundle, if OUT ends in .psm; or a GGUF file, if it ends in .gguf. Everything else stays as it "
+        "is, bit for bit.",
         "penstock convert my-model my-model-bf16 --dtype bf16\npenstock convert old-model-with-bin my-model\n"
         "penstock convert my-model.psm my-model\npenstock convert phi3-model split-model --layout split\n"
-        "penstock convert my-model my-model-tuned --lora adapter",
+        "penstock convert my-model my-model-tuned --lora adapter\npenstock convert my-model my-model.gguf --dtype q8_0",
     )
     parser.add_argument(
         "source",
         metavar="SOURCE",
         help="a checkpoint folder, a sharded folder, a bundle, or ORG/NAME of a downloaded model",
     )
-    parser.add_argument("out", metavar="OUT", help="the folder to write, which must not exist, or a name with .psm")
-    parser.add_argument("--dtype", metavar="TYPE", help="f32, f16 or bf16 for all float weights (default: as stored)")
+    parser.add_argument(
+        "out", metavar="OUT", help="the folder to write, which must not exist, or a name with .psm or .gguf"
+    )
+    parser.add_argument(
+        "--dtype",
+        metavar="TYPE",
+        help="f32, f16 or bf16 for all float weights; in a GGUF file also q8_0 (default: as stored)",
+    )
     parser.add_argument(
         "--layout",
         metavar="LAYOUT",

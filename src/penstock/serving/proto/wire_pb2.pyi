@@ -25,20 +25,22 @@ class FromWorker(_message.Message):
     def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Error, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("submit", "score", "embed", "abort", "stop", "welcome")
+    __slots__ = ("submit", "score", "embed", "abort", "stop", "welcome", "ask_pages")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ASK_PAGES_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     score: Score
     embed: Embed
     abort: Abort
     stop: Stop
     welcome: Welcome
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ...) -> None: ...
+    ask_pages: AskPages
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ask_pages: _Optional[_Union[AskPages, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("protocol", "token", "model", "pid")
@@ -53,10 +55,16 @@ class Join(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., token: _Optional[str] = ..., model: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol",)
+    __slots__ = ("protocol", "page_secret")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SECRET_FIELD_NUMBER: _ClassVar[int]
     protocol: int
-    def __init__(self, protocol: _Optional[int] = ...) -> None: ...
+    page_secret: bytes
+    def __init__(self, protocol: _Optional[int] = ..., page_secret: _Optional[bytes] = ...) -> None: ...
+
+class AskPages(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Planned(_message.Message):
     __slots__ = ("plan",)
@@ -160,14 +168,30 @@ class Refused(_message.Message):
     def __init__(self, key: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("iteration_age_s", "stats", "longest_iteration_s")
+    __slots__ = ("iteration_age_s", "stats", "longest_iteration_s", "pages")
     ITERATION_AGE_S_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     LONGEST_ITERATION_S_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
     iteration_age_s: float
     stats: Stats
     longest_iteration_s: float
-    def __init__(self, iteration_age_s: _Optional[float] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., longest_iteration_s: _Optional[float] = ...) -> None: ...
+    pages: PageReport
+    def __init__(self, iteration_age_s: _Optional[float] = ..., stats: _Optional[_Union[Stats, _Mapping]] = ..., longest_iteration_s: _Optional[float] = ..., pages: _Optional[_Union[PageReport, _Mapping]] = ...) -> None: ...
+
+class PageReport(_message.Message):
+    __slots__ = ("number", "is_full", "gained", "dropped", "num_blank")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_FULL_FIELD_NUMBER: _ClassVar[int]
+    GAINED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLANK_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    is_full: bool
+    gained: bytes
+    dropped: bytes
+    num_blank: int
+    def __init__(self, number: _Optional[int] = ..., is_full: bool = ..., gained: _Optional[bytes] = ..., dropped: _Optional[bytes] = ..., num_blank: _Optional[int] = ...) -> None: ...
 
 class Stats(_message.Message):
     __slots__ = ("numbers", "counts")
@@ -205,10 +229,12 @@ class Counts(_message.Message):
     def __init__(self, by_name: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("events",)
+    __slots__ = ("events", "pages")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[StepEvent]
-    def __init__(self, events: _Optional[_Iterable[_Union[StepEvent, _Mapping]]] = ...) -> None: ...
+    pages: PageReport
+    def __init__(self, events: _Optional[_Iterable[_Union[StepEvent, _Mapping]]] = ..., pages: _Optional[_Union[PageReport, _Mapping]] = ...) -> None: ...
 
 class StepEvent(_message.Message):
     __slots__ = ("key", "index", "text", "token_ids", "logprobs", "finish_reason", "started", "timings", "vector", "error", "is_last", "has_logprobs", "seed")

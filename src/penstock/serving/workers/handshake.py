@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.processes.frames import FrameStream
 
 __all__ = ["ALPN", "GRPC_ALPN", "GRPC_PROTOCOL", "JOIN_S", "PROTOCOL", "join", "receive_join", "refuse", "welcome"]
-__all__ += ["protocol_error"]
+__all__ += ["PAGE_SECRET", "protocol_error"]
 
 PROTOCOL: Final = 2
 """Version of the messages between a primary and its workers."""
@@ -24,6 +25,8 @@ GRPC_PROTOCOL: Final = 1
 ALPN: Final = "penstock-worker"
 """The name of the messages between machines in TLS."""
 GRPC_ALPN: Final = "h2"
+PAGE_SECRET: Final = os.urandom(16)
+"""The secret of page keys that this primary gives to its workers, so that their keys are equal to its own."""
 JOIN_S: Final = 10.0
 """Limit on the time from the connection to Join, and from Join to its answer."""
 
@@ -37,8 +40,8 @@ def protocol_error(primary: int, worker: int, model: str = "") -> InvalidArgumen
     )
 
 
-async def join(stream: FrameStream[pb.ToWorker], request: pb.Join) -> None:
-    """Send ``request`` and wait for the welcome.
+async def join(stream: FrameStream[pb.ToWorker], request: pb.Join) -> pb.Welcome:
+    """Send ``request``, wait for the welcome and return it.
 
     Raises the error with which the primary refuses the worker, and UnavailableError if the primary ends the connection
     or does not answer within ``JOIN_S``.
@@ -58,6 +61,7 @@ async def join(stream: FrameStream[pb.ToWorker], request: pb.Join) -> None:
         raise InternalError(f"the primary answered Join with {answer.WhichOneof('kind')}")
     if answer.welcome.protocol != PROTOCOL:
         raise protocol_error(answer.welcome.protocol, PROTOCOL)
+    return answer.welcome
 
 
 async def receive_join(stream: FrameStream[pb.FromWorker]) -> pb.Join:
@@ -68,7 +72,7 @@ async def receive_join(stream: FrameStream[pb.FromWorker]) -> pb.Join:
 
 def welcome(stream: FrameStream[pb.FromWorker]) -> None:
     """Tell a worker that it has joined."""
-    stream.send(pb.ToWorker(welcome=pb.Welcome(protocol=PROTOCOL)))
+    stream.send(pb.ToWorker(welcome=pb.Welcome(protocol=PROTOCOL, page_secret=PAGE_SECRET)))
 
 
 async def refuse(stream: FrameStream[pb.FromWorker], error: PenstockError, *, is_known: bool = True) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from penstock import errors
 from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
+from penstock.engine.page_journal import PageReport
 from penstock.engine.params import SamplingParams
 from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, PenstockError, UnavailableError
@@ -24,6 +25,7 @@ from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.proto import wire_pb2 as pb
 
 __all__ = [
+    "KEY_BYTES",
     "MAX_MESSAGE_BYTES",
     "card_from",
     "card_to",
@@ -33,6 +35,8 @@ __all__ = [
     "event_to",
     "options_from",
     "options_to",
+    "pages_from",
+    "pages_to",
     "sampling_from",
     "sampling_to",
     "stats_from",
@@ -41,6 +45,8 @@ __all__ = [
 
 MAX_MESSAGE_BYTES: Final = 256 << 20
 """Limit on the size of a message.  The largest ones carry a tokenizer.json or the scores of a long prompt."""
+KEY_BYTES: Final = 8
+"""How many bytes of a page's key are reported.  If two keys agree in them, a request may go to another worker."""
 _KINDS: Final = {name: getattr(errors, name) for name in errors.__all__ if name != "ServiceError"}
 """The errors that an engine may raise; ServiceError is raised by clients only."""
 _CARD_FIELDS: Final = tuple(field.name for field in dataclasses.fields(ModelCard))
@@ -143,6 +149,25 @@ def stats_to(stats: EngineStats) -> pb.Stats:
         else:
             message.counts[field.name].by_name.update(value)
     return message
+
+
+def pages_to(report: PageReport, message: pb.PageReport) -> None:
+    """Fill the message of a page report."""
+    message.number, message.is_full, message.num_blank = report.number, report.is_full, report.num_blank
+    message.gained = b"".join(key[:KEY_BYTES] for key in report.gained)
+    message.dropped = b"".join(key[:KEY_BYTES] for key in report.dropped)
+
+
+def pages_from(message: pb.PageReport) -> PageReport:
+    """Return the page report of a message; InternalError unless its keys are whole."""
+    gained, dropped = (_keys_of(data) for data in (message.gained, message.dropped))
+    return PageReport(message.number, message.is_full, gained, dropped, message.num_blank)
+
+
+def _keys_of(data: bytes) -> list[bytes]:
+    if len(data) % KEY_BYTES:
+        raise InternalError(f"page report: expected keys of {KEY_BYTES} bytes, got {len(data)} bytes")
+    return [data[start : start + KEY_BYTES] for start in range(0, len(data), KEY_BYTES)]
 
 
 def stats_from(messages: Iterable[pb.Stats]) -> EngineStats:

@@ -37,6 +37,7 @@ from penstock.serving.workers.messages import (
     error_to,
     event_to,
     options_from,
+    pages_to,
     sampling_from,
     stats_to,
 )
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.core.native import Plan
+    from penstock.engine.page_journal import PageJournal
     from penstock.llm.engine_thread import EngineThread, StepEvent
     from penstock.llm.llm import LLM
     from penstock.runtime.program import ProgramLimits
@@ -79,13 +81,19 @@ class Stream(Protocol):
 class Worker:
     """Serves one model over a stream to the primary that it has joined.
 
-    ``starts_again``: when another rank has ended, this process starts its command again, because nothing else does.
+    ``page_secret``: the secret of page keys that the primary gave, b"" if it gave none.  ``starts_again``: when another
+    rank has ended, this process starts its command again, because nothing else does.
     """
 
-    def __init__(self, config: WorkerConfig, stream: Stream, *, starts_again: bool = False) -> None:
+    def __init__(
+        self, config: WorkerConfig, stream: Stream, page_secret: bytes = b"", *, starts_again: bool = False
+    ) -> None:
         self._config = config
         self._stream = stream
+        self._page_secret = page_secret
         self._starts_again = starts_again
+        self._journal: PageJournal | None = None
+        self._sending = threading.Lock()  # reports of pages are sent in their order
         self._engine_thread: EngineThread | None = None
 
     async def run(self) -> int:
@@ -120,6 +128,9 @@ class Worker:
             await reading  # the primary ends the stream
             return 1
         _end_with_ranks(llm, self._starts_again)
+        if self._page_secret:
+            self._journal = llm.engine.journal
+            self._journal.keys.use_secret(self._page_secret)
         self._engine_thread = EngineThread(llm, self._send_events, asyncio.get_running_loop().call_soon)
         gc.freeze()  # objects of the load stay; without this each full collection looks at them while a step waits
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
@@ -172,6 +183,8 @@ class Worker:
             )
         elif kind == "abort":
             thread.abort(message.abort.key)
+        elif kind == "ask_pages" and self._journal is not None:
+            self._journal.ask()
 
     def _begin(self, key: int, call: Callable[[int], None]) -> None:
         """Begin a request.  Only a refusal is reported: another message would delay the first step."""
@@ -189,7 +202,18 @@ class Worker:
         message = pb.FromWorker()
         for event in events:
             event_to(event, message.step.events)
-        self._stream.send(message)
+        self._send_with_pages(message, message.step)
+
+    def _send_with_pages(self, message: pb.FromWorker, part: pb.Step | pb.Heartbeat) -> None:
+        """Send a message of which ``part`` has room for what the pages have gained and dropped."""
+        if self._journal is None:
+            self._stream.send(message)
+            return
+        with self._sending:
+            report = self._journal.take()
+            if report is not None:
+                pages_to(report, part.pages)
+            self._stream.send(message)
 
     async def _send_heartbeats(self, heartbeat: Heartbeat) -> None:
         thread = self._engine_thread
@@ -197,11 +221,11 @@ class Worker:
             return
         at_start = thread.llm.engine.figures()  # includes the warm-up, which was no client's request
         while True:
-            message = pb.Heartbeat(
-                iteration_age_s=heartbeat.look(thread.last_turn), longest_iteration_s=heartbeat.longest_s
-            )
-            message.stats.CopyFrom(stats_to(thread.llm.engine.figures().since(at_start)))
-            self._stream.send(pb.FromWorker(heartbeat=message))
+            message = pb.FromWorker()
+            beat = message.heartbeat
+            beat.iteration_age_s, beat.longest_iteration_s = heartbeat.look(thread.last_turn), heartbeat.longest_s
+            beat.stats.CopyFrom(stats_to(thread.llm.engine.figures().since(at_start)))
+            self._send_with_pages(message, beat)
             await asyncio.sleep(HEARTBEAT_S)
 
 
@@ -394,10 +418,10 @@ async def _serve_primary(config: WorkerConfig) -> int:
     stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES)
     try:
         try:
-            await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=os.getpid()))
+            welcome = await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=os.getpid()))
         except UnavailableError:  # the primary is gone
             return 1
-        return await Worker(config, stream).run()
+        return await Worker(config, stream, welcome.page_secret).run()
     finally:
         stream.close()
 
@@ -423,8 +447,8 @@ async def serve_over_tls(
             raise handshake.protocol_error(handshake.GRPC_PROTOCOL, handshake.PROTOCOL, config.name)
         stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES, tls)
         try:
-            await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=pid))
-            return await Worker(config, stream, starts_again=starts_again).run()
+            welcome = await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=pid))
+            return await Worker(config, stream, welcome.page_secret, starts_again=starts_again).run()
         finally:
             stream.close()
     finally:

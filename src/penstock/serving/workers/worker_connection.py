@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.fair_queue import heaviest
 from penstock.engine.options import PRIORITY_S
+from penstock.engine.pages import PageKeys
 from penstock.errors import InternalError, QueueFullError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard, WorkerState
 from penstock.runtime.program import PAGE_TOKENS
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.messages import card_from, error_from, event_from, stats_from
+from penstock.serving.workers.handshake import PAGE_SECRET
+from penstock.serving.workers.messages import KEY_BYTES, card_from, error_from, event_from, pages_from, stats_from
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from penstock.engine.page_journal import PageReport
     from penstock.errors import PenstockError
     from penstock.processes.frames import FrameStream
     from penstock.serving.arrivals import Arrivals
@@ -34,6 +35,7 @@ FRESH_S: Final = 3.0
 _MAX_PAGES: Final = 256
 """Number of leading pages of a prompt that routing looks at: 8192 tokens."""
 _MAX_WRITE_BYTES: Final = 1 << 16
+_PAGE_KEYS: Final = PageKeys(PAGE_SECRET)
 _numbers = count(1)
 
 
@@ -46,14 +48,13 @@ class LostWorkerError(UnavailableError):
 
 
 def page_keys(prompt_ids: Sequence[int], salt: str) -> list[bytes]:
-    """Return a key for each leading page of a prompt.  A key stands for all tokens up to the end of its page."""
-    key = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    keys = []
-    for start in range(0, min(len(prompt_ids), _MAX_PAGES * PAGE_TOKENS) - PAGE_TOKENS + 1, PAGE_TOKENS):
-        page = array("i", prompt_ids[start : start + PAGE_TOKENS])
-        key = blake2b(key + page.tobytes(), digest_size=8).digest()
-        keys.append(key)
-    return keys
+    """Return the key of each leading page of a prompt, as workers report it.
+
+    A key stands for all tokens up to the end of its page, and for the salt.
+    """
+    keys: list[bytes] = []
+    _PAGE_KEYS.extend(keys, salt, prompt_ids[: _MAX_PAGES * PAGE_TOKENS])
+    return [key[:KEY_BYTES] for key in keys]
 
 
 def body_of(message: pb.ToWorker) -> pb.Submit | pb.Score | pb.Embed:
@@ -124,6 +125,8 @@ class WorkerConnection:
         self.on_gone: Callable[[], None] = lambda: None
         self.num_lost = 0
         """Number of requests that were open when the worker was lost."""
+        self._on_pages: Callable[[PageReport], None] | None = None
+        self._next_report = 0  # 0: only a full report counts
         self._open: dict[int, OpenRequest] = {}
         self._keys = count(1)
         self._unsent: list[pb.ToWorker] = []
@@ -267,6 +270,8 @@ class WorkerConnection:
         kind = message.WhichOneof("kind")
         if kind == "step":
             self._note_iteration(0.0)
+            if message.step.HasField("pages"):
+                self._hear_pages(message.step.pages)
             for event in message.step.events:
                 self._put(event)
         elif kind == "refused":
@@ -275,6 +280,8 @@ class WorkerConnection:
             heartbeat = message.heartbeat
             self._note_iteration(heartbeat.iteration_age_s)
             self.stats, self._longest_iteration_s = heartbeat.stats, heartbeat.longest_iteration_s
+            if heartbeat.HasField("pages"):
+                self._hear_pages(heartbeat.pages)
         elif kind == "planned":
             self.plan = message.planned.plan
             self.on_planned()
@@ -288,6 +295,24 @@ class WorkerConnection:
 
     def _note_iteration(self, age_s: float) -> None:
         self._iteration_age_s, self._last_message = age_s, time.monotonic()
+
+    def follow_pages(self, on_pages: Callable[[PageReport], None]) -> None:
+        """Call ``on_pages`` with each report of the worker's pages.  The first one, and one after a gap, are full."""
+        self._on_pages = on_pages
+        self._ask_pages()
+
+    def _ask_pages(self) -> None:
+        self._next_report = 0
+        self._send(pb.ToWorker(ask_pages=pb.AskPages()))
+
+    def _hear_pages(self, message: pb.PageReport) -> None:
+        if self._on_pages is None or not (message.is_full or self._next_report):
+            return
+        if not message.is_full and message.number != self._next_report:
+            self._ask_pages()
+            return
+        self._next_report = message.number + 1
+        self._on_pages(pages_from(message))
 
     def get_ready(self, ready: pb.Ready, tokenizer: Tokenizer | None) -> None:
         """Note that the model is loaded; ``tokenizer`` is made from the files in ``ready``."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.cluster.routing import MAX_KEYS, Figures, Route, Router, StepTimes
 from penstock.runtime.program import PAGE_TOKENS
 
 if TYPE_CHECKING:
+    from penstock.engine.page_journal import PageReport
     from penstock.llm.answer import EventAnswer
     from penstock.serving.workers.worker_connection import WorkerConnection
 
@@ -19,7 +21,8 @@ class WorkerRouting:
     """Chooses workers for requests.  Their speed comes from the times of their answers.
 
     ``policy``: see ``Router``.  The workers of this machine share its cores and count as equally fast, so that noise
-    does not decide between them.  A worker of another machine has its own figures.
+    does not decide between them.  A worker of another machine has its own figures.  Workers report which pages they
+    have; a new ``WorkerRouting`` asks them for all.
     """
 
     def __init__(self, policy: str = "prefix") -> None:
@@ -51,6 +54,12 @@ class WorkerRouting:
             self._remote_times[connection] = StepTimes()
         figures = self._local_times.figures(Figures())
         self._places[connection] = self.router.add(figures, max_requests, num_pages or MAX_KEYS)
+        connection.follow_pages(partial(self._report, connection))
+
+    def _report(self, connection: WorkerConnection, report: PageReport) -> None:
+        place = self._places.get(connection)
+        if place is not None:
+            self.router.report(place, report)
 
     def place_of(self, connection: WorkerConnection) -> int | None:
         """Return the place of a worker; None if it is no longer there."""
@@ -88,19 +97,21 @@ class RoutedRequest:
         self.connection = connection
         self._routing, self._route, self._keys, self._client = routing, route, keys, client
         self._queued = max(0, num_tokens - route.num_known * PAGE_TOKENS)
+        self._expected: Sequence[bytes] = ()
         self._is_open = False
 
     def begin(self) -> None:
         """Count the request: the worker was sent it."""
         self._is_open = True
-        self._routing.router.begin(self._route.place, self._queued, self._keys, self._client)
+        router = self._routing.router
+        self._expected = router.begin(self._route.place, self._queued, self._keys, self._client)
 
     def note_first(self) -> None:
         """Note that its prompt is computed."""
         place = self._routing.place_of(self.connection)
-        if place is not None and self._queued:
-            self._routing.router.prefilled(place, self._queued)
-        self._queued = 0
+        if place is not None and (self._queued or self._expected):
+            self._routing.router.prefilled(place, self._queued, self._expected)
+        self._queued, self._expected = 0, ()
 
     def end(self, answer: EventAnswer) -> None:
         """Note its end on this worker, complete or not.  Further calls do nothing."""

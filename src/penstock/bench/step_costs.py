@@ -1,0 +1,107 @@
+"""Measures what the steps of a model cost by their tokens and contexts, for the simulator."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from penstock.engine.request import Request
+
+__all__ = ["StepSeconds", "measure_steps"]
+
+_SHORT_PROMPT: Final = 16
+_MIN_DIFFERENCE: Final = 64
+"""Contexts that differ by fewer tokens do not show what a token of context costs."""
+_PREFILL_RUNS: Final = 5
+_LEAST_S: Final = 1e-9
+"""The unit of the simulator's clock: what a step costs at least."""
+
+
+class Steps(Protocol):
+    """The engine's loop, as ``penstock.bench.measure.EngineSteps`` runs it."""
+
+    def prefill(self, prompt_tokens: int) -> float:
+        """Return the seconds from a prompt to its first token."""
+
+    def start(self, batch: int, prompt_tokens: int) -> list[Request]:
+        """Submit prompts and run them up to the first token of each."""
+
+    def decode(self, batch: int) -> float:
+        """Return the seconds in which each of ``batch`` answers gets a token."""
+
+    def abort(self, requests: Sequence[Request]) -> None:
+        """End the requests."""
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of steps, with the meaning of the same fields of ``penstock.cluster.costs.StepCosts``."""
+
+    prefill_step_s: float
+    prefill_token_s: float
+    prefill_context_s: float
+    decode_step_s: dict[int, float]
+    decode_context_s: float
+
+
+def measure_steps(
+    engine: Steps, batches: Sequence[int], prompt_tokens: int, new_tokens: int, step_tokens: int
+) -> StepSeconds:
+    """Measure prompts of three lengths up to ``prompt_tokens``, and decodes of each batch in two contexts.
+
+    ``new_tokens``: decode steps per measurement.  ``step_tokens``: the most prompt tokens of a step.
+    """
+    lengths = sorted({max(1, prompt_tokens // 16), max(1, prompt_tokens // 4), prompt_tokens})
+    engine.prefill(lengths[0])
+    prompts = {n: statistics.median(engine.prefill(n) for _ in range(_PREFILL_RUNS)) for n in lengths}
+    rows = [(-(-n // step_tokens), n, n * (n - 1) / 2) for n in lengths]
+    step_s, token_s, context_s = fit(rows, [prompts[n] for n in lengths])
+    has_contexts = prompt_tokens - _SHORT_PROMPT >= _MIN_DIFFERENCE
+    contexts = (_SHORT_PROMPT, prompt_tokens) if has_contexts else (prompt_tokens,)
+    # One line for all batches: the cost of a token of context does not depend on the request that it belongs to.
+    decode_rows: list[list[float]] = []
+    seconds: list[float] = []
+    for place, batch in enumerate(batches):
+        for length in contexts:
+            median_s, context = _decode(engine, batch, length, new_tokens)
+            own = [float(i == place) for i in range(len(batches))]
+            decode_rows.append([*own, context if has_contexts else 0.0])
+            seconds.append(median_s)
+    *steps_s, decode_context_s = fit(decode_rows, seconds)
+    decode_s = {batch: max(_LEAST_S, value) for batch, value in zip(batches, steps_s, strict=True)}
+    return StepSeconds(step_s, max(_LEAST_S, token_s), context_s, decode_s, decode_context_s)
+
+
+def _decode(engine: Steps, batch: int, prompt_tokens: int, num_steps: int) -> tuple[float, float]:
+    """Return the median seconds of a decode step, and the mean tokens before those of its requests, in all."""
+    requests = engine.start(batch, prompt_tokens)
+    first = sum(request.num_tokens - 1 for request in requests)
+    times = [engine.decode(batch) for _ in range(num_steps)]
+    engine.abort(requests)
+    return statistics.median(times), first + batch * (num_steps - 1) / 2
+
+
+def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Return the factors, none below 0, with which sums over rows are nearest to ``seconds``, relative to each.
+
+    A factor that would fall below 0 is 0, and the others are fitted without it.
+    """
+    weights = 1 / np.asarray(seconds, np.float64)
+    matrix = np.asarray(rows, np.float64) * weights[:, None]
+    active = list(range(matrix.shape[1]))
+    while True:
+        scale = np.abs(matrix[:, active]).max(axis=0)
+        scale[scale == 0] = 1
+        found = np.linalg.lstsq(matrix[:, active] / scale, np.ones(len(seconds)), rcond=None)[0] / scale
+        lowest = int(np.argmin(found)) if active else 0
+        if not active or found[lowest] >= 0:
+            break
+        del active[lowest]
+    factors = [0.0] * matrix.shape[1]
+    for place, value in zip(active, found, strict=True):
+        factors[place] = float(value)
+    return factors

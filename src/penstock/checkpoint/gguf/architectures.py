@@ -1,0 +1,211 @@
+"""The architectures of GGUF files (``general.architecture``) that Penstock has a network for, and their tensor names.
+
+The names of tensors are those of llama.cpp's ``gguf-py/gguf/constants.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from penstock.checkpoint.gguf.metadata import Metadata
+from penstock.config import show
+from penstock.errors import UnsupportedError
+
+__all__ = ["TOP_NAMES", "Architecture", "architecture_of", "find_architecture"]
+
+TOP_NAMES: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "token_embd_norm": "model.embedding_norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_BOTH_NORMS: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GRANITE_FACTORS: Final = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "logit_scale": "logits_scaling",
+    "residual_scale": "residual_multiplier",
+}
+_SIZES: Final = ("expert_feed_forward_length",)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A value of general.architecture.
+
+    ``has_pairs``: the file has the rows of q and k in adjacent pairs.  ``layer_names``: the module of a layer that each
+    tensor of a layer is the weight of; "{}" stands for the number of an expert, of which the tensor has all.
+    ``factors``: keys of numbers that the architecture must have, with their names in config.json.  ``keys``: further
+    keys that it may have.  ``constants``: values of config.json that no key has.  ``num_experts``: the name of the
+    number of experts in config.json, "" for none.  ``expert_size``: that of the width of an expert.  ``alternates``: a
+    tensor of experts whose rows alternate with those of another.  ``is_own_form``: the file has the values of the
+    network's parameters, where a checkpoint folder has another form.
+    """
+
+    model_type: str
+    has_pairs: bool = False
+    layer_names: Mapping[str, str] = field(default_factory=lambda: _LAYER_NAMES)
+    factors: Mapping[str, str] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+    constants: Mapping[str, object] = field(default_factory=dict)
+    num_experts: str = ""
+    expert_size: str = "moe_intermediate_size"
+    alternates: Mapping[str, str] = field(default_factory=dict)
+    is_own_form: bool = False
+
+
+def _experts(path: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> dict[str, str]:
+    """Return the names of a layer whose mixture is the module ``path``; ``names`` are those of gate, up and down."""
+    dense = {part: name for part, name in _LAYER_NAMES.items() if not part.startswith("ffn_") or part == "ffn_norm"}
+    parts = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+    own = {part: f"{path}.experts.{{}}.{name}" for part, name in zip(parts, names, strict=True)}
+    return {**dense, "ffn_gate_inp": f"{path}.gate", **own}
+
+
+_SHARED: Final = {
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+_WINDOW: Final = "attention.sliding_window"
+_CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
+
+_ARCHITECTURES: Final = {
+    "llama": Architecture("llama", has_pairs=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "phi3": Architecture(
+        "phi3",
+        layer_names={**_LAYER_NAMES, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        keys=(_WINDOW,),
+    ),
+    "granite": Architecture("granite", has_pairs=True, factors=_GRANITE_FACTORS),
+    "gemma": Architecture("gemma", is_own_form=True),
+    "gemma2": Architecture(
+        "gemma2", layer_names={**_LAYER_NAMES, **_BOTH_NORMS}, keys=(_WINDOW, *_CAPS), is_own_form=True
+    ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        layer_names={**_LAYER_NAMES, **_BOTH_NORMS},
+        keys=(_WINDOW, *_CAPS, "attention.sliding_window_pattern", "mm.tokens_per_image", "rope.freq_base_swa"),
+        is_own_form=True,
+    ),
+    "olmo2": Architecture(
+        "olmo2",
+        layer_names={**_LAYER_NAMES, **{part: _BOTH_NORMS[part] for part in ("post_attention_norm", "post_ffw_norm")}},
+    ),
+    "smollm3": Architecture("smollm3", has_pairs=True),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        layer_names={**_experts("mlp"), **_SHARED},
+        keys=(*_SIZES, "expert_shared_feed_forward_length"),
+        constants={"norm_topk_prob": False},
+        num_experts="num_experts",
+    ),
+    "qwen3moe": Architecture(
+        "qwen3_moe",
+        layer_names=_experts("mlp"),
+        keys=_SIZES,
+        constants={"norm_topk_prob": True},
+        num_experts="num_experts",
+    ),
+    "olmoe": Architecture(
+        "olmoe",
+        layer_names=_experts("mlp"),
+        keys=_SIZES,
+        constants={"norm_topk_prob": False},
+        num_experts="num_experts",
+        expert_size="intermediate_size",
+    ),
+    "granitemoe": Architecture(
+        "granitemoe",
+        has_pairs=True,
+        layer_names=_experts("block_sparse_moe"),
+        factors=_GRANITE_FACTORS,
+        keys=_SIZES,
+        num_experts="num_local_experts",
+        expert_size="intermediate_size",
+        is_own_form=True,
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        layer_names={
+            **_experts("mlp", ("gate_up_proj", "gate_up_proj", "down_proj")),
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        keys=(*_SIZES, _WINDOW),
+        num_experts="num_local_experts",
+        expert_size="intermediate_size",
+        alternates={"ffn_gate_exps": "ffn_up_exps"},
+        is_own_form=True,
+    ),
+    "lfm2": Architecture(
+        "lfm2",
+        layer_names={
+            **_LAYER_NAMES,
+            "attn_norm": "operator_norm",
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "ffn_norm": "ffn_norm",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2",
+            "shortconv.conv": "conv.conv",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.out_proj": "conv.out_proj",
+        },
+        keys=("shortconv.l_cache",),
+        constants={"block_auto_adjust_ff_dim": False},
+    ),
+}
+_MIXTRAL: Final = replace(
+    _ARCHITECTURES["llama"],
+    model_type="mixtral",
+    layer_names=_experts("block_sparse_moe", ("w1", "w3", "w2")),
+    num_experts="num_local_experts",
+    expert_size="intermediate_size",
+)
+
+
+def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
+    """Return the architecture of a file, with its name; UnsupportedError lists those that Penstock runs."""
+    name = metadata.text("general.architecture")
+    if name not in _ARCHITECTURES:
+        raise UnsupportedError(
+            f"{metadata.file}: general.architecture: expected one of {', '.join(_ARCHITECTURES)}, found {show(name)}",
+            param="general.architecture",
+        )
+    if name == "llama" and metadata.integer("llama.expert_count", 0):
+        return name, _MIXTRAL
+    return name, _ARCHITECTURES[name]
+
+
+def architecture_of(model_type: str) -> tuple[str, Architecture] | None:
+    """Return the architecture that a file of a family has, with its name; None for a family without one."""
+    for name, architecture in {**_ARCHITECTURES, "llama-moe": _MIXTRAL}.items():
+        if architecture.model_type == {"mistral": "llama"}.get(model_type, model_type):
+            return name.removesuffix("-moe"), architecture
+    return None
