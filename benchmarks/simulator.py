@@ -51,7 +51,7 @@ def trace_of(rate: float, num_requests: int, seed: int = 0) -> list[TraceRequest
 def measured_costs(path: Path, threads: int) -> StepCosts:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "costs.json"
-        command = [sys.executable, "-m", "penstock", "bench", path, "--batch", "1,4,16", "--costs", file]
+        command = [sys.executable, "-m", "penstock", "bench", path, "-n", 48, "--batch", "1,4,16", "--costs", file]
         subprocess.run([*map(str, command), "--threads", str(threads)], check=True, stdout=subprocess.DEVNULL)
         return read_costs(file)
 
