@@ -51,6 +51,9 @@ class EmptyProgram:
     def step(self, batch: StepBatch, sampling: Sampling) -> Sampled:
         return self.sample(sampling)
 
+    def page_memory(self) -> list[list[np.ndarray]]:
+        return []
+
     def end_exchanges(self) -> None:
         """Do nothing."""
 

@@ -14,39 +14,13 @@ from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import InternalError, InvalidArgumentError, QueueFullError
 from penstock.llm import engine_thread as feed_module
-from penstock.llm.engine_thread import IDLE_TURN_S, EngineThread, StepEvent
+from penstock.llm.engine_thread import IDLE_TURN_S, EngineThread
 from tests.support.engine_requests import PARAMS, PROMPTS, run_alone
 from tests.support.errors import raises
+from tests.support.inbox import Inbox
 
 ENDLESS = SamplingParams(max_tokens=90_000, temperature=0, ignore_eos=True)
 ROOMY = {"context_len": 100_000, "num_pages": 3200}
-
-
-class Inbox:
-    """Takes deliveries; ``wait_for`` blocks until a condition over them holds."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[StepEvent]] = []
-        self._changed = threading.Condition()
-
-    def __call__(self, events: list[StepEvent]) -> None:
-        with self._changed:
-            self.calls.append(events)
-            self._changed.notify_all()
-
-    @property
-    def events(self) -> list[StepEvent]:
-        return [one for call in self.calls for one in call]
-
-    def of(self, key: int) -> list[StepEvent]:
-        return [one for one in self.events if one.key == key]
-
-    def wait_for(self, condition, seconds: float = 600.0) -> None:
-        with self._changed:
-            assert self._changed.wait_for(condition, seconds), "it did not come true"
-
-    def wait_last(self, *keys: int) -> None:
-        self.wait_for(lambda: all(any(one.is_last for one in self.of(key)) for key in keys))
 
 
 def gated(engine_thread: EngineThread) -> tuple[threading.Event, threading.Event]:

@@ -167,6 +167,9 @@ class FakeProgram:
         self.run(batch)
         return self.sample(sampling)
 
+    def page_memory(self) -> list[list[NDArray[np.uint8]]]:
+        return [[pages.reshape(len(pages), -1).view(np.uint8)] for pages in self._pages]
+
     def end_exchanges(self) -> None:
         pass
 

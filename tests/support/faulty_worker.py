@@ -8,6 +8,7 @@ makes it hang after three tokens of the answer.  NAP makes a step take 0.8 s, du
 "crowd": the first process of a bundle begins after CROWD requests have arrived, and hangs once two have a token.
 "clock": the time of day is an hour ahead and an hour behind in turn, at each reading.
 "slow": a step takes 10 ms longer, so that a test finds a request still running.
+"resumed": the first process that is to compute a request which another one began is killed.
 """
 
 from __future__ import annotations
@@ -68,6 +69,19 @@ def main() -> int:
         time.sleep(0.01)
         return real_step(engine)
 
+    def open_marked(config, on_plan):
+        mark = Path(config.path).with_suffix(".killed")
+
+        def schedule_until_resumed(scheduler):
+            chunks = real_schedule(scheduler)
+            if any(chunk.request.num_resumed for chunk in chunks) and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return chunks
+
+        Scheduler.schedule = schedule_until_resumed
+        return real_open(config, on_plan)
+
     def schedule(scheduler):
         chunks = real_schedule(scheduler)
         if any(DEADLY in chunk.request.prompt_ids for chunk in chunks):
@@ -99,6 +113,8 @@ def main() -> int:
         worker.open_llm = open_first
     if "exits" in faults:
         worker.open_llm = open_llm
+    if "resumed" in faults:
+        worker.open_llm = open_marked
     return worker.main()
 
 

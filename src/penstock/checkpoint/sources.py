@@ -40,7 +40,7 @@ class Source:
     so is row ``added_row`` of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With
     ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
     as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``.  With ``unit_rows`` every row is
-    divided by its length (L2 norm) in float32.  With ``column`` the tensor is a vector, read as a matrix of one column.
+    divided by its length (L2 norm) in float32.
     """
 
     tensor: str
@@ -54,7 +54,6 @@ class Source:
     added_row: int = 0
     rows_transposed: bool = False
     unit_rows: bool = False
-    column: bool = False
 
     @property
     def is_computed(self) -> bool:
@@ -152,7 +151,7 @@ class MappedCheckpoint(Checkpoint):
         if pieces is None:
             return super().block_scheme(name)
         is_whole = not any(
-            piece.transposed or piece.rows_transposed or piece.is_computed or piece.column or piece.index is not None
+            piece.transposed or piece.rows_transposed or piece.is_computed or piece.index is not None
             for piece in pieces
         )
         schemes = {super(MappedCheckpoint, self).block_scheme(piece.tensor) for piece in pieces}
@@ -197,8 +196,6 @@ class MappedCheckpoint(Checkpoint):
             values, dtype = mxfp4_to_bf16(values, scales if piece.index is None else scales[piece.index]), "bf16"
         if piece.transposed:
             values = values.T
-        if piece.column:
-            values = values[:, None]
         if len(piece.rows) == 1:
             values = values[slice(*piece.rows[0])]
         elif piece.rows:
@@ -222,8 +219,6 @@ class MappedCheckpoint(Checkpoint):
         shape = info.shape if piece.index is None else info.shape[1:]
         if piece.scales:
             shape = (shape[0], shape[1] * BLOCK_LEN)
-        if piece.column and len(shape) == 1:
-            shape = (*shape, 1)
         if not shape or (piece.transposed and len(shape) != 2):
             raise InvalidFileError(
                 f"{info.file}: tensor {show(piece.tensor)}: shape: expected a matrix, found {list(info.shape)}",

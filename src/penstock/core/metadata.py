@@ -18,13 +18,13 @@ from penstock.errors import FileAccessError, InvalidFileError
 
 __all__ = [
     "FORMAT_MAJOR", "FORMAT_MINOR", "Row", "StoredPart", "StoredWeight", "check_same", "open_again", "read_metadata",
-    "stamp_of", "stored_segments", "stored_weights",
+    "stamp_of", "state_groups", "stored_segments", "stored_weights",
 ]  # fmt: skip
 
 FORMAT_MAJOR, FORMAT_MINOR = 1, 0
 
 _OFFSET_AT, _SIZE_AT, _HEADER_BYTES = 16, 24, 64
-_SEGMENTS, _WEIGHTS = 13, 7
+_SEGMENTS, _WEIGHTS, _STATES = 13, 7, 8
 
 
 class Row:
@@ -138,6 +138,12 @@ def stored_segments(metadata: bytes) -> dict[str, tuple[int, int]]:
     """Return the offset and the size in bytes of each segment of a bundle, by name."""
     root = Row(metadata, int.from_bytes(metadata[:4], "little"))
     return {row.string(0): (row.long(1), row.long(2)) for row in root.rows(_SEGMENTS)}
+
+
+def state_groups(metadata: bytes) -> list[int]:
+    """Return the page group of each state of a bundle, in the order of its table."""
+    root = Row(metadata, int.from_bytes(metadata[:4], "little"))
+    return [row.number(3) for row in root.rows(_STATES)]
 
 
 def stored_weights(metadata: bytes) -> list[StoredWeight]:

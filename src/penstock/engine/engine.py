@@ -21,15 +21,15 @@ from penstock.core.forked import check_process, is_forked
 from penstock.engine.batch import BatchLayout, Step
 from penstock.engine.capabilities import check_sampling
 from penstock.engine.deadlines import Deadlines
-from penstock.engine.fair_queue import heaviest
+from penstock.engine.fair_queue import displaced_error, heaviest
 from penstock.engine.interrupt import end_stuck_step, interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.page_journal import PageJournal
 from penstock.engine.pages import PageLedger
 from penstock.engine.params import ResolvedSampling, check_num_top
 from penstock.engine.pooling import Pooling, check_heads
-from penstock.engine.prompts import check_token_ids
-from penstock.engine.request import Request, Status, to_penstock_error
+from penstock.engine.prompts import check_token_ids, longer_than_a_step, more_rows_than_a_step
+from penstock.engine.request import BegunAnswer, Request, Status, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
 from penstock.engine.stats import EngineStats
@@ -138,7 +138,6 @@ class Engine:
         Raises InvalidArgumentError if the prompt or a parameter is wrong, UnsupportedError if the program has no hidden
         rows or cannot sample in this way, and QueueFullError if the queue is full.
         """
-        self.check_process()
         self._check_open()
         options, sampling = check_options(options), check_sampling(sampling, self.program.info)
         if prompt_rows is not None:
@@ -147,24 +146,48 @@ class Engine:
         num_new = 0 if pooling is not None else sampling.max_tokens
         ids = self.fit_prompt(prompt_ids, num_new, options)
         if self.scheduler.whole_prompts and prompt_rows is not None and len(ids) > self.program.limits.max_rows:
-            raise InvalidArgumentError(
-                f"prompt has {len(ids)} tokens, but a step has {self.program.limits.max_rows} rows of logits "
-                "(max_rows). This network runs a prompt in one step, because its attention is not causal.",
-                param="prompt",
-            )
+            raise more_rows_than_a_step(len(ids), self.program.limits.max_rows)
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, pooling=pooling)
         request.prompt_rows, request.family = prompt_rows, family
+        return self._queue(request)
+
+    def resume(
+        self,
+        prompt_ids: Sequence[int],
+        begun: BegunAnswer,
+        sampling: ResolvedSampling,
+        *,
+        stop_ids: frozenset[int] = frozenset(),
+        text: TextStream | None = None,
+        options: RequestOptions | None = None,
+        family: int = 0,
+    ) -> Request:
+        """Queue a request that another engine began, as ``submit`` does; ``text`` has the begun tokens already.
+
+        They are computed again, as after a preemption, and the next token is the one that the other engine would have
+        sampled.  Raises InvalidArgumentError also if no token may follow.
+        """
+        self._check_open()
+        options, sampling = check_options(options), check_sampling(sampling, self.program.info)
+        ids = self.fit_prompt(prompt_ids, sampling.max_tokens, options)
+        max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
+        output_ids = check_token_ids(begun.token_ids, self.program.info.vocab_size, max_tokens, 1)
+        request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, family=family)
+        request.output_ids, request.num_resumed = output_ids, len(output_ids)
+        return self._queue(request)
+
+    def _queue(self, request: Request) -> Request:
+        """Let a checked request wait for a place in a step; QueueFullError."""
         with self._submit_lock:  # two threads could both take the last place in the queue
-            if not self.has_room and not self._displace(options):
-                full = f"The request queue is full ({self._num_waiting} waiting). Retry later."
-                raise QueueFullError(full)
+            if not self.has_room and not self._displace(request.options):
+                raise QueueFullError(f"The request queue is full ({self._num_waiting} waiting). Retry later.")
             self._num_submitted += 1
             self._incoming.append(request)
         if self._displaced:
             self._settle()
         if self.is_closed:  # closed by another thread, which may have looked for open requests before
-            with self._exclusive():
+            with self.exclusive():
                 self._accept_calls()
                 self._end(request, "abort")
         return request
@@ -199,7 +222,7 @@ class Engine:
     def _displaceable(self) -> list[Request]:
         """Return the requests that wait for their first place in a step.  Any thread may call this."""
         waiting = (*self.scheduler.waiting.copy(), *self._incoming.copy())
-        return [r for r in waiting if not r.timings.scheduled and r.id not in self._displaced]
+        return [r for r in waiting if not (r.timings.scheduled or r.num_resumed or r.id in self._displaced)]
 
     @staticmethod
     def _giving_way(waiting: Iterable[Request], client: str, priority: int | None) -> str | None:
@@ -232,12 +255,7 @@ class Engine:
             num_tokens = len(prompt_ids) + answer_len
             limits, longest = self.program.limits, self.program.info.context_len
             if self.max_len < num_tokens <= min(longest, limits.context_len or longest):
-                raise InvalidArgumentError(
-                    f"prompt has {len(prompt_ids)} tokens, but this network runs a prompt in one step, because its "
-                    f"attention is not causal, and a step holds {self.max_len} tokens with the answer's (limits: "
-                    "max_tokens, max_chunk)",
-                    param="prompt",
-                )
+                raise longer_than_a_step(len(prompt_ids), self.max_len)
         return check_token_ids(prompt_ids, self.program.info.vocab_size, self.max_len, answer_len)
 
     def abort(self, request: Request) -> None:
@@ -267,7 +285,7 @@ class Engine:
 
     def fail_all(self, error: Exception) -> None:
         """End every request with an error that a step raised.  The engine goes on with all pages free."""
-        with self._exclusive():
+        with self.exclusive():
             self._start_over(error)
             while self._incoming:
                 self._end(self._incoming.popleft(), "error", to_penstock_error("The step", error))
@@ -275,14 +293,14 @@ class Engine:
 
     def step(self) -> list[Request]:
         """Run one step: schedule, run, sample, update.  Returns the requests that got a token or ended."""
-        with self._exclusive():
+        with self.exclusive():
             self._check_open()
             self._accept_calls()
             self._expire()
             return self._notify(self._step())
 
     @contextmanager
-    def _exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Work on the requests while no other thread does, and carry out the aborts that arrive meanwhile.
 
         Aborts come from other threads, and from this one in the middle of the work: the garbage collector drops a
@@ -480,33 +498,22 @@ class Engine:
 
     def figures(self) -> EngineStats:
         """Return the counters of this moment.  Any thread may call this."""
-        scheduler = self.scheduler
-        pools = scheduler.ledger.pools
-        fullest = min(pools, key=lambda pool: pool.num_free, default=None)  # a model without attention has none
         return EngineStats(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting) + len(self._incoming),
-            num_pages=fullest.num_pages if fullest else 0,
-            num_held_pages=fullest.num_pages - fullest.num_free if fullest else 0,
-            num_named_pages=max((pool.num_named for pool in pools), default=0),
+            **self.scheduler.figures(),
+            num_waiting=len(self.scheduler.waiting) + len(self._incoming),
             num_steps=self.num_steps,
-            num_preemptions=scheduler.num_preemptions,
-            num_prompt_tokens=scheduler.num_prompt_tokens,
-            num_cached_tokens=scheduler.num_cached_tokens,
             num_output_tokens=self.num_output_tokens,
             num_finished=dict(self._num_finished),
-            num_step_tokens=scheduler.num_step_tokens,
-            num_steps_by=dict(scheduler.num_steps_by),
         )
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache.  Requests keep the pages that they hold."""
-        with self._exclusive():
+        with self.exclusive():
             self.scheduler.ledger.forget()
 
     def check_integrity(self) -> None:
         """Raise InternalError unless scheduler and pages agree."""
-        with self._exclusive():
+        with self.exclusive():
             self.scheduler.check_integrity()
 
     def close(self) -> None:
@@ -518,7 +525,7 @@ class Engine:
         if is_forked(self._pid):
             return  # the parent owns the threads and the memory
         end_stuck_step(self._lock, lambda: self.num_steps, self.program.end_exchanges)
-        with self._exclusive():
+        with self.exclusive():
             if self.is_closed:
                 return
             self.is_closed = True  # first, so that a submit that does not see it is seen here
@@ -536,6 +543,7 @@ class Engine:
         check_process(self._pid, "LLM")
 
     def _check_open(self) -> None:
+        self.check_process()
         if self.is_closed:
             raise InvalidArgumentError("The engine is closed.")
 
@@ -574,11 +582,7 @@ class Engine:
         while self._displaced:
             _, request = self._displaced.popitem()
             if not request.timings.scheduled:
-                full = (
-                    f"The request queue is full ({self.options.max_waiting} waiting), and this client has most of the "
-                    "waiting requests. Retry later."
-                )
-                self._end(request, "error", QueueFullError(full))
+                self._end(request, "error", displaced_error(self.options.max_waiting))
         self._deadlines.forget_ended(self._num_submitted - self._num_ended)
 
     def _end(self, request: Request, reason: str, error: PenstockError | None = None) -> None:

@@ -18,10 +18,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from penstock.errors import QueueFullError
+
 if TYPE_CHECKING:
     from penstock.engine.request import Request
 
-__all__ = ["FairQueue", "heaviest"]
+__all__ = ["FairQueue", "displaced_error", "heaviest"]
 
 _MAX_IDLE_CLIENTS: Final = 1024
 """Clients without a waiting request that a level remembers."""
@@ -137,3 +139,11 @@ class FairQueue:
 def _cost(request: Request) -> int:
     """Return the tokens that a request may compute: of its prompt, and of the longest answer that it asks for."""
     return len(request.prompt_ids) + (request.max_tokens if request.samples else 0)
+
+
+def displaced_error(max_waiting: int) -> QueueFullError:
+    """Return the error for a request whose place in a full queue another client's request takes."""
+    return QueueFullError(
+        f"The request queue is full ({max_waiting} waiting), and this client has most of the waiting requests. Retry "
+        "later."
+    )

@@ -285,6 +285,30 @@ class PageLedger:
         pages.version += 1
         return True
 
+    def reserve(self, pages: PageTables, num_tokens: int, spare: int = 0) -> bool:
+        """Extend every table to hold ``num_tokens`` tokens that are not computed here, without pages that none sees.
+
+        If pages are short, or fewer than ``spare`` would be left, take none and return False.
+        """
+        self.slide(pages, num_tokens)
+        needed, rotation = pages_for(num_tokens), pages.rotation
+        starts = [
+            max(len(table), min(needed, _first_seen(num_tokens, window)) if window > 0 else 0)
+            for window, table in zip(self.windows, pages.tables, strict=True)
+        ]
+        if any(
+            pool.missing(start, needed, rotation, spare) > 0 for pool, start in zip(self.pools, starts, strict=True)
+        ):
+            return False
+        for group, (start, pool) in enumerate(zip(starts, self.pools, strict=True)):
+            table = pages.tables[group]
+            if start > len(table):
+                table += [FREED] * (start - len(table))
+                pages.num_freed[group] = start
+            table += [pool.take(pool.rank_of(index, rotation)) for index in range(len(table), needed)]
+        pages.version += 1
+        return True
+
     def slide(self, pages: PageTables, next_position: int) -> None:
         """Free the pages that no token from ``next_position`` on can see."""
         for group, window in self._windowed:

@@ -8,7 +8,7 @@ from operator import index as as_index
 from penstock.errors import InvalidArgumentError
 from penstock.validation import wrong_type
 
-__all__ = ["check_token_ids"]
+__all__ = ["check_token_ids", "longer_than_a_step", "more_rows_than_a_step"]
 
 
 def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, answer_len: int) -> list[int]:
@@ -41,3 +41,21 @@ def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, an
                 f"prompt[{position}]: expected a token id from 0 to {vocab_size - 1}, got {token}", param="prompt"
             )
     return ids
+
+
+def more_rows_than_a_step(prompt_len: int, max_rows: int) -> InvalidArgumentError:
+    """Return the error for a prompt that needs more rows of logits than a step has, where it has to run in one."""
+    return InvalidArgumentError(
+        f"prompt has {prompt_len} tokens, but a step has {max_rows} rows of logits (max_rows). This network runs a "
+        "prompt in one step, because its attention is not causal.",
+        param="prompt",
+    )
+
+
+def longer_than_a_step(prompt_len: int, max_len: int) -> InvalidArgumentError:
+    """Return the error for a prompt that does not fit into a step, where it has to run in one."""
+    return InvalidArgumentError(
+        f"prompt has {prompt_len} tokens, but this network runs a prompt in one step, because its attention is not "
+        f"causal, and a step holds {max_len} tokens with the answer's (limits: max_tokens, max_chunk)",
+        param="prompt",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.engine.row_state import RowState
     from penstock.text.text_stream import TextStream
 
-__all__ = ["Request", "Status", "Timings", "to_penstock_error"]
+__all__ = ["BegunAnswer", "Request", "Status", "Timings", "to_penstock_error"]
 
 
 class Status(Enum):
@@ -28,6 +29,19 @@ class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class BegunAnswer:
+    """What another engine has delivered of answer ``index`` to a prompt: its tokens and ``num_chars`` of its text.
+
+    ``has_ended``: that was the whole answer.
+    """
+
+    index: int
+    token_ids: Sequence[int] = ()
+    num_chars: int = 0
+    has_ended: bool = False
 
 
 @dataclass
@@ -40,7 +54,7 @@ class Timings:
     finished: float = 0.0
 
     def summary(self, num_tokens: int) -> dict[str, float]:
-        """Return durations in seconds, and the rate of decoding.
+        """Return durations in seconds, and the rate of decoding ``num_tokens`` tokens.
 
         ``queued_s``: submission to scheduling.  ``prefill_s``: scheduling to the first token.  ``first_token_s``:
         submission to the first token.  ``total_s``: submission to the end.  ``per_token_s`` and
@@ -68,7 +82,8 @@ class Request:
     ``virtual_start`` belongs to FairQueue. ``slot`` is its place among the running requests.  ``page_keys`` are the
     keys of its leading pages. ``row`` is the sampler's state.  ``prompt_rows`` collects rows of the prompt; with
     ``max_tokens`` 0 no token follows. ``pooling`` collects hidden rows; the request then ends with its prompt.
-    ``family`` is a number that the answers to one prompt share, 0 for a prompt with one answer.
+    ``family`` is a number that the answers to one prompt share, 0 for a prompt with one answer.  ``num_resumed``: the
+    leading tokens of the answer that another engine sampled.
     """
 
     id: int
@@ -96,6 +111,7 @@ class Request:
     row: RowState | None = None
     pooling: Pooling | None = None
     family: int = 0
+    num_resumed: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -106,6 +122,11 @@ class Request:
     def samples(self) -> bool:
         """True if a token is sampled once all known tokens are computed."""
         return self.pooling is None
+
+    @property
+    def num_sampled(self) -> int:
+        """The number of tokens of the answer that this engine sampled."""
+        return len(self.output_ids) - self.num_resumed
 
     @property
     def may_share(self) -> bool:
@@ -144,7 +165,7 @@ class Request:
 
     def accept(self, token: int) -> None:
         """Append a sampled token, add it to the text, and end the request if it was the last."""
-        if not self.output_ids:
+        if not self.timings.first_token:
             self.timings.first_token = time.perf_counter()
         self.output_ids.append(token)
         try:

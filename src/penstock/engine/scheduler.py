@@ -25,8 +25,9 @@ from __future__ import annotations
 import bisect
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock.engine.fair_queue import FairQueue
 from penstock.engine.options import PRIORITY_S
@@ -133,6 +134,22 @@ class Scheduler:
         """The number of clients that the order of waiting requests remembers, counted once for each priority."""
         return self._order.num_clients
 
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of EngineStats that the scheduler knows."""
+        pools = self.ledger.pools
+        fullest = min(pools, key=lambda pool: pool.num_free, default=None)  # a model without attention has none
+        return {
+            "num_running": len(self.running),
+            "num_pages": fullest.num_pages if fullest else 0,
+            "num_held_pages": fullest.num_pages - fullest.num_free if fullest else 0,
+            "num_named_pages": max((pool.num_named for pool in pools), default=0),
+            "num_preemptions": self.num_preemptions,
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
+            "num_step_tokens": self.num_step_tokens,
+            "num_steps_by": dict(self.num_steps_by),
+        }
+
     def add(self, request: Request) -> None:
         """Add a request to the queue."""
         request.status = Status.WAITING
@@ -228,6 +245,13 @@ class Scheduler:
         slots = sorted([*self._free_slots, *(r.slot for r in self.running)])
         if slots != list(range(self.max_requests)):
             raise InternalError(f"scheduler: free and used slots are {slots}")
+
+    def keys_of(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        """Return the keys of the full pages of a text; none if requests do not share pages."""
+        keys: list[bytes] = []
+        if self._all_share and not self.whole_prompts:
+            self._keys.extend(keys, salt, token_ids)
+        return keys
 
     def _release(self, request: Request) -> None:
         if request.pages is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -19,7 +20,7 @@ from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams, check_num_top
 from penstock.engine.pooling import Pooling, check_embedding
 from penstock.engine.prompt_logits import PromptScores
-from penstock.engine.request import Request, Status, to_penstock_error
+from penstock.engine.request import BegunAnswer, Request, Status, to_penstock_error
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.result import all_finished, make_result
 
@@ -38,6 +39,7 @@ _FIRST_TOKEN_PAUSE_S: Final = 0.001
 Without it the next step takes the cores that the token's way needs: the first text came after 12.1 instead of 10.6 ms
 (``python benchmarks/serving_shortcuts.py MODEL.psm --threads 0 --shortcuts pause --loads first``; docs/history/log.md).
 """
+_UNBEGUN: Final = BegunAnswer(0)
 _MAX_PAUSED_EVENTS: Final = 4
 """The largest number of answers in a step after which the loop pauses for a first token."""
 
@@ -82,11 +84,15 @@ class StepEvent:
 
 @dataclass(eq=False)
 class _Open:
-    """A request of the caller, which has one request of the engine for each answer."""
+    """A request of the caller, which has one request of the engine for each answer.
+
+    ``indices`` are those of the answers; one that another engine has completed has no request.
+    """
 
     key: int
     params: SamplingParams
     requests: list[Request] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
     num_given: list[int] = field(default_factory=list)
     ended: list[bool] = field(default_factory=list)
     normalize: bool = False
@@ -126,6 +132,7 @@ class EngineThread:
         self._work = threading.Event()
         self._soon = soon
         self._closing = False
+        self._calls: deque[Callable[[], None]] = deque()
         self._has_first = False
         self.last_turn = time.monotonic()
         llm.engine.observer = self._observe
@@ -133,15 +140,30 @@ class EngineThread:
         self._thread.start()
 
     def submit(
-        self, key: int, prompt_ids: Sequence[int], params: SamplingParams, options: RequestOptions | None = None
+        self,
+        key: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions | None = None,
+        begun: Sequence[BegunAnswer] = (),
     ) -> None:
-        """Check a prompt and begin all its answers.  Raises the errors of ``LLM.stream``."""
-        fixed = check_options(options)
-        submits = self.llm.prepare(list(prompt_ids), params, fixed)
-        opened = _Open(key, params)
+        """Check a prompt and begin all its answers.  Raises the errors of ``LLM.stream``.
+
+        ``begun``: what another engine has delivered of the answers, which go on after that.  ``params`` must then have
+        the seed with which that engine began them.
+        """
+        fixed, begun_by_index = check_options(options), {one.index: one for one in begun}
+        if begun and params.seed is None:
+            raise InvalidArgumentError("seed: expected that of the begun answers, got none", param="seed")
+        if 0 in begun_by_index:  # its first event had them
+            params = replace(params, prompt_logprobs=None)
+        submits = self.llm.prepare(list(prompt_ids), params, fixed, begun_by_index)
+        opened = _Open(key, params, has_started=0 in begun_by_index)
+        indices = range(params.best_of or params.n)
+        open_indices = [index for index in indices if not begun_by_index.get(index, _UNBEGUN).has_ended]
         try:
-            for submit in submits:
-                self._add(opened, submit())
+            for index, submit in zip(open_indices, submits, strict=True):
+                self._add(opened, submit(), index)
         except BaseException:
             self._abort_all(opened)
             raise
@@ -176,6 +198,11 @@ class EngineThread:
             self._forget(opened)
         self._abort_all(opened)
 
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function in the engine's thread, between two steps.  It must return soon and not raise."""
+        self._calls.append(function)
+        self._work.set()
+
     def close(self) -> None:
         """End every request with "abort", deliver that, and free the memory of the model."""
         self._closing = True
@@ -188,9 +215,10 @@ class EngineThread:
         """The number of requests that have not ended."""
         return len(self._open)
 
-    def _add(self, opened: _Open, request: Request) -> None:
+    def _add(self, opened: _Open, request: Request, index: int = 0) -> None:
         opened.requests.append(request)
-        opened.num_given.append(0)
+        opened.indices.append(index)
+        opened.num_given.append(request.num_resumed)
         opened.ended.append(False)
 
     def _abort_all(self, opened: _Open) -> None:
@@ -202,9 +230,9 @@ class EngineThread:
         """Register the request, and deliver what a step produced before that."""
         with self._lock:
             self._open[opened.key] = opened
-            self._owners.update({request.id: (opened, index) for index, request in enumerate(opened.requests)})
-            early = [i for i, r in enumerate(opened.requests) if r.output_ids or r.status is Status.FINISHED]
-            events = [event for index in early for event in self._events_of(opened, index)]
+            self._owners.update({request.id: (opened, place) for place, request in enumerate(opened.requests)})
+            early = [i for i, r in enumerate(opened.requests) if r.num_sampled or r.status is Status.FINISHED]
+            events = [event for place in early for event in self._events_of(opened, place)]
             if events:
                 self._deliver(events)
         self._abort_failed()
@@ -237,36 +265,36 @@ class EngineThread:
         while self._failed:
             self.llm.engine.abort(self._failed.pop())
 
-    def _events_of(self, opened: _Open, index: int) -> list[StepEvent]:
-        request = opened.requests[index]
-        if opened.ended[index]:
+    def _events_of(self, opened: _Open, place: int) -> list[StepEvent]:
+        request, index = opened.requests[place], opened.indices[place]
+        if opened.ended[place]:
             return []
         finished = request.status is Status.FINISHED
-        opened.ended[index] = finished
+        opened.ended[place] = finished
         if request.error is not None:
             self._fail(opened)
             return [StepEvent(opened.key, error=request.error, is_last=True)]
         if opened.is_choice:
             return self._best(opened)
-        start = opened.num_given[index]
+        start = opened.num_given[place]
         ids = request.output_ids[start:]
-        opened.num_given[index] = start + len(ids)
+        opened.num_given[place] = start + len(ids)
         event = StepEvent(opened.key, index, "" if request.text is None else request.text.take(), ids)
         if opened.params.logprobs is not None:
-            event.logprobs = request.logprobs[start : start + len(ids)]
+            first = start - request.num_resumed
+            event.logprobs = request.logprobs[first : first + len(ids)]
         if index == 0 and not opened.has_started:
             opened.has_started = True
             event.started = _started(request)
         elif index and not start:
             event.seed = request.sampling.seed
         if finished:
-            self._finish(opened, index, event)
+            self._finish(opened, request, event)
         return [event]
 
-    def _finish(self, opened: _Open, index: int, event: StepEvent) -> None:
-        request = opened.requests[index]
+    def _finish(self, opened: _Open, request: Request, event: StepEvent) -> None:
         event.finish_reason = request.finish_reason
-        event.timings = request.timings.summary(len(request.output_ids))
+        event.timings = request.timings.summary(request.num_sampled)
         event.is_last = all(opened.ended)
         if request.pooling is not None and request.finish_reason == "stop":
             event.vector = request.pooling.vector(opened.normalize)
@@ -303,6 +331,8 @@ class EngineThread:
         while not self._closing and not engine.is_closed:
             self._work.clear()
             self.last_turn = time.monotonic()
+            while self._calls:
+                self._calls.popleft()()
             if not engine.has_work:
                 self._work.wait(IDLE_TURN_S)
                 continue

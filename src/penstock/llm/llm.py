@@ -22,7 +22,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
-from penstock.engine.request import Request, Status
+from penstock.engine.request import BegunAnswer, Request, Status
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.classify import Classification, Pair, Ranked, classify_prompts, ids_of, rerank_documents
 from penstock.llm.embed import EmbedSettings, embed_prompts
@@ -326,20 +326,32 @@ class LLM:
             raise
         return requests, params
 
-    def prepare(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> list[Callable[[], Request]]:
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: RequestOptions,
+        begun: Mapping[int, BegunAnswer] | None = None,
+    ) -> list[Callable[[], Request]]:
         """Check a prompt with its parameters, and return one function for each answer that submits its request.
 
         There are ``best_of`` answers, or else ``n``.  The log-probabilities of the prompt come with the first.
+        ``begun``: by index, what another engine has delivered of the answers.  Those that have ended are left out.
         """
         sampling = self._resolve(params)
         ids = self.engine.fit_prompt(self.prompt_ids(prompt), sampling.max_tokens, options)
         num_answers = params.best_of or params.n
         family = next(self._families) if num_answers > 1 else 0
         others = params if params.prompt_logprobs is None else replace(params, prompt_logprobs=None)
+        answers = ((begun or {}).get(i, BegunAnswer(i)) for i in range(num_answers))
         return [
-            partial(self._submit, ids, params if i == 0 else others, sampling.answer(i), prompt, options, family)
-            for i in range(num_answers)
-        ]
+            partial(
+                self._submit, ids, others if one.index else params, sampling.answer(one.index), prompt, options, family,
+                one,
+            )
+            for one in answers
+            if not one.has_ended
+        ]  # fmt: skip
 
     def stream(
         self,
@@ -527,10 +539,17 @@ class LLM:
         prompt: Prompt,
         options: RequestOptions | None = None,
         family: int = 0,
+        begun: BegunAnswer | None = None,
     ) -> Request:
         stop_ids, text, rows = end_ids(params, self._stop_ids), None, None
         if self.has_text:
             text = answer_text(self.tokenizer, params, stop_ids, prompt if isinstance(prompt, str) else prompt_ids)
+        if begun is not None and begun.token_ids:
+            if text is not None and text.replay(begun.token_ids, begun.num_chars):
+                raise InvalidArgumentError(f"begun: answer {begun.index} has a stop string, so it has ended")
+            return self.engine.resume(
+                prompt_ids, begun, sampling, stop_ids=stop_ids, text=text, options=options, family=family
+            )
         if params.prompt_logprobs is not None:
             rows = PromptScores(params.prompt_logprobs)
         return self.engine.submit(

@@ -206,6 +206,10 @@ class EagerProgram:
         self.run(batch)
         return self.sample(sampling)
 
+    def page_memory(self) -> list[list[NDArray[np.uint8]]]:
+        """Return nothing: pages of eager mode stay where they are."""
+        return []
+
     def end_exchanges(self) -> None:
         """Do nothing: steps in eager mode end by themselves."""
 

@@ -12,7 +12,8 @@ from penstock.core import native
 from penstock.core.layouts import KV_NUMBERS
 from penstock.core.library import CLOSED
 from penstock.core.memory import make_memory, use_small_pages
-from penstock.errors import OutOfMemoryError
+from penstock.core.metadata import read_metadata, state_groups
+from penstock.errors import OutOfMemoryError, PenstockError
 from penstock.runtime.machine import memory
 from penstock.runtime.page_prefault import PagePrefault
 from penstock.runtime.program import (
@@ -191,6 +192,8 @@ class NativeProgram:
         self._in_flight: deque[native.StepCall] = deque()
         self.group = group
         self.limits = limits
+        self.path = Path()
+        """The bundle's file, if it was opened by its path."""
         info = model.info
         self.info = ProgramInfo(
             network=info.network,
@@ -264,6 +267,7 @@ class NativeProgram:
                     model.load_huge(context)
                 populated = time.perf_counter()
                 program = cls(model, context, fitted, plan)
+                program.path = Path(path)
                 program.populate_s = populated - start if fitted.weights == "huge" else 0.0
                 program.verify_s = verify_s
                 return program, model
@@ -312,6 +316,22 @@ class NativeProgram:
     def collect(self) -> native.Sampled | None:
         """Wait for the oldest step in flight."""
         return self._in_flight.popleft().collect()
+
+    def page_memory(self) -> list[list[NDArray[np.uint8]]]:
+        """Return the KV pages of each page group; empty with several ranks, or if the file is no longer there."""
+        states = range(self.model.info.num_states)
+        groups = [0] * len(states)
+        if self.group is not None or self.info.context_ranks > 1:
+            return []
+        if len(self.info.page_windows) > 1:
+            try:
+                groups = state_groups(read_metadata(self.path, self.model.stamp))
+            except PenstockError:  # a temporary bundle was removed, or the file was replaced
+                return []
+        return [
+            [self.core_program.kv(state) for state in states if groups[state] == group]
+            for group in range(len(self.info.page_windows))
+        ]
 
     def end_exchanges(self) -> None:
         """Fail the step of another thread if it waits for other ranks.  The program can then only be closed."""

@@ -21,6 +21,8 @@ from penstock.core.layouts import (
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -158,6 +160,12 @@ class Program(Protocol):
         """Run and sample in one call.
 
         A call with the same two objects, whose arrays may have other contents, may return the same result object.
+        """
+
+    def page_memory(self) -> Sequence[Sequence[NDArray[np.uint8]]]:
+        """Return the KV pages of each page group: the bytes of each state of the group, [pages, bytes of a page].
+
+        The results are writable views.  Empty if the pages cannot be reached, as those of several ranks.
         """
 
     def end_exchanges(self) -> None:

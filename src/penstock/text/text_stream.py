@@ -73,12 +73,22 @@ class TextStream:
         self._pieces: list[str] = [echo] if echo else []
         self._num_tokens = 0
         self._num_taken = 0
+        self._num_given_chars = 0
         self._ended = False
 
     @property
     def text(self) -> str:
         """The whole text so far, without what is held back."""
         return "".join(self._pieces)
+
+    def replay(self, token_ids: Sequence[int], num_chars: int) -> bool:
+        """Add tokens of an answer that another stream began, which gave out ``num_chars`` characters of its text.
+
+        ``take`` leaves those out.  Return True if a token completes a stop string.
+        """
+        self._num_given_chars = num_chars
+        completes = [self.push(token) for token in token_ids]
+        return any(completes)
 
     def push(self, token: int) -> bool:
         """Add a token.  Return True if it completes a stop string."""
@@ -113,4 +123,8 @@ class TextStream:
         end = len(self._pieces)  # another thread may be adding
         new = "".join(self._pieces[self._num_taken : end])
         self._num_taken = end
+        if self._num_given_chars:
+            num_dropped = min(self._num_given_chars, len(new))
+            self._num_given_chars -= num_dropped
+            new = new[num_dropped:]
         return new

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromWorker(_message.Message):
-    __slots__ = ("join", "ready", "failed", "refused", "step", "heartbeat", "planned")
+    __slots__ = ("join", "ready", "failed", "refused", "step", "heartbeat", "planned", "leave", "pages_offered", "pages_granted", "page_data", "page_stored", "pages_ended")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,12 @@ class FromWorker(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_OFFERED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_GRANTED_FIELD_NUMBER: _ClassVar[int]
+    PAGE_DATA_FIELD_NUMBER: _ClassVar[int]
+    PAGE_STORED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_ENDED_FIELD_NUMBER: _ClassVar[int]
     join: Join
     ready: Ready
     failed: Error
@@ -22,10 +28,16 @@ class FromWorker(_message.Message):
     step: Step
     heartbeat: Heartbeat
     planned: Planned
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Error, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ...) -> None: ...
+    leave: Leave
+    pages_offered: PagesOffered
+    pages_granted: PagesGranted
+    page_data: PageData
+    page_stored: PageStored
+    pages_ended: PagesEnded
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Error, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., planned: _Optional[_Union[Planned, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., pages_offered: _Optional[_Union[PagesOffered, _Mapping]] = ..., pages_granted: _Optional[_Union[PagesGranted, _Mapping]] = ..., page_data: _Optional[_Union[PageData, _Mapping]] = ..., page_stored: _Optional[_Union[PageStored, _Mapping]] = ..., pages_ended: _Optional[_Union[PagesEnded, _Mapping]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("submit", "score", "embed", "abort", "stop", "welcome", "ask_pages")
+    __slots__ = ("submit", "score", "embed", "abort", "stop", "welcome", "ask_pages", "offer_pages", "grant_pages", "read_page", "page_data", "end_pages")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +45,11 @@ class ToWorker(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ASK_PAGES_FIELD_NUMBER: _ClassVar[int]
+    OFFER_PAGES_FIELD_NUMBER: _ClassVar[int]
+    GRANT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    READ_PAGE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_DATA_FIELD_NUMBER: _ClassVar[int]
+    END_PAGES_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     score: Score
     embed: Embed
@@ -40,7 +57,12 @@ class ToWorker(_message.Message):
     stop: Stop
     welcome: Welcome
     ask_pages: AskPages
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ask_pages: _Optional[_Union[AskPages, _Mapping]] = ...) -> None: ...
+    offer_pages: OfferPages
+    grant_pages: GrantPages
+    read_page: ReadPage
+    page_data: PageData
+    end_pages: EndPages
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ask_pages: _Optional[_Union[AskPages, _Mapping]] = ..., offer_pages: _Optional[_Union[OfferPages, _Mapping]] = ..., grant_pages: _Optional[_Union[GrantPages, _Mapping]] = ..., read_page: _Optional[_Union[ReadPage, _Mapping]] = ..., page_data: _Optional[_Union[PageData, _Mapping]] = ..., end_pages: _Optional[_Union[EndPages, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("protocol", "token", "model", "pid")
@@ -72,8 +94,12 @@ class Planned(_message.Message):
     plan: Plan
     def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
 
+class Leave(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Ready(_message.Message):
-    __slots__ = ("card", "files", "plan", "max_open", "weights_id")
+    __slots__ = ("card", "files", "plan", "max_open", "weights_id", "state_id")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -86,12 +112,14 @@ class Ready(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     MAX_OPEN_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_ID_FIELD_NUMBER: _ClassVar[int]
     card: Card
     files: _containers.ScalarMap[str, bytes]
     plan: Plan
     max_open: int
     weights_id: str
-    def __init__(self, card: _Optional[_Union[Card, _Mapping]] = ..., files: _Optional[_Mapping[str, bytes]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_open: _Optional[int] = ..., weights_id: _Optional[str] = ...) -> None: ...
+    state_id: str
+    def __init__(self, card: _Optional[_Union[Card, _Mapping]] = ..., files: _Optional[_Mapping[str, bytes]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., max_open: _Optional[int] = ..., weights_id: _Optional[str] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class Card(_message.Message):
     __slots__ = ("name", "created", "max_len", "vocab_size", "scheme", "network", "source", "version", "has_embeddings", "has_tokenizer", "has_chat_template", "tail")
@@ -379,18 +407,32 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "request_id", "prompt_ids", "sampling", "options")
+    __slots__ = ("key", "request_id", "prompt_ids", "sampling", "options", "begun")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     key: int
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     options: Options
-    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+    begun: _containers.RepeatedCompositeFieldContainer[BegunAnswer]
+    def __init__(self, key: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., begun: _Optional[_Iterable[_Union[BegunAnswer, _Mapping]]] = ...) -> None: ...
+
+class BegunAnswer(_message.Message):
+    __slots__ = ("index", "token_ids", "num_chars", "has_ended")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHARS_FIELD_NUMBER: _ClassVar[int]
+    HAS_ENDED_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_chars: int
+    has_ended: bool
+    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_chars: _Optional[int] = ..., has_ended: bool = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("key", "request_id", "prompt_ids", "num_top", "options")
@@ -433,3 +475,89 @@ class Stop(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: Error
     def __init__(self, reason: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class OfferPages(_message.Message):
+    __slots__ = ("transfer", "token_ids", "cache_salt")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    cache_salt: str
+    def __init__(self, transfer: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+
+class PagesOffered(_message.Message):
+    __slots__ = ("transfer", "num_pages")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    num_pages: int
+    def __init__(self, transfer: _Optional[int] = ..., num_pages: _Optional[int] = ...) -> None: ...
+
+class GrantPages(_message.Message):
+    __slots__ = ("transfer", "token_ids", "cache_salt")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    cache_salt: str
+    def __init__(self, transfer: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+
+class PagesGranted(_message.Message):
+    __slots__ = ("transfer", "first", "num_parts")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    first: int
+    num_parts: int
+    def __init__(self, transfer: _Optional[int] = ..., first: _Optional[int] = ..., num_parts: _Optional[int] = ...) -> None: ...
+
+class ReadPage(_message.Message):
+    __slots__ = ("transfer", "first", "part")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    first: int
+    part: int
+    def __init__(self, transfer: _Optional[int] = ..., first: _Optional[int] = ..., part: _Optional[int] = ...) -> None: ...
+
+class PageData(_message.Message):
+    __slots__ = ("transfer", "part", "data")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    part: int
+    data: bytes
+    def __init__(self, transfer: _Optional[int] = ..., part: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PageStored(_message.Message):
+    __slots__ = ("transfer", "part")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    part: int
+    def __init__(self, transfer: _Optional[int] = ..., part: _Optional[int] = ...) -> None: ...
+
+class EndPages(_message.Message):
+    __slots__ = ("transfer", "num_parts", "checksum")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    num_parts: int
+    checksum: bytes
+    def __init__(self, transfer: _Optional[int] = ..., num_parts: _Optional[int] = ..., checksum: _Optional[bytes] = ...) -> None: ...
+
+class PagesEnded(_message.Message):
+    __slots__ = ("transfer", "num_parts", "checksum")
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    transfer: int
+    num_parts: int
+    checksum: bytes
+    def __init__(self, transfer: _Optional[int] = ..., num_parts: _Optional[int] = ..., checksum: _Optional[bytes] = ...) -> None: ...

@@ -1,22 +1,33 @@
-"""Sends a request to a worker, and to another one if the first is lost before its first event."""
+"""Sends a request to a worker, and to another one if the first is lost before its first event.
+
+A worker that is being drained gives its requests back.  Another one goes on with their answers: it computes prompt and
+delivered tokens again and samples the tokens that the first one would have sampled, because logits do not depend on the
+company and a draw depends on nothing but the seed and the position.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.errors import DeadlineError, InternalError, UnavailableError
+from penstock.errors import DeadlineError, InternalError, QueueFullError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import MAX_CRASHES, CrashTracker
 from penstock.serving.workers.messages import options_to
+from penstock.serving.workers.moving.copy_pages import copy_pages
+from penstock.serving.workers.moving.delivered import Delivered
 from penstock.serving.workers.worker_connection import (
+    MOVE_PAUSE_S,
     LostWorkerError,
+    MovedRequestError,
     OpenRequest,
     WorkerConnection,
     body_of,
@@ -41,11 +52,24 @@ class WorkerRoutes(Protocol):
     """The lock of a request that may have crashed a worker, held until its first event or its end.
     Suspects thus run one at a time, and another crash has only one suspect."""
 
-    def choose(self, num_tokens: int = 0, keys: Sequence[bytes] = (), client: str = "") -> RoutedRequest:
-        """Return the worker for a prompt of so many tokens, whose leading pages have these keys; UnavailableError."""
+    def choose(
+        self,
+        num_tokens: int = 0,
+        keys: Sequence[bytes] = (),
+        client: str = "",
+        state_id: str = "",
+        only: WorkerConnection | None = None,
+    ) -> RoutedRequest:
+        """Return the worker for a prompt of so many tokens, whose leading pages have these keys; UnavailableError.
 
-    async def wait_ready(self, seconds: float) -> None:
-        """Wait until a worker accepts requests; UnavailableError on timeout."""
+        With ``state_id`` it is one that goes on with answers of the workers of that id; ``only`` is the only choice.
+        """
+
+    def can_take(self, state_id: str, client: str) -> bool:
+        """Return True if a worker can go on with a request of a worker with this id; "": one that has not begun."""
+
+    async def wait_ready(self, seconds: float, state_id: str = "") -> None:
+        """Wait until a worker accepts requests, with ``state_id`` one of that id; UnavailableError on timeout."""
 
     async def wake(self, seconds: float | None) -> None:
         """Wait for a worker if there is none now because their number follows the load; UnavailableError on timeout."""
@@ -72,6 +96,15 @@ class Failover:
         self._request: OpenRequest | None = None
         self._retry: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
+        self._delivered = Delivered()
+        self._state_id = ""
+        """The id of the worker that began the answers."""
+        self._is_moving = False
+        """True while pages are copied to another worker; the present one goes on meanwhile."""
+        self._target: WorkerConnection | None = None
+        self._salt = options.cache_salt
+        self._moved_at = 0.0
+        """When the request left a worker that was being drained; 0 if it did not."""
         self.answer = EventAnswer(self._abort)
         self.answer.on_settled = self._on_settled
 
@@ -106,13 +139,29 @@ class Failover:
         return _fingerprint(self._make(options_to(replace(self._options, deadline_s=None, client=""))))
 
     async def _send(self) -> None:
-        routed = self._routes.choose(self._num_tokens, self._page_keys, self._options.client)
+        """Send the request and wait for its first event, also if workers that are being drained give it back."""
+        while True:
+            try:
+                await self._send_once()
+                return
+            except MovedRequestError:
+                await self._routes.wait_ready(RETRY_WAIT_S)
+            except QueueFullError:  # others took the place
+                if not self._moved_at or time.monotonic() - self._moved_at > RETRY_WAIT_S:
+                    raise
+                await asyncio.sleep(MOVE_PAUSE_S)
+
+    async def _send_once(self) -> None:
+        routed = self._choose()
         connection = self._connection = routed.connection
-        request = self._request = OpenRequest(self.answer, self._make(self._remaining_options()), self._on_lost)
+        message = self._message()
+        request = self._request = OpenRequest(self.answer, message, self._on_lost, self._move, self._delivered)
         connection.begin(request)
         routed.begin()
         self._routed = routed
-        if connection.card is not None:
+        if self._state_id:
+            routed.is_whole = False
+        elif connection.card is not None:
             self.answer.version = connection.card.version
         try:
             await request.taken
@@ -121,6 +170,81 @@ class Failover:
             raise
         finally:
             del request  # breaks a reference cycle: an error holds this frame, and the request holds the error
+        routed.note_first()
+        self._settled.set()
+
+    def _choose(self) -> RoutedRequest:
+        """Return the worker for the request; the one that has its pages if that has a place."""
+        num_tokens = self._num_tokens + self._delivered.num_tokens
+        target, self._target = self._target, None
+        only = target if target is not None and target.is_fresh and target.has_place else None
+        return self._routes.choose(num_tokens, self._page_keys, self._options.client, self._state_id, only)
+
+    def _message(self) -> pb.ToWorker:
+        """Return the request as it is sent: with a seed, so that another worker goes on with the same draws."""
+        message = self._make(self._remaining_options())
+        if message.HasField("submit"):
+            if not message.submit.sampling.HasField("seed"):
+                message.submit.sampling.seed = self._seed
+            message.submit.begun.extend(self._delivered.messages())
+        return message
+
+    @cached_property
+    def _seed(self) -> int:
+        return secrets.randbits(63)
+
+    def _move(self) -> asyncio.Future[None] | None:
+        """Leave the worker, which is being drained, if another one can go on with the answers; see OpenRequest."""
+        connection, request = self._connection, self._request
+        if connection is None or request is None or self._is_moving:
+            return None
+        has_begun = request.taken.done()
+        if has_begun and not connection.state_id:
+            return None
+        if not self._routes.can_take(connection.state_id if has_begun else "", self._options.client):
+            return None
+        self._moved_at = time.monotonic()
+        if not has_begun:  # _send waits for it
+            connection.give_back(request)
+            request.taken.set_exception(MovedRequestError())
+            return asyncio.ensure_future(asyncio.sleep(0))
+        self._state_id, self._is_moving = connection.state_id, True
+        self._retry = asyncio.ensure_future(self._hand_over(connection, request))
+        return self._retry
+
+    async def _hand_over(self, source: WorkerConnection, request: OpenRequest) -> None:
+        """Copy the pages of a begun request to another worker while it goes on; then let that worker go on.
+
+        If none has a free place by then, the request stays, and is offered again.
+        """
+        try:
+            await self._copy_pages(source, request)
+            if not self._is_moving or self._request is not request:  # its worker was lost, or it ended
+                return
+            if not self._routes.can_take(self._state_id, self._options.client):
+                return
+        finally:
+            self._is_moving = False
+        source.give_back(request)
+        if self._routed is not None:
+            self._routed.end(self.answer)
+        await self._send_again(is_suspect=False)
+
+    async def _copy_pages(self, source: WorkerConnection, request: OpenRequest) -> None:
+        with suppress(UnavailableError):
+            self._target = self._choose().connection
+        if self._target is None:
+            return
+        salt = request.message.submit.options.cache_salt
+        if source.is_remote:  # it may send anything, which no other prompt must share
+            self._salt = secrets.token_hex(16)
+        for token_ids in self._texts(request.message.submit):
+            await copy_pages(source, self._target, token_ids, salt, self._salt)
+
+    def _texts(self, submit: pb.Submit) -> list[list[int]]:
+        """Return prompt and delivered tokens of each open answer; the prompt as it runs, which may have been cut."""
+        prompt_ids = list(submit.prompt_ids)[-max(1, self.answer.num_prompt_tokens) :]
+        return [prompt_ids + token_ids for token_ids in self._delivered.open_answers()]
 
     async def _send_as_suspect(self) -> None:
         async with self._routes.suspects:
@@ -131,6 +255,7 @@ class Failover:
     def _remaining_options(self) -> pb.Options:
         """Return the options with the time that is left until the deadline; DeadlineError after it."""
         message = options_to(self._options)
+        message.cache_salt = self._salt
         if self._options.deadline_s is not None:
             message.deadline_s = self._options.deadline_s - (time.monotonic() - self._start_time)
             if message.deadline_s <= 0:
@@ -155,14 +280,19 @@ class Failover:
         )
 
     def _on_lost(self, error: LostWorkerError) -> None:
-        """Retry or fail the request after the worker that had accepted it was lost."""
+        """Fail the request if the worker that was lost had begun it and was not handing it over; else send it again."""
+        may_go_on = self._is_moving or not self.answer.has_begun
+        self._is_moving = False
+        self._after_loss(error, may_go_on=may_go_on)
+
+    def _after_loss(self, error: LostWorkerError, *, may_go_on: bool) -> None:
         num_crashes = self._count_crash(error)
         self._settled.set()
         if self._routed is not None:
             self._routed.end(self.answer)
         if num_crashes >= MAX_CRASHES:
             self.answer.fail(self._refusal())
-        elif self.answer.has_begun:
+        elif not may_go_on:
             self.answer.fail(error)
         else:
             self._retry = asyncio.ensure_future(self._send_again(num_crashes > 0))
@@ -174,10 +304,10 @@ class Failover:
 
     async def _send_again(self, is_suspect: bool) -> None:
         try:
-            await self._routes.wait_ready(RETRY_WAIT_S)
+            await self._routes.wait_ready(RETRY_WAIT_S, self._state_id)
             await (self._send_as_suspect() if is_suspect else self._send())
         except LostWorkerError as error:  # before the worker accepted it; otherwise _on_lost was called
-            self._on_lost(error)
+            self._after_loss(error, may_go_on=True)
         except Exception as error:  # of any kind: the reader waits for the answer
             self.answer.fail(error)
 

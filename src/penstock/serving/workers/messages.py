@@ -17,6 +17,7 @@ from penstock.engine.logprobs import TokenLogprobs
 from penstock.engine.options import RequestOptions
 from penstock.engine.page_journal import PageReport
 from penstock.engine.params import SamplingParams
+from penstock.engine.request import BegunAnswer
 from penstock.engine.stats import EngineStats
 from penstock.errors import InternalError, PenstockError, UnavailableError
 from penstock.llm.backend import ModelCard
@@ -27,6 +28,7 @@ from penstock.serving.proto import wire_pb2 as pb
 __all__ = [
     "KEY_BYTES",
     "MAX_MESSAGE_BYTES",
+    "begun_from",
     "card_from",
     "card_to",
     "error_from",
@@ -87,6 +89,11 @@ def sampling_from(message: pb.Sampling) -> SamplingParams:
         else:
             params[row.name] = value
     return SamplingParams(**params)
+
+
+def begun_from(messages: Iterable[pb.BegunAnswer]) -> list[BegunAnswer]:
+    """Return what another worker has delivered of answers."""
+    return [BegunAnswer(one.index, list(one.token_ids), one.num_chars, one.has_ended) for one in messages]
 
 
 def options_to(options: RequestOptions | None) -> pb.Options:

@@ -74,6 +74,7 @@ class RemoteBackend:
         self._group: WorkerGroup | None = None
         self._old: list[WorkerGroup] = []
         self._joined: list[WorkerConnection] = []
+        self._dismissing: set[asyncio.Task[None]] = set()
         self._version = 0
         self._is_updating = False
         self._is_draining = False
@@ -153,6 +154,7 @@ class RemoteBackend:
             )
         self._joined.append(connection)
         connection.on_gone = lambda: self._leave(connection)
+        connection.on_leave = lambda: self._start_to_dismiss(connection)
         tell(
             "worker_joined",
             f"{self.name}: worker {connection.name} joined from another machine.",
@@ -174,11 +176,15 @@ class RemoteBackend:
         )
 
     async def _dismiss(self, connection: WorkerConnection) -> None:
-        """Wait for the open requests of a worker of another machine, and tell it to stop."""
+        """Move the open requests of a worker of another machine or wait for their end, and tell it to stop."""
         connection.drain()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(connection.idle(), self._launcher.supervision.drain_s)
+        await connection.empty(self._launcher.supervision.drain_s)
         connection.stop()
+
+    def _start_to_dismiss(self, connection: WorkerConnection) -> None:
+        task = asyncio.ensure_future(self._dismiss(connection))
+        self._dismissing.add(task)
+        task.add_done_callback(self._dismissing.discard)
 
     async def close(self) -> None:
         """Accept no more requests, wait for open ones, and stop the workers."""
@@ -341,32 +347,56 @@ class RemoteBackend:
         """Seconds since the last engine iteration of the worker whose iteration is the most recent."""
         return min((connection.heartbeat_age_s for connection in self._connections), default=math.inf)
 
-    def choose(self, num_tokens: int = 0, keys: Sequence[bytes] = (), client: str = "") -> RoutedRequest:
+    def choose(
+        self,
+        num_tokens: int = 0,
+        keys: Sequence[bytes] = (),
+        client: str = "",
+        state_id: str = "",
+        only: WorkerConnection | None = None,
+    ) -> RoutedRequest:
         """Return the worker for a prompt of so many tokens, whose leading pages have these keys.
 
         A worker that makes no progress is chosen only if all are like that: it may continue, and otherwise the request
-        is retried.  Raises UnavailableError if there is no worker.
+        is retried.  With ``state_id`` the worker has that id, and a free place if possible; ``only`` is the only choice
+        if it is ready.  Raises UnavailableError if there is no worker.
         """
         if self._is_draining:
             raise UnavailableError(f"{self.name} is shutting down.", 5.0)
-        connections = self._connections
+        connections = self._with_state(state_id)
         if not connections:
             raise self._loaded.unavailable(self.name)
         connections = [connection for connection in connections if connection.is_fresh] or connections
+        if state_id:
+            connections = [connection for connection in connections if connection.has_place] or connections
+        if only in connections:
+            connections = [only]
         return self._routing.choose(connections, num_tokens, keys, client)
 
-    async def wait_ready(self, seconds: float) -> None:
-        """Wait until a worker accepts requests.
+    def can_take(self, state_id: str, client: str) -> bool:
+        """Return True if a worker can go on with a request of a worker with this id; "": one that has not begun."""
+        if self._is_draining:
+            return False
+        return any(
+            connection.is_fresh and (connection.has_place if state_id else connection.has_room_for(client))
+            for connection in self._with_state(state_id)
+        )
+
+    def _with_state(self, state_id: str) -> list[WorkerConnection]:
+        return [one for one in self._connections if not state_id or one.state_id == state_id]
+
+    async def wait_ready(self, seconds: float, state_id: str = "") -> None:
+        """Wait until a worker accepts requests; with ``state_id`` one of that id.
 
         Raises UnavailableError on timeout, and at once if the workers crash again and again.
         """
         end = asyncio.get_running_loop().time() + seconds
         self._num_waiting += 1
         try:
-            while not self._connections:
+            while not self._with_state(state_id):
                 remaining_s = end - asyncio.get_running_loop().time()
                 if self._is_draining or self._group is None or self._group.is_failing or remaining_s <= 0:
-                    self.choose()
+                    self.choose(state_id=state_id)
                 if self._scaling is not None:
                     self._scaling.look()
                 self._changed.clear()

@@ -24,10 +24,13 @@ from penstock.errors import (
 from penstock.processes.tls import client_context
 from penstock.serving.keys import read_secret
 from penstock.serving.workers import handshake
-from penstock.serving.workers.worker import CONNECT_S, serve_over_tls
+from penstock.serving.workers.worker import CONNECT_S, Worker, serve_over_tls
 from penstock.serving.workers.worker_config import WorkerConfig
 
-__all__ = ["join_primary", "read_bytes", "read_token"]
+__all__ = ["LEAVE_S", "join_primary", "read_bytes", "read_token"]
+
+LEAVE_S: Final = 30.0
+"""How long a worker that was told to end waits for the primary to move its requests."""
 
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
 
@@ -62,14 +65,18 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
         context = client_context(ca, [handshake.ALPN, handshake.GRPC_ALPN])
     except InvalidFileError as error:
         raise InvalidFileError(f"--ca-file: {error}") from error
-    stopped = asyncio.Event()
+    stopped, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        (hurry if stopped.is_set() else stopped).set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stop)
     num_tries = 0
     try:
         while not stopped.is_set():
-            status = await _serve_once(config, context, stopped, again)
+            status = await _serve_once(config, context, stopped, hurry, starts_again=again)
             if isinstance(status, int):
                 return status
             reason = f" ({status})" if status else ""
@@ -89,12 +96,26 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
             loop.remove_signal_handler(number)
 
 
-async def _serve_once(config: WorkerConfig, context: ssl.SSLContext, stopped: asyncio.Event, again: bool) -> int | str:
-    """Serve over one connection.  Return the exit status, or why it ended ("" if unknown) if a retry makes sense."""
-    serving = asyncio.ensure_future(serve_over_tls(config, context, starts_again=again))
-    stopping = asyncio.ensure_future(stopped.wait())
+async def _serve_once(
+    config: WorkerConfig,
+    context: ssl.SSLContext,
+    stopped: asyncio.Event,
+    hurry: asyncio.Event,
+    *,
+    starts_again: bool,
+) -> int | str:
+    """Serve over one connection.  Return the exit status, or why it ended ("" if unknown) if a retry makes sense.
+
+    After ``stopped`` the primary has ``LEAVE_S`` to move the requests to other workers, or until ``hurry``.
+    """
+    workers: list[Worker] = []
+    serve = serve_over_tls(config, context, starts_again=starts_again, on_join=workers.append)
+    serving = asyncio.ensure_future(serve)
+    stopping, hurrying = asyncio.ensure_future(stopped.wait()), asyncio.ensure_future(hurry.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done() and any(worker.leave() for worker in workers):
+            await asyncio.wait((serving, hurrying), timeout=LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             return 0
         return 0 if serving.result() == 0 else ""
@@ -105,9 +126,9 @@ async def _serve_once(config: WorkerConfig, context: ssl.SSLContext, stopped: as
     except OSError as error:
         return _reason(error)
     finally:
-        for task in (serving, stopping):
+        for task in (serving, stopping, hurrying):
             task.cancel()
-        await asyncio.gather(serving, stopping, return_exceptions=True)
+        await asyncio.gather(serving, stopping, hurrying, return_exceptions=True)
 
 
 def _reason(error: OSError) -> str:

@@ -32,6 +32,7 @@ from penstock.serving.workers import handshake
 from penstock.serving.workers.heartbeat import HEARTBEAT_S, Heartbeat
 from penstock.serving.workers.messages import (
     MAX_MESSAGE_BYTES,
+    begun_from,
     card_to,
     error_from,
     error_to,
@@ -41,7 +42,9 @@ from penstock.serving.workers.messages import (
     sampling_from,
     stats_to,
 )
+from penstock.serving.workers.moving.worker_pages import PAGE_KINDS, WorkerPages
 from penstock.serving.workers.worker_config import WorkerConfig
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     import ssl
@@ -95,12 +98,25 @@ class Worker:
         self._journal: PageJournal | None = None
         self._sending = threading.Lock()  # reports of pages are sent in their order
         self._engine_thread: EngineThread | None = None
+        self._pages: WorkerPages | None = None
+
+    def leave(self) -> bool:
+        """Tell the primary that this worker is about to end: it moves the requests and then ends the stream.
+
+        Returns False if the model is not loaded yet, so that there is nothing to wait for.
+        """
+        if self._engine_thread is None:
+            return False
+        self._stream.send(pb.FromWorker(leave=pb.Leave()))
+        return True
 
     async def run(self) -> int:
         """Load the model, serve requests and return the exit status."""
         try:
             return await self._serve()
         finally:
+            if self._pages is not None:
+                self._pages.close()
             if self._engine_thread is not None:
                 await asyncio.to_thread(self._engine_thread.close)
 
@@ -132,6 +148,7 @@ class Worker:
             self._journal = llm.engine.journal
             self._journal.keys.use_secret(self._page_secret)
         self._engine_thread = EngineThread(llm, self._send_events, asyncio.get_running_loop().call_soon)
+        self._pages = WorkerPages(self._engine_thread, self._stream.send)
         gc.freeze()  # objects of the load stay; without this each full collection looks at them while a step waits
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
         if self._is_remote:
@@ -164,7 +181,11 @@ class Worker:
             self._begin(
                 submit.key,
                 lambda key: thread.submit(
-                    key, list(submit.prompt_ids), sampling_from(submit.sampling), options_from(submit.options)
+                    key,
+                    list(submit.prompt_ids),
+                    sampling_from(submit.sampling),
+                    options_from(submit.options),
+                    begun_from(submit.begun),
                 ),
             )
         elif kind == "score":
@@ -185,6 +206,8 @@ class Worker:
             thread.abort(message.abort.key)
         elif kind == "ask_pages" and self._journal is not None:
             self._journal.ask()
+        elif kind in PAGE_KINDS and self._pages is not None:
+            self._pages.handle(message)
 
     def _begin(self, key: int, call: Callable[[int], None]) -> None:
         """Begin a request.  Only a refusal is reported: another message would delay the first step."""
@@ -378,7 +401,27 @@ def ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
     max_open = program.limits.max_requests + llm.engine.options.max_waiting
     files = {name: data for name, data in llm.files.items() if name in TEXT_FILES}
     card = card_to(card_of(llm, config.name, config.path, config.version))
-    return pb.Ready(card=card, files=files, plan=plan, max_open=max_open, weights_id=weights_id(config.path))
+    own_weights = weights_id(config.path)
+    return pb.Ready(
+        card=card, files=files, plan=plan, max_open=max_open, weights_id=own_weights,
+        state_id=_state_id(llm, own_weights),
+    )  # fmt: skip
+
+
+def _state_id(llm: LLM, own_weights: str) -> str:
+    """Return a hash of everything that a token depends on besides its request; "" if the weights are not one file.
+
+    Workers with equal ids sample the same tokens, so one of them can go on with an answer that another one began.  The
+    bundle of a checkpoint is known by its file, which only workers of one machine share.
+    """
+    from penstock.runtime.native import NativeProgram
+
+    program = llm.engine.program
+    if not isinstance(program, NativeProgram):
+        return ""
+    weights = own_weights or repr(program.model.stamp)
+    facts = (__version__, weights, program.limits.kv_layout, program.info.cpu_level, llm.engine.max_len)
+    return sha256(repr(facts).encode()).hexdigest()
 
 
 def weights_id(path: str) -> str:
@@ -427,11 +470,17 @@ async def _serve_primary(config: WorkerConfig) -> int:
 
 
 async def serve_over_tls(
-    config: WorkerConfig, context: ssl.SSLContext, pid: int = 0, *, starts_again: bool = False
+    config: WorkerConfig,
+    context: ssl.SSLContext,
+    pid: int = 0,
+    *,
+    starts_again: bool = False,
+    on_join: Callable[[Worker], None] = lambda worker: None,
 ) -> int:
     """Connect, join and serve until told to stop.  Raises OSError, UnavailableError and the error of a refusal.
 
-    ``pid``: the id of this process, for a worker that was placed.  ``starts_again``: as for Worker.
+    ``pid``: the id of this process, for a worker that was placed.  ``starts_again``: as for Worker.  ``on_join`` gets
+    the worker before it loads.
     """
     from penstock.processes.tls import TlsSession, connect, keep_alive
 
@@ -448,7 +497,9 @@ async def serve_over_tls(
         stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES, tls)
         try:
             welcome = await handshake.join(stream, pb.Join(token=config.token, model=config.name, pid=pid))
-            return await Worker(config, stream, welcome.page_secret, starts_again=starts_again).run()
+            worker = Worker(config, stream, welcome.page_secret, starts_again=starts_again)
+            on_join(worker)
+            return await worker.run()
         finally:
             stream.close()
     finally:

@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -16,10 +17,12 @@ from penstock.engine.pages import PageKeys
 from penstock.errors import InternalError, QueueFullError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard, WorkerState
+from penstock.logs import tell
 from penstock.runtime.program import PAGE_TOKENS
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.handshake import PAGE_SECRET
 from penstock.serving.workers.messages import KEY_BYTES, card_from, error_from, event_from, pages_from, stats_from
+from penstock.serving.workers.moving.delivered import Delivered
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,14 +31,21 @@ if TYPE_CHECKING:
     from penstock.processes.frames import FrameStream
     from penstock.serving.arrivals import Arrivals
 
-__all__ = ["FRESH_S", "LostWorkerError", "OpenRequest", "WorkerConnection", "body_of", "page_keys"]
+__all__ = [
+    "FRESH_S", "LostWorkerError", "MovedRequestError", "OpenRequest", "WorkerConnection", "body_of", "page_keys",
+]  # fmt: skip
 
 FRESH_S: Final = 3.0
 """A worker sends a heartbeat each half second.  One that has sent nothing for this long gets no new requests."""
+MOVE_PAUSE_S: Final = 0.25
+"""Pause after which a worker that is being drained offers its requests to the others again."""
+_MAX_MOVES: Final = 4
+"""The most requests of a worker that move at a time.  The others go on meanwhile."""
 _MAX_PAGES: Final = 256
 """Number of leading pages of a prompt that routing looks at: 8192 tokens."""
 _MAX_WRITE_BYTES: Final = 1 << 16
 _PAGE_KEYS: Final = PageKeys(PAGE_SECRET)
+_PAGE_KINDS: Final = ("pages_offered", "pages_granted", "page_data", "page_stored", "pages_ended")
 _numbers = count(1)
 
 
@@ -45,6 +55,10 @@ class LostWorkerError(UnavailableError):
     def __init__(self, message: str, was_running: bool = True) -> None:
         super().__init__(message)
         self.was_running = was_running
+
+
+class MovedRequestError(Exception):
+    """The worker is being drained and gave the request back before its first event."""
 
 
 def page_keys(prompt_ids: Sequence[int], salt: str) -> list[bytes]:
@@ -66,14 +80,24 @@ def body_of(message: pb.ToWorker) -> pb.Submit | pb.Score | pb.Embed:
 class OpenRequest:
     """A request that is sent to a worker.
 
-    ``answer`` receives its events.  ``taken`` is done when the worker has accepted or refused it.  ``on_lost`` is
-    called if a worker that had accepted it is lost.
+    ``answer`` receives its events, and ``delivered`` notes them.  ``taken`` is done when the worker has accepted or
+    refused it.  ``on_lost`` is called if a worker that had accepted it is lost.  ``move``, called while the worker is
+    being drained, takes the request to another one if there is one with room.  It returns a task that ends when that
+    one goes on.
     """
 
-    def __init__(self, answer: EventAnswer, message: pb.ToWorker, on_lost: Callable[[LostWorkerError], None]) -> None:
+    def __init__(
+        self,
+        answer: EventAnswer,
+        message: pb.ToWorker,
+        on_lost: Callable[[LostWorkerError], None],
+        move: Callable[[], asyncio.Future[None] | None] = lambda: None,
+        delivered: Delivered | None = None,
+    ) -> None:
         self.answer = answer
         self.message = message
-        self.on_lost = on_lost
+        self.on_lost, self.move = on_lost, move
+        self.delivered = delivered or Delivered()
         self.client = self._options.client
         self.key = 0
         self.due = 0.0
@@ -114,7 +138,7 @@ class WorkerConnection:
         self.plan: pb.Plan | None = None
         self.tokenizer: Tokenizer | None = None
         self.max_open = 0
-        self.weights_id = ""
+        self.weights_id = self.state_id = ""
         self.stats: pb.Stats | None = None
         self.num_sent = 0
         self.is_hung = False
@@ -123,10 +147,16 @@ class WorkerConnection:
         self.on_change: Callable[[], None] = lambda: None
         self.on_planned: Callable[[], None] = lambda: None
         self.on_gone: Callable[[], None] = lambda: None
+        self.on_leave: Callable[[], None] = lambda: None
+        """Called when the worker is about to end by itself."""
         self.num_lost = 0
         """Number of requests that were open when the worker was lost."""
         self._on_pages: Callable[[PageReport], None] | None = None
         self._next_report = 0  # 0: only a full report counts
+        self.num_moved = 0
+        """Number of its requests with which other workers went on."""
+        self.transfers: dict[int, Callable[[pb.FromWorker | None], None]] = {}
+        """Who hears the messages of transfers of pages, by their number; None says that the worker is lost."""
         self._open: dict[int, OpenRequest] = {}
         self._keys = count(1)
         self._unsent: list[pb.ToWorker] = []
@@ -151,6 +181,12 @@ class WorkerConnection:
     def has_room(self) -> bool:
         """True if one more request may be open."""
         return not self.max_open or self.num_open < self.max_open
+
+    @property
+    def has_place(self) -> bool:
+        """True if one more request would run at once."""
+        max_running = self.plan.max_requests if self.plan is not None else 0
+        return self.has_room and (not max_running or self.num_open < max_running)
 
     def has_room_for(self, client: str, priority: int | None = None) -> bool:
         """Return True if one more request of a client may be open, as ``Engine.has_room_for`` does."""
@@ -215,6 +251,11 @@ class WorkerConnection:
             self._send(pb.ToWorker(abort=pb.Abort(key=request.key)))
         self._changed()
 
+    def give_back(self, request: OpenRequest) -> None:
+        """End a request with which another worker goes on."""
+        self.num_moved += 1
+        self.abort(request)
+
     def stop(self) -> None:
         """Tell the worker to exit."""
         self._send(pb.ToWorker(stop=pb.Stop()))
@@ -229,6 +270,33 @@ class WorkerConnection:
         while self._open and not self.gone.is_set():
             self._is_idle.clear()
             await self._is_idle.wait()
+
+    async def empty(self, seconds: float) -> None:
+        """Let other workers go on with the open requests, and wait up to ``seconds`` for the end of those that stay.
+
+        Call ``drain`` before.
+        """
+        end = time.monotonic() + seconds
+        while self._open and not self.gone.is_set() and (left_s := end - time.monotonic()) > 0:
+            await self._move_open(left_s)
+            if self._open:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.idle(), min(left_s, MOVE_PAUSE_S))
+        if self.num_moved:
+            text = f"{self.model}: other workers go on with requests of worker {self.name}: {self.num_moved}"
+            tell("requests_moved", text, model=self.model, worker=self.name, num_moved=self.num_moved)
+
+    async def _move_open(self, seconds: float) -> None:
+        """Offer each open request to the other workers once."""
+        moving: set[asyncio.Future[None]] = set()
+        for request in [*self._open.values()]:
+            if len(moving) >= _MAX_MOVES:
+                done, moving = await asyncio.wait(moving, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+            if self._open.get(request.key) is request and (task := request.move()) is not None:
+                moving.add(task)
+                await asyncio.sleep(0)  # the other worker counts it before the next one looks for room
 
     def fail(self, reason: str) -> None:
         """Give the worker up: close its stream and fail its open requests.  Further calls do nothing."""
@@ -258,8 +326,15 @@ class WorkerConnection:
                 request.taken.exception()
             else:
                 request.on_lost(error)
+        for hear in [*self.transfers.values()]:
+            hear(None)
         self.on_gone()
         self._changed()
+
+    def send_page_message(self, message: pb.ToWorker) -> None:
+        """Send a message of a transfer of pages; nothing to a worker that is lost."""
+        if not self.gone.is_set():
+            self._send(message)
 
     def hear(self, message: pb.FromWorker) -> None:
         """Handle a message.
@@ -282,9 +357,17 @@ class WorkerConnection:
             self.stats, self._longest_iteration_s = heartbeat.stats, heartbeat.longest_iteration_s
             if heartbeat.HasField("pages"):
                 self._hear_pages(heartbeat.pages)
+        elif kind in _PAGE_KINDS:
+            hear = self.transfers.get(getattr(message, kind).transfer)
+            if hear is not None:  # else the transfer was given up
+                hear(message)
         elif kind == "planned":
             self.plan = message.planned.plan
             self.on_planned()
+        elif kind == "leave":
+            self.drain()
+            self._changed()
+            self.on_leave()
         elif kind == "failed":
             if not self.ready.done():
                 self.ready.set_exception(error_from(message.failed))
@@ -319,7 +402,8 @@ class WorkerConnection:
         if self.gone.is_set():
             return
         self.card, self.tokenizer = card_from(ready.card), tokenizer
-        self.plan, self.max_open, self.weights_id = ready.plan, ready.max_open, ready.weights_id
+        self.plan, self.max_open = ready.plan, ready.max_open
+        self.weights_id, self.state_id = ready.weights_id, ready.state_id
         self._note_iteration(0.0)
         self.status = "ready"
         self.on_planned()
@@ -349,7 +433,9 @@ class WorkerConnection:
             return
         if message.is_last:
             del self._open[message.key]
-        request.answer.put(event_from(message))
+        event = event_from(message)
+        request.delivered.note(event)
+        request.answer.put(event)
         if not request.taken.done():
             request.taken.set_result(None)
         if message.is_last:

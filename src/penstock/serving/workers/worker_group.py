@@ -136,13 +136,12 @@ class WorkerGroup:
         return -1 if worker is None else worker.connection.num_open
 
     async def _retire(self, slot: int, supervisor: asyncio.Task[None]) -> None:
-        """End a slot's worker after its open requests, at the latest after ``drain_s`` seconds."""
+        """End a slot's worker when its open requests have moved or ended, at the latest after ``drain_s`` seconds."""
         worker = self._workers.get(slot)
         if worker is not None:
             worker.connection.drain()
             self._on_change()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(worker.connection.idle(), self._launcher.supervision.drain_s)
+            await worker.connection.empty(self._launcher.supervision.drain_s)
             self._ending.add(worker)
         supervisor.cancel()
         await asyncio.gather(supervisor, return_exceptions=True)
@@ -251,15 +250,12 @@ class WorkerGroup:
         return min(supervision.max_pause_s, supervision.min_pause_s * 2.0 ** min(30, num_deaths - 2))
 
     async def drain(self) -> None:
-        """Send no more requests, wait up to ``drain_s`` seconds for open ones, and stop."""
+        """Send no more requests, move open ones or wait for their end up to ``drain_s`` seconds, and stop."""
         self._stopping.set()
         connections = self.connections
         for connection in connections:
             connection.drain()
-        if any(connection.num_open for connection in connections):
-            with suppress(TimeoutError):
-                idle = asyncio.gather(*(connection.idle() for connection in connections))
-                await asyncio.wait_for(idle, self._launcher.supervision.drain_s)
+        await asyncio.gather(*(connection.empty(self._launcher.supervision.drain_s) for connection in connections))
         await self.stop()
 
     async def stop(self) -> None:

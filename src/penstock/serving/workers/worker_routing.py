@@ -99,6 +99,8 @@ class RoutedRequest:
         self._queued = max(0, num_tokens - route.num_known * PAGE_TOKENS)
         self._expected: Sequence[bytes] = ()
         self._is_open = False
+        self.is_whole = True
+        """False if another worker began the answers: the times say nothing about the worker's speed."""
 
     def begin(self) -> None:
         """Count the request: the worker was sent it."""
@@ -127,5 +129,6 @@ class RoutedRequest:
             decode_s, token_s = (answer.timings.get(name, 0.0) for name in ("total_s", "per_token_s"))
             decode_s -= answer.timings.get("first_token_s", 0.0)
             num_tokens = 1 + round(decode_s / token_s) if token_s > 0 else 1
-            self._routing.measure(self.connection, answer)
+            if self.is_whole:
+                self._routing.measure(self.connection, answer)
         self._routing.router.end(place, num_tokens)

@@ -1,0 +1,1 @@
+"""Open requests go from one worker to another."""
