@@ -1,4 +1,7 @@
-"""A fault of one rank at one exchange of a step; the ranks' processes import this through a sitecustomize.py."""
+"""A fault of one rank at one exchange of a step; the ranks' processes import this through a sitecustomize.py.
+
+A rank may be a process of this machine, or of ``penstock stage``.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +25,8 @@ def plant(folder: Path, **fault: object) -> dict[str, str]:
     """Return the variables of ranks with a fault that waits for ``folder / "armed"`` and writes ``folder / "done"``.
 
     ``rank``; ``function`` of its ps_comm; ``number``: of the calls since the step began, from 1, or 0 for as many as
-    the step before had; ``kind``: "SIGKILL", "SIGSTOP" or "exception".
+    the step before had; ``kind``: "SIGKILL", "SIGSTOP", "exception", or "cut": it writes ``folder / "cut"`` and goes on
+    when the test has written ``folder / "done"``.
     """
     (folder / "sitecustomize.py").write_text("from tests.support import faulty_rank\nfaulty_rank.install()\n")
     packages = (Path(penstock.__file__).parents[1], Path(__file__).parents[2])  # the one under test, and the tests
@@ -32,6 +37,9 @@ def plant(folder: Path, **fault: object) -> dict[str, str]:
 def install() -> None:
     """Make the rank that the variable names fail as it says."""
     fault = json.loads(os.environ[VARIABLE])
+    if "stage" in sys.orig_argv:
+        _install_in_stage(fault)
+        return
     if "penstock.runtime.rank_process" not in sys.orig_argv or sys.orig_argv[-1] != str(fault["rank"]):
         return
     from penstock.core import comm
@@ -43,6 +51,19 @@ def install() -> None:
         _Faulty(self.struct, fault)
 
     comm.SharedComm.__init__ = open_faulty  # type: ignore[method-assign]
+
+
+def _install_in_stage(fault: dict[str, Any]) -> None:
+    from penstock.core import link_comm
+
+    opened = link_comm.LinkComm.__init__
+
+    def open_faulty(self: link_comm.LinkComm, rank: int, *arguments: Any, **options: Any) -> None:
+        opened(self, rank, *arguments, **options)
+        if rank == fault["rank"]:
+            _Faulty(self._struct, fault)
+
+    link_comm.LinkComm.__init__ = open_faulty  # type: ignore[method-assign]
 
 
 class _Faulty:
@@ -60,11 +81,19 @@ class _Faulty:
             self.kept.append(function)
             setattr(struct, name, function)
 
+    def wait_for_cut(self) -> None:
+        (self.folder / "cut").touch()
+        while not (self.folder / "done").exists():
+            time.sleep(0.001)
+
     def wrapped(self, name: str, original: Any) -> Any:
         def call(*arguments: Any) -> int:
             if name == self.fault["function"]:
                 self.count += 1
                 if self.count == (self.fault["number"] or self.before) and (self.folder / "armed").exists():
+                    if self.fault["kind"] == "cut":
+                        self.wait_for_cut()
+                        return int(original(*arguments))
                     (self.folder / "done").touch()
                     if self.fault["kind"] == "exception":
                         return fail()
