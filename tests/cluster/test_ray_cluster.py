@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -56,9 +57,9 @@ def complete(client: OpenAI, **options: object) -> str:
     )
 
 
-def options_of(cluster: RayCluster) -> list[object]:
+def options_of(cluster: RayCluster, *number: object) -> list[object]:
     options: list[object] = [DEMO, "--cluster", cluster.address, "--cluster-token-file", cluster.token_file]
-    return [*options, "--workers", "2", "--threads", "1", "--place-seconds", "60"]
+    return [*options, *(number or ("--workers", 2)), "--threads", "1", "--place-seconds", "60"]
 
 
 def workers_of(url: str) -> list[dict[str, object]]:
@@ -128,6 +129,61 @@ def test_a_killed_service_leaves_nothing_in_the_cluster(cluster, tmp_path) -> No
             workers = [worker["pid"] for worker in workers_of(url)]
             process.kill()
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # noqa: B023
+
+
+def test_workers_are_placed_and_removed_with_the_load(cluster, tmp_path) -> None:
+    """Twice: the second time the cores of the removed worker are free again."""
+    number = ("--replicas", "1..2", "--scale-down-seconds", 3, "--max-requests", 2)
+    with serving(*options_of(cluster, *number), cwd=tmp_path, program=SERVE) as (process, url, _):
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        expected = complete(client)
+        seen = {worker["pid"] for worker in workers_of(url)}
+        for _ in range(2):
+            streams = [
+                client.completions.create(
+                    model="demo", prompt=f"x{n}", max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
+                )
+                for n in range(6)
+            ]
+            wait_until(lambda: num_ready(url) == 2)
+            assert {complete(client) for _ in range(4)} == {expected}
+            seen |= {worker["pid"] for worker in workers_of(url)}
+            for stream in streams:
+                stream.close()
+            wait_until(lambda: len(workers_of(url)) == 1)
+        assert len(seen) == 3, "one stayed, and two came and went"
+        assert complete(client) == expected
+        left = {worker["pid"] for worker in workers_of(url)}
+        wait_until(lambda: {pid for pid in seen if Path(f"/proc/{pid}").exists()} == left)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+
+
+def test_a_batch_that_was_killed_continues(cluster, tmp_path) -> None:
+    """Each request has one answer, the one of a process without workers."""
+    requests, answers, alone = (tmp_path / name for name in ("requests.jsonl", "answers.jsonl", "alone.jsonl"))
+    bodies = [{"prompt": f"def f{n}(", "max_tokens": 40, "temperature": 0} for n in range(200)]
+    lines = [{"custom_id": f"{n}", "url": "/v1/completions", "body": body} for n, body in enumerate(bodies)]
+    requests.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    batch = [sys.executable, "-m", "penstock", "batch", str(DEMO), str(requests)]
+    placed = [*map(str, options_of(cluster)[1:]), "--max-requests", "4"]
+
+    def texts(path: Path) -> dict[str, str]:
+        results = [json.loads(line) for line in path.read_text().splitlines()]
+        assert len({result["custom_id"] for result in results}) == len(results)
+        return {result["custom_id"]: result["response"]["body"]["choices"][0]["text"] for result in results}
+
+    process = subprocess.Popen([*batch, str(answers), *placed], stderr=subprocess.DEVNULL, env=environment())
+    wait_until(lambda: answers.exists() and answers.read_bytes().count(b"\n") >= 8)
+    process.kill()
+    process.wait()
+    assert answers.read_bytes().count(b"\n") < len(lines), "it was killed in the middle"
+    done = subprocess.run([*batch, str(answers), *placed], capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert "have a result already" in done.stderr
+    subprocess.run([*batch, str(alone), "--threads", "1"], check=True, stderr=subprocess.DEVNULL, env=environment())
+    assert texts(answers) == texts(alone)
+    assert len(texts(answers)) == len(lines)
 
 
 def test_a_lost_node_fails_only_its_requests(cluster, tmp_path) -> None:
