@@ -52,11 +52,34 @@ def test_packed_blocks_have_their_exact_values(scheme: str) -> None:
 def test_a_scale_that_is_not_finite_is_refused() -> None:
     for scheme in BLOCK_SCHEMES:
         blocks, layout = random_blocks(scheme, 2, 256), find_scheme(scheme).layout
-        blocks[1, 208 if scheme == "q6_k" else 0 :][:2] = 0x00, 0x7C
+        if scheme == "mxfp4":
+            blocks[1, 17] = 253
+        else:
+            blocks[1, 208 if scheme == "q6_k" else 0 :][:2] = 0x00, 0x7C
         with native.Context(1) as context, pytest.raises(InvalidArgumentError, match="row 1 has a scale"):
             native.pack_blocks(
                 context, layout, 2, 256, 0, 2, blocks, np.zeros(native.layout_bytes(layout, 2, 256), np.uint8)
             )
+
+
+def test_mxfp4_has_every_value_of_its_exponents() -> None:
+    """The smallest and the largest exponent; a group of zeros may have any, and others are refused."""
+    codes = np.arange(16, dtype=np.uint8)
+    blocks, layout = np.empty((1, 4, 17), np.uint8), find_scheme("mxfp4").layout
+    blocks[0, :, 1:] = codes | codes[::-1] << 4
+    blocks[0, :, 0] = 2, 252, 127, 0
+    blocks[0, 3, 1:] = np.array([0x00, 0x08, 0x80, 0x88] * 4)
+    expected = dequantize(ELEMENT_TYPES[TYPES["mxfp4"]], blocks.reshape(-1))
+    packed = np.zeros(native.layout_bytes(layout, 1, 128), np.uint8)
+    for level in LEVELS:
+        with native.Context(1, level) as context:
+            native.pack_blocks(context, layout, 1, 128, 0, 1, blocks.reshape(1, -1), packed)
+            assert np.array_equal(native.unpack(context, layout, 1, 128, 0, 1, packed)[0], expected)
+            for exponent in (0, 1, 253, 255):
+                wrong = blocks.copy()
+                wrong[0, 2, 0] = exponent
+                with pytest.raises(InvalidArgumentError, match="row 0 has a scale"):
+                    native.pack_blocks(context, layout, 1, 128, 0, 1, wrong.reshape(1, -1), packed)
 
 
 @pytest.fixture(scope="module")

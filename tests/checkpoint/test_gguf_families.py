@@ -54,6 +54,20 @@ def test_experts_keep_their_blocks(tmp_path: Path) -> None:
             checkpoint.release(name)
 
 
+def test_gates_alternate_with_up_projections_in_their_blocks(tmp_path: Path) -> None:
+    family, path = FAMILIES["gpt-oss"], tmp_path / "model.gguf"
+    model, kind = random_model(family), gguf.GGMLQuantizationType.MXFP4
+    arrays = gguf_arrays(family, model)
+    write_gguf(path, family.arch, arrays, {**eps_of(model), **family.keys}, kind)
+    checkpoint, name = Checkpoint.open(path), "model.layers.1.mlp.experts.2.gate_up_proj.weight"
+    assert checkpoint.choose_scheme(None) == checkpoint.block_scheme(name) == "mxfp4"
+    blocks, values = checkpoint.read_blocks(name), checkpoint.read(name)
+    for start, part in enumerate(("gate", "up")):
+        expected = gguf.quantize(arrays[f"blk.1.ffn_{part}_exps.weight"][2], kind)
+        assert np.array_equal(blocks[start::2], expected)
+        assert np.array_equal(values[start::2], gguf.dequantize(expected, kind))
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [

@@ -73,8 +73,9 @@ def _linear_of_blocks() -> Iterator[Case]:
             yield Case(
                 f"{scheme}-{rows}x{n}x{k}", (randn(rows, k), block_weight(scheme, n, k), randn(n, seed=2)), attrs
             )
-    attrs = {"out_features": 7, "scheme": "q8_0"}
-    yield Case("q8_0-odd-groups", (cut(2, 96), block_weight("q8_0", 7, 96), None), attrs)
+    for scheme in ("q8_0", "mxfp4"):
+        attrs = {"out_features": 7, "scheme": scheme}
+        yield Case(f"{scheme}-odd-groups", (cut(2, 96), block_weight(scheme, 7, 96), None), attrs)
 
 
 def _all_gather() -> Iterator[Case]:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.models.mapped import open_mapped
@@ -92,6 +93,26 @@ def test_a_folder_computes_what_its_floats_do(tmp_path: Path) -> None:
     assert (own.dtype, own.tensors[name].dtype, own.tensors[name].shape) == ("f32", "bf16", (160, 96))
     own.release(name, 0, 64)
     own.release(name)
+
+
+def test_a_folder_keeps_its_blocks(tmp_path: Path) -> None:
+    """Without a scheme the experts keep their 4 bits, with exact values; only the rounding of inputs differs."""
+    floats, packed = packed_folder(tmp_path)
+    assert Checkpoint.open(packed).choose_scheme(None) == "mxfp4"
+    own, name = open_mapped(packed), "model.layers.1.mlp.experts.2.down_proj.weight"
+    blocks = own.read_blocks(name)
+    assert (own.block_scheme(name), blocks.shape, own.stored_bytes(name)) == ("mxfp4", (160, 51), 160 * 51)
+    expected = load_file(floats / "model.safetensors")["model.layers.1.mlp.experts.down_proj"][2].T.numpy()
+    assert (dequantize(ELEMENT_TYPES[39], blocks.reshape(-1)).reshape(160, 96) == expected).all()
+    limits = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256)
+    logits = []
+    for path, scheme in ((floats, "f32"), (packed, None)):
+        program = EagerProgram(path, scheme=scheme, threads=1, limits=limits)
+        logits.append(run_whole(program, prompt(33)))
+        assert program.info.scheme == (scheme or "mxfp4")
+        program.close()
+    error = np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()
+    assert 0 < error < 0.05
 
 
 def test_a_folder_is_quantized_again(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ def random_blocks(scheme: str, rows: int, cols: int, seed: int = 1) -> np.ndarra
     """Return random blocks whose scales are small numbers, uint8 [rows, bytes of a row]."""
     rng, kind = np.random.default_rng(seed), ELEMENT_TYPES[TYPES[scheme]]
     blocks = rng.integers(0, 256, (rows * cols // kind.block_len, kind.block_bytes), dtype=np.uint8)
-    for at in _SCALES_AT[scheme]:
+    if scheme == "mxfp4":
+        blocks[:, 0] = rng.integers(118, 126, len(blocks))
+    for at in _SCALES_AT.get(scheme, ()):
         blocks[:, at : at + 2] = rng.normal(0, 0.01, (len(blocks), 1)).astype("<f2").view(np.uint8)
     return blocks.reshape(rows, -1)
 

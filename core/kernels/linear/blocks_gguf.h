@@ -61,6 +61,9 @@ PS_INLINE I16 byte_at_place(I16 words, int place) {
   return (place == 0 ? words : place == 1 ? i_srl<8>(words) : place == 2 ? i_srl<16>(words) : i_srl<24>(words)) & i_set(255);
 }
 
+// The values of MXFP4 (OCP Microscaling Formats, version 1.0) times two, by nibble.
+alignas(16) constexpr int8_t kFloat4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 // Where the parameters of group g lie, and its values.
 struct GroupPlace {
   const uint8_t *block, *pair;
@@ -69,6 +72,10 @@ PS_INLINE GroupPlace place_of(int32_t layout, const uint8_t* tile, int64_t g) {
   if (layout == PS_T16_Q8_0 || layout == PS_T16_Q4_0) {
     const uint8_t* const pair = tile + g / 2 * (layout == PS_T16_Q8_0 ? kQ80PairBytes : kPairBytes);
     return {pair, pair};
+  }
+  if (layout == PS_T16_MXFP4) {
+    const uint8_t* const block = tile + g / 4 * kMxfp4BlockBytes;
+    return {block, block + g % 4 / 2 * (2 * kGroupNibbleBytes)};
   }
   const int pair_bytes = layout == PS_T16_Q6_K ? kQ6KPairBytes : layout == PS_T16_Q5_K ? kQ5KPairBytes : kPairBytes;
   const int64_t block_bytes = kLineBytes + kBlockPairs * pair_bytes;
@@ -85,6 +92,13 @@ __attribute__((noinline)) const uint8_t* put_group(int32_t layout, const uint8_t
     f_store(s->scale, f_load_f16((const uint16_t*)at.pair + 16 * odd));
     if (layout == PS_T16_Q8_0) return at.pair + kParameterBytes + odd * kGroupColumns * kTileRows;
     put_nibbles(nibbles, nullptr, nullptr, 0, s);
+    return s->q;
+  }
+  if (layout == PS_T16_MXFP4) {
+    f_store(s->scale, f_bits(i_shl<23>(byte_at_place(i_load(at.block), int(g % 4)) - i_set(1))));  // 2^(e - 128)
+    put_nibbles(nibbles, nullptr, nullptr, 0, s);
+#pragma GCC unroll 1
+    for (int j = 0; j < 2 * kGroupLines; ++j) i_store(s->q + kLineBytes * j, i_table(kFloat4, i_load(s->q + kLineBytes * j)));
     return s->q;
   }
   const I16 parameters = i_load(at.pair);

@@ -64,6 +64,10 @@ PS_INLINE I16 i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32
 PS_INLINE I16 i_load(const void* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
 }
+PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 aligned entries; of each byte below 16 the entry
+  const __m256i t = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table));
+  return {_mm256_shuffle_epi8(t, nibbles.a), _mm256_shuffle_epi8(t, nibbles.b)};
+}
 PS_INLINE void i_store(void* p, I16 x) {
   _mm256_storeu_si256((__m256i*)p, x.a);
   _mm256_storeu_si256((__m256i*)p + 1, x.b);

@@ -66,6 +66,12 @@ PS_LONG F16 f_select(const M16& m, const F16& a, const F16& b) { F16 r; PS_LANES
 
 PS_INLINE I16 i_set(int32_t x) { I16 r; PS_LANES(x); }
 PS_INLINE I16 i_load(const void* p) { I16 r; __builtin_memcpy(r.v, p, 64); return r; }
+PS_INLINE I16 i_table(const int8_t* table, const I16& nibbles) {  // of each byte below 16 the entry
+  uint8_t bytes[64];
+  __builtin_memcpy(bytes, nibbles.v, 64);
+  for (int i = 0; i < 64; ++i) bytes[i] = uint8_t(table[bytes[i]]);
+  return i_load(bytes);
+}
 PS_INLINE void i_store(void* p, I16 a) { __builtin_memcpy(p, a.v, 64); }
 PS_INLINE I16 i_bits(F16 a) { I16 r; PS_LANES(int32_t(bits_of(a.v[i]))); }
 PS_INLINE F16 f_bits(I16 a) { F16 r; PS_LANES(float_of(uint32_t(a.v[i]))); }

@@ -63,6 +63,11 @@ PS_INLINE M16 m_lt(F16 a, F16 b) { M16 r; PS_QUADS(vcltq_f32(a.v[i], b.v[i])); }
 PS_INLINE F16 f_select(M16 m, F16 a, F16 b) { F16 r; PS_QUADS(vbslq_f32(m.v[i], a.v[i], b.v[i])); }
 
 PS_INLINE I16 i_set(int32_t x) { I16 r; PS_QUADS(vdupq_n_s32(x)); }
+PS_INLINE I16 i_table(const int8_t* table, I16 nibbles) {  // 16 entries; of each byte below 16 the entry
+  const int8x16_t t = vld1q_s8(table);
+  I16 r;
+  PS_QUADS(vreinterpretq_s32_s8(vqtbl1q_s8(t, vreinterpretq_u8_s32(nibbles.v[i]))));
+}
 PS_INLINE I16 i_load(const void* p) { I16 r; PS_QUADS(vreinterpretq_s32_u8(vld1q_u8((const uint8_t*)p + 16 * i))); }
 PS_INLINE void i_store(void* p, I16 a) {
   PS_UNROLL for (int i = 0; i < 4; ++i) vst1q_u8((uint8_t*)p + 16 * i, vreinterpretq_u8_s32(a.v[i]));

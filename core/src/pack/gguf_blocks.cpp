@@ -108,6 +108,18 @@ bool put_q6_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_half(src + 208);
 }
 
+// {u8 e; u8 q[16]}: nibbles as of Q4_0.  Kernels make 2^(e - 128) of its exponent's bits, so it is a normal number, and the
+// largest value is finite; of a group of zeros any e has the same values.
+bool put_mxfp4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  uint8_t* const block = tile + index / 4 * kMxfp4BlockBytes;
+  uint8_t* const values = block + kLineBytes + index % 4 * kGroupNibbleBytes;
+  bool zeros = true;
+  for (int64_t b = 0; b < kGroupColumns / 2; ++b) zeros = zeros && !(src[1 + b] & 0x77);
+  for (int64_t b = 0; b < kGroupColumns / 2; b += kRowBytes) memcpy(values + byte_at(b, lane), src + 1 + b, kRowBytes);
+  block[lane * kRowBytes + index % 4] = zeros ? 2 : src[0];
+  return zeros || (src[0] >= 2 && src[0] <= 252);
+}
+
 }  // namespace
 
 BlockFormat block_format(int32_t layout) {
@@ -116,6 +128,7 @@ BlockFormat block_format(int32_t layout) {
     case PS_T16_Q4_0: return {kGroupColumns, 18, put_q4_0};
     case PS_T16_Q4_K: return {kBlockColumns, 144, put_k<false>};
     case PS_T16_Q5_K: return {kBlockColumns, 176, put_k<true>};
+    case PS_T16_MXFP4: return {kGroupColumns, 17, put_mxfp4};
     default: return {kBlockColumns, 210, put_q6_k};
   }
 }

@@ -40,6 +40,8 @@ inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
       return tiles * (cols / 256 * 2880);
     case PS_T16_Q6_K:
       return tiles * (cols / 256 * 3392);
+    case PS_T16_MXFP4:
+      return tiles * ((cols + 127) / 128 * 1088);
     default:
       return tiles * (64 + (cols + 63) / 64 * 576);
   }
@@ -232,10 +234,12 @@ constexpr Scheme kSchemes[] = {
     {"w4a8", ps::LINEAR_W4A8, PS_T16_I4G32, 1}, {"q8_0", ps::LINEAR_Q8_0, PS_T16_Q8_0, 0},
     {"q4_0", ps::LINEAR_Q4_0, PS_T16_Q4_0, 0},  {"q4_k", ps::LINEAR_Q4_K, PS_T16_Q4_K, 0},
     {"q5_k", ps::LINEAR_Q5_K, PS_T16_Q5_K, 0},  {"q6_k", ps::LINEAR_Q6_K, PS_T16_Q6_K, 0},
+    {"mxfp4", ps::LINEAR_MXFP4, PS_T16_MXFP4, 0},
 };
 inline bool has_blocks(const Scheme& scheme) { return scheme.layout >= PS_T16_Q8_0; }
 inline int64_t block_columns(const Scheme& scheme) {
-  return !has_blocks(scheme) ? 1 : scheme.layout >= PS_T16_Q4_K ? 256 : 32;
+  if (!has_blocks(scheme)) return 1;
+  return scheme.layout >= PS_T16_Q4_K && scheme.layout <= PS_T16_Q6_K ? 256 : 32;
 }
 
 // A weight: of floats, or blocks of any bytes under scales that are small numbers.
@@ -246,6 +250,11 @@ inline Bytes make_weight(const Scheme& scheme, int64_t rows, int64_t cols, Rando
   }
   Bytes packed(size_t(bytes_of(scheme.layout, rows, cols)));
   for (uint8_t& b : packed) b = uint8_t(random.next());
+  if (scheme.layout == PS_T16_MXFP4) {
+    for (size_t at = 0; at < packed.size(); at += 1088)
+      for (size_t i = 0; i < 64; ++i) packed[at + i] = uint8_t(118 + packed[at + i] % 8);
+    return packed;
+  }
   const size_t step = scheme.layout == PS_T16_Q8_0 ? 1088 : scheme.layout == PS_T16_Q4_0 ? 576
                     : scheme.layout == PS_T16_Q4_K ? 2368 : scheme.layout == PS_T16_Q5_K ? 2880 : 3392;
   for (size_t at = 0; at < packed.size(); at += step)

@@ -196,6 +196,7 @@ class Checkpoint:
             name: replace(file.tensors[name], shape=_without_group(name, file.tensors[name].shape))
             for name, file in self._home.items()
         }
+        self.keeps_mxfp4 = config.has_mxfp4() and any(name.endswith("_blocks") for name in self.tensors)
         self.scheme: str | None = None
         self.dtype = stored_dtype(config, {n: info for n, info in self.tensors.items() if not self._is_foreign(n)})
         section = config.quantization()
@@ -375,6 +376,8 @@ class Checkpoint:
 
     def own_block_scheme(self) -> str | None:
         """Return the scheme of most values that lie in blocks; None if there are none."""
+        if self.keeps_mxfp4:
+            return "mxfp4"
         totals: dict[str, int] = {}
         for name, info in self.tensors.items():
             scheme = self.block_scheme(name)

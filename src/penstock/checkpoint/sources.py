@@ -19,7 +19,7 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import OWN_NAMES, ConfigReader, show, show_tensors
 from penstock.errors import InvalidFileError
-from penstock.quant.mxfp4 import BLOCK_BYTES, BLOCK_LEN, mxfp4_to_bf16
+from penstock.quant.mxfp4 import BLOCK_BYTES, BLOCK_LEN, mxfp4_to_bf16, mxfp4_to_gguf
 from penstock.quant.tensor_writer import TensorEntry
 
 __all__ = [
@@ -150,8 +150,10 @@ class MappedCheckpoint(Checkpoint):
         pieces = self._sources.get(name)
         if pieces is None:
             return super().block_scheme(name)
+        if all(own.scales and not (own.transposed or own.rows or own.is_computed) for own in pieces):
+            return "mxfp4"
         is_whole = not any(
-            piece.transposed or piece.rows_transposed or piece.is_computed or piece.index is not None
+            piece.transposed or piece.rows_transposed or piece.is_computed or piece.index is not None or piece.scales
             for piece in pieces
         )
         schemes = {super(MappedCheckpoint, self).block_scheme(piece.tensor) for piece in pieces}
@@ -164,9 +166,15 @@ class MappedCheckpoint(Checkpoint):
             return super().read_blocks(name)
         rows = []
         for piece in pieces:
-            blocks = super().read_blocks(piece.tensor)
+            blocks = self._mxfp4_blocks(piece) if piece.scales else super().read_blocks(piece.tensor)
             rows += [blocks[start:stop] for start, stop in piece.rows or ((0, len(blocks)),)]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def _mxfp4_blocks(self, piece: Source) -> NDArray[np.uint8]:
+        blocks, scales = (super(MappedCheckpoint, self).read(name) for name in (piece.tensor, piece.scales))
+        if piece.index is not None:
+            blocks, scales = blocks[piece.index], scales[piece.index]
+        return mxfp4_to_gguf(blocks, scales)
 
     def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
         """Release the memory pages of a parameter or of a range of its bytes.  Views stay valid."""

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 __all__ = [
     "BF16", "BLOCKS", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS",
     "KV_NUMBERS", "PAGE_TOKENS", "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "STATE_F32",
-    "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8", "T16_Q4_0", "T16_Q4_K", "T16_Q5_K", "T16_Q6_K", "T16_Q8_0",
-    "TILE_ROWS", "U8", "BlockLayout", "kv_layout_of", "pages_by_group", "pages_for", "whole_partitions",
+    "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8", "T16_MXFP4", "T16_Q4_0", "T16_Q4_K", "T16_Q5_K",
+    "T16_Q6_K", "T16_Q8_0", "TILE_ROWS", "U8", "BlockLayout", "kv_layout_of", "pages_by_group", "pages_for",
+    "whole_partitions",
 ]  # fmt: skip
 
 F32: Final = 1
@@ -38,6 +39,7 @@ T16_Q4_0: Final = 24
 T16_Q4_K: Final = 25
 T16_Q5_K: Final = 26
 T16_Q6_K: Final = 27
+T16_MXFP4: Final = 28
 
 
 class BlockLayout(NamedTuple):
@@ -59,6 +61,7 @@ BLOCKS: Final = {
     T16_Q4_K: BlockLayout(256, 144, 256, 37),
     T16_Q5_K: BlockLayout(256, 176, 256, 45),
     T16_Q6_K: BlockLayout(256, 210, 256, 53),
+    T16_MXFP4: BlockLayout(32, 17, 128, 17),
 }
 """The layouts of GGUF's blocks by their numbers."""
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import InvalidFileError
 
-__all__ = ["BLOCK_BYTES", "BLOCK_LEN", "mxfp4_to_bf16"]
+__all__ = ["BLOCK_BYTES", "BLOCK_LEN", "mxfp4_to_bf16", "mxfp4_to_gguf"]
 
 BLOCK_LEN: Final = 32
 """The number of values that share a scale."""
@@ -47,3 +47,16 @@ def mxfp4_to_bf16(blocks: NDArray[Any], scales: NDArray[Any]) -> NDArray[np.uint
     pairs = _pairs()[scales[..., None], blocks]
     bits: NDArray[np.uint16] = pairs.astype("<u4").view("<u2").reshape(len(blocks), -1)
     return bits
+
+
+def mxfp4_to_gguf(blocks: NDArray[Any], scales: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the blocks of GGUF's type MXFP4, [rows, 17 * groups], of the arguments of ``mxfp4_to_bf16``.
+
+    A block is the scale, then 16 bytes whose low halves are the first 16 values.
+    """
+    values = np.empty((*blocks.shape[:-1], BLOCK_LEN), np.uint8)
+    values[..., 0::2], values[..., 1::2] = blocks & 15, blocks >> 4
+    packed = np.empty((*blocks.shape[:-1], 1 + BLOCK_BYTES), np.uint8)
+    packed[..., 0] = scales
+    packed[..., 1:] = values[..., :BLOCK_BYTES] | values[..., BLOCK_BYTES:] << 4
+    return packed.reshape(len(blocks), -1)

@@ -12,6 +12,8 @@ from penstock.core import layouts
 __all__ = ["unpack_blocks"]
 
 _LINE: Final = 64
+_FLOAT4: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values of MXFP4 (OCP Microscaling Formats, version 1.0), by nibble."""
 _ZEROS: Final = {layouts.T16_Q4_0: 8, layouts.T16_Q6_K: 32}
 """What is subtracted from the integers."""
 
@@ -26,6 +28,10 @@ def unpack_blocks(weight: Tensor, layout: int) -> Tensor:
         scale = _split(_halves(lines[..., :_LINE]), (2, 16)).unsqueeze(2)  # [tiles, blocks, pair, group, row]
         values = _integers(lines[:, :, None, _LINE:], layout) * scale.unsqueeze(-1)
         return _rows(values)
+    if layout == layouts.T16_MXFP4:
+        exponents = _split(lines[..., :_LINE], (1, 16, 4)).transpose(-2, -1)  # [tiles, blocks, 1, group, row]
+        nibbles = _nibbles(lines[:, :, None, _LINE:], 4).long()
+        return _rows(torch.tensor(_FLOAT4).double()[nibbles] * torch.exp2(exponents.double() - 128).unsqueeze(-1))
     pairs = _split(lines[..., _LINE:], (4, -1))  # [tiles, blocks, pair, bytes]
     halves = _split(_halves(lines[..., :_LINE]), (2, 1, 1, 16))
     d, minimum = halves[..., 0, :, :, :], halves[..., 1, :, :, :]  # [tiles, blocks, 1, 1, row]
@@ -52,12 +58,17 @@ def _rows(values: Tensor) -> Tensor:
     return values.permute(0, 4, 1, 2, 3, 5).flatten(2).flatten(0, 1)
 
 
+def _nibbles(raw: Tensor, groups: int) -> Tensor:
+    """Return the nibbles of ``groups`` groups [..., bytes] as uint8 [..., group, row, 32]."""
+    nibbles = _split(raw, (groups, 4, 16, 4)).transpose(-3, -2)  # [..., group, row, j, i]
+    return torch.cat(((nibbles & 15).flatten(-2), (nibbles >> 4).flatten(-2)), dim=-1)
+
+
 def _integers(raw: Tensor, layout: int) -> Tensor:
     """Return the integers of pairs of groups [..., bytes] as float64 [..., group, row, 32]."""
     if layout == layouts.T16_Q8_0:
         return _split(raw.contiguous().view(torch.int8), (2, 8, 16, 4)).transpose(-3, -2).flatten(-2).double()
-    nibbles = _split(raw[..., :512], (2, 4, 16, 4)).transpose(-3, -2)  # [..., group, row, j, i]
-    integers = torch.cat(((nibbles & 15).flatten(-2), (nibbles >> 4).flatten(-2)), dim=-1)
+    integers = _nibbles(raw[..., :512], 2)
     if layout == layouts.T16_Q5_K:
         bits = _split(raw[..., 512:], (2, 16, 1, 4))  # bit j, or 4 + j in the last 16 columns
         integers = integers | ((bits >> torch.arange(8, dtype=torch.uint8).view(8, 1)) & 1).flatten(-2) << 4

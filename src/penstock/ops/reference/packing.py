@@ -8,6 +8,7 @@
                                     bytes of steps and offsets and 2 x 256 bytes of 4-bit values
 
     t16_q8_0 and so on              uint8 [tiles, blocks, lines, 64], for each number of lines one (core.layouts.BLOCKS)
+    t16_mxfp4                       uint8 [tiles, blocks, 34, 32]
 
 A tile holds 16 rows.  Zeros pad the rows to a multiple of 16 and the columns to the layout's step.
 """
@@ -31,9 +32,19 @@ _TILES = {
     (torch.uint8, 2): layouts.T16_I8,
     (torch.uint8, 3): layouts.T16_I4G32,
 }
-_BY_LINES = {block.tile_lines: layout for layout, block in layouts.BLOCKS.items()}
 _SCALE_BYTES = 64
+_HALF_LINES = (layouts.T16_MXFP4,)
+"""Layouts of blocks with as many lines as another one: their tensors have lines of 32 bytes."""
 _PAIR_LINES = 9
+
+
+def _lines(layout: int) -> tuple[int, int]:
+    """Return the number and the bytes of the lines of a block in a tensor, which no other layout of blocks has."""
+    parts = 2 if layout in _HALF_LINES else 1
+    return layouts.BLOCKS[layout].tile_lines * parts, _SCALE_BYTES // parts
+
+
+_BY_LINES = {_lines(layout): layout for layout in layouts.BLOCKS}
 
 
 def layout_of_tensor(weight: Tensor) -> int:
@@ -42,7 +53,7 @@ def layout_of_tensor(weight: Tensor) -> int:
         return _ROWS[weight.dtype]
     layout = _TILES.get((weight.dtype, weight.ndim))
     if weight.dtype == torch.uint8 and weight.ndim == 4:
-        layout = _BY_LINES.get(weight.shape[2])
+        layout = _BY_LINES.get((weight.shape[2], weight.shape[3]))
     if layout is None:
         raise InvalidArgumentError(
             f"[weight] expected a float matrix or packed tiles, found {weight.dtype} with {weight.ndim} dimensions",
@@ -65,7 +76,7 @@ def shape_packed(packed: Tensor, layout: int, rows: int) -> Tensor:
     if layout == layouts.T16_I4G32:
         return packed.view(tiles, -1, _SCALE_BYTES)
     if layout in layouts.BLOCKS:
-        return packed.view(tiles, -1, layouts.BLOCKS[layout].tile_lines, _SCALE_BYTES)
+        return packed.view(tiles, -1, *_lines(layout))
     rows_dtypes = {number: dtype for dtype, number in _ROWS.items()}
     if layout not in rows_dtypes:
         raise InvalidArgumentError(f"[weight] layout: expected a known ps_layout, found {layout}", param="layout")
