@@ -7,7 +7,7 @@ with a copy of its pages and without.  The pause is the longest time between two
 is ready; "alone" is the longest one in as many tokens without a move.  ``copied`` is the size of the pages that went,
 and ``copy`` the time of their transfer, during which the first worker goes on.  With ``--tls`` the workers join over
 TLS, as those of another machine do, which needs the package ``cryptography``.  Both workers run on this machine and
-share its cores.
+share its cores.  The context has to hold the tokens of the time in which a worker loads: the demo's is too short.
 """
 
 from __future__ import annotations
@@ -87,9 +87,11 @@ async def pause_of(backend: RemoteBackend, path: str, length: int, moves: bool) 
 
 async def measure(path: Path, lengths: list[int], turns: int, threads: int, over_tls: bool) -> None:
     """Print a row for each length."""
-    own = OwnCertificate("127.0.0.1")
-    tls = RemoteWorkerSettings("127.0.0.1", 0, own.certificate, own.key, os.urandom(32).hex())
-    primary = Primary(remote=tls, placement=OverTls()) if over_tls else Primary()
+    primary = Primary()
+    if over_tls:
+        own = OwnCertificate("127.0.0.1")
+        tls = RemoteWorkerSettings("127.0.0.1", 0, own.certificate, own.key, os.urandom(32).hex())
+        primary = Primary(remote=tls, placement=OverTls())
     copies = Copies()
     await primary.open()
     options = ModelOptions(threads=threads, limits=ProgramLimits(max_requests=4))
