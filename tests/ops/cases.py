@@ -83,6 +83,15 @@ def _all_gather() -> Iterator[Case]:
     for rows, cols in ROW_SHAPES:
         yield Case(f"{rows}x{cols}", (randn(rows, cols),), {"starts": f"0|{cols}", "rank": 0})
     yield Case("strided", (cut(3, 40),), {"starts": "0|40", "rank": 0})
+    yield Case("slots", (randn(3, 2, 5),), {"starts": "0|5", "rank": 0})
+
+
+def _all_gather_rounded() -> Iterator[Case]:
+    for case in _all_gather():
+        for bits in (8, 16):
+            yield Case(f"{case.name}-{bits}", case.tensors, {**case.attrs, "bits": bits})
+    rows = torch.stack([torch.zeros(9), randn(9) * 1e-37, randn(9) * 1e30])
+    yield Case("zero, tiny and large rows", (rows,), {"starts": "0|9", "rank": 0, "bits": 8})
 
 
 def _alone(**attrs: int) -> Iterator[Case]:
@@ -465,6 +474,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "mul": _binary,
     "gather_rows": _gather_rows,
     "all_gather": _all_gather,
+    "all_gather_rounded": _all_gather_rounded,
     "sharded_embedding": _sharded_embedding,
     "broadcast": lambda: _alone(root=0),
     "send": lambda: _alone(target=0),

@@ -113,6 +113,7 @@ BAD = {
     "latent_attention-softcap": ("latent_attention", {"softcap": -1.0}),
     "head_linear-scheme": ("head_linear", {"scheme": "w3a8"}),
     "head_linear-num_heads": ("head_linear", {"num_heads": 3}),
+    "all_gather_rounded-bits": ("all_gather_rounded", {"bits": 4}),
     "gelu-approximate": ("gelu", {"approximate": "sigmoid"}),
     "scale-factor": ("scale", {"factor": 1e300}),
     "softcap-cap": ("softcap", {"cap": 0.0}),

@@ -60,6 +60,49 @@ def test_all_gather_puts_unequal_columns_together(num_rows: int) -> None:
     assert on_ranks(3, work) == [True] * 3
 
 
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_all_gather_puts_each_slot_together(num_slots: int) -> None:
+    starts = [0, 7, 8, 40]
+    whole = np.random.default_rng(1).standard_normal((5, num_slots, 40), np.float32)
+
+    def work(rank: int, context: Context) -> bool:
+        part, out = whole[:, :, starts[rank] : starts[rank + 1]].copy(), np.zeros_like(whole)
+        run_op(context, "all_gather", [tensor(part), tensor(out)], {"starts": "0|7|8|40", "rank": rank})
+        return out.tobytes() == whole.tobytes()
+
+    assert on_ranks(3, work) == [True] * 3
+
+
+@pytest.mark.parametrize(("bits", "limit"), [(8, 127), (16, 32512)])
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_rounded_rows_round_to_the_same_integers(num_slots: int, bits: int, limit: int) -> None:
+    """On all ranks, with the scale of the whole row; also rows of zeros and rows that are not finite."""
+    starts, generator = [0, 7, 8, 40], np.random.default_rng(1)
+    whole = generator.standard_normal((6, num_slots, 40), np.float32) * np.float32(10.0) ** generator.integers(
+        -30, 30, (6, num_slots, 1)
+    ).astype(np.float32)
+    whole[1], whole[2, 0, 9], whole[3, 0, 30], whole[4] = 0, np.nan, np.inf, whole[4] * np.float32(1e-38)
+
+    def rounded(x: np.ndarray) -> tuple[bytes, bytes]:
+        with np.errstate(all="ignore"):
+            scale = np.abs(x).max(-1, keepdims=True) / np.float32(limit)
+            integers = np.rint(x * (np.float32(1) / scale))
+        is_small, is_finite = scale < np.float32(1e-37), np.isfinite(scale)
+        scale, integers = np.where(is_small, 0, scale), np.where(is_small | ~is_finite, 0, integers)
+        return np.where(is_finite, scale, np.nan).tobytes(), integers.astype(np.int32).tobytes()
+
+    def work(rank: int, context: Context) -> bytes:
+        part, out = whole[:, :, starts[rank] : starts[rank + 1]].copy(), np.zeros_like(whole)
+        attrs = {"starts": "0|7|8|40", "rank": rank, "bits": bits}
+        run_op(context, "all_gather_rounded", [tensor(part), tensor(out)], attrs)
+        assert rounded(out) == rounded(whole)
+        return out.tobytes()
+
+    results = on_ranks(3, work)
+    assert results[0] == results[1] == results[2]
+    assert isinstance(results[0], bytes)
+
+
 def test_the_owner_of_a_token_stores_its_row() -> None:
     """Minus zero stays minus zero, as it would not in a sum."""
     table = np.random.default_rng(2).standard_normal((50, 12), np.float32)

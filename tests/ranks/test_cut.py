@@ -139,15 +139,30 @@ def test_networks_of_users_match(kind: str, world: int, tmp_path: Path, parts_of
         assert logits_of(ranks.program, batches) == whole_logits(path, batches)
 
 
-def test_each_rank_has_rows_of_every_expert(bundle_of: BundleOf, parts_of: PartsOf) -> None:
-    """The last linear of the experts is cut; the sums over slots have the bits of one process."""
-    path = bundle_of("mixtral", "w4a8")
-    sizes = []
-    for part in parts_of(path, 3):
-        nodes = [node for node in read_graph(part)[0].nodes if node.op == "expert_linear" and node.name.endswith("w2")]
-        sizes.append([node.attrs["out_features"] for node in nodes])
-    assert [sum(layer) for layer in zip(*sizes, strict=True)] == [160] * len(sizes[0])
-    assert all(0 < size < 160 for layer in sizes for size in layer)
-    batches = steps(len(read_graph(path)[0].page_groups))
+@pytest.mark.parametrize(
+    ("family", "layers", "exchanges"),
+    [("mixtral", {"w1": 72, "w2": 160, "w3": 72}, 4), ("gpt_oss", {"gate_up_proj": 192, "down_proj": 160}, 3)],
+)
+def test_each_rank_has_rows_of_every_expert(
+    family: str, layers: dict[str, int], exchanges: int, bundle_of: BundleOf, parts_of: PartsOf
+) -> None:
+    """Every linear of the experts is cut, with its bias; the sums over slots have the bits of one process."""
+    path = bundle_of(family, "w4a8")
+    graphs = [read_graph(part)[0] for part in parts_of(path, 3)]
+    whole = read_graph(path)[0]
+    for node in whole.nodes:
+        if node.op != "expert_linear":
+            continue
+        own = [next(other for other in graph.nodes if other.name == node.name) for graph in graphs]
+        sizes = [int(other.attrs["out_features"]) for other in own]
+        assert sum(sizes) == layers[node.name.rpartition(".")[2]]
+        assert min(sizes) > 0
+        if node.inputs[3].kind == "weight":
+            biases = [graph.weights[other.inputs[3].name] for graph, other in zip(graphs, own, strict=True)]
+            assert [(bias.rows, bias.cols) for bias in biases] == [(6, size) for size in sizes]
+    num_gathers = sum(node.op == "all_gather" for node in graphs[0].nodes)
+    num_layers = sum(node.op == "combine" for node in whole.nodes)
+    assert num_gathers == exchanges * num_layers + 1, "attention without sinks, o_proj, what down reads, sums; logits"
+    batches = steps(len(whole.page_groups))
     with RankThreads(parts_of(path, 3), num_threads=2) as ranks:
         assert logits_of(ranks.program, batches) == whole_logits(path, batches)

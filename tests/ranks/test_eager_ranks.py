@@ -31,7 +31,10 @@ open(f"{out}/{rank}.json", "w").write(json.dumps([logits, ids]))
 @pytest.mark.parametrize(
     ("family", "scheme", "world"),
     mostly_long(
-        [("llama", "w8a8", 2), ("qwen3_tied_head_dim", "bf16", 3), ("qwen2_windows", "w4a8", 2), ("llama", "f32", 2)],
+        [
+            *(("llama", "w8a8", 2), ("qwen3_tied_head_dim", "bf16", 3), ("qwen2_windows", "w4a8", 2)),
+            *(("llama", "f32", 2), ("gpt_oss", "w4a8", 2), ("mixtral", "bf16", 3)),
+        ],
         ("qwen3_tied_head_dim", "bf16", 3),
     ),
 )

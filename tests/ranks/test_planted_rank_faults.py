@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from penstock.core.comm import SharedComm
-from penstock.core.library import CommStruct
 from penstock.errors import UnavailableError
 from penstock.graph import rank_bundle
 from penstock.graph.bundle import BundleWriter, read_graph
 from penstock.graph.ir import Dim, Layout, Node, Operand, Part, Value, Weight
 from penstock.graph.passes.shard import RowRanges
+from tests.support.faulty_comm import FaultyComm
 from tests.support.rank_threads import RankThreads, SharedMemory, logits_of, steps, whole_logits
 
 BundleOf = Callable[[str, str], Path]
@@ -28,21 +28,6 @@ STEPS = steps(1)
 @pytest.fixture
 def whole(bundle_of: BundleOf) -> Path:
     return bundle_of("llama_head_dim", "f32")
-
-
-class FaultyComm:
-    """The comm of a rank with some functions replaced, by name."""
-
-    def __init__(self, comm: SharedComm, **functions: Callable[..., Any]) -> None:
-        self._comm = comm
-        self._struct = CommStruct.from_buffer_copy(comm.struct)
-        self._kept = {}  # ctypes frees a callback with its object
-        for name, function in functions.items():
-            self._kept[name] = dict(CommStruct._fields_)[name](function)
-            setattr(self._struct, name, self._kept[name])
-        self.rank, self.world = comm.rank, comm.world
-        self.abort, self.close = comm.abort, comm.close
-        self.address = ctypes.addressof(self._struct)
 
 
 def run(parts: list[Path], fault: Callable[[SharedComm], Any] | None = None) -> tuple[list[bytes], RankThreads]:

@@ -46,6 +46,18 @@ def test_schemes_match(scheme: str, world: int, bundle_of: BundleOf, parts_of: P
             assert logits_of(ranks.program, batches) == whole_logits(path, batches, with_kv(kv)), kv.name
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "qwen2_moe"])
+def test_experts_match(family: str, scheme: str, bundle_of: BundleOf, parts_of: PartsOf) -> None:
+    """Experts whose parts begin inside a tile of 16 rows, with biases, and beside a shared expert with a gate."""
+    path = bundle_of(family, scheme)
+    batches = steps(num_groups(path))
+    for world in WORLDS[1:]:
+        with RankThreads(parts_of(path, world)) as ranks:
+            assert logits_of(ranks.program, batches) == whole_logits(path, batches), world
+
+
 @pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
 @pytest.mark.parametrize("family", mostly_long(["qwen3_tied_head_dim", "llama_biases"], "llama_biases"))
 def test_threads_match(family: str, scheme: str, bundle_of: BundleOf, parts_of: PartsOf) -> None:

@@ -12,6 +12,7 @@ namespace {
 
 float* f32(const Tensor& t) { return reinterpret_cast<float*>(t.data); }
 const int32_t* i32(const Tensor& t) { return reinterpret_cast<const int32_t*>(t.data); }
+int64_t slots(const Tensor& t) { return t.rank == 3 ? t.dims[1] : 1; }  // all_gather cuts the columns of each slot of a row
 int64_t rows(const Call& c) { return c.in[0].dims[0]; }
 int64_t once(const Call& c) { return c.in[0].dims[0] > 0; }
 int64_t read_rows(const Call& c) { return c.is_head && !c.exchange->on_all && c.exchange->comm->rank != 0 ? 0 : c.in[0].dims[0]; }
@@ -62,7 +63,7 @@ void run_put(const Call& c, int64_t begin, int64_t end, int32_t) {
     for (int64_t i = begin; i < end; ++i) best[i] = best_of(c, i, cut.starts[rank]);
     return;
   }
-  const size_t bytes = static_cast<size_t>(c.in[0].dims[1]) * sizeof(float);
+  const size_t bytes = static_cast<size_t>(row_elements(c.in[0])) * sizeof(float);
   uint8_t* part = static_cast<uint8_t*>(c.exchange->comm->part(c.exchange->comm->self));
   for (int64_t i = begin; i < end; ++i)
     memcpy(part + static_cast<size_t>(i) * bytes, f32(c.in[0]) + i * c.in[0].row_stride, bytes);
@@ -73,7 +74,7 @@ void run_gather(const Call& c, int64_t, int64_t, int32_t) {
   int32_t rank;
   const Cut cut = cut_of(c, OP_ALL_GATHER, &rank);
   for (int32_t r = 0; r < cut.world; ++r) {
-    const int64_t row_bytes = sends_best(c) ? sizeof(Best) : cut.size(r) * static_cast<int64_t>(sizeof(float));
+    const int64_t row_bytes = sends_best(c) ? sizeof(Best) : slots(c.in[0]) * cut.size(r) * static_cast<int64_t>(sizeof(float));
     c.exchange->bytes[r] = rows(c) * row_bytes;
   }
   c.exchange->gather();
@@ -92,12 +93,15 @@ void run_take(const Call& c, int64_t begin, int64_t end, int32_t) {
     }
     return;
   }
+  const int64_t count = slots(c.in[0]);
   for (int64_t i = begin; i < end; ++i) {
     float* y = f32(c.out[0]) + i * c.out[0].row_stride;
     for (int32_t r = 0; r < cut.world; ++r) {
-      const bool own = r == rank;
-      const float* x = own ? f32(c.in[0]) + i * c.in[0].row_stride : static_cast<const float*>(c.exchange->parts[r]) + i * cut.size(r);
-      memcpy(y + cut.starts[r], x, static_cast<size_t>(cut.size(r)) * sizeof(float));
+      const int64_t size = cut.size(r);
+      const float* x =
+          r == rank ? f32(c.in[0]) + i * c.in[0].row_stride : static_cast<const float*>(c.exchange->parts[r]) + i * count * size;
+      for (int64_t slot = 0; slot < count; ++slot)
+        memcpy(y + slot * cut.total() + cut.starts[r], x + slot * size, static_cast<size_t>(size) * sizeof(float));
     }
   }
 }
@@ -307,7 +311,7 @@ bool read_cut(Str text, Cut* out) {
 
 Membership membership_of(int32_t op, const AttrValue* attrs) {
   int32_t starts = -1, world = -1, rank = -1;
-  if (op == OP_ALL_GATHER) starts = kAllGatherStarts, rank = kAllGatherRank;
+  if (op == OP_ALL_GATHER || op == OP_ALL_GATHER_ROUNDED) starts = kAllGatherStarts, rank = kAllGatherRank;
   if (op == OP_SHARDED_EMBEDDING) starts = kShardedStarts, rank = kShardedRank;
   if (op == OP_BROADCAST) world = world_at(OP_BROADCAST), rank = rank_at(OP_BROADCAST);
   if (op == OP_SEND) world = world_at(OP_SEND), rank = rank_at(OP_SEND);
@@ -324,7 +328,7 @@ Membership membership_of(int32_t op, const AttrValue* attrs) {
 int64_t part_bytes(int32_t op, const Call& c) {
   if (op == OP_CONTEXT_ATTENTION) return context_part_bytes(c);
   int64_t columns = 0;
-  if (op == OP_ALL_GATHER || op == OP_BROADCAST) columns = c.in[0].dims[1];
+  if (op == OP_ALL_GATHER || op == OP_ALL_GATHER_ROUNDED || op == OP_BROADCAST) columns = row_elements(c.in[0]);
   if (op == OP_SHARDED_EMBEDDING) columns = c.attrs[kShardedDim].i;
   int64_t bytes;
   if (checked_mul(c.in[0].dims[0], columns, &bytes) && checked_mul(bytes, 4, &bytes)) return bytes;
@@ -347,11 +351,13 @@ ps_status infer_all_gather(const Spec* in, AttrValue* attrs, Spec* out) {
   Cut cut;
   PS_TRY(read_attrs(attrs[kAllGatherStarts], attrs[kAllGatherRank], &cut));
   const int64_t size = cut.size(static_cast<int32_t>(attrs[kAllGatherRank].i));
-  if (in[0].dtype != PS_F32 || in[0].rank != 2 || !equal(in[0].dims[1], constant(size))) {
+  const int32_t last = in[0].rank - 1;
+  if (in[0].dtype != PS_F32 || (last != 1 && last != 2) || !equal(in[0].dims[last], constant(size))) {
     return fail(PS_INVALID_ARGUMENT, "x: expected f32 rows of %lld, the columns of its rank, found %s",
                 static_cast<long long>(size), describe(in[0]).text);
   }
-  *out = Spec{OPERAND_VALUE, PS_F32, 2, {in[0].dims[0], constant(cut.total())}, 0, -1, constant(0)};
+  *out = Spec{OPERAND_VALUE, PS_F32, in[0].rank, {in[0].dims[0], in[0].dims[1]}, 0, -1, constant(0)};
+  out->dims[last] = constant(cut.total());
   return PS_OK;
 }
 

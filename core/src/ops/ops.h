@@ -150,6 +150,7 @@ extern const char* const kRoleNames[NUM_ROLES];
 ps_status linear_scratch(const Call&, Scratch*);
 ps_status attention_scratch(const Call&, Scratch*);
 ps_status context_attention_scratch(const Call&, Scratch*);
+ps_status all_gather_rounded_scratch(const Call&, Scratch*);
 ps_status topk_scratch(const Call&, Scratch*);
 ps_status route_scratch(const Call&, Scratch*);
 ps_status expert_linear_scratch(const Call&, Scratch*);

@@ -222,9 +222,13 @@ ps_status describe_rank(const ps_model& model, const ps_program_options& o, ps_r
     AttrValue attrs[kMaxAttrs];
     Cut cut{};
     PS_TRY(bind_node_attrs(node, attrs));
-    if (node.op == OP_ALL_GATHER) read_cut(attrs[kAllGatherStarts].s, &cut);
     int64_t columns = node.op == OP_SHARDED_EMBEDDING ? attrs[kShardedDim].i : 0;
-    for (int32_t r = 0; r < cut.world; ++r) columns = std::max(columns, cut.size(r));
+    if (node.op == OP_ALL_GATHER || node.op == OP_ALL_GATHER_ROUNDED) {
+      read_cut(attrs[kAllGatherStarts].s, &cut);
+      const Value& x = graph.values[node.inputs[0].index];
+      const int64_t slots = x.rank == 3 ? x.dims[1].offset : 1;
+      for (int32_t r = 0; r < cut.world; ++r) columns = std::max(columns, slots * cut.size(r));
+    }
     if (node.op == OP_BROADCAST) columns = graph.values[node.inputs[0].index].dims[1].offset;
     bytes = std::max(bytes, most_rows * columns * 4);
     if (node.op == OP_CONTEXT_ATTENTION) {

@@ -7,6 +7,7 @@ when one request is generated.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import statistics
@@ -124,6 +125,10 @@ def exchange_bytes(graph: Graph) -> list[int]:
     for node in graph.nodes:
         if node.op == "all_gather":
             sizes.append(4 * _width(graph, node.inputs[0].name))
+        elif node.op == "all_gather_rounded":  # the largest magnitudes of the rows, then integers
+            shape = graph.values[node.inputs[0].name].shape
+            sizes.append(4 * (shape[1].offset if len(shape) == 3 else 1))
+            sizes.append(int(node.attrs["bits"]) // 8 * _width(graph, node.inputs[0].name))
         elif node.op == "sharded_embedding":
             sizes.append(4 * _width(graph, node.outputs[0]) // (str(node.attrs["starts"]).count("|") or 1))
         elif node.op == "send":
@@ -135,7 +140,7 @@ def exchange_bytes(graph: Graph) -> list[int]:
 
 
 def _width(graph: Graph, name: str) -> int:
-    return graph.values[name].shape[1].offset
+    return math.prod(dim.offset for dim in graph.values[name].shape[1:])
 
 
 class LinkProbe:

@@ -145,7 +145,7 @@ def _capture(
     sources = sources_of(folder.config, folder.tensors, built.network)
     part = take_rank(graph, folder, rank, sources, constants)
     own = {name: _select(values, part.rows[name]) for name, values in constants.items() if name in part.rows}
-    return part.graph, own, as_rank(checkpoint, built.network, part.sources, part.rows)
+    return part.graph, own, as_rank(checkpoint, built.network, part.sources, part.rows, part.columns)
 
 
 def _select(values: NDArray[np.float32], rows: RowRanges) -> NDArray[np.float32]:

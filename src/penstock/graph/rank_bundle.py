@@ -18,12 +18,13 @@ from penstock.core.layouts import BLOCKS, PARTITION_PAGES, pages_for
 from penstock.core.metadata import read_metadata
 from penstock.core.native import Model
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import UnsupportedError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Node, Segment, Weight
 from penstock.graph.metadata import decode_metadata, encode_metadata
 from penstock.graph.passes.cut import TILE_ROWS
 from penstock.graph.passes.pipeline import cut_rank
+from penstock.graph.passes.round_exchanges import round_exchanges
 from penstock.sharding.folder import STRATEGY, ShardedFolder
 from penstock.sharding.parts import local_sources, select_rows
 from penstock.sharding.strategy import RowRanges, Strategy
@@ -31,6 +32,7 @@ from penstock.sharding.strategy import RowRanges, Strategy
 __all__ = [
     "WHOLE",
     "RankPart",
+    "cuts_columns",
     "partials_bytes",
     "rows_by_tensor",
     "take_rank",
@@ -55,21 +57,32 @@ def write_rank_bundle(
     layout: RankLayout | int,
     *,
     durable: bool = True,
+    rounded: bool = False,
 ) -> str:
     """Write the bundle ``out`` of one rank.  Rank 0 has the files beside the weights, too.
 
-    ``layout``: of all ranks; a number is that of ranks of tensor parallelism.
+    ``layout``: of all ranks; a number is that of ranks of tensor parallelism.  ``rounded``: ranks send activations as
+    integers where only linears with integer activations read them.
 
     Returns what ranks compare to know that they have cut the same file: the checksums that it has of its segments.
 
-    Raises InvalidArgumentError for more ranks than the network has heads, and InvalidFileError when the source is
-    replaced meanwhile.
+    Raises InvalidArgumentError for more ranks than the network has heads, and where ``rounded`` applies to no exchange,
+    and InvalidFileError when the source is replaced meanwhile.
     """
     with Model.open(source) as model:
         metadata = read_metadata(source, model.stamp)
         checksum = hashlib.sha256(metadata).hexdigest()
         whole, segments = decode_metadata(metadata)
         graph, sources = cut_rank(whole, rank, RankLayout(layout) if isinstance(layout, int) else layout)
+        if rounded:
+            checksum = hashlib.sha256(f"{checksum} rounded".encode()).hexdigest()
+            is_coordinator = rank == 0 and "stages" in graph.properties
+            if round_exchanges(graph) == 0 and not is_coordinator:
+                raise InvalidArgumentError(
+                    "rounded: expected ranks of tensor parallelism and a scheme with integer activations, as w8a8; no "
+                    f"exchange of {source} can be rounded",
+                    param="rounded",
+                )
         graph.properties[WHOLE] = checksum
         names = [segment.name for segment in segments if segment.name != _WEIGHTS] if rank == 0 else []
         files = {name: bytes(model.segment(name) or b"") for name in names}
@@ -79,8 +92,18 @@ def write_rank_bundle(
                 source_name, ranges = sources[name]
                 weight = whole.weights[source_name]
                 stored = data[weight.offset : weight.offset + weight.num_bytes]
-                writer.add_weight(name, take_rows(weight, stored, ranges))
+                if cuts_columns(weight, graph.weights[name]):
+                    matrix = stored.reshape(weight.rows, weight.cols, -1)
+                    own = np.concatenate([matrix[:, start:stop] for start, stop in ranges], axis=1).reshape(-1)
+                else:
+                    own = take_rows(weight, stored, ranges)
+                writer.add_weight(name, own)
         return checksum
+
+
+def cuts_columns(whole: Weight, part: Weight) -> bool:
+    """Return True if a rank's part of a weight has columns of it: the biases of experts, a row for each."""
+    return whole.rows > 1 and part.cols != whole.cols
 
 
 @dataclass(frozen=True)
@@ -88,12 +111,13 @@ class RankPart:
     """The graph of a rank of a sharded folder, whose weights are made from the rows that the folder has for it.
 
     ``sources``: where its parameters come from that are not the tensor of their name, within the rank's file.
-    ``rows``: the rows of each parameter that the rank has.
+    ``rows``: the rows of each parameter that the rank has, or ``columns`` of it.
     """
 
     graph: Graph
     sources: dict[str, tuple[Source, ...]]
     rows: dict[str, RowRanges]
+    columns: dict[str, RowRanges]
 
 
 def take_rank(
@@ -112,8 +136,17 @@ def take_rank(
     graph.properties[WHOLE] = hashlib.sha256(metadata + folder.manifest.to_json()).hexdigest()
     local: dict[str, tuple[Source, ...]] = {}
     own_rows: dict[str, RowRanges] = {}
-    for weight in graph.weights:
+    own_columns: dict[str, RowRanges] = {}
+    for weight, part in graph.weights.items():
         origin, ranges = origins[weight]
+        if cuts_columns(whole.weights[origin], part):
+            name = part.parts[0].name
+            own_columns[name] = ranges
+            local |= {name: (Source(stored[name]),)} if name in sources else {}
+            own = strategy.parameters.get(stored[name])
+            if own is not None and (own.cut, own.part_of(rank, strategy.layout)) != ("columns", ranges):
+                raise _other_rows(stored[name], name, rank, "columns", ranges)
+            continue
         for name, rows in rows_by_tensor(whole.weights[origin], ranges).items():
             own_rows[name] = rows
             if name in computed:
@@ -122,18 +155,23 @@ def take_rank(
                 found = local_sources(
                     select_rows(sources[name], rows, lambda piece: _num_rows(folder, piece)),
                     lambda tensor: strategy.part_of(tensor, rank) if tensor in strategy.parameters else None,
+                    lambda tensor: strategy.parameters[tensor].cut in ("rows", "columns"),
                 )
                 is_there = found is not None
                 local[name] = found or ()
             else:
                 is_there = _has_rows(strategy, name, rank, rows, is_vector=whole.weights[origin].rows == 1)
             if weight != origin or not is_there:
-                raise UnsupportedError(
-                    f"{STRATEGY}: parameters: {show(stored[name])}: rank {rank} computes with the rows "
-                    f"{[list(pair) for pair in rows]} of {show(name)}; expected them, as `penstock plan` writes them",
-                    param="parameters",
-                )
-    return RankPart(graph, local, own_rows)
+                raise _other_rows(stored[name], name, rank, "rows", rows)
+    return RankPart(graph, local, own_rows, own_columns)
+
+
+def _other_rows(stored: str, name: str, rank: int, noun: str, ranges: RowRanges) -> UnsupportedError:
+    return UnsupportedError(
+        f"{STRATEGY}: parameters: {show(stored)}: rank {rank} computes with the {noun} "
+        f"{[list(pair) for pair in ranges]} of {show(name)}; expected them, as `penstock plan` writes them",
+        param="parameters",
+    )
 
 
 def _num_rows(folder: ShardedFolder, piece: Source) -> int:
@@ -170,9 +208,9 @@ def widest_exchange(graphs: Iterable[Graph]) -> int:
     widths = [1]
     for graph in graphs:
         for node in graph.nodes:
-            if node.op in ("all_gather", "sharded_embedding"):
-                value = node.inputs[0].name if node.op == "all_gather" else node.outputs[0]
-                widths.append(graph.values[value].shape[1].offset)
+            if node.op in ("all_gather", "all_gather_rounded", "sharded_embedding"):
+                value = node.outputs[0] if node.op == "sharded_embedding" else node.inputs[0].name
+                widths.append(math.prod(dim.offset for dim in graph.values[value].shape[1:]))
     return max(widths)
 
 

@@ -20,7 +20,7 @@ from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.extras import install_command
 from penstock.graph.ir import Graph
 from penstock.graph.passes.pipeline import cut_rank
-from penstock.graph.rank_bundle import rows_by_tensor
+from penstock.graph.rank_bundle import cuts_columns, rows_by_tensor
 from penstock.sharding.parts import join_rows, select_rows
 from penstock.sharding.source import PlainFolder, WholeTensors
 from penstock.sharding.strategy import Parameter, RowRanges, Strategy, config_checksum
@@ -115,21 +115,29 @@ class _Cuts:
     def __init__(self, captured: CapturedModel, layout: RankLayout) -> None:
         self._captured, self._layout = captured, layout
         self.parts: dict[str, dict[tuple[int, int], list[tuple[int, int]]]] = {}
-        self._transposed: set[str] = set()
+        self._by_columns: set[str] = set()
         self._whole: set[str] = set()
         for rank in range(layout.world):
             graph, sources = cut_rank(captured.graph, rank, layout)
             for name in graph.weights:
                 source, ranges = sources[name]
+                if cuts_columns(captured.graph.weights[source], graph.weights[name]):
+                    own = captured.graph.weights[source].parts[0].name
+                    tensor = captured.sources.get(own, (Source(own),))[0].tensor
+                    self._by_columns.add(tensor)
+                    self.parts.setdefault(tensor, {}).setdefault(layout.place(rank), []).extend(ranges)
+                    continue
                 for piece in self._pieces(source, ranges):
                     rows = self.parts.setdefault(piece.tensor, {}).setdefault(layout.place(rank), [])
                     rows += piece.rows
-                    self._transposed |= {piece.tensor} if piece.transposed else set()
+                    is_stacked = piece.index is not None  # rows of a matrix are columns of the stack
+                    self._by_columns |= {piece.tensor} if piece.transposed or is_stacked else set()
                     beside = [name for name in (piece.add_row, piece.scales) if name]
-                    if piece.index is not None or beside:
+                    if piece.add_row or (is_stacked and piece.transposed) or (piece.scales and not is_stacked):
                         self._whole.update([piece.tensor, *beside])
+                    self._by_columns |= {piece.scales} if piece.scales else set()
                     for name in beside:
-                        self.parts.setdefault(name, {}).setdefault(layout.place(rank), [])
+                        self.parts.setdefault(name, {}).setdefault(layout.place(rank), []).extend(piece.rows)
 
     def _pieces(self, source: str, ranges: RowRanges) -> Iterator[Source]:
         """Yield the stored rows that make up rows of a weight of the graph."""
@@ -170,7 +178,7 @@ class _Cuts:
         """Return ``base``, which is the tensor ``name`` or one of its scales, as the former is cut."""
         parts = self.parts[name]
         stages = tuple(sorted({stage for stage, _ in parts}))
-        cut = "columns" if name in self._transposed and len(base.shape) == 2 else "rows"
+        cut = "columns" if name in self._by_columns and len(base.shape) > 1 else "rows"
         own = replace(base, cut=cut, stages=stages)
         places = range(self._layout.stage_ranks)
         ranges = tuple(

@@ -28,8 +28,8 @@ from penstock.config import ConfigReader
 from penstock.nn import ExpertLinear, LayerNorm, RMSNorm
 
 __all__ = [
-    "add_to_norms", "as_network", "as_rank", "differs", "fused_rows", "renamed", "sources_of", "stacked_experts",
-    "stacked_gates", "transposed",
+    "add_to_norms", "as_network", "as_rank", "differs", "fused_rows", "parameter_names", "renamed", "sources_of",
+    "stacked_experts", "stacked_gates", "transposed",
 ]  # fmt: skip
 
 
@@ -57,6 +57,12 @@ def as_network(checkpoint: Checkpoint, network: nn.Module) -> Checkpoint:
         return checkpoint
     sources = sources_of(checkpoint.config, checkpoint.tensors, network)
     return MappedCheckpoint(checkpoint, _shapes(network), sources, unread=getattr(network, "unread_tensors", ()))
+
+
+def parameter_names(network: nn.Module) -> list[str]:
+    """Return the names of a network's parameters, with one for the matrix of each expert."""
+    stacked = {f"{path}.weight" for path, module in network.named_modules() if isinstance(module, ExpertLinear)}
+    return [name for name in _shapes(network) if name not in stacked]
 
 
 def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -88,16 +94,22 @@ def as_rank(
     network: nn.Module,
     sources: Mapping[str, tuple[Source, ...]],
     rows: Mapping[str, Sequence[tuple[int, int]]],
+    columns: Mapping[str, Sequence[tuple[int, int]]],
 ) -> Checkpoint:
     """Return a rank's part of a checkpoint as a network reads it.
 
-    ``sources``: of the parameters that the rank has, in its tensors.  ``rows``: those of each that it has.
+    ``sources``: of the parameters that the rank has, in its tensors.  ``rows``: those of each that it has, or
+    ``columns``.
     """
     unread = getattr(network, "unread_tensors", ())
     if not sources and not unread:
         return part
-    sizes = {name: sum(stop - start for start, stop in rows[name]) for name in sources}
-    shapes = {name: (sizes[name], *shape[1:]) for name, shape in _shapes(network).items() if name in sizes}
+    sizes = {name: sum(stop - start for start, stop in own) for name, own in (*rows.items(), *columns.items())}
+    shapes = {
+        name: (shape[0], sizes[name]) if name in columns else (sizes[name], *shape[1:])
+        for name, shape in _shapes(network).items()
+        if name in sources
+    }
     return MappedCheckpoint(part, shapes, sources, unread=unread, is_part=True)
 
 

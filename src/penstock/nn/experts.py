@@ -1,6 +1,6 @@
 """The layers of a mixture of experts: the router, the matrices of the experts, and the sum of their results.
 
-Over several ranks each has all experts.
+Over several ranks each has some rows of every expert.
 """
 
 from __future__ import annotations

@@ -71,8 +71,11 @@ def shard_network(network: nn.Module) -> None:
     whole = [layer.packed_weight for layer in network.modules() if isinstance(layer, MatrixLayer)]  # keeps ids apart
     for layer in network.modules():
         packed = layer.packed_weight if isinstance(layer, MatrixLayer) else None
-        if isinstance(layer, ExpertLinear | HeadLinear):
+        if isinstance(layer, HeadLinear):
             continue  # whole on each rank
+        if isinstance(layer, ExpertLinear):
+            _shard_experts(layer, rank, world)
+            continue
         if not isinstance(layer, MatrixLayer) or packed is None or layer.rows < world * TILE_ROWS:
             continue
         num_tiles = -(-layer.rows // TILE_ROWS)
@@ -92,17 +95,34 @@ def shard_network(network: nn.Module) -> None:
     del whole
 
 
+def _shard_experts(layer: ExpertLinear, rank: int, world: int) -> None:
+    """Keep some rows of each expert; all of them where an expert has too few, or ends inside a tile."""
+    packed, num_tiles = layer.packed_weight, layer.out_features // TILE_ROWS
+    if packed is None or layer.out_features % TILE_ROWS or num_tiles < world:
+        return
+    starts = [num_tiles * r // world * TILE_ROWS for r in range(world + 1)]
+    own = slice(starts[rank], starts[rank + 1])
+    unit = 1 if len(packed) == layer.rows else TILE_ROWS
+    experts = packed.view(layer.num_experts, -1, *packed.shape[1:])
+    layer.packed_weight = experts[:, own.start // unit : own.stop // unit].reshape(-1, *packed.shape[1:])
+    layer.out_features = own.stop - own.start
+    layer.rows = layer.num_experts * layer.out_features
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(layer.bias[:, own].clone(), requires_grad=False)
+    layer.register_forward_hook(_GatherColumns(starts))
+
+
 class _GatherColumns:
-    """After a linear: the columns of all ranks side by side."""
+    """After a linear: the columns of all ranks side by side, of experts those of each slot."""
 
     def __init__(self, starts: list[int]) -> None:
         self._sizes = [end - begin for begin, end in pairwise(starts)]
 
     def __call__(self, layer: nn.Module, _inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
-        padded = torch.zeros(y.shape[0], max(self._sizes))  # gloo gathers equal sizes
-        padded[:, : y.shape[1]] = y
+        padded = torch.zeros(*y.shape[:-1], max(self._sizes))  # gloo gathers equal sizes
+        padded[..., : y.shape[-1]] = y
         parts = _gather(padded)
-        return torch.cat([part[:, :size] for part, size in zip(parts, self._sizes, strict=True)], dim=1)
+        return torch.cat([part[..., :size] for part, size in zip(parts, self._sizes, strict=True)], dim=-1)
 
 
 class _Rows:

@@ -100,12 +100,18 @@ def _starts(op: str, attrs: Attrs) -> list[int]:
     return starts
 
 
-def _all_gather(shapes: Shapes, attrs: Attrs) -> list[Shape]:
-    x, starts = _tensor("all_gather", shapes, "x", 2), _starts("all_gather", attrs)
+def _all_gather(shapes: Shapes, attrs: Attrs, op: str = "all_gather") -> list[Shape]:
+    x, starts = _tensor(op, shapes, "x", 2, 3), _starts(op, attrs)
     num_columns = starts[attrs["rank"] + 1] - starts[attrs["rank"]]
-    if x[1] != num_columns:
-        raise _fail("all_gather", "x", f"rows of {num_columns}, the columns of its rank", list(x))
-    return [(x[0], starts[-1])]
+    if x[-1] != num_columns:
+        raise _fail(op, "x", f"rows of {num_columns}, the columns of its rank", list(x))
+    return [(*x[:-1], starts[-1])]
+
+
+def _all_gather_rounded(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    if attrs["bits"] not in (8, 16):
+        raise _fail("all_gather_rounded", "bits", "8 or 16", attrs["bits"])
+    return _all_gather(shapes, attrs, "all_gather_rounded")
 
 
 def _group(op: str, attrs: Attrs, peer: str | None = None) -> None:
@@ -393,6 +399,7 @@ def _combine(shapes: Shapes, attrs: Attrs) -> list[Shape]:
 _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "embedding": _embedding,
     "all_gather": _all_gather,
+    "all_gather_rounded": _all_gather_rounded,
     "sharded_embedding": _sharded_embedding,
     "broadcast": _broadcast,
     "send": _send,

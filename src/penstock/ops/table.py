@@ -132,9 +132,13 @@ OPS: tuple[Op, ...] = (
         "(Tensor x, Weight weight, *, int num_heads, int out_features, str scheme) -> Tensor",
         1e-5,
     ),
+    Op("all_gather_rounded", 1, "(Tensor x, *, str starts, int rank, int bits) -> Tensor", 0.0),
 )
 
-EXCHANGES = ("all_gather", "sharded_embedding", "broadcast", "send", "recv", "barrier", "context_attention")
+EXCHANGES = (
+    *("all_gather", "all_gather_rounded", "sharded_embedding", "broadcast", "send", "recv", "barrier"),
+    "context_attention",
+)
 """The ops of several ranks.  None may be left out of the graph of one rank, because others would wait for it."""
 
 _BY_NAME = {op.name: op for op in OPS}

@@ -35,15 +35,18 @@ def select_rows(pieces: Sequence[Source], rows: RowRanges, size_of: Callable[[So
     return tuple(selected)
 
 
-def local_sources(pieces: Sequence[Source], part_of: Callable[[str], RowRanges | None]) -> tuple[Source, ...] | None:
+def local_sources(
+    pieces: Sequence[Source], part_of: Callable[[str], RowRanges | None], is_cut: Callable[[str], bool]
+) -> tuple[Source, ...] | None:
     """Return ``pieces``, which name rows of whole tensors, with the rows of a rank's tensors; None if it lacks some.
 
-    ``part_of`` returns the rows of a tensor that the rank's file has.
+    ``part_of`` returns the rows of a tensor that the rank's file has, of stacked matrices those of each.  ``is_cut``:
+    whether ranks have different ones.
     """
     found = []
     for piece in pieces:
         part, rows = part_of(piece.tensor), []
-        if part is not None and piece.index is not None:  # such a tensor is whole on each rank
+        if part is not None and piece.index is not None and not is_cut(piece.tensor):
             found.append(piece)
             continue
         for start, stop in piece.rows:

@@ -46,6 +46,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             help=f"write a bundle for each rank of N {text} to the new folder OUT, as rank_0.psm, rank_1.psm ... "
             "(default: one bundle)",
         )
+    parser.add_argument(
+        "--rounded",
+        action="store_true",
+        help="with --tp, under w8a8, w4a8, w8a16 or w4a16: ranks send activations as the integers that linears round "
+        "them to, which takes fewer bytes and one more small exchange; for links between hosts (default: as float32)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -64,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     source = _source(args)
     if (args.tp, args.pp, args.cp) != (None, None, None):
         return _export_ranks(args, source)
+    if args.rounded:
+        raise InvalidArgumentError("--rounded requires --tp", param="rounded")
     if source is not None:
         config = with_options(read_export_config(source), options, source)
     else:
@@ -96,7 +104,7 @@ def _export_ranks(args: argparse.Namespace, source: Path | None) -> int:
     start = time.monotonic()
     with ProgressLine() as progress:
         model = Path(model_path(args, args.model))
-        num_bytes = export_ranks(model, Path(args.out), layout, progress=progress, **options)
+        num_bytes = export_ranks(model, Path(args.out), layout, rounded=args.rounded, progress=progress, **options)
     print(f"{args.out}: {layout.world} ranks, {format_bytes(num_bytes)} in {time.monotonic() - start:.1f} s")
     return 0
 

@@ -18,19 +18,27 @@ TILE_ROWS = 16
 class Cut:
     """The columns of a value, or the rows of a parameter, that each rank has: ``ranges[rank]`` is (start, stop).
 
-    Ranges of key and value heads overlap when there are more ranks than heads; others follow each other.
+    Ranges of key and value heads overlap when there are more ranks than heads; others follow each other.  ``slots``:
+    the columns of a value are so many equal pieces, one after another, and each is cut so.
     """
 
     ranges: tuple[tuple[int, int], ...]
+    slots: int = 1
 
     def size(self, rank: int) -> int:
-        """Return the number of columns of a rank."""
+        """Return the number of columns of a rank, those of all slots."""
         start, stop = self.ranges[rank]
-        return stop - start
+        return self.slots * (stop - start)
 
     def times(self, factor: int) -> Cut:
         """Return the cut of elements that this cut of units of ``factor`` elements makes."""
-        return Cut(tuple((start * factor, stop * factor) for start, stop in self.ranges))
+        return Cut(tuple((start * factor, stop * factor) for start, stop in self.ranges), self.slots)
+
+    def divided(self, factor: int) -> Cut | None:
+        """Return the cut of units of ``factor`` columns; None if it divides one."""
+        if any(bound % factor for own in self.ranges for bound in own):
+            return None
+        return Cut(tuple((start // factor, stop // factor) for start, stop in self.ranges), self.slots)
 
     def repeated(self, count: int) -> Cut:
         """Return the cut in which ``count`` ranks, one after another, have the same range."""

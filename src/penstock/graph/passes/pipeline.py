@@ -19,6 +19,7 @@ from penstock.graph.passes.cut import balance
 from penstock.graph.passes.fuse_linear import fuse_add_norm
 from penstock.graph.passes.rewrite import drop_dead_code, order_values
 from penstock.graph.passes.shard import RowRanges, shard
+from penstock.ops.table import EXCHANGES
 
 __all__ = ["cut_rank"]
 
@@ -76,7 +77,7 @@ def _address(part: Graph, rank: int, layout: RankLayout) -> None:
 
 def _cut_stage(whole: Graph, stage: int, num_stages: int, owners: Owners | None) -> Graph:
     """Return the graph of a stage, or with ``stage`` -1 that of the coordinator."""
-    if any(node.op in ("send", "recv", "all_gather") for node in whole.nodes):
+    if any(node.op in EXCHANGES for node in whole.nodes):
         raise UnsupportedError("pipeline_parallel_size: expected a bundle of the whole network, found one of a rank")
     graph = copy.deepcopy(whole)
     _split_add_norm(graph)

@@ -16,16 +16,18 @@ from penstock.core.comm import MAX_RANKS
 from penstock.errors import UnsupportedError
 from penstock.graph.ir import Dim, DType, Graph, Node, Operand, Part, Value, Weight
 from penstock.graph.passes.cut import Cut, cut_evenly, cut_heads
-from penstock.graph.passes.rewrite import drop_dead_code, order_values
+from penstock.graph.passes.rewrite import drop_dead_code, is_router, order_values
 from penstock.ops.table import EXCHANGES
 
 __all__ = ["RowRanges", "shard"]
 
 RowRanges = tuple[tuple[int, int], ...]
-"""The rows of a whole weight that a rank has, in order; of a vector the elements."""
+"""The rows of a whole weight that a rank has, in order; of a vector the elements, of experts' biases the columns."""
 
 _BY_COLUMN = ("gelu", "silu_mul", "add", "mul", "scale", "softcap", "sigmoid_mul")
 _BY_HEAD = ("rope", "rms_norm", "layer_norm")
+_BY_PAIR = "clamped_swiglu"
+"""Makes one column of two."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,6 @@ class _Sharder:
         self.cuts: dict[_Piece, Cut] = {}  # of the pieces that each rank has a part of
         self.local_start: dict[_Piece, int] = {}  # where a piece's part begins in the rank's rows
         self.gathered: dict[_Piece, str] = {}
-        self.slot_cuts: dict[str, Cut] = {}  # of the columns of each slot of experts' results
         self.sources: dict[str, tuple[str, RowRanges]] = {}
         self.graph = dataclasses.replace(graph, values={}, weights={}, states={}, nodes=[])
 
@@ -128,10 +129,11 @@ class _Sharder:
             _, kv_heads = self._heads(self._attention_of(node))
             for operand in node.inputs[:2]:
                 self.wanted.setdefault(self._piece(operand.name), kv_heads)
-        elif self._goes_by_parts(node):
+        elif self._goes_by_parts(node) or node.op == _BY_PAIR:
             own = self._piece(node.outputs[0])
             cut = self.wanted.get(own) or self._default_cut(own.root)
             if cut is not None:
+                cut = cut.times(2) if node.op == _BY_PAIR else cut
                 for operand in node.inputs if node.op in _BY_COLUMN else node.inputs[:1]:
                     self.wanted.setdefault(self._piece(operand.name), cut)
 
@@ -204,12 +206,12 @@ class _Sharder:
                 f"tensor_parallel_size: {piece.root}: an op needs key-value heads that several ranks have"
             )
         rows = self.graph.values[piece.root].shape[0]
-        shape = (rows, Dim(None, 0, cut.size(self.rank)))
+        shape = _shape_of_slots(rows, cut.slots, cut.size(self.rank))
         name = piece.root
         if self.graph.values[name].shape != shape:
             name = self._new_value(f"{piece.root}:{piece.start}:part", shape, piece.root, self.local_start[piece])
         result = f"{piece.root}:{piece.start}:gathered"
-        self._new_value(result, (rows, Dim(None, 0, piece.stop - piece.start)))
+        self._new_value(result, _shape_of_slots(rows, cut.slots, piece.stop - piece.start))
         attrs: dict[str, int | float | str] = {"starts": cut.starts, "rank": self.rank}
         self.graph.nodes.append(Node("all_gather", result, [Operand("value", name)], [result], attrs))
         self.gathered[piece] = result
@@ -217,7 +219,7 @@ class _Sharder:
     def _part(self, name: str, cut: Cut) -> str:
         """Return the name of a value that has this rank's columns of ``name``."""
         piece, value = self._piece(name), self.whole.values[name]
-        shape = _resize(value, cut.size(self.rank))
+        shape = _resize(value, cut, self.rank)
         if self.cuts.get(piece) == cut:
             root = self.graph.values[piece.root]
             if value.base is None and root.shape == shape:
@@ -236,12 +238,16 @@ class _Sharder:
             self._add_whole(self._over_contexts(node))
         elif self._goes_by_heads(node):
             self._add_attention(node)
-        elif node.op == "expert_linear" and (cut := self._cut_of_slots(node)) is not None:
+        elif node.op == "expert_linear" and (cut := self._cut_of_experts(node)) is not None:
             self._add_experts(node, cut)
-        elif node.op == "combine" and node.inputs[0].name in self.slot_cuts:
-            weights = Operand("value", self._whole(node.inputs[1].name))
-            self._add_part_output(node.outputs[0], self.slot_cuts[node.inputs[0].name])
-            self.graph.nodes.append(dataclasses.replace(node, inputs=[node.inputs[0], weights]))
+        elif node.op == "combine" and (cut := self._cut_of_slots(node.inputs[0].name)) is not None:
+            inputs = [self._part(node.inputs[0].name, cut), self._whole(node.inputs[1].name)]
+            self._add_part_output(node.outputs[0], Cut(cut.ranges))
+            self.graph.nodes.append(dataclasses.replace(node, inputs=[Operand("value", name) for name in inputs]))
+        elif node.op == _BY_PAIR and (cut := self._cut_of_pairs(node)) is not None:
+            inputs = [self._part(node.inputs[0].name, cut.times(2))]
+            self._add_part_output(node.outputs[0], cut)
+            self.graph.nodes.append(dataclasses.replace(node, inputs=[Operand("value", name) for name in inputs]))
         elif self._goes_by_parts(node) and (cut := self._common_cut(node)) is not None:
             self._add_by_parts(node, cut)
         else:
@@ -268,17 +274,18 @@ class _Sharder:
             self.graph.states[operand.name] = self.whole.states[operand.name]
         return operand
 
-    def _weight(self, name: str, ranges: RowRanges) -> Operand:
-        """Return the operand of the rank's rows of a weight; another use of it may have other rows."""
+    def _weight(self, name: str, ranges: RowRanges, *, columns: bool = False) -> Operand:
+        """Return the operand of the rank's rows, or columns, of a weight; another use of it may have others."""
         whole, own = self.whole.weights[name], name
         if own in self.sources and self.sources[own][1] != ranges:
             own = f"{name}:{'|'.join(f'{start}-{stop}' for start, stop in ranges)}"
         if own not in self.sources:
             self.sources[own] = name, ranges
             size = sum(stop - start for start, stop in ranges)
-            is_vector = whole.rows == 1
-            parts = _cut_parts(whole, ranges) if own == name else ()
-            rows, cols = (1, size) if is_vector else (size, whole.cols)
+            columns = columns or whole.rows == 1
+            is_kept = columns and whole.rows > 1  # each part has its rows
+            parts = () if own != name else whole.parts if is_kept else _cut_parts(whole, ranges)
+            rows, cols = (whole.rows, size) if columns else (size, whole.cols)
             self.graph.weights[own] = Weight(own, rows, cols, whole.layout, parts)
         return Operand("weight", own)
 
@@ -287,7 +294,8 @@ class _Sharder:
         value, ranges, end = self.whole.values[root], [], 0
         cuts = {piece: self._cut_of(piece) for piece in self._pieces(root)}
         x = Operand("value", self._whole(node.inputs[0].name))
-        if None in cuts.values() or self.whole.weights[node.inputs[1].name].rows == 1:  # one row is never cut
+        is_short = self.whole.weights[node.inputs[1].name].rows == 1 or is_router(self.whole, node)
+        if is_short or None in cuts.values():  # an exchange would take longer than the rows
             return self._add_whole(node)
         for piece, cut in cuts.items():
             if cut is not None:
@@ -303,29 +311,37 @@ class _Sharder:
         self.graph.nodes.append(Node("linear", node.name, inputs, [root], {**node.attrs, "out_features": end}))
         return None
 
-    def _cut_of_slots(self, experts: Node) -> Cut | None:
-        """Return the cut of the rows of each expert whose results are only combined, column by column."""
+    def _cut_of_experts(self, experts: Node) -> Cut | None:
+        """Return the cut of the rows of each expert, and so of the columns of each slot of their results."""
         name = experts.outputs[0]
-        readers = [
-            node
-            for node in self.whole.nodes
-            if any((self.whole.values[o.name].base or o.name) == name for o in node.inputs if o.kind == "value")
-        ]
-        is_combined = [(node.op, node.inputs[0].name) for node in readers] == [("combine", name)]
-        if not is_combined or experts.inputs[3].kind == "weight":  # a bias is a row for each expert
-            return None
-        return cut_evenly(int(experts.attrs["out_features"]), self.world)
+        readers = [node for node in self.whole.nodes if node.op == _BY_PAIR]
+        in_pairs = any(self._piece(node.inputs[0].name).root == name for node in readers)
+        cut = cut_evenly(int(experts.attrs["out_features"]), self.world, 2 if in_pairs else 1)
+        return None if cut is None else Cut(cut.ranges, self.whole.values[name].shape[1].offset)
+
+    def _cut_of_slots(self, name: str) -> Cut | None:
+        """Return the cut of a value [T, slots, columns] whose columns are cut, the same in each slot."""
+        cut = self.cuts.get(self._piece(name))
+        return cut if cut is not None and _has_slots(self.whole.values[name], cut) else None
+
+    def _cut_of_pairs(self, node: Node) -> Cut | None:
+        """Return the cut of the columns that a node makes of pairs of columns."""
+        cut = self.cuts.get(self._piece(node.inputs[0].name))
+        return None if cut is None else cut.divided(2)
 
     def _add_experts(self, node: Node, cut: Cut) -> None:
         rows, (start, stop) = int(node.attrs["out_features"]), cut.ranges[self.rank]
         first = range(0, rows * int(node.attrs["num_experts"]), rows)
         weight = self._weight(node.inputs[1].name, tuple((at + start, at + stop) for at in first))
         x, ids = (Operand("value", self._whole(node.inputs[i].name)) for i in (0, 2))
-        value = self.whole.values[node.outputs[0]]
-        self._new_value(node.outputs[0], (*value.shape[:2], Dim(None, 0, stop - start)))
-        self.slot_cuts[node.outputs[0]] = cut
+        bias = node.inputs[3]
+        if bias.kind == "weight" and stop - start == rows:
+            bias = self._keep(bias)
+        elif bias.kind == "weight":  # a row for each expert
+            bias = self._weight(bias.name, ((start, stop),), columns=True)
+        self._add_part_output(node.outputs[0], cut)
         attrs = {**node.attrs, "out_features": stop - start}
-        self.graph.nodes.append(dataclasses.replace(node, inputs=[x, weight, ids, node.inputs[3]], attrs=attrs))
+        self.graph.nodes.append(dataclasses.replace(node, inputs=[x, weight, ids, bias], attrs=attrs))
 
     def _cut_of(self, piece: _Piece) -> Cut | None:
         wanted = self.wanted.get(piece)
@@ -351,8 +367,13 @@ class _Sharder:
         values = node.inputs if node.op in _BY_COLUMN else node.inputs[:1]
         cuts = {self.cuts.get(self._piece(operand.name)) for operand in values}
         cut = cuts.pop() if len(cuts) == 1 else None
-        units = [_unit(self.whole.values[operand.name]) for operand in values]
-        return cut if cut is not None and not any(end % unit for unit in units for end in cut.ends) else None
+        if cut is None:
+            return None
+        shapes = [self.whole.values[operand.name] for operand in values]
+        if node.op in _BY_COLUMN and all(len(value.shape) == 2 or _has_slots(value, cut) for value in shapes):
+            return cut
+        divides = any(end % _unit(value) for value in shapes for end in cut.ends)
+        return None if divides or cut.slots > 1 else cut
 
     def _add_by_parts(self, node: Node, cut: Cut) -> None:
         num_cut = len(node.inputs) if node.op in _BY_COLUMN else 1
@@ -368,7 +389,7 @@ class _Sharder:
         piece, own = self._piece(name), shares or cut
         self.cuts[piece] = own
         self.local_start[piece] = own.ranges[self.rank][0] - cut.ranges[self.rank][0]
-        self._new_value(name, _resize(self.whole.values[name], cut.size(self.rank)))
+        self._new_value(name, _resize(self.whole.values[name], cut, self.rank))
 
     def _add_attention(self, node: Node) -> None:
         is_append = node.op == "kv_append"
@@ -405,10 +426,24 @@ def _unit(value: Value) -> int:
     return _row_elements(dataclasses.replace(value, shape=value.shape[1:])) if len(value.shape) > 2 else 1
 
 
-def _resize(value: Value, num_elements: int) -> tuple[Dim, ...]:
-    """Return the shape of ``value`` with rows of that many elements: dimension 1 changes."""
+def _has_slots(value: Value, cut: Cut) -> bool:
+    """Return True for a value [T, slots, columns] whose last dimension is the one that ``cut`` divides."""
+    return len(value.shape) == 3 and value.shape[1].offset == cut.slots and _unit(value) == cut.ranges[-1][1]
+
+
+def _shape_of_slots(rows: Dim, slots: int, num_elements: int) -> tuple[Dim, ...]:
+    """Return the shape of rows of that many elements, with a dimension for the slots if there are several."""
+    columns = Dim(None, 0, num_elements // slots)
+    return (rows, columns) if slots == 1 else (rows, Dim(None, 0, slots), columns)
+
+
+def _resize(value: Value, cut: Cut, rank: int) -> tuple[Dim, ...]:
+    """Return the shape of a rank's part of ``value``: dimension 1 changes, or with slots the last one."""
+    num_elements = cut.size(rank)
     if len(value.shape) == 2:
         return (value.shape[0], Dim(None, 0, num_elements))
+    if _has_slots(value, cut):
+        return (*value.shape[:2], Dim(None, 0, num_elements // cut.slots))
     return (value.shape[0], Dim(None, 0, num_elements // _unit(value)), *value.shape[2:])
 
 

@@ -9,6 +9,7 @@ from penstock.ops.reference import elementwise
 from penstock.ops.reference.attention import attention, kv_append, short_conv, sink_attention
 from penstock.ops.reference.collectives import (
     all_gather,
+    all_gather_rounded,
     barrier,
     broadcast,
     context_attention,
@@ -28,6 +29,7 @@ from penstock.ops.reference.rope import rope, rotary_embedding
 __all__ = [
     "add_rms_norm",
     "all_gather",
+    "all_gather_rounded",
     "attention",
     "barrier",
     "broadcast",

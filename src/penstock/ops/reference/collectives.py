@@ -11,12 +11,34 @@ from penstock.errors import UnsupportedError
 from penstock.ops.reference.attention import AttentionAttrs, attention
 from penstock.ops.reference.linear import embedding
 
-__all__ = ["all_gather", "barrier", "broadcast", "context_attention", "recv", "send", "sharded_embedding"]
+__all__ = [
+    "all_gather", "all_gather_rounded", "barrier", "broadcast", "context_attention", "recv", "send",
+    "sharded_embedding",
+]  # fmt: skip
 
 
 def all_gather(x: Tensor, *, starts: str, rank: int) -> Tensor:
-    """Return the rows of all ranks side by side, [T, n], of which rank r has columns starts[r] to starts[r + 1] - 1."""
+    """Return the rows of all ranks side by side, [T, n], of which rank r has columns starts[r] to starts[r + 1] - 1.
+
+    Of x [T, k, own] the columns of each of the k slots: [T, k, n].
+    """
     return _single_rank("all_gather", x, starts.count("|"))
+
+
+def all_gather_rounded(x: Tensor, *, starts: str, rank: int, bits: int) -> Tensor:
+    """Return what ``all_gather`` returns, rounded as a linear with integer activations of ``bits`` 8 or 16 rounds it.
+
+    The scale of a row [own], of its whole length, is its largest magnitude / 127, or / 32512.  An element of the result
+    is its integer times the scale; the largest integer stands for the magnitude itself.  Rounded again, the result has
+    the same scales and integers, so the linear that reads it computes the same bits.
+    """
+    whole = _single_rank("all_gather_rounded", x, starts.count("|")).float()
+    limit = 127.0 if bits == 8 else 32512.0
+    magnitude = whole.abs().amax(-1, keepdim=True)
+    scale = magnitude / limit
+    integers = (whole * (1 / scale)).clamp(-limit, limit).round()
+    rounded = torch.where(integers.abs() == limit, integers.sign() * magnitude, integers * scale)
+    return torch.where(scale < 1e-37, 0.0, rounded)
 
 
 def sharded_embedding(ids: Tensor, weight: Tensor, *, dim: int, starts: str, rank: int) -> Tensor:
