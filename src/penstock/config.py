@@ -17,9 +17,9 @@ from typing import Any, Final
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = [
-    "OWN_NAMES", "QUANTIZED_FORMATS", "TOKEN_RULE", "ConfigReader", "RopeConfig", "check_choice", "check_flag",
-    "check_integer", "check_number", "is_integer", "is_number", "is_token", "parse_json", "parse_object", "show",
-    "show_tensors",
+    "INFINITY", "OWN_NAMES", "QUANTIZED_FORMATS", "TOKEN_RULE", "ConfigReader", "RopeConfig", "check_choice",
+    "check_flag", "check_integer", "check_number", "is_integer", "is_number", "is_token", "parse_json", "parse_object",
+    "show", "show_tensors",
 ]  # fmt: skip
 
 MAX_CONFIG_BYTES: Final = 16 << 20
@@ -36,6 +36,8 @@ OWN_NAMES: Final = "penstock_names"
 TOKEN_RULE: Final = (
     f"a token of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces. `openssl rand -hex 32` makes one"
 )
+INFINITY: Final = {"__float__": "Infinity"}
+"""How transformers 5 writes an infinite number in a config.json; before, it wrote Infinity, which is not JSON."""
 _SHOWN_CHARS = 80
 _MAX_NAMED: Final = 5
 
@@ -97,6 +99,17 @@ def _parse_int(text: str) -> int:
 _DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
 )
+
+
+def _tag_infinity(text: str) -> dict[str, str]:
+    if text != "Infinity":
+        _refuse_constant(text)
+    return dict(INFINITY)
+
+
+_CONFIG_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_unique_keys, parse_constant=_tag_infinity, parse_float=_finite_float
+)
 _SHARING_DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_unique_keys,
     parse_constant=_refuse_constant,
@@ -135,11 +148,12 @@ def parse_json(
     max_bytes: int = MAX_CONFIG_BYTES,
     max_values: int = MAX_VALUES,
     lets_threads_run: bool = False,
+    tags_infinity: bool = False,
 ) -> Any:
     """Return the value of a JSON text of at most ``max_bytes`` and ``max_values``; ``file`` names it in errors.
 
     With ``lets_threads_run`` other threads can run while a large text with many integers is parsed, which takes about
-    twice as long.
+    twice as long.  With ``tags_infinity`` the value of Infinity is the object ``INFINITY``.
 
     Raises InvalidFileError for text that is not UTF-8 or not JSON, for duplicate keys, NaN, infinity, numbers that
     overflow a double, and more than 64 levels of nesting.
@@ -151,7 +165,8 @@ def parse_json(
     if num_values > max_values:
         raise InvalidFileError(f"{file}: expected at most {max_values} values, found about {num_values}")
     try:
-        value = (_SHARING_DECODER if lets_threads_run and len(raw) >= _LARGE else _DECODER).decode(raw.decode("utf-8"))
+        decoder = _SHARING_DECODER if lets_threads_run and len(raw) >= _LARGE else _DECODER
+        value = (_CONFIG_DECODER if tags_infinity else decoder).decode(raw.decode("utf-8"))
     except RecursionError:
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more") from None
     except ValueError as error:  # includes UnicodeDecodeError and JSONDecodeError
@@ -163,10 +178,15 @@ def parse_json(
 
 
 def parse_object(
-    data: bytes | memoryview, file: str, *, max_bytes: int = MAX_CONFIG_BYTES, max_values: int = MAX_VALUES
+    data: bytes | memoryview,
+    file: str,
+    *,
+    max_bytes: int = MAX_CONFIG_BYTES,
+    max_values: int = MAX_VALUES,
+    tags_infinity: bool = False,
 ) -> dict[str, Any]:
     """Return the value of a JSON text that must be one object; other arguments and errors as ``parse_json``."""
-    value = parse_json(data, file, max_bytes=max_bytes, max_values=max_values)
+    value = parse_json(data, file, max_bytes=max_bytes, max_values=max_values, tags_infinity=tags_infinity)
     if not isinstance(value, dict):
         raise InvalidFileError(f"{file}: expected an object, found {show(value)}")
     return value
@@ -209,8 +229,11 @@ class ConfigReader:
 
     @classmethod
     def parse(cls, data: bytes | memoryview, file: builtins.str = "config.json") -> ConfigReader:
-        """Return a reader of the bytes of a JSON file; InvalidFileError when they are not one object."""
-        return cls(parse_object(data, file), file)
+        """Return a reader of the bytes of a JSON file; InvalidFileError when they are not one object.
+
+        Infinity is read as the object ``INFINITY``.
+        """
+        return cls(parse_object(data, file, tags_infinity=True), file)
 
     def error(self, key: builtins.str, expected: builtins.str, found: object) -> InvalidFileError:
         """Return the error to raise when the value of ``key`` is not as ``expected``."""

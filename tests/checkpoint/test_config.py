@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from penstock.config import ConfigReader, parse_json, parse_object
+from penstock.config import INFINITY, ConfigReader, parse_json, parse_object
 from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
 from tests.support.errors import raises
 
@@ -22,6 +22,14 @@ from tests.support.errors import raises
 def test_hostile_json_is_an_invalid_file(text: bytes) -> None:
     with pytest.raises(InvalidFileError, match=r"^config\.json: "):
         parse_object(text, "config.json")
+
+
+def test_an_infinite_number_is_read_as_transformers_5_writes_it() -> None:
+    reader = ConfigReader.parse(b'{"a": [0.0, Infinity]}')
+    assert reader.values == {"a": [0.0, INFINITY]}
+    for text in (b'{"a": -Infinity}', b'{"a": NaN}'):
+        with pytest.raises(InvalidFileError, match="not a JSON number"):
+            ConfigReader.parse(text)
 
 
 @pytest.mark.parametrize("shell", [(b"[", b"]"), (b'{"a":', b"}")])

@@ -37,8 +37,12 @@ def test_the_estimate_is_close_to_the_plan(scheme, tmp_path):
     assert shape.kv_bytes(1024, "f32" if scheme == "f32" else "bf16") == plan.kv_bytes
 
 
-def test_states_of_hybrids_are_counted(tmp_path):
-    folder = save("qwen3_5_text", tmp_path / "folder")
+HYBRIDS = mostly_long(("qwen3_5_text", "granitemoehybrid", "falcon_h1", "nemotron_h"), "qwen3_5_text")
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_states_of_hybrids_are_counted(family, tmp_path):
+    folder = save(family, tmp_path / "folder")
     config = json.loads((folder / "config.json").read_text())
     weight_bytes = (folder / "model.safetensors").stat().st_size
     build_in_child(folder, tmp_path / "model.psm", scheme="f32")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config import ConfigReader
+from penstock.config import INFINITY, ConfigReader
 from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
 from penstock.models.meta import construct_on_meta
 from penstock.models.registry import find_network, supported_types
@@ -124,6 +124,24 @@ def test_mistral4_ends_where_its_queries_are_scaled() -> None:
     assert read("mistral4", rope_parameters={"rope_type": "default"}, **LATENT).context_len == 1048576
 
 
+def test_sizes_of_mamba() -> None:
+    granite = read("granitemoehybrid", layer_types=["mamba", "attention"] * 2, **GRANITE)
+    assert (granite.kinds, granite.mixture, granite.rope) == (("mamba", "attention") * 2, None, False)
+    assert (granite.mamba.head_dim, granite.mamba.state_dim, granite.mamba.groups) == (16, 256, 1)
+    assert read("falcon_h1", mamba_d_ssm=None, **FALCON_H1).mamba.width == 128
+    nemotron = read("nemotron_h", hybrid_override_pattern="M-*E", moe_latent_size=48)
+    assert nemotron.kinds == ("mamba", "mlp", "attention", "moe")
+    assert (nemotron.mamba.width, nemotron.mamba.groups, nemotron.latent_size) == (8192, 8, 48)
+
+
+def test_steps_without_an_upper_bound() -> None:
+    largest = (2 - 2**-23) * 2.0**127
+    for limits in (None, [0.0, INFINITY]):
+        mamba = read("granitemoehybrid", time_step_limit=limits, **GRANITE).mamba
+        assert mamba.step_limits == (0.0, largest)
+    assert read("granitemoehybrid", time_step_limit=[0.5, 2], **GRANITE).mamba.step_limits == (0.5, 2.0)
+
+
 def test_windows_by_layer() -> None:
     assert read("qwen2", sliding_window=8).windows == (0, 0, 0, 0)
     assert read("qwen2", sliding_window=8, use_sliding_window=True, max_window_layers=3).windows == (0, 0, 0, 8)
@@ -131,6 +149,8 @@ def test_windows_by_layer() -> None:
     assert read("qwen3", sliding_window=8, use_sliding_window=True, layer_types=kinds).windows == (0, 8, 0, 8)
 
 
+GRANITE: dict[str, Any] = {"mamba_n_heads": 8, "num_local_experts": 0}
+FALCON_H1: dict[str, Any] = {"mamba_n_heads": 8}
 LATENT: dict[str, Any] = {"n_routed_experts": 64, "moe_intermediate_size": 20}
 
 BAD = {
@@ -226,6 +246,21 @@ BAD = {
     "delta_gate": ("qwen3_5_text", {"attn_output_gate": False}, "true, found false"),
     "delta_conv": ("qwen3_5_text", {"linear_conv_kernel_dim": 64}, "1 to 32"),
     "delta_head_dim": ("qwen3_next", {"linear_key_head_dim": 1024}, "1 to 512"),
+    "granite_hybrid_types": ("granitemoehybrid", {"layer_types": ["conv"] * 4, **GRANITE}, "mamba, .*found 'conv'"),
+    "granite_hybrid_layers": ("granitemoehybrid", {"layer_types": ["mamba"] * 3, **GRANITE}, "4 layers, found 3"),
+    "granite_hybrid_norm": ("granitemoehybrid", {"normalization_function": "layernorm"}, "'rmsnorm', found"),
+    "granite_hybrid_heads": ("granitemoehybrid", {"mamba_d_head": 17, **GRANITE}, "128 channels divided by 8 heads"),
+    "granite_hybrid_position": ("granitemoehybrid", {"position_embedding_type": "alibi", **GRANITE}, "rope, nope"),
+    "granite_hybrid_limit": ("granitemoehybrid", {"time_step_limit": [1.0, 0.5], **GRANITE}, "ascending"),
+    "falcon_h1_factors": ("falcon_h1", {"ssm_multipliers": [1.0] * 4, "mamba_d_ssm": 128, **FALCON_H1}, "5 numbers"),
+    "falcon_h1_groups": ("falcon_h1", {"mamba_n_groups": 3, "mamba_d_ssm": 128, **FALCON_H1}, "a divisor of"),
+    "falcon_h1_conv": ("falcon_h1", {"mamba_d_conv": 33, "mamba_d_ssm": 128, **FALCON_H1}, "1 to 32"),
+    "nemotron_pattern": ("nemotron_h", {"hybrid_override_pattern": "M-X*"}, "M, .*found 'X'"),
+    "nemotron_layers": ("nemotron_h", {"hybrid_override_pattern": "M-*"}, "4 layers, found 3"),
+    "nemotron_activation": ("nemotron_h", {"mlp_hidden_act": "silu"}, "relu2, found 'silu'"),
+    "nemotron_shared": ("nemotron_h", {"n_shared_experts": 2}, "1, found 2"),
+    "nemotron_bias": ("nemotron_h", {"attention_bias": True}, "false, found true"),
+    "nemotron_state": ("nemotron_h", {"ssm_state_size": 1024, "hybrid_override_pattern": "M-M*"}, "1 to 512"),
     "window_type": ("mistral", {"sliding_window": "4k"}, "'4k'"),
 }
 

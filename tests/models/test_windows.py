@@ -14,7 +14,7 @@ from tests.support.families import expected_logits, prompt, save
 from tests.support.marks import mostly_long
 
 FAMILIES = mostly_long(
-    ["mistral_window", "qwen2_windows", "qwen3_biases_windows", "lfm2", "lfm2_biases", "qwen3_next"],
+    ["mistral_window", "qwen2_windows", "qwen3_biases_windows", "lfm2", "lfm2_biases", "qwen3_next", "falcon_h1"],
     "mistral_window",
     "lfm2",
     "qwen3_next",

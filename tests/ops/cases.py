@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.core import layouts
 from penstock.nn.packing import pack_blocks, pack_matrix
-from penstock.ops.reference import delta_state_elements, gated_delta
+from penstock.ops.reference import gated_delta, ssm_scan, state_elements
 from penstock.ops.reference.attention import kv_append, page_elements
 from penstock.ops.reference.latent import latent_append
 from penstock.ops.table import BLOCK_SCHEMES, LINEAR_SCHEMES
@@ -137,6 +137,7 @@ def _rms_norm() -> Iterator[Case]:
     yield from _norms(False, False)
     heads = cut(3, 5 * 32).view(3, 5, 32)
     yield Case("heads-strided", (heads, randn(32, seed=2)), {"eps": 1e-6})
+    yield Case("by-head", (heads, randn(5 * 32, seed=2)), {"eps": 1e-6})
 
 
 def _layer_norm() -> Iterator[Case]:
@@ -275,6 +276,42 @@ def _short_conv() -> Iterator[Case]:
     yield Case("window-freed", (gate, *rest), {"group": 1, "window": window})
 
 
+def _earlier(pages: Pages) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The positions, starts and page tables of a step with the tokens before this one; None if there are none."""
+    before = [length - new for length, new in zip(pages.lengths, pages.new, strict=True)]
+    earlier = [request for request, length in enumerate(before) if length]
+    if not earlier:
+        return None
+    lengths = [before[request] for request in earlier]
+    starts = int32(0, *torch.tensor(lengths).cumsum(0).tolist())
+    positions = int32(*(place for length in lengths for place in range(length)))
+    return positions, starts, pages.arrays()[2][:, earlier]
+
+
+SCANS = ((1, 1, 1, 16, 64, 4), (2, 4, 3, 17, 20, 3), (1, 3, 2, 24, 80, 1))
+
+
+def _ssm_scan() -> Iterator[Case]:
+    for index, pages in enumerate(BATCHES):
+        for groups, blocks, shared, state_dim, head_dim, window in SCANS:
+            heads = blocks * shared
+            channels = heads * head_dim + 2 * groups * state_dim
+            attrs = {"group": 1, "groups": groups, "blocks": blocks, "state_dim": state_dim}
+            attrs |= {"dt_min": 0.01, "dt_max": 2.0} if window == 3 else {"dt_min": 0.0, "dt_max": 3e38}
+            state = torch.full(
+                (pages.num_pages(), blocks * state_elements(state_dim, shared * head_dim, window)), torch.nan
+            )
+            vectors = (randn(channels, window, seed=8), randn(channels, seed=4) if window > 3 else None)
+            vectors += (randn(heads, seed=9), randn(heads, seed=10), randn(heads, seed=11))
+            if earlier := _earlier(pages):
+                rows = (randn(len(earlier[0]), width, seed=3) for width in (channels, heads))
+                ssm_scan(*rows, state, *earlier, *vectors, **attrs)
+            tokens = sum(pages.new)
+            rows = (cut(tokens, channels, seed=7), cut(tokens, heads, seed=5))
+            name = f"{index}-{groups}-{blocks}x{shared}-{state_dim}-{head_dim}-{window}"
+            yield Case(name, (*rows, state, *pages.arrays(), *vectors), attrs)
+
+
 def _gated_delta() -> Iterator[Case]:
     for index, pages in enumerate(BATCHES):
         for key_heads, shared, dim, value_dim, window in ((1, 1, 16, 64, 4), (2, 3, 17, 20, 3), (3, 2, 24, 80, 1)):
@@ -282,18 +319,12 @@ def _gated_delta() -> Iterator[Case]:
             channels = 2 * key_heads * dim + heads * value_dim
             conv = randn(channels, window, seed=8)
             attrs = {"group": 1, "key_heads": key_heads, "head_dim": dim}
-            elements = delta_state_elements(dim, shared * value_dim, window)
+            elements = state_elements(dim, shared * value_dim, window)
             state = torch.full((pages.num_pages(), key_heads * elements), torch.nan)
             vectors = (conv, randn(heads, seed=9), randn(heads, seed=10))
-            before = [length - new for length, new in zip(pages.lengths, pages.new, strict=True)]
-            earlier = [request for request, length in enumerate(before) if length]
-            if earlier:  # what came before this step
-                _, _, tables = pages.arrays()
-                lengths = [before[request] for request in earlier]
-                starts = int32(0, *torch.tensor(lengths).cumsum(0).tolist())
-                positions = int32(*(place for length in lengths for place in range(length)))
-                rows = (randn(len(positions), width, seed=3) for width in (channels, heads, heads))
-                gated_delta(*rows, state, positions, starts, tables[:, earlier], *vectors, **attrs)
+            if earlier := _earlier(pages):
+                rows = (randn(len(earlier[0]), width, seed=3) for width in (channels, heads, heads))
+                gated_delta(*rows, state, *earlier, *vectors, **attrs)
             tokens = sum(pages.new)
             rows = (cut(tokens, channels, seed=7), cut(tokens, heads, seed=5), randn(tokens, heads, seed=6))
             name = f"{index}-{key_heads}x{shared}-{dim}-{value_dim}-{window}"
@@ -462,6 +493,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": _attention,
     "short_conv": _short_conv,
     "gated_delta": _gated_delta,
+    "ssm_scan": _ssm_scan,
     "latent_append": _latent_append,
     "latent_attention": _latent_attention,
     "head_linear": _head_linear,
@@ -469,6 +501,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "gelu": _gelu,
     "scale": lambda: _scaled("factor"),
     "softcap": lambda: _scaled("cap"),
+    "relu_squared": _unary,
     "sigmoid_mul": _binary,
     "add": _binary,
     "mul": _binary,

@@ -213,6 +213,43 @@ FAMILIES |= {
 }
 
 
+_MAMBA: dict[str, Any] = {"mamba_n_heads": 10, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_d_conv": 3}
+_MAMBA |= {"mamba_chunk_size": 32, "num_key_value_heads": 1}
+_FALCON_H1: dict[str, Any] = {"mamba_d_ssm": 240, "mamba_norm_before_gate": False, "key_multiplier": 0.6}
+_FALCON_H1 |= {"mlp_multipliers": [0.7, 1.3], "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7], "lm_head_multiplier": 0.4}
+_FALCON_H1 |= {"embedding_multiplier": 3.0, "attention_in_multiplier": 0.9, "attention_out_multiplier": 1.2}
+_FALCON_H1 |= {"ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.8}
+_NEMOTRON: dict[str, Any] = {"mamba_num_heads": 32, "mamba_head_dim": 12, "n_groups": 4, "ssm_state_size": 24}
+_NEMOTRON |= {"conv_kernel": 4, "chunk_size": 32, "head_dim": 32, "num_key_value_heads": 1, "time_step_min": 1e-9}
+
+FAMILIES |= {
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        _MAMBA
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44, "shared_intermediate_size": 52}
+        | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.05}
+        | {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    ),
+    "granitemoehybrid_dense_rope": (
+        "granitemoehybrid",
+        _MAMBA
+        | {"num_local_experts": 0, "shared_intermediate_size": 100, "position_embedding_type": "rope"}
+        | {"mamba_n_heads": 32, "mamba_conv_bias": False, "mamba_proj_bias": True, "tie_word_embeddings": True}
+        | {"attention_multiplier": 0.1}
+        | {"layer_types": ["linear_attention", "full_attention"], "time_step_limit": [0.3, 1.5]},
+    ),
+    "falcon_h1": ("falcon_h1", _MAMBA | _FALCON_H1 | {"mamba_rms_norm": True, "projectors_bias": True}),
+    "falcon_h1_plain": ("falcon_h1", _MAMBA | {"mamba_d_ssm": None, "tie_word_embeddings": True}),
+    "nemotron_h": (
+        "nemotron_h",
+        _NEMOTRON
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "n_routed_experts": 6}
+        | {"num_experts_per_tok": 3, "moe_intermediate_size": 52, "moe_shared_expert_intermediate_size": 60}
+        | {"n_group": 2, "topk_group": 1, "moe_latent_size": 72, "routed_scaling_factor": 1.7},
+    ),
+}
+
+
 _LATENT: dict[str, Any] = _MIXTURE | {
     "q_lora_rank": 56,
     "kv_lora_rank": 40,
@@ -361,7 +398,7 @@ _QUICK_ON_RANKS = (
     "mixtral",
 )
 _NOT_CUT = (  # recurrent states and latents are not cut into ranks
-    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "falcon_h1", "nemotron_h"),
     *("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "minicpm3", "mistral4"),
 )
 RANK_FAMILIES = mostly_long([name for name, row in FAMILIES.items() if row[0] not in _NOT_CUT], *_QUICK_ON_RANKS)

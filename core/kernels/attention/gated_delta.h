@@ -18,14 +18,19 @@ PS_INLINE float first_lane(F16 x) {
   return lanes[0];
 }
 
+// log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|)).
+PS_LONG F16 f_softplus(F16 z) {
+  const F16 zero = f_set(0.f);
+  return f_max(z, zero) + f_log1p(f_exp(zero - f_abs(z)));
+}
+
 struct DeltaGates {
   float beta, decay;
 };
 // beta = sigmoid(b), decay = exp(-exp(a_log) softplus(a + dt_bias)).
 inline DeltaGates delta_gates(const GatedDeltaArgs& a, int64_t t, int64_t head) {
   const F16 zero = f_set(0.f), one = f_set(1.f), z = f_set(a.a[t * a.a_stride + head] + a.dt_bias[head]);
-  const F16 softplus = f_max(z, zero) + f_log1p(f_exp(zero - f_abs(z)));
-  const F16 decay = f_exp((zero - f_exp(f_set(a.a_log[head]))) * softplus);
+  const F16 decay = f_exp((zero - f_exp(f_set(a.a_log[head]))) * f_softplus(z));
   const F16 beta = one / (one + f_exp(zero - f_set(a.b[t * a.b_stride + head])));
   return {first_lane(beta), first_lane(decay)};
 }
@@ -46,9 +51,10 @@ inline void normalise(float* x, int64_t dim, float factor) {
 }
 
 // y = SiLU of the convolution of `dim` channels.  past: the window - 1 inputs before x, `stride` apart; x becomes the last.
-inline void convolve_channels(const float* x, float* past, int64_t stride, const float* weight, int64_t window, int64_t dim,
-                              float* y) {
-  for (int64_t d = 0; d < dim; ++d) y[d] = 0.f;
+// bias: null or where each sum begins.
+inline void convolve_channels(const float* x, float* past, int64_t stride, const float* weight, const float* bias, int64_t window,
+                              int64_t dim, float* y) {
+  for (int64_t d = 0; d < dim; ++d) y[d] = bias ? bias[d] : 0.f;
   for (int64_t tap = 0; tap < window; ++tap)
     add_tap(tap + 1 < window ? past + tap * stride : x, weight + tap, window, dim, y);
   for (int64_t d = 0; d < dim; d += 16) {
@@ -96,7 +102,7 @@ inline void delta_token(const GatedDeltaArgs& a, int64_t t, int64_t key_head, fl
   float mixed[2 * kMaxDeltaDim + kMaxDeltaValues];
   for (int i = 0; i < 3; ++i) {
     convolve_channels(a.x + t * a.x_stride + starts[i], state + dim * values + places[i], channels, a.conv + starts[i] * a.window,
-                      a.window, counts[i], mixed + places[i]);
+                      nullptr, a.window, counts[i], mixed + places[i]);
   }
   normalise(mixed, dim, 1.f / __builtin_sqrtf(float(dim)));
   normalise(mixed + dim, dim, 1.f);
@@ -113,23 +119,31 @@ inline void delta_token(const GatedDeltaArgs& a, int64_t t, int64_t key_head, fl
   }
 }
 
-// The tokens of a request one after another, in the state of the page that each lies in: a full page keeps the state of its
-// end, from which the next one goes on.
+// The state of a head for the token at `position`: that of the page that it lies in, which at the first position of a page
+// begins as a copy of the page before.  So a full page keeps the state of its end.
+inline float* state_at(uint8_t* states, int64_t page_bytes, const int32_t* table, int32_t position, int64_t head,
+                       int64_t elements) {
+  const int32_t page = position / kPageTokens;
+  float* state = (float*)(states + table[page] * page_bytes) + head * elements;
+  if (position == 0) {
+    for (int64_t i = 0; i < elements; ++i) state[i] = 0.f;
+  } else if (position % kPageTokens == 0) {
+    const float* before = (const float*)(states + table[page - 1] * page_bytes) + head * elements;
+    for (int64_t i = 0; i < elements; i += 16) f_store(state + i, f_load(before + i));
+  }
+  return state;
+}
+
+// The tokens of a request one after another.
 void gated_delta(const GatedDeltaArgs& a, int64_t begin, int64_t end) {
   const int64_t values = int64_t{a.heads_per_key} * a.value_dim;
-  const int64_t elements = delta_state_elements(a.head_dim, values, a.window);
+  const int64_t elements = state_elements(a.head_dim, values, a.window);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t request = item / a.key_heads, head = item % a.key_heads;
     const int32_t* table = a.batch.page_table + request * a.batch.page_table_width;
     for (int32_t t = a.batch.request_starts[request]; t < a.batch.request_starts[request + 1]; ++t) {
-      const int32_t position = a.batch.positions[t], page = position / kPageTokens;
-      float* state = (float*)(a.state + table[page] * a.page_bytes) + head * elements;
-      if (position == 0) {
-        for (int64_t i = 0; i < elements; ++i) state[i] = 0.f;
-      } else if (position % kPageTokens == 0) {
-        const float* before = (const float*)(a.state + table[page - 1] * a.page_bytes) + head * elements;
-        for (int64_t i = 0; i < elements; i += 16) f_store(state + i, f_load(before + i));
-      }
+      const int32_t position = a.batch.positions[t];
+      float* state = state_at(a.state, a.page_bytes, table, position, head, elements);
       delta_token(a, t, head, state);
       state[elements - 1] = float(position + 1);
     }

@@ -19,6 +19,7 @@
 #include "attention/kv_pages.h"
 #include "attention/short_conv.h"
 #include "attention/gated_delta.h"
+#include "attention/ssm_scan.h"
 #include "attention/partition.h"
 #include "attention/attention.h"
 #include "linear/pack.h"
@@ -78,6 +79,7 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
     builds_op("kv_append") ? kv_append : nullptr, bf16.attention, bf16.attention_part,
     kAttention ? attention_merge : nullptr, attention_scratch_bytes,
     builds_op("short_conv") ? short_conv : nullptr, builds_op("gated_delta") ? gated_delta : nullptr,
+    builds_op("ssm_scan") ? ssm_scan : nullptr,
     builds_op("latent_append") ? latent_append : nullptr,
     argmax, row_max, exp_sum,
     kBuildsDev ? pack : nullptr, kBuildsDev ? unpack : nullptr,

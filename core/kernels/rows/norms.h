@@ -28,6 +28,7 @@ inline const float* add_residual(const NormArgs& a, int64_t row, int64_t offset)
 void rms_norm(const NormArgs& a, int64_t begin, int64_t end) {
   for (int64_t item = begin * a.groups; item < end * a.groups; ++item) {
     int64_t row = item / a.groups, offset = item % a.groups * a.dim;
+    const float* weight = a.weight + item % a.groups * a.weight_stride;
     const float* x = add_residual(a, row, offset);
     float* y = a.y + row * a.y_stride + offset;
     ask_for_row(x, a.dim);
@@ -45,7 +46,7 @@ void rms_norm(const NormArgs& a, int64_t begin, int64_t end) {
     F16 r = f_set(scale);
     for (i = 0; i < a.dim; i += 16) {
       int n = tail(a.dim, i);
-      f_store_n(y + i, (f_load_n(x + i, n) * r) * f_load_n(a.weight + i, n), n);
+      f_store_n(y + i, (f_load_n(x + i, n) * r) * f_load_n(weight + i, n), n);
     }
   }
 }

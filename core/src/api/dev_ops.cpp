@@ -271,6 +271,8 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
   }
   if (status == PS_OK && run.op == OP_GATED_DELTA)
     status = check_ragged(&run, kGatedDeltaPositions, kGatedDeltaState, kGatedDeltaGroup, kStateWindow);
+  if (status == PS_OK && run.op == OP_SSM_SCAN)
+    status = check_ragged(&run, kSsmScanPositions, kSsmScanState, kSsmScanGroup, kStateWindow);
   if (status == PS_OK && is_attention(run.op)) {
     const int32_t window = static_cast<int32_t>(run.call.attrs[kAttentionWindow].i);
     status = check_ragged(&run, kAttentionPositions, kAttentionState, kAttentionGroup, window);

@@ -141,8 +141,9 @@ struct ShortConvArgs {
 constexpr int32_t kMaxDeltaDim = 512, kMaxDeltaValues = 4096;  // of a key head: its width, the channels of its value heads
 
 // The numbers of a key head in a recurrent state: a matrix [head_dim, value_dim] of each value head, the last window - 1
-// inputs of the convolution, oldest first, padding, and as its last the number of tokens that the state has seen.
-constexpr int64_t delta_state_elements(int64_t head_dim, int64_t values, int64_t window) {
+// inputs of the convolution, oldest first, padding, and as its last the number of tokens that the state has seen.  For
+// ssm_scan a block of heads is a key head: head_dim is state_dim, and the values are those of its heads.
+constexpr int64_t state_elements(int64_t head_dim, int64_t values, int64_t window) {
   return (head_dim * values + (window - 1) * (2 * head_dim + values) + 1 + 15) / 16 * 16;
 }
 
@@ -159,6 +160,20 @@ struct GatedDeltaArgs {
   int32_t key_heads, heads_per_key, head_dim, value_dim, window;
 };
 
+struct SsmScanArgs {
+  const float *x, *dt;  // [t, channels]: of all heads, then b and c of each group; [t, heads]
+  int64_t x_stride, dt_stride;
+  float* out;           // [t, heads * head_dim]
+  int64_t out_stride;
+  uint8_t* state;
+  int64_t page_bytes;
+  RaggedView batch;
+  const float *conv, *conv_bias;  // [channels, window]: the last column is of the token itself; [channels] or null
+  const float *a_log, *dt_bias, *d;  // [heads]
+  int32_t heads, blocks, groups, state_dim, head_dim, window;  // blocks: of heads of one group
+  float dt_min, dt_max;
+};
+
 struct NormArgs {
   const float* x;         // [t, groups * dim]
   int64_t x_stride;
@@ -167,6 +182,7 @@ struct NormArgs {
   float* sum;             // where x + residual goes, when residual is given
   int64_t sum_stride;
   const float* weight;    // [dim]
+  int64_t weight_stride;  // from a group's weights to those of the next, 0 where they share them
   const float* bias;      // layer_norm only, may be null
   float* y;
   int64_t y_stride;
@@ -260,6 +276,8 @@ struct Kernels {
   void (*short_conv)(const ShortConvArgs&, int64_t begin, int64_t end);
   // begin, end: items request * key_heads + key head
   void (*gated_delta)(const GatedDeltaArgs&, int64_t begin, int64_t end);
+  // begin, end: items request * blocks + block
+  void (*ssm_scan)(const SsmScanArgs&, int64_t begin, int64_t end);
   // begin, end: tokens, as of kv_append.  `attention` and the two after it take such pages too.
   void (*latent_append)(const LatentAppendArgs&, int64_t begin, int64_t end);
 

@@ -225,7 +225,7 @@ ps_status find_attention_kinds(Graph* graph) {
     first = false;
   }
   for (const Node& node : graph->nodes) {
-    const bool needs_all = node.op == OP_SHORT_CONV || node.op == OP_GATED_DELTA || node.op == OP_LATENT_ATTENTION;
+    const bool needs_all = node.op == OP_SHORT_CONV || keeps_state(node.op) || node.op == OP_LATENT_ATTENTION;
     if (needs_all && graph->context_world > 1)
       return fail(PS_UNSUPPORTED, "metadata: %s needs every page, expected attention over the pages of one rank", op_name(node.op));
   }

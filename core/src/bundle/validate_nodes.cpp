@@ -63,6 +63,10 @@ ps_status check_pages(const Graph& graph, const Node& node, const AttrValue* att
     PS_TRY(check_batch_inputs(graph, node, kGatedDeltaPositions));
     return check_window(graph, attrs[kGatedDeltaGroup].i, kStateWindow);
   }
+  if (node.op == OP_SSM_SCAN) {
+    PS_TRY(check_batch_inputs(graph, node, kSsmScanPositions));
+    return check_window(graph, attrs[kSsmScanGroup].i, kStateWindow);
+  }
   if (!reads_pages(node.op)) return PS_OK;
   PS_TRY(check_batch_inputs(graph, node, kAttentionPositions));
   if (node.op == OP_SHORT_CONV) return check_window(graph, attrs[kShortConvGroup].i, attrs[kShortConvWindow].i);

@@ -141,6 +141,35 @@ void run_gated_delta(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->gated_delta(args, begin, end);
 }
 
+int64_t ssm_items(const Call& c) { return c.in[kSsmScanPositions + 2].dims[1] * c.attrs[kSsmScanBlocks].i; }
+
+void run_ssm_scan(const Call& c, int64_t begin, int64_t end, int32_t) {
+  SsmScanArgs args{};
+  args.x = f32(c.in[0]);
+  args.dt = f32(c.in[1]);
+  args.x_stride = c.in[0].row_stride;
+  args.dt_stride = c.in[1].row_stride;
+  args.out = f32(c.out[0]);
+  args.out_stride = c.out[0].row_stride;
+  args.state = c.in[kSsmScanState].data;
+  args.page_bytes = c.in[kSsmScanState].row_stride;
+  args.batch = ragged_view(c, kSsmScanPositions, c.attrs[kSsmScanGroup].i);
+  args.conv = f32(c.in[6]);
+  args.conv_bias = f32(c.in[7]);
+  args.a_log = f32(c.in[8]);
+  args.dt_bias = f32(c.in[9]);
+  args.d = f32(c.in[10]);
+  args.heads = static_cast<int32_t>(c.out[0].dims[1]);
+  args.blocks = static_cast<int32_t>(c.attrs[kSsmScanBlocks].i);
+  args.groups = static_cast<int32_t>(c.attrs[kSsmScanGroups].i);
+  args.state_dim = static_cast<int32_t>(c.attrs[kSsmScanStateDim].i);
+  args.head_dim = static_cast<int32_t>(c.out[0].dims[2]);
+  args.window = static_cast<int32_t>(c.in[6].dims[1]);
+  args.dt_min = static_cast<float>(c.attrs[kSsmScanDtMin].f);
+  args.dt_max = static_cast<float>(c.attrs[kSsmScanDtMax].f);
+  c.kernels->ssm_scan(args, begin, end);
+}
+
 // Two tokens may meet in a page, never in a slot of it.
 constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
 constexpr Phase kLatentAppend = {SPLIT_ROWS, tokens, run_latent_append, 3, 0, false, false, false, false, true};
@@ -150,6 +179,7 @@ constexpr Phase kAttention[] = {
 };
 constexpr Phase kShortConv = {SPLIT_ROWS, tokens, run_short_conv, 1, 0, true, false, false, true, false};
 constexpr Phase kGatedDelta = {SPLIT_SHARES, delta_items, run_gated_delta, 0, 7, true, false, false, true, true};
+constexpr Phase kSsmScan = {SPLIT_SHARES, ssm_items, run_ssm_scan, 0, 3, true, false, false, true, true};
 
 }  // namespace
 
@@ -179,6 +209,7 @@ AttentionArgs attention_args(const Call& c) {
 Phases kv_append_phases(const Call&) { return Phases{&kAppend, 1}; }
 Phases short_conv_phases(const Call&) { return Phases{&kShortConv, 1}; }
 Phases gated_delta_phases(const Call&) { return Phases{&kGatedDelta, 1}; }
+Phases ssm_scan_phases(const Call&) { return Phases{&kSsmScan, 1}; }
 Phases latent_append_phases(const Call&) { return Phases{&kLatentAppend, 1}; }
 Phases attention_phases(const Call&) { return Phases{kAttention, 2}; }
 Phases latent_attention_phases(const Call& c) { return attention_phases(c); }

@@ -87,6 +87,12 @@ constexpr int32_t kExpertScheme = attr_at(OP_EXPERT_LINEAR, "str scheme");
 constexpr int32_t kGatedDeltaGroup = attr_at(OP_GATED_DELTA, "int group");
 constexpr int32_t kGatedDeltaKeyHeads = attr_at(OP_GATED_DELTA, "int key_heads");
 constexpr int32_t kGatedDeltaHeadDim = attr_at(OP_GATED_DELTA, "int head_dim");
+constexpr int32_t kSsmScanGroup = attr_at(OP_SSM_SCAN, "int group");
+constexpr int32_t kSsmScanGroups = attr_at(OP_SSM_SCAN, "int groups");
+constexpr int32_t kSsmScanBlocks = attr_at(OP_SSM_SCAN, "int blocks");
+constexpr int32_t kSsmScanStateDim = attr_at(OP_SSM_SCAN, "int state_dim");
+constexpr int32_t kSsmScanDtMin = attr_at(OP_SSM_SCAN, "float dt_min");
+constexpr int32_t kSsmScanDtMax = attr_at(OP_SSM_SCAN, "float dt_max");
 // head_linear is expert_linear whose experts are the heads, each with its own row of every token.
 static_assert(kExpertNum == attr_at(OP_HEAD_LINEAR, "int num_heads") && kExpertOutFeatures == attr_at(OP_HEAD_LINEAR, "int out_features") &&
               kExpertScheme == attr_at(OP_HEAD_LINEAR, "str scheme"), "");
@@ -139,7 +145,9 @@ constexpr bool reads_pages(int32_t op) { return is_attention(op) || op == OP_SHO
 constexpr int32_t kStateWindow = 2;
 constexpr int32_t kGatedDeltaState = argument_at(OP_GATED_DELTA, "State(a!) state");
 constexpr int32_t kGatedDeltaPositions = argument_at(OP_GATED_DELTA, "Tensor positions");
-constexpr bool keeps_state(int32_t op) { return op == OP_GATED_DELTA; }
+constexpr int32_t kSsmScanState = argument_at(OP_SSM_SCAN, "State(a!) state");
+constexpr int32_t kSsmScanPositions = argument_at(OP_SSM_SCAN, "Tensor positions");
+constexpr bool keeps_state(int32_t op) { return op == OP_GATED_DELTA || op == OP_SSM_SCAN; }
 constexpr int32_t kGatherRowsRows = argument_at(OP_GATHER_ROWS, "Tensor rows");
 
 }  // namespace ps

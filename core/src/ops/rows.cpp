@@ -15,6 +15,7 @@ NormArgs norm_args(const Call& c, const Tensor& weight) {
   args.x = f32(x);
   args.x_stride = x.row_stride;
   args.weight = f32(weight);
+  args.weight_stride = weight.dims[1] == x.dims[x.rank - 1] ? 0 : x.dims[x.rank - 1];
   args.y = f32(c.out[0]);
   args.y_stride = c.out[0].row_stride;
   args.dim = x.dims[x.rank - 1];

@@ -247,7 +247,8 @@ ps_status infer_combine(const Spec* in, AttrValue*, Spec* out) {
 
 ps_status infer_rms_norm(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
-  PS_TRY(expect_vector(in[1], "weight", last_dim(in[0])));
+  const bool by_group = in[0].rank == 3 && is_constant(in[0].dims[1]) && in[1].dims[1].offset != last_dim(in[0]);
+  PS_TRY(expect_vector(in[1], "weight", by_group ? in[0].dims[1].offset * last_dim(in[0]) : last_dim(in[0])));
   copy_type(in[0], out);
   return expect_eps(attrs[kNormEps]);
 }
@@ -263,6 +264,7 @@ ps_status infer_add_rms_norm(const Spec* in, AttrValue* attrs, Spec* out) {
 
 ps_status infer_layer_norm(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(infer_rms_norm(in, attrs, out));
+  PS_TRY(expect_vector(in[1], "weight", last_dim(in[0])));
   return in[2].kind == OPERAND_NONE ? PS_OK : expect_vector(in[2], "bias", last_dim(in[0]));
 }
 
@@ -406,6 +408,24 @@ ps_status infer_short_conv(const Spec* in, AttrValue* attrs, Spec* out) {
   return expect_group(attrs[kShortConvGroup], state, in[4]);
 }
 
+namespace {
+
+ps_status expect_conv(const Spec& conv, int64_t channels) {
+  if (conv.layout == PS_ROWS_F32 && conv.dims[0].offset == channels && conv.dims[1].offset >= 1 && conv.dims[1].offset <= kMaxConvWindow)
+    return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "conv: expected a rows_f32 weight [%lld, 1 to %d], found %s [%lld, %lld]",
+              static_cast<long long>(channels), kMaxConvWindow, layout_name(conv.layout) ? layout_name(conv.layout) : "unknown layout",
+              static_cast<long long>(conv.dims[0].offset), static_cast<long long>(conv.dims[1].offset));
+}
+
+ps_status expect_numbers(const Spec& state, int64_t expected) {
+  if (state.dims[2].offset == expected) return PS_OK;
+  return fail(PS_INVALID_ARGUMENT, "state: expected %lld numbers for each head, found %lld", static_cast<long long>(expected),
+              static_cast<long long>(state.dims[2].offset));
+}
+
+}  // namespace
+
 // What gated_delta fixes: value heads per key head, and the numbers of a value of one.
 ps_status infer_gated_delta(const Spec* in, AttrValue* attrs, Spec* out) {
   const Spec &state = in[3], &conv = in[7];
@@ -433,22 +453,50 @@ ps_status infer_gated_delta(const Spec* in, AttrValue* attrs, Spec* out) {
                 static_cast<long long>(2 * key_heads * head_dim), static_cast<long long>(heads), kMaxDeltaValues,
                 describe(in[0]).text);
   }
-  const int64_t window = conv.dims[1].offset;
-  if (conv.layout != PS_ROWS_F32 || conv.dims[0].offset != channels || window < 1 || window > kMaxConvWindow) {
-    return fail(PS_INVALID_ARGUMENT, "conv: expected a rows_f32 weight [%lld, 1 to %d], found %s [%lld, %lld]",
-                static_cast<long long>(channels), kMaxConvWindow,
-                layout_name(conv.layout) ? layout_name(conv.layout) : "unknown layout",
-                static_cast<long long>(conv.dims[0].offset), static_cast<long long>(window));
-  }
+  PS_TRY(expect_conv(conv, channels));
   PS_TRY(expect_vector(in[8], "a_log", heads));
   PS_TRY(expect_vector(in[9], "dt_bias", heads));
-  const int64_t expected = delta_state_elements(head_dim, values / key_heads, window);
-  if (state.dims[2].offset != expected) {
-    return fail(PS_INVALID_ARGUMENT, "state: expected %lld numbers for each head, found %lld", static_cast<long long>(expected),
-                static_cast<long long>(state.dims[2].offset));
-  }
+  PS_TRY(expect_numbers(state, state_elements(head_dim, values / key_heads, conv.dims[1].offset)));
   *out = Spec{OPERAND_VALUE, PS_F32, 3, {in[0].dims[0], constant(heads), constant(values / heads)}, 0, -1, constant(0)};
   return expect_group(attrs[kGatedDeltaGroup], state, in[6]);
+}
+
+// What ssm_scan fixes: the heads of a block, and the numbers of one.
+ps_status infer_ssm_scan(const Spec* in, AttrValue* attrs, Spec* out) {
+  const Spec &state = in[kSsmScanState], &conv = in[6];
+  const int64_t groups = attrs[kSsmScanGroups].i, blocks = attrs[kSsmScanBlocks].i, state_dim = attrs[kSsmScanStateDim].i;
+  PS_TRY(expect_f32(in[0], "x", 2, 2));
+  PS_TRY(expect_f32(in[1], "dt", 2, 2));
+  PS_TRY(expect_batch(in, kSsmScanPositions, in[0], "x"));
+  PS_TRY(expect_batch(in, kSsmScanPositions, in[1], "dt"));
+  const int64_t heads = last_dim(in[1]), channels = last_dim(in[0]);
+  if (blocks < 1 || blocks != state.dims[1].offset || heads % blocks) {
+    return fail(PS_INVALID_ARGUMENT, "blocks: expected the state's %lld, which divide %lld heads, found %lld",
+                static_cast<long long>(state.dims[1].offset), static_cast<long long>(heads), static_cast<long long>(blocks));
+  }
+  if (groups < 1 || blocks % groups) {
+    return fail(PS_INVALID_ARGUMENT, "groups: expected a divisor of %lld blocks, found %lld", static_cast<long long>(blocks),
+                static_cast<long long>(groups));
+  }
+  if (state_dim < 1 || state_dim > kMaxDeltaDim) {
+    return fail(PS_INVALID_ARGUMENT, "state_dim: expected 1 to %d, found %lld", kMaxDeltaDim, static_cast<long long>(state_dim));
+  }
+  const int64_t values = channels - 2 * groups * state_dim;
+  if (values < 1 || values % heads || values / blocks > kMaxDeltaValues) {
+    return fail(PS_INVALID_ARGUMENT, "x: expected the channels of %lld heads, at most %d in a block, then %lld, found %s",
+                static_cast<long long>(heads), kMaxDeltaValues, static_cast<long long>(2 * groups * state_dim), describe(in[0]).text);
+  }
+  PS_TRY(expect_conv(conv, channels));
+  if (in[7].kind != OPERAND_NONE) PS_TRY(expect_vector(in[7], "conv_bias", channels));
+  PS_TRY(expect_vector(in[8], "a_log", heads));
+  PS_TRY(expect_vector(in[9], "dt_bias", heads));
+  PS_TRY(expect_vector(in[10], "d", heads));
+  const double least = attrs[kSsmScanDtMin].f, most = attrs[kSsmScanDtMax].f;
+  if (!(most >= 0 && most <= FLT_MAX)) return fail(PS_INVALID_ARGUMENT, "dt_max: expected 0 to %g, found %g", double{FLT_MAX}, most);
+  if (!(least >= 0 && least <= most)) return fail(PS_INVALID_ARGUMENT, "dt_min: expected 0 to dt_max, %g, found %g", most, least);
+  PS_TRY(expect_numbers(state, state_elements(state_dim, values / blocks, conv.dims[1].offset)));
+  *out = Spec{OPERAND_VALUE, PS_F32, 3, {in[0].dims[0], constant(heads), constant(values / heads)}, 0, -1, constant(0)};
+  return expect_group(attrs[kSsmScanGroup], state, in[kSsmScanPositions + 2]);
 }
 
 ps_status infer_unary(const Spec* in, AttrValue*, Spec* out) {

@@ -1,5 +1,5 @@
-// Checks of kv_append, attention (of latents too), the short convolution and the gated delta rule: pages in random order, unwritten
-// slots full of NaN, no pages before a window.
+// Checks of kv_append, attention (of latents too), the short convolution and the recurrent states: pages in random order,
+// unwritten slots full of NaN, no pages before a window.
 #ifndef PENSTOCK_KERNEL_CHECK_ATTENTION_H
 #define PENSTOCK_KERNEL_CHECK_ATTENTION_H
 
@@ -279,26 +279,34 @@ struct DeltaCase {
   int key_heads, shared, dim, value_dim, window;
 };
 
-// Tokens of each request in steps of `step`, from empty pages on: the outputs, and the pages after them.
-inline Floats delta_rule(const ps::Kernels* k, const DeltaCase& c, const Ragged& all, const std::vector<Floats>& inputs, int step,
-                         Floats& pages) {
-  const int64_t heads = c.key_heads * c.shared, channels = 2 * c.key_heads * c.dim + heads * c.value_dim;
-  const int64_t elements = ps::delta_state_elements(c.dim, c.shared * c.value_dim, c.window);
-  Floats out(all.positions.size() * size_t(heads * c.value_dim), 777.f);
+// Calls run(batch, token) for the tokens of each request in steps of `step`; `token` is the first of a batch.
+template <class Run>
+void in_steps(const Ragged& all, int step, const Run& run) {
   for (size_t r = 0; r + 1 < all.starts.size(); ++r) {
     for (int32_t t = all.starts[r]; t < all.starts[r + 1]; t += step) {
       const int32_t count = t + step < all.starts[r + 1] ? step : all.starts[r + 1] - t;
       const Ragged batch = {{all.positions.begin() + t, all.positions.begin() + t + count}, {0, count},
                             std::vector<int32_t>(size_t(count), 0),
                             {all.table.begin() + long(r) * all.width, all.table.begin() + long(r + 1) * all.width}, all.width};
-      ps::GatedDeltaArgs a = {inputs[0].data() + t * channels, inputs[1].data() + t * heads, inputs[2].data() + t * heads,
-                              channels, heads, heads, out.data() + t * heads * c.value_dim, heads * c.value_dim,
-                              reinterpret_cast<uint8_t*>(pages.data()), 4 * c.key_heads * elements, batch.view(),
-                              inputs[3].data(), inputs[4].data(), inputs[5].data(), c.key_heads, c.shared, c.dim, c.value_dim,
-                              c.window};
-      for (int64_t head = c.key_heads; head-- > 0;) k->gated_delta(a, head, head + 1);
+      run(batch, int64_t{t});
     }
   }
+}
+
+// From empty pages on: the outputs, and the pages after them.
+inline Floats delta_rule(const ps::Kernels* k, const DeltaCase& c, const Ragged& all, const std::vector<Floats>& inputs, int step,
+                         Floats& pages) {
+  const int64_t heads = c.key_heads * c.shared, channels = 2 * c.key_heads * c.dim + heads * c.value_dim;
+  const int64_t elements = ps::state_elements(c.dim, c.shared * c.value_dim, c.window);
+  Floats out(all.positions.size() * size_t(heads * c.value_dim), 777.f);
+  in_steps(all, step, [&](const Ragged& batch, int64_t t) {
+    ps::GatedDeltaArgs a = {inputs[0].data() + t * channels, inputs[1].data() + t * heads, inputs[2].data() + t * heads,
+                            channels, heads, heads, out.data() + t * heads * c.value_dim, heads * c.value_dim,
+                            reinterpret_cast<uint8_t*>(pages.data()), 4 * c.key_heads * elements, batch.view(),
+                            inputs[3].data(), inputs[4].data(), inputs[5].data(), c.key_heads, c.shared, c.dim, c.value_dim,
+                            c.window};
+    for (int64_t head = c.key_heads; head-- > 0;) k->gated_delta(a, head, head + 1);
+  });
   return out;
 }
 
@@ -311,7 +319,7 @@ inline void check_gated_delta_case(const DeltaCase& c, Random& random) {
   const std::vector<Floats> inputs = {random.normals(n * channels),        random.normals(n * heads, 3.f),
                                       random.normals(n * heads, 3.f),      random.normals(channels * c.window),
                                       random.normals(heads),               random.normals(heads)};
-  const size_t size = size_t(6 * c.key_heads * ps::delta_state_elements(c.dim, c.shared * c.value_dim, c.window));
+  const size_t size = size_t(6 * c.key_heads * ps::state_elements(c.dim, c.shared * c.value_dim, c.window));
   const std::string what = "gated_delta " + std::to_string(c.key_heads) + "x" + std::to_string(c.shared) + " dim " +
                            std::to_string(c.dim) + " to " + std::to_string(c.value_dim) + " window " + std::to_string(c.window);
   Floats expected_pages(size, NAN);
@@ -325,6 +333,49 @@ inline void check_gated_delta_case(const DeltaCase& c, Random& random) {
   }
 }
 
+struct ScanCase {
+  int groups, blocks, shared, state_dim, head_dim, window;
+  bool bias;
+};
+
+// The same for selective state spaces.
+inline Floats scan(const ps::Kernels* k, const ScanCase& c, const Ragged& all, const std::vector<Floats>& inputs, int step,
+                   Floats& pages) {
+  const int64_t heads = c.blocks * c.shared, channels = heads * c.head_dim + 2 * c.groups * c.state_dim;
+  const int64_t elements = ps::state_elements(c.state_dim, c.shared * c.head_dim, c.window);
+  Floats out(all.positions.size() * size_t(heads * c.head_dim), 777.f);
+  in_steps(all, step, [&](const Ragged& batch, int64_t t) {
+    ps::SsmScanArgs a = {inputs[0].data() + t * channels, inputs[1].data() + t * heads, channels, heads,
+                         out.data() + t * heads * c.head_dim, heads * c.head_dim, reinterpret_cast<uint8_t*>(pages.data()),
+                         4 * c.blocks * elements, batch.view(), inputs[2].data(), c.bias ? inputs[3].data() : nullptr,
+                         inputs[4].data(), inputs[5].data(), inputs[6].data(), int32_t(heads), c.blocks, c.groups, c.state_dim,
+                         c.head_dim, c.window, 0.01f, 2.f};
+    for (int64_t block = c.blocks; block-- > 0;) k->ssm_scan(a, block, block + 1);
+  });
+  return out;
+}
+
+inline void check_ssm_scan_case(const ScanCase& c, Random& random) {
+  const Ragged all = ragged({70, 1, 33}, 1 << 20, 3, {5, 0, 3, 1, -1, -1, 4, 2, -1});
+  const int64_t heads = c.blocks * c.shared, channels = heads * c.head_dim + 2 * c.groups * c.state_dim;
+  const int64_t n = int64_t(all.positions.size());
+  const std::vector<Floats> inputs = {random.normals(n * channels), random.normals(n * heads, 3.f),
+                                      random.normals(channels * c.window), random.normals(channels),
+                                      random.normals(heads), random.normals(heads), random.normals(heads)};
+  const size_t size = size_t(6 * c.blocks * ps::state_elements(c.state_dim, c.shared * c.head_dim, c.window));
+  const std::string what = "ssm_scan " + std::to_string(c.groups) + " of " + std::to_string(c.blocks) + "x" +
+                           std::to_string(c.shared) + " state " + std::to_string(c.state_dim) + " dim " + std::to_string(c.head_dim);
+  Floats expected_pages(size, NAN);
+  const Floats expected = scan(ps::kernels_generic, c, all, inputs, 1 << 20, expected_pages);
+  for (const ps::Kernels* k : levels()) {
+    for (int step : {1 << 20, 1, 7, 32}) {
+      Floats pages(size, NAN);
+      expect_same(scan(k, c, all, inputs, step, pages), expected, what + " step " + std::to_string(step), k->level);
+      expect_same(pages, expected_pages, what + " states", k->level);
+    }
+  }
+}
+
 inline void check_attention() {
   Random random = {4};
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
@@ -332,6 +383,8 @@ inline void check_attention() {
       for (int dim : {17, 40, 64}) check_short_conv_case(3, dim, layout, window, random);
   for (const DeltaCase& c : {DeltaCase{1, 1, 16, 64, 4}, DeltaCase{2, 3, 17, 20, 3}, DeltaCase{3, 2, 24, 80, 1}})
     check_gated_delta_case(c, random);
+  for (const ScanCase& c : {ScanCase{1, 1, 1, 16, 64, 4, true}, ScanCase{2, 4, 3, 17, 20, 3, false}, ScanCase{1, 3, 2, 24, 80, 1, true}})
+    check_ssm_scan_case(c, random);
   const int heads[][3] = {{4, 4, 32},  {6, 2, 40}, {5, 1, 64},  {16, 2, 80},
                           {2, 1, 128}, {3, 3, 17}, {1, 1, 512}, {40, 1, 16}};
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})

@@ -19,6 +19,7 @@ inline Floats run_norm(const ps::Kernels* k, bool layer, const Floats& x, const 
                     sum->data(),
                     cols,
                     weight.data(),
+                    layer ? 0 : dim,
                     layer ? weight.data() : nullptr,
                     y.data(),
                     cols,
@@ -34,7 +35,7 @@ inline Floats run_norm(const ps::Kernels* k, bool layer, const Floats& x, const 
 inline void check_norm(bool layer, int64_t groups, int64_t dim, bool with_residual, Random& random) {
   const int64_t cols = groups * dim;
   Floats x = random.normals(3 * cols), residual = with_residual ? random.normals(3 * cols) : Floats(),
-         weight = random.normals(dim);
+         weight = random.normals(cols);
   Floats sum, expected = run_norm(ps::kernels_generic, layer, x, residual, weight, groups, dim, &sum);
   std::string what = std::string(layer ? "layer_norm " : "rms_norm ") + std::to_string(dim);
   for (const ps::Kernels* k : levels()) {

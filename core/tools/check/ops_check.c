@@ -64,7 +64,7 @@ static void check_registering(const char* path) {
     "(Tensor x) -> (Tensor, Tensor, Tensor)", "(Tensor x) -> Tensor ", "(Tensor  x) -> Tensor", "(Tensor x,Tensor y) -> Tensor", "(Tensor x, Tensor x) -> Tensor",
     "(Weight w) -> Tensor", "(Tensor? x) -> Tensor", "(Tensor x, *) -> Tensor", "(Tensor x, *, list a) -> Tensor", "(State s) -> Tensor", "(Tensor x, *, int a, int a) -> Tensor",
     "(Tensor a, Tensor b, Tensor c, Tensor d, Tensor e, Tensor f, Tensor g, Tensor h, Tensor i, Tensor j,"
-    " Tensor k) -> Tensor"};
+    " Tensor k, Tensor l) -> Tensor"};
   static const char* const names[] = {"", "linear", "::x", "a::", "a:b", "a::b::c", "A::b", "a::b c", "9a::b", "a::b\n"};
   static char long_text[4096];
   ps_op op;

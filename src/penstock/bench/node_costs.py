@@ -23,6 +23,7 @@ _PER_ELEMENT = {
     "gelu": 8,
     "add": 1,
     "mul": 1,
+    "relu_squared": 2,
     "scale": 1,
     "softcap": 16,
     "sigmoid_mul": 4,
@@ -154,7 +155,11 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
             state = graph.states[operand.name]
             if state.recurrent:  # read and written once for each request
                 cost.num_bytes += 8 * len(step.lens) * state.num_kv_heads * state.head_dim
-                cost.num_ops += 6 * _elements(outputs[0], sizes) * int(node.attrs["head_dim"])
+                cost.num_ops += (
+                    6
+                    * _elements(outputs[0], sizes)
+                    * int(node.attrs["state_dim" if node.op == "ssm_scan" else "head_dim"])
+                )
                 continue
             token_bytes = kv_element_bytes * _row_width(state)
             if node.op in ("attention", "context_attention", "sink_attention", "latent_attention"):

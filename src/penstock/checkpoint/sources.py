@@ -40,7 +40,7 @@ class Source:
     so is row ``added_row`` of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With
     ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
     as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``.  With ``unit_rows`` every row is
-    divided by its length (L2 norm) in float32.
+    divided by its length (L2 norm) in float32.  ``times`` multiplies in float32.
     """
 
     tensor: str
@@ -54,11 +54,12 @@ class Source:
     added_row: int = 0
     rows_transposed: bool = False
     unit_rows: bool = False
+    times: float | None = None
 
     @property
     def is_computed(self) -> bool:
         """True if the values are computed from the tensor's, in float32."""
-        return bool(self.plus or self.add_row or self.unit_rows)
+        return bool(self.plus or self.add_row or self.unit_rows or self.times is not None)
 
 
 Sources = Mapping[str, Source | tuple[Source, ...]]
@@ -212,6 +213,8 @@ class MappedCheckpoint(Checkpoint):
             values = values.T
         if piece.plus:
             values, dtype = to_float32(np.ascontiguousarray(values), dtype) + np.float32(piece.plus), "f32"
+        if piece.times is not None:
+            values, dtype = to_float32(np.ascontiguousarray(values), dtype) * np.float32(piece.times), "f32"
         if piece.unit_rows:
             values, dtype = to_float32(np.ascontiguousarray(values), dtype), "f32"
             values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-12))

@@ -20,6 +20,11 @@ MIN_CONTEXT: Final = 2048
 """A context that the user leaves open may shrink to this many tokens, as ``runtime.native.fit_limits`` has it."""
 _STEP_TOKENS: Final = 512
 _HEADROOM_BYTES: Final = 64 << 20
+_MAMBA_KEYS: Final = (
+    ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_d_conv"),
+    ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "conv_kernel"),
+)
+"""The keys of heads, their size, the size of the state and the length of the convolution in families with Mamba-2."""
 _STATE_WINDOW: Final = 2
 """The window of page groups with recurrent states, in tokens."""
 _DTYPE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
@@ -54,18 +59,29 @@ def _with_usual_keys(config: ConfigReader) -> ConfigReader:
     return usual
 
 
-def _num_attention_layers(config: ConfigReader, num_layers: int) -> int:
-    """Return the number of layers that keep keys and values; the others of a hybrid keep a state."""
-    kinds = config.text_list("layer_types")
+def _layer_counts(config: ConfigReader, num_layers: int) -> tuple[int, int]:
+    """Return the number of layers that keep keys and values, and of those of a hybrid that keep a recurrent state."""
+    if config.has("hybrid_override_pattern"):
+        pattern = config.str("hybrid_override_pattern")
+        return pattern.count("*"), pattern.count("M")
+    key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
+    kinds = config.text_list(key)
+    if config.str("model_type", "") == "falcon_h1":  # each layer keeps both
+        return num_layers, num_layers
     if kinds is not None:
-        return sum(kind not in ("linear_attention", "conv") for kind in kinds)
+        states = sum(kind in ("linear_attention", "mamba") for kind in kinds)
+        return sum(kind not in ("linear_attention", "mamba", "conv", "mlp", "moe") for kind in kinds), states
     if config.has("linear_num_value_heads"):
-        return num_layers // max(1, config.int("full_attention_interval", 4))
-    return num_layers
+        num_attention = num_layers // max(1, config.int("full_attention_interval", 4))
+        return num_attention, num_layers - num_attention
+    return num_layers, 0
 
 
 def _state_bytes(config: ConfigReader) -> int:
-    """Return the bytes of the state of one layer with the gated delta rule: heads, and inputs of the convolution."""
+    """Return the bytes of the state of one recurrent layer: heads, and inputs of the convolution."""
+    for names in _MAMBA_KEYS:
+        if config.has(names[0]):
+            return _mamba_bytes(config, *names)
     if not config.has("linear_num_value_heads"):
         return 0
     key_dim, value_dim, window = (
@@ -74,6 +90,17 @@ def _state_bytes(config: ConfigReader) -> int:
     key_heads, heads = config.int("linear_num_key_heads"), config.int("linear_num_value_heads")
     channels = 2 * key_heads * key_dim + heads * value_dim
     return 4 * (heads * key_dim * value_dim + (window - 1) * channels)
+
+
+def _mamba_bytes(config: ConfigReader, heads_key: str, dim_key: str, state_key: str, window_key: str) -> int:
+    """Return the bytes of the state of one layer with Mamba-2; its heads are cut in about 16 blocks."""
+    heads, state_dim = config.int(heads_key), config.int(state_key, 128)
+    if config.values.get(dim_key) in (None, "auto"):
+        width = config.optional_int("mamba_d_ssm") or config.int("mamba_expand", 2) * config.int("hidden_size")
+    else:
+        width = heads * config.int(dim_key)
+    channels = width + 2 * state_dim * min(heads, 16)
+    return 4 * (width * state_dim + (config.int(window_key, 4) - 1) * channels)
 
 
 @dataclass(frozen=True)
@@ -116,10 +143,10 @@ class ModelShape:
             count = from_sizes
         context_len = config.optional_int("max_position_embeddings") or MIN_CONTEXT
         rows = 2 if latent_dim is None else 1
-        num_attention = _num_attention_layers(config, layers)
+        num_attention, num_states = _layer_counts(config, layers)
         return cls(
             count, layers, hidden, inner, kv_heads, head_dim, vocab, context_len, tied, dtype, rows,
-            num_attention, (layers - num_attention) * _state_bytes(config),
+            num_attention, num_states * _state_bytes(config),
         )  # fmt: skip
 
     def weight_bytes(self, scheme: str) -> int:

@@ -5,7 +5,7 @@ It knows no model.
 
 from torch.nn import ModuleList
 
-from penstock.nn.activation import clamped_swiglu, gelu, scale, sigmoid_mul, silu_mul, softcap
+from penstock.nn.activation import clamped_swiglu, gelu, relu_squared, scale, sigmoid_mul, silu_mul, softcap
 from penstock.nn.attention import Attention, PagedLayer, PageGroup, allocate_states, assign_page_groups, paged_layers
 from penstock.nn.batch import Batch, gather_rows
 from penstock.nn.conv import ShortConv
@@ -16,7 +16,7 @@ from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from penstock.nn.module import Module
 from penstock.nn.norm import LayerNorm, RMSNorm
 from penstock.nn.packing import SharedMatrix, load_weights, pack_network, shared_matrices
-from penstock.nn.recurrent import ConvWeight, GatedDelta
+from penstock.nn.recurrent import ConvWeight, GatedDelta, SsmScan
 from penstock.nn.rope import RotaryEmbedding, apply_rope
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "RowParallelLinear",
     "SharedMatrix",
     "ShortConv",
+    "SsmScan",
     "VocabParallelEmbedding",
     "allocate_states",
     "apply_rope",
@@ -55,6 +56,7 @@ __all__ = [
     "load_weights",
     "pack_network",
     "paged_layers",
+    "relu_squared",
     "route",
     "scale",
     "shared_matrices",

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from penstock.ops.eager import ops
 
-__all__ = ["clamped_swiglu", "gelu", "scale", "sigmoid_mul", "silu_mul", "softcap"]
+__all__ = ["clamped_swiglu", "gelu", "relu_squared", "scale", "sigmoid_mul", "silu_mul", "softcap"]
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
@@ -33,6 +33,12 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """Return the Gaussian error linear unit of x [T, dim]; ``approximate`` is "none" (erf) or "tanh"."""
     y: Tensor = ops.gelu(x, approximate=approximate)
+    return y
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """Return max(x, 0) squared of x [T, dim] (So et al., arXiv 2109.08668)."""
+    y: Tensor = ops.relu_squared(x)
     return y
 
 

@@ -12,17 +12,23 @@ __all__ = ["LayerNorm", "RMSNorm"]
 
 
 class RMSNorm(Module):
-    """The norm x / sqrt(mean(x^2) + eps) * weight over the last dimension of x [T, dim] or [T, heads, dim]."""
+    """The norm x / sqrt(mean(x^2) + eps) * weight over the last dimension of x [T, dim] or [T, heads, dim].
 
-    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+    With ``groups`` above 1 the mean is that of each of so many equal parts of x [T, dim].
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-6, groups: int = 1) -> None:
         super().__init__()
-        self.dim, self.eps = dim, eps
+        self.dim, self.eps, self.groups = dim, eps, groups
         self.weight = nn.Parameter(torch.ones(dim), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [T, dim] or [T, heads, dim]; the result has the same shape."""
-        y: Tensor = ops.rms_norm(x, self.weight, eps=self.eps)
-        return y
+        if self.groups == 1:
+            y: Tensor = ops.rms_norm(x, self.weight, eps=self.eps)
+            return y
+        parts: Tensor = ops.rms_norm(x.view(-1, self.groups, self.dim // self.groups), self.weight, eps=self.eps)
+        return parts.view(-1, self.dim)
 
     def extra_repr(self) -> str:
         """Return sizes, for ``print``."""

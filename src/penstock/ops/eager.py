@@ -166,7 +166,8 @@ def _describe(
     if argument.kind == "weight":
         return _describe_weight(op, argument, tensor, tensors, attrs)
     if argument.kind == "state":
-        return _describe_state(op, tensor, tensors) if "key_heads" not in attrs else _describe_cells(op, tensor, attrs)
+        heads = attrs.get("key_heads", attrs.get("blocks"))
+        return _describe_state(op, tensor, tensors) if heads is None else _describe_cells(op, tensor, heads)
     return _plain(tensor)
 
 
@@ -234,9 +235,8 @@ def _describe_state(op: str, state: Tensor, tensors: tuple[Tensor | None, ...]) 
     return native.CoreTensor(state.data_ptr(), _DTYPES[state.dtype], dims, state.shape[1], _KV_LAYOUTS[state.dtype])
 
 
-def _describe_cells(op: str, state: Tensor, attrs: dict[str, Any]) -> native.CoreTensor:
+def _describe_cells(op: str, state: Tensor, heads: int) -> native.CoreTensor:
     """Describe a recurrent state [num_pages, heads * numbers]."""
-    heads = attrs["key_heads"]
     if state.dtype != torch.float32 or not state.is_contiguous() or state.shape[1] % heads:
         raise InvalidArgumentError(
             f"[{op}] state: expected contiguous float32 pages of {heads} heads, found {state.dtype} "

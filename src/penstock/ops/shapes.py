@@ -175,7 +175,9 @@ def _norm(op: str, shapes: Shapes, attrs: Attrs) -> Shape:
 
 
 def _rms_norm(shapes: Shapes, attrs: Attrs) -> list[Shape]:
-    return [_norm("rms_norm", shapes, attrs)]
+    x, weight = _tensor("rms_norm", shapes, "x", 2, 3), _tensor("rms_norm", shapes, "weight", 1)
+    by_group = len(x) == 3 and weight == (x[1] * x[2],)
+    return [x if by_group and attrs["eps"] >= 0.0 else _norm("rms_norm", shapes, attrs)]
 
 
 def _add_rms_norm(shapes: Shapes, attrs: Attrs) -> list[Shape]:
@@ -286,6 +288,33 @@ def _gated_delta(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     _vector(op, shapes, "a_log", a[1])
     _vector(op, shapes, "dt_bias", a[1])
     return [(x[0], a[1], (x[1] - keys) // a[1])]
+
+
+def _ssm_scan(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    op = "ssm_scan"
+    x, dt = _tensor(op, shapes, "x", 2), _tensor(op, shapes, "dt", 2)
+    _tensor(op, shapes, "state", 2)
+    _step(op, shapes, x[0], attrs)
+    for name in ("groups", "blocks", "state_dim"):
+        if attrs[name] < 1:
+            raise _fail(op, name, "at least 1", attrs[name])
+    if attrs["blocks"] % attrs["groups"]:
+        raise _fail(op, "blocks", f"a multiple of {attrs['groups']} groups", attrs["blocks"])
+    if dt[0] != x[0] or dt[1] % attrs["blocks"]:
+        raise _fail(op, "dt", f"shape [{x[0]}, a multiple of {attrs['blocks']} blocks]", list(dt))
+    others = 2 * attrs["groups"] * attrs["state_dim"]
+    if x[1] <= others or (x[1] - others) % dt[1]:
+        raise _fail(op, "x", f"the channels of {dt[1]} heads, then {others} of the groups", list(x))
+    conv = _tensor(op, shapes, "conv", 2)
+    if conv[0] != x[1] or conv[1] < 1:
+        raise _fail(op, "conv", f"shape [{x[1]}, at least 1]", list(conv))
+    _vector(op, shapes, "conv_bias", x[1])
+    for name in ("a_log", "dt_bias", "d"):
+        _vector(op, shapes, name, dt[1])
+    for name, most in (("dt_max", _LARGEST), ("dt_min", attrs["dt_max"])):
+        if not 0.0 <= attrs[name] <= most:
+            raise _fail(op, name, f"0 to {most:g}", attrs[name])
+    return [(x[0], dt[1], (x[1] - others) // dt[1])]
 
 
 def _gelu(shapes: Shapes, attrs: Attrs) -> list[Shape]:
@@ -421,6 +450,7 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "clamped_swiglu": _clamped_swiglu,
     "short_conv": _short_conv,
     "gated_delta": _gated_delta,
+    "ssm_scan": _ssm_scan,
     "latent_append": _latent_append,
     "latent_attention": _latent_attention,
     "head_linear": _head_linear,

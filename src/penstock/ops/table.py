@@ -71,6 +71,7 @@ OPS: tuple[Op, ...] = (
     Op("mul", 1, "(Tensor a, Tensor b) -> Tensor", 0.0),
     Op("scale", 1, "(Tensor x, *, float factor) -> Tensor", 0.0),
     Op("softcap", 1, "(Tensor x, *, float cap) -> Tensor", 1e-6),
+    Op("relu_squared", 1, "(Tensor x) -> Tensor", 0.0),
     Op("sigmoid_mul", 1, "(Tensor gate, Tensor x) -> Tensor", 1e-6),
     Op("gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor", 0.0),
     Op("all_gather", 1, "(Tensor x, *, str starts, int rank) -> Tensor", 0.0),
@@ -133,6 +134,14 @@ OPS: tuple[Op, ...] = (
         1e-5,
     ),
     Op("all_gather_rounded", 1, "(Tensor x, *, str starts, int rank, int bits) -> Tensor", 0.0),
+    Op(
+        "ssm_scan",
+        1,
+        f"(Tensor x, Tensor dt, State(a!) state, {_BATCH}, Weight conv, Weight? conv_bias, Weight a_log, "
+        "Weight dt_bias, Weight d, *, int group, int groups, int blocks, int state_dim, float dt_min, float dt_max) "
+        "-> Tensor",
+        1e-5,
+    ),
 )
 
 EXCHANGES = (

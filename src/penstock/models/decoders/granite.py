@@ -47,10 +47,10 @@ class Config:
 
 
 class GraniteAttention(LlamaAttention):
-    """Llama's attention with the factor of the config on its scores."""
+    """Llama's attention with the factor of the config on its scores; ``rope`` False leaves out rotary positions."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config.decoder, 0)
+    def __init__(self, config: Config, *, rope: bool = True) -> None:
+        super().__init__(config.decoder, 0, rope=rope)
         self.attention = Attention(self.num_heads, self.num_kv_heads, self.head_dim, scale=config.attention_multiplier)
 
 

@@ -23,7 +23,7 @@ from penstock.ops.reference.latent import latent_append, latent_attention
 from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
 from penstock.ops.reference.packing import layout_of_tensor, shape_packed, unpack_weight
-from penstock.ops.reference.recurrent import delta_state_elements, gated_delta
+from penstock.ops.reference.recurrent import gated_delta, ssm_scan, state_elements
 from penstock.ops.reference.rope import rope, rotary_embedding
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "broadcast",
     "combine",
     "context_attention",
-    "delta_state_elements",
     "embedding",
     "expert_linear",
     "gated_delta",
@@ -57,6 +56,8 @@ __all__ = [
     "sharded_embedding",
     "short_conv",
     "sink_attention",
+    "ssm_scan",
+    "state_elements",
     "unpack_weight",
 ]
 __all__ += elementwise.__all__

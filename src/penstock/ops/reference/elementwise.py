@@ -14,6 +14,7 @@ __all__ = [
     "gather_rows",
     "gelu",
     "mul",
+    "relu_squared",
     "scale",
     "sigmoid_mul",
     "silu_mul",
@@ -64,6 +65,11 @@ def softcap(x: Tensor, *, cap: float) -> Tensor:
     Gemma 2 caps its logits so (arXiv 2408.00118, section 2).
     """
     return (cap * torch.tanh(x.double() / cap)).float()
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """Return max(x, 0) squared in float32; x is [T, dim] (So et al., arXiv 2109.08668)."""
+    return x.float().relu().square()
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:

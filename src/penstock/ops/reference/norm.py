@@ -8,10 +8,11 @@ __all__ = ["add_rms_norm", "layer_norm", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight: x [T, dim] or [T, heads, dim], weight [dim]."""
+    """Return x / sqrt(mean(x^2) + eps) * weight: x [T, dim] or [T, heads, dim], weight [dim] or [heads * dim]."""
     wide = x.double()
     root = (wide.square().mean(dim=-1, keepdim=True) + eps).sqrt()
-    return (wide / root * weight.double()).float()
+    own = weight if weight.shape[0] == x.shape[-1] else weight.view(x.shape[1:])
+    return (wide / root * own.double()).float()
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:

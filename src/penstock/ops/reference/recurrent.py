@@ -1,7 +1,8 @@
-"""The reference of gated_delta, whose states lie in pages: that at the end of a page stays there."""
+"""The references of the recurrent ops, whose states lie in pages: that at the end of a page stays there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TypedDict, Unpack
 
@@ -12,7 +13,7 @@ from torch.nn.functional import silu, softplus
 from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["GatedDeltaAttrs", "delta_state_elements", "gated_delta"]
+__all__ = ["GatedDeltaAttrs", "SsmScanAttrs", "gated_delta", "ssm_scan", "state_elements"]
 
 _NORM_EPS = 1e-6
 
@@ -25,11 +26,23 @@ class GatedDeltaAttrs(TypedDict):
     head_dim: int
 
 
-def delta_state_elements(head_dim: int, values: int, window: int) -> int:
+class SsmScanAttrs(TypedDict):
+    """The attributes of the ssm_scan op."""
+
+    group: int
+    groups: int
+    blocks: int
+    state_dim: int
+    dt_min: float
+    dt_max: float
+
+
+def state_elements(head_dim: int, values: int, window: int) -> int:
     """Return the float32 numbers that a key head has in a recurrent state; ``values``: channels of its value heads.
 
     They are the matrices [heads, head_dim, value_dim] of its value heads, the last ``window`` - 1 inputs of the
-    convolution, oldest first, padding to a multiple of 16, and as the last one the number of tokens seen.
+    convolution, oldest first, padding to a multiple of 16, and as the last one the number of tokens seen.  For ssm_scan
+    a block of heads is a key head, and ``head_dim`` is state_dim.
     """
     return -(-(head_dim * values + (window - 1) * (2 * head_dim + values) + 1) // 16) * 16
 
@@ -57,7 +70,7 @@ def gated_delta(
 
         S = decay S;  S = S + k (rate (v - k^T S));  y = q^T S
 
-    ``state`` [num_pages, key_heads * delta_state_elements] is written in place: the page of a token has the state after
+    ``state`` [num_pages, key_heads * state_elements] is written in place: the page of a token has the state after
     the last token in it, and the first token of a page begins with a copy of the page before.  A request must go on
     where its state ends.  The rule is that of Yang, Kautz and Hatamizadeh, Gated Delta Networks (arXiv 2412.06464).
     """
@@ -65,28 +78,82 @@ def gated_delta(
     out = torch.empty(x.shape[0], a.shape[1], (x.shape[1] - 2 * attrs["key_heads"] * attrs["head_dim"]) // a.shape[1])
     decay = torch.exp(-torch.exp(a_log.double()) * softplus(a.double() + dt_bias.double()))
     rule = _Rule(conv.double(), attrs["key_heads"], attrs["head_dim"], a.shape[1])
-    for request, (start, end) in enumerate(pairwise(request_starts.tolist())):
-        table = page_tables[attrs["group"], request]
-        current = _state_before(cells, table, int(positions[start]))
-        for token in range(start, end):
-            place = int(positions[token])
-            rows = (x[token].double(), decay[token], torch.sigmoid(b[token].double()))
-            out[token] = rule.step(current, *rows)
-            current[:, -1] = place + 1
-            if place % PAGE_TOKENS == PAGE_TOKENS - 1 or token == end - 1:
-                cells[table[place // PAGE_TOKENS]] = current.float()
-                current = current.float().double()
+
+    def step(token: int, current: Tensor) -> None:
+        out[token] = rule.step(current, x[token].double(), decay[token], torch.sigmoid(b[token].double()))
+
+    _run("gated_delta", cells, positions, request_starts, page_tables[attrs["group"]], step)
     return out
 
 
-def _state_before(cells: Tensor, table: Tensor, position: int) -> Tensor:
+def ssm_scan(
+    x: Tensor,
+    dt: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    conv: Tensor,
+    conv_bias: Tensor | None,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    d: Tensor,
+    **attrs: Unpack[SsmScanAttrs],
+) -> Tensor:
+    """Return the selective state space over the tokens of each request: [T, heads, head_dim].
+
+    ``x`` [T, channels] has the channels of all heads, then B and C, each state_dim of every group.  ``conv`` [channels,
+    window] convolves each channel, ``conv_bias`` [channels] is added, and SiLU follows.  A head has a matrix S
+    [state_dim, head_dim], and head h goes with group h // (heads / groups).  For each token, with the step D =
+    softplus(dt + dt_bias), which is brought between dt_min and dt_max:
+
+        S = exp(-exp(a_log) D) S + B (D x);  y = C^T S + d x
+
+    ``state`` [num_pages, blocks * state_elements] is written in place as of gated_delta.  The heads of a block, which
+    are of one group, share the inputs of their convolution.  The recurrence is that of Dao and Gu, Transformers are
+    SSMs (arXiv 2405.21060), with the names of its authors' implementation.
+    """
+    cells = state.view(state.shape[0], attrs["blocks"], -1)
+    rule = _Scan(conv, conv_bias, d.double(), attrs["blocks"], attrs["groups"], attrs["state_dim"])
+    out = torch.empty(x.shape[0], dt.shape[1], rule.values * attrs["blocks"] // dt.shape[1])
+    steps = softplus(dt.double() + dt_bias.double()).clamp(attrs["dt_min"], attrs["dt_max"])
+    decay = torch.exp(-torch.exp(a_log.double()) * steps)
+
+    def step(token: int, current: Tensor) -> None:
+        out[token] = rule.step(current, x[token].double(), decay[token], steps[token])
+
+    _run("ssm_scan", cells, positions, request_starts, page_tables[attrs["group"]], step)
+    return out
+
+
+def _run(
+    op: str,
+    cells: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    tables: Tensor,
+    step: Callable[[int, Tensor], None],
+) -> None:
+    """Call ``step`` for each token, with the state that it brings to the next one, and store the states in pages."""
+    for request, (start, end) in enumerate(pairwise(request_starts.tolist())):
+        current = _state_before(op, cells, tables[request], int(positions[start]))
+        for token in range(start, end):
+            place = int(positions[token])
+            step(token, current)
+            current[:, -1] = place + 1
+            if place % PAGE_TOKENS == PAGE_TOKENS - 1 or token == end - 1:
+                cells[tables[request, place // PAGE_TOKENS]] = current.float()
+                current = current.float().double()
+
+
+def _state_before(op: str, cells: Tensor, table: Tensor, position: int) -> Tensor:
     """Return the state [key_heads, elements] that the token at ``position`` begins with, in float64."""
     if position == 0:
         return torch.zeros(cells.shape[1:], dtype=torch.float64)
     found = cells[table[(position - 1) // PAGE_TOKENS]].double()
     if (found[:, -1] != position).any():
         raise InvalidArgumentError(
-            f"[gated_delta] positions: expected {found[0, -1]:g}, the number of tokens that the state has seen, "
+            f"[{op}] positions: expected {found[0, -1]:g}, the number of tokens that the state has seen, "
             f"found {position}",
             param="positions",
         )
@@ -106,12 +173,8 @@ class _Rule:
 
     def step(self, state: Tensor, x: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
         """Bring ``state`` [key_heads, elements] to the next token; return its output [heads, value_dim]."""
-        size, window = self.dim * self.values, self.conv.shape[1]
-        width = self.channels.shape[1]
-        past = state[:, size : size + (window - 1) * width].view(self.key_heads, window - 1, width)
-        inputs = torch.cat((past, x[self.channels].unsqueeze(1)), dim=1)  # [key_heads, window, width]
-        past.copy_(inputs[:, 1:].clone())
-        mixed = silu((inputs * self.conv[self.channels].transpose(1, 2)).sum(dim=1))
+        size = self.dim * self.values
+        mixed = silu(_convolve(state, size, x[self.channels], self.conv[self.channels]))
         q, k, v = torch.split_with_sizes(mixed, (self.dim, self.dim, self.values), dim=1)
         q, k = (part / torch.sqrt(part.square().sum(dim=1, keepdim=True) + _NORM_EPS) for part in (q, k))
         shared = self.heads // self.key_heads
@@ -122,3 +185,48 @@ class _Rule:
         whole = whole + k[:, :, None] * delta[:, None, :]
         matrices.copy_(whole.view(matrices.shape))
         return torch.einsum("hk,hkv->hv", q, whole).float()
+
+
+class _Scan:
+    """The step of one token of a selective state space, in float64."""
+
+    def __init__(
+        self, conv: Tensor, bias: Tensor | None, skip: Tensor, blocks: int, groups: int, state_dim: int
+    ) -> None:
+        self.blocks, self.dim, self.skip = blocks, state_dim, skip
+        channels, width = torch.arange(conv.shape[0]), groups * state_dim
+        of_heads = channels[: -2 * width].view(blocks, -1)
+        self.values = of_heads.shape[1]
+        keys, queries = (
+            part.view(groups, -1).repeat_interleave(blocks // groups, dim=0)
+            for part in (channels[-2 * width : -width], channels[-width:])
+        )
+        self.channels = torch.cat((keys, queries, of_heads), dim=1)  # [blocks, own]
+        self.conv = conv.double()[self.channels]
+        self.bias = torch.zeros(()) if bias is None else bias.double()[self.channels]
+
+    def step(self, state: Tensor, x: Tensor, decay: Tensor, step: Tensor) -> Tensor:
+        """Bring ``state`` [blocks, elements] to the next token; return its output [heads, head_dim]."""
+        size, heads = self.dim * self.values, decay.shape[0]
+        shared = heads // self.blocks
+        mixed = silu(_convolve(state, size, x[self.channels], self.conv) + self.bias)
+        b, c, values = torch.split_with_sizes(mixed, (self.dim, self.dim, self.values), dim=1)
+        b, c = (part.repeat_interleave(shared, dim=0) for part in (b, c))
+        own = values.reshape(heads, -1)
+        matrices = state[:, :size].view(self.blocks, shared, self.dim, -1)
+        whole = matrices.reshape(heads, self.dim, -1) * decay[:, None, None]
+        whole = whole + b[:, :, None] * (own * step[:, None])[:, None, :]
+        matrices.copy_(whole.view(matrices.shape))
+        return (torch.einsum("hk,hkv->hv", c, whole) + self.skip[:, None] * own).float()
+
+
+def _convolve(state: Tensor, size: int, x: Tensor, conv: Tensor) -> Tensor:
+    """Return the convolution [heads, width] of x [heads, width] and the inputs before it, which move on by one.
+
+    The inputs lie in ``state`` [heads, elements] behind its first ``size`` numbers.  ``conv``: [heads, width, window].
+    """
+    (heads, width), window = x.shape, conv.shape[2]
+    past = state[:, size : size + (window - 1) * width].view(heads, window - 1, width)
+    inputs = torch.cat((past, x.unsqueeze(1)), dim=1)  # [heads, window, width]
+    past.copy_(inputs[:, 1:].clone())
+    return (inputs * conv.transpose(1, 2)).sum(dim=1)
