@@ -255,6 +255,7 @@ BAD = {
     "falcon_h1_factors": ("falcon_h1", {"ssm_multipliers": [1.0] * 4, "mamba_d_ssm": 128, **FALCON_H1}, "5 numbers"),
     "falcon_h1_groups": ("falcon_h1", {"mamba_n_groups": 3, "mamba_d_ssm": 128, **FALCON_H1}, "a divisor of"),
     "falcon_h1_conv": ("falcon_h1", {"mamba_d_conv": 33, "mamba_d_ssm": 128, **FALCON_H1}, "1 to 32"),
+    "bamba_layers": ("bamba", {"attn_layer_indices": [4], "num_key_value_heads": 4, **FALCON_H1}, "0 to 3"),
     "nemotron_pattern": ("nemotron_h", {"hybrid_override_pattern": "M-X*"}, "M, .*found 'X'"),
     "nemotron_layers": ("nemotron_h", {"hybrid_override_pattern": "M-*"}, "4 layers, found 3"),
     "nemotron_activation": ("nemotron_h", {"mlp_hidden_act": "silu"}, "relu2, found 'silu'"),

@@ -238,6 +238,7 @@ FAMILIES |= {
         | {"attention_multiplier": 0.1}
         | {"layer_types": ["linear_attention", "full_attention"], "time_step_limit": [0.3, 1.5]},
     ),
+    "bamba": ("bamba", _MAMBA | {"num_attention_heads": 4, "attn_layer_indices": [1]}),
     "falcon_h1": ("falcon_h1", _MAMBA | _FALCON_H1 | {"mamba_rms_norm": True, "projectors_bias": True}),
     "falcon_h1_plain": ("falcon_h1", _MAMBA | {"mamba_d_ssm": None, "tie_word_embeddings": True}),
     "nemotron_h": (
@@ -398,7 +399,7 @@ _QUICK_ON_RANKS = (
     "mixtral",
 )
 _NOT_CUT = (  # recurrent states and latents are not cut into ranks
-    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "falcon_h1", "nemotron_h"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "falcon_h1", "nemotron_h", "bamba"),
     *("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "minicpm3", "mistral4"),
 )
 RANK_FAMILIES = mostly_long([name for name, row in FAMILIES.items() if row[0] not in _NOT_CUT], *_QUICK_ON_RANKS)

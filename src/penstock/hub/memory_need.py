@@ -68,6 +68,9 @@ def _layer_counts(config: ConfigReader, num_layers: int) -> tuple[int, int]:
     kinds = config.text_list(key)
     if config.str("model_type", "") == "falcon_h1":  # each layer keeps both
         return num_layers, num_layers
+    if config.has("attn_layer_indices"):
+        num_attention = len(set(config.int_or_list("attn_layer_indices")))
+        return num_attention, num_layers - num_attention
     if kinds is not None:
         states = sum(kind in ("linear_attention", "mamba") for kind in kinds)
         return sum(kind not in ("linear_attention", "mamba", "conv", "mlp", "moe") for kind in kinds), states

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader, is_number
-from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers
+from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.hybrids.mamba import MAMBA_KEYS, MambaConfig, MambaMixer, mamba_rows, read_mamba
+from penstock.models.sources import renamed
 from penstock.nn import (
     Batch,
     ColumnParallelLinear,
-    LMHead,
     Module,
+    ModuleList,
     RMSNorm,
-    RotaryEmbedding,
     RowParallelLinear,
-    VocabParallelEmbedding,
     scale,
     silu_mul,
 )
@@ -192,59 +192,34 @@ class _Layer(Module):
         return x + self.feed_forward(self.pre_ff_layernorm(x))
 
 
-class _Decoder(Module):
-    """The layers: token ids to hidden rows."""
-
-    def __init__(self, config: FalconH1Config) -> None:
-        super().__init__()
-        sizes = config.decoder
-        self.factor = config.factors.embedding
-        self.embed_tokens = VocabParallelEmbedding(sizes.vocab_size, sizes.hidden_size)
-        self.layers = nn.ModuleList(_Layer(config) for _ in sizes.windows)
-        self.final_layernorm = RMSNorm(sizes.hidden_size, sizes.norm_eps)
-        self.rotary_emb = RotaryEmbedding(sizes.rope)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the hidden rows of a step, [T, hidden]."""
-        x = scale(self.embed_tokens(batch.token_ids), self.factor)
-        cos_sin = self.rotary_emb(batch.positions)
-        for layer in self.layers:
-            x = layer(x, cos_sin, batch)
-        return self.final_layernorm(x)
-
-
-class Network(Module):
+class Network(CausalLM):
     """The language model."""
 
-    bare_prefix = "model."
-
     def __init__(self, config: FalconH1Config) -> None:
-        super().__init__()
-        self.config = config
-        self.model = _Decoder(config)
-        sizes = config.decoder
-        tied = self.model.embed_tokens if sizes.tied else None
-        self.lm_head = LMHead(sizes.hidden_size, sizes.vocab_size, tied=tied)
+        super().__init__(config.decoder, [])
+        self.model.layers = ModuleList(_Layer(config) for _ in config.decoder.windows)
+        self.mamba, self.factors = config.mamba, config.factors
 
     def tensor_sources(self) -> Sources:
         """Return where the parameters come from: projections from in_proj, convolutions times the channels' factors."""
-        mamba, (_, heads, b, c, _) = self.config.mamba, self.config.factors.ssm
-        ends, table = (
-            (mamba.width, mamba.groups * mamba.state_dim),
-            dict[str, Source | tuple[Source, ...]](mamba_rows(self)),
-        )
-        if (heads, b, c) == (1.0, 1.0, 1.0):
+        table: dict[str, Source | tuple[Source, ...]] = {}
+        table |= renamed(self, mamba_rows(self), [("model.norm.", "model.final_layernorm.")])
+        mamba, factors = self.mamba, self.factors.ssm[1:4]
+        if factors == (1.0, 1.0, 1.0):
             return table
-        starts = (0, ends[0], ends[0] + ends[1], ends[0] + 2 * ends[1])
+        inner = mamba.groups * mamba.state_dim
+        ends = (0, mamba.width, mamba.width + inner, mamba.width + 2 * inner)
         for index in range(len(self.model.layers)):
             name = f"model.layers.{index}.mamba.conv1d.weight"
-            table[name] = tuple(
-                Source(name, ((start, stop),), times=factor)
-                for start, stop, factor in zip(starts, starts[1:], (heads, b, c), strict=False)
-            )
+            rows = zip(pairwise(ends), factors, strict=True)
+            table[name] = tuple(Source(name, (part,), times=factor) for part, factor in rows)
         return table
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits of the wanted rows, [R, vocab]."""
-        logits: Tensor = self.lm_head(self.model(batch), batch.output_rows)
-        return scale(logits, self.config.factors.logits)
+        x = scale(self.model.embed_tokens(batch.token_ids), self.factors.embedding)
+        cos_sin = self.model.rotary_emb(batch.positions)
+        for layer in self.model.layers:
+            x = layer(x, cos_sin, batch)
+        logits: Tensor = self.lm_head(self.model.norm(x), batch.output_rows)
+        return scale(logits, self.factors.logits)
