@@ -129,7 +129,7 @@ def test_sizes_of_mamba() -> None:
     assert (granite.kinds, granite.mixture, granite.rope) == (("mamba", "attention") * 2, None, False)
     assert (granite.mamba.head_dim, granite.mamba.state_dim, granite.mamba.groups) == (16, 256, 1)
     assert read("falcon_h1", mamba_d_ssm=None, **FALCON_H1).mamba.width == 128
-    nemotron = read("nemotron_h", hybrid_override_pattern="M-*E", moe_latent_size=48)
+    nemotron = read("nemotron_h", hybrid_override_pattern="M-*E", moe_latent_size=48, num_key_value_heads=4)
     assert nemotron.kinds == ("mamba", "mlp", "attention", "moe")
     assert (nemotron.mamba.width, nemotron.mamba.groups, nemotron.latent_size) == (8192, 8, 48)
 
@@ -150,7 +150,7 @@ def test_windows_by_layer() -> None:
 
 
 GRANITE: dict[str, Any] = {"mamba_n_heads": 8, "num_local_experts": 0}
-FALCON_H1: dict[str, Any] = {"mamba_n_heads": 8}
+FALCON_H1: dict[str, Any] = {"mamba_n_heads": 8, "num_key_value_heads": 4}
 LATENT: dict[str, Any] = {"n_routed_experts": 64, "moe_intermediate_size": 20}
 
 BAD = {
@@ -255,13 +255,17 @@ BAD = {
     "falcon_h1_factors": ("falcon_h1", {"ssm_multipliers": [1.0] * 4, "mamba_d_ssm": 128, **FALCON_H1}, "5 numbers"),
     "falcon_h1_groups": ("falcon_h1", {"mamba_n_groups": 3, "mamba_d_ssm": 128, **FALCON_H1}, "a divisor of"),
     "falcon_h1_conv": ("falcon_h1", {"mamba_d_conv": 33, "mamba_d_ssm": 128, **FALCON_H1}, "1 to 32"),
-    "bamba_layers": ("bamba", {"attn_layer_indices": [4], "num_key_value_heads": 4, **FALCON_H1}, "0 to 3"),
+    "bamba_layers": ("bamba", {"attn_layer_indices": [4], **FALCON_H1}, "0 to 3"),
     "nemotron_pattern": ("nemotron_h", {"hybrid_override_pattern": "M-X*"}, "M, .*found 'X'"),
     "nemotron_layers": ("nemotron_h", {"hybrid_override_pattern": "M-*"}, "4 layers, found 3"),
     "nemotron_activation": ("nemotron_h", {"mlp_hidden_act": "silu"}, "relu2, found 'silu'"),
     "nemotron_shared": ("nemotron_h", {"n_shared_experts": 2}, "1, found 2"),
     "nemotron_bias": ("nemotron_h", {"attention_bias": True}, "false, found true"),
-    "nemotron_state": ("nemotron_h", {"ssm_state_size": 1024, "hybrid_override_pattern": "M-M*"}, "1 to 512"),
+    "nemotron_state": (
+        "nemotron_h",
+        {"ssm_state_size": 1024, "hybrid_override_pattern": "M-M*", "num_key_value_heads": 4},
+        "1 to 512",
+    ),
     "window_type": ("mistral", {"sliding_window": "4k"}, "'4k'"),
 }
 

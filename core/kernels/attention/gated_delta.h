@@ -18,10 +18,12 @@ PS_INLINE float first_lane(F16 x) {
   return lanes[0];
 }
 
+// Of one number, and out of line: the code of a level is small so.
+__attribute__((noinline)) float exp_of(float x) { return first_lane(f_exp(f_set(x))); }
 // log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|)).
-PS_LONG F16 f_softplus(F16 z) {
-  const F16 zero = f_set(0.f);
-  return f_max(z, zero) + f_log1p(f_exp(zero - f_abs(z)));
+__attribute__((noinline)) float softplus_of(float x) {
+  const F16 z = f_set(x), zero = f_set(0.f);
+  return first_lane(f_max(z, zero) + f_log1p(f_exp(zero - f_abs(z))));
 }
 
 struct DeltaGates {
@@ -29,10 +31,8 @@ struct DeltaGates {
 };
 // beta = sigmoid(b), decay = exp(-exp(a_log) softplus(a + dt_bias)).
 inline DeltaGates delta_gates(const GatedDeltaArgs& a, int64_t t, int64_t head) {
-  const F16 zero = f_set(0.f), one = f_set(1.f), z = f_set(a.a[t * a.a_stride + head] + a.dt_bias[head]);
-  const F16 decay = f_exp((zero - f_exp(f_set(a.a_log[head]))) * f_softplus(z));
-  const F16 beta = one / (one + f_exp(zero - f_set(a.b[t * a.b_stride + head])));
-  return {first_lane(beta), first_lane(decay)};
+  const float softplus = softplus_of(a.a[t * a.a_stride + head] + a.dt_bias[head]);
+  return {1.f / (1.f + exp_of(-a.b[t * a.b_stride + head])), exp_of(-exp_of(a.a_log[head]) * softplus)};
 }
 
 // x / sqrt(sum of squares + 1e-6) * factor, in place.
@@ -52,8 +52,8 @@ inline void normalise(float* x, int64_t dim, float factor) {
 
 // y = SiLU of the convolution of `dim` channels.  past: the window - 1 inputs before x, `stride` apart; x becomes the last.
 // bias: null or where each sum begins.
-inline void convolve_channels(const float* x, float* past, int64_t stride, const float* weight, const float* bias, int64_t window,
-                              int64_t dim, float* y) {
+__attribute__((noinline)) void convolve_channels(const float* x, float* past, int64_t stride, const float* weight, const float* bias,
+                                                 int64_t window, int64_t dim, float* y) {
   for (int64_t d = 0; d < dim; ++d) y[d] = bias ? bias[d] : 0.f;
   for (int64_t tap = 0; tap < window; ++tap)
     add_tap(tap + 1 < window ? past + tap * stride : x, weight + tap, window, dim, y);
@@ -121,8 +121,8 @@ inline void delta_token(const GatedDeltaArgs& a, int64_t t, int64_t key_head, fl
 
 // The state of a head for the token at `position`: that of the page that it lies in, which at the first position of a page
 // begins as a copy of the page before.  So a full page keeps the state of its end.
-inline float* state_at(uint8_t* states, int64_t page_bytes, const int32_t* table, int32_t position, int64_t head,
-                       int64_t elements) {
+__attribute__((noinline)) float* state_at(uint8_t* states, int64_t page_bytes, const int32_t* table, int32_t position,
+                                          int64_t head, int64_t elements) {
   const int32_t page = position / kPageTokens;
   float* state = (float*)(states + table[page] * page_bytes) + head * elements;
   if (position == 0) {

@@ -10,9 +10,9 @@ struct SsmGates {
 };
 // step = softplus(dt + dt_bias) within the limits, decay = exp(-exp(a_log) step).
 inline SsmGates ssm_gates(const SsmScanArgs& a, int64_t t, int64_t head) {
-  const F16 softplus = f_softplus(f_set(a.dt[t * a.dt_stride + head] + a.dt_bias[head]));
-  const F16 step = f_min(f_set(a.dt_max), f_max(f_set(a.dt_min), softplus));
-  return {first_lane(step), first_lane(f_exp((f_set(0.f) - f_exp(f_set(a.a_log[head]))) * step))};
+  const F16 softplus = f_set(softplus_of(a.dt[t * a.dt_stride + head] + a.dt_bias[head]));
+  const float step = first_lane(f_min(f_set(a.dt_max), f_max(f_set(a.dt_min), softplus)));
+  return {step, exp_of(-exp_of(a.a_log[head]) * step)};
 }
 
 // 16 * N values of a head from x on, the last block of them with n: out = state^T c + skip x after the update of the state.

@@ -73,7 +73,8 @@ class Config:
     def read(reader: ConfigReader) -> FalconH1Config:
         """Read and check config.json; errors name the key."""
         windows = (0,) * read_num_layers(reader)
-        decoder = read_decoder(reader, windows, context_len=8192, norm_eps=1e-5)
+        sizes = ConfigReader({"num_key_value_heads": 8} | reader.values, reader.file)
+        decoder = read_decoder(sizes, windows, context_len=8192, norm_eps=1e-5)
         own = reader.values.get("mamba_d_ssm", 1024)
         width = reader.int("mamba_expand", 2) * decoder.hidden_size if own is None else reader.int("mamba_d_ssm", 1024)
         mamba = read_mamba(
