@@ -102,8 +102,10 @@ def _mamba_bytes(config: ConfigReader, heads_key: str, dim_key: str, state_key: 
         width = config.optional_int("mamba_d_ssm") or config.int("mamba_expand", 2) * config.int("hidden_size")
     else:
         width = heads * config.int(dim_key)
-    channels = width + 2 * state_dim * min(heads, 16)
-    return 4 * (width * state_dim + (config.int(window_key, 4) - 1) * channels)
+    blocks = min(heads, 16)
+    block = width // blocks
+    numbers = block * state_dim + (config.int(window_key, 4) - 1) * (block + 2 * state_dim) + 1
+    return 4 * blocks * (-(-numbers // 16) * 16)
 
 
 @dataclass(frozen=True)
