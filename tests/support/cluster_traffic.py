@@ -68,7 +68,7 @@ class Traffic:
             thread.start()
 
     def stop(self) -> None:
-        """Let each client end its request."""
+        """End the clients after their present tries."""
         self._ending.set()
         for thread in self._threads:
             thread.join()
@@ -77,8 +77,12 @@ class Traffic:
         draw = random.Random(seed)
         while not self._ending.is_set():
             number, is_stream = draw.randrange(NUM_PROMPTS), draw.random() < 0.7
-            while not self._try(draw.choice([one for one in self.primaries if one.down_at is None]), number, is_stream):
-                time.sleep(PAUSE_S)
+            is_answered = False
+            while not is_answered and not self._ending.is_set():
+                primary = draw.choice([one for one in self.primaries if one.down_at is None])
+                is_answered = self._try(primary, number, is_stream)
+                if not is_answered:
+                    time.sleep(PAUSE_S)
 
     def _try(self, primary: Primary, number: int, is_stream: bool) -> bool:
         try:
