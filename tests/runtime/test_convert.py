@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from penstock.checkpoint.convert import Conversion
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from penstock.runtime.convert import convert
 from penstock.sharding.write import shard_folder
@@ -154,6 +155,35 @@ def test_fused_linears_become_split_ones_and_back(tmp_path: Path) -> None:
     convert(tmp_path / "split", tmp_path / "fused", Conversion(layout="fused"))
     same_tensors(source, tmp_path / "fused")
     assert torch.equal(logits(tmp_path / "fused"), logits(source))
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "bloom", "falcon_new"])
+def test_heads_that_lie_together_become_split_and_back(family: str, tmp_path: Path) -> None:
+    """The rows of q, k and v of each head, or group of heads, of one tensor; the network's own names, and back."""
+    source = save(family, tmp_path / "source")
+    convert(source, tmp_path / "split", Conversion(layout="split"))
+    tensors = load_all(tmp_path / "split")
+    assert {"layers.1.self_attn.k_proj.weight", "layers.0.self_attn.q_proj.weight"} < tensors.keys()
+    assert not any("query_key_value" in name for name in tensors)
+    export_bundle(source, tmp_path / "source.psm")
+    export_bundle(tmp_path / "split", tmp_path / "split.psm")
+    assert weights_of(tmp_path / "split.psm") == weights_of(tmp_path / "source.psm")
+    convert(tmp_path / "split", tmp_path / "fused", Conversion(layout="fused"))
+    same_tensors(source, tmp_path / "fused")
+    assert config_of(tmp_path / "fused") == config_of(source)
+    convert(tmp_path / "source.psm", tmp_path / "again", Conversion(layout="fused"))
+    same_tensors(source, tmp_path / "again")
+
+
+def weights_of(path: Path) -> bytes:
+    segment = next(segment for segment in read_graph(path)[1] if segment.name == "weights")
+    return path.read_bytes()[segment.offset : segment.offset + segment.num_bytes]
+
+
+def test_a_form_that_is_no_rows_is_refused(tmp_path: Path) -> None:
+    source = save("gpt2", tmp_path / "source")
+    with raises(UnsupportedError, param="layout", match="expected rows of"):
+        convert(source, tmp_path / "out", Conversion(layout="split"))
 
 
 def test_split_linears_become_fused_ones_and_back(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from penstock.checkpoint.float_types import FLOATS, convert_floats, to_float32
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.fused_layout import LAYOUTS, Piece, Target, fused_config, keep, rearrange
 from penstock.checkpoint.lora import Adapter
+from penstock.checkpoint.own_layout import Arrangement
 from penstock.checkpoint.tensor_file import TensorFile
 from penstock.config import check_choice, check_integer, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -70,11 +71,14 @@ def convert_checkpoint(
     conversion: Conversion,
     side_files: Mapping[str, bytes],
     progress: Progress | None = None,
+    arrangement: Arrangement | None = None,
 ) -> ConvertReport:
     """Write the folder ``out``, which must not exist; it appears complete or not at all.
 
     ``side_files``: those to write beside the weights; config.json is changed as needed.  ``progress(done, total)``
-    counts bytes of what is read.  Raises UnsupportedError or InvalidFileError, which name the field or the tensor.
+    counts bytes of what is read.  ``arrangement``: the conversion's layout of a network that declares where its
+    parameters come from; None is that of ``fused_layout``.  Raises UnsupportedError or InvalidFileError, which name the
+    field or the tensor.
     """
     if checkpoint.scheme is not None and (conversion.dtype is not None or conversion.lora is not None):
         name = "dtype" if conversion.dtype is not None else "lora"
@@ -90,7 +94,9 @@ def convert_checkpoint(
     adapter = Adapter({}) if conversion.lora is None else Adapter.open(conversion.lora)
     adapter.check(checkpoint.tensors)
     config, targets = dict(checkpoint.config.values), keep(checkpoint.tensors)
-    if conversion.layout is not None:
+    if arrangement is not None:
+        config, targets = dict(arrangement.config), arrangement.targets
+    elif conversion.layout is not None:
         config = fused_config(conversion.layout, checkpoint.config)
         targets = rearrange(conversion.layout, checkpoint.config, checkpoint.tensors)
     if conversion.dtype is not None:

@@ -10,11 +10,11 @@ from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["LAYOUTS", "Piece", "Target", "fused_config", "keep", "rearrange"]
+__all__ = ["FUSED_TYPE", "LAYOUTS", "Piece", "Target", "fused_config", "keep", "rearrange"]
 
 LAYOUTS: Final = ("split", "fused")
 _GROUPS: Final = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_FUSED_TYPE: Final = "phi3"
+FUSED_TYPE: Final = "phi3"
 _SPLIT_TYPES: Final = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
 _FUSED_ARCHITECTURE: Final = "Phi3ForCausalLM"
 _DEFAULTS: Final[dict[str, Any]] = {"rms_norm_eps": {"phi3": 1e-5, "llama": 1e-6, "mistral": 1e-6}}
@@ -100,14 +100,14 @@ def fused_config(layout: str, config: ConfigReader) -> dict[str, Any]:
     The networks are equal.  Raises UnsupportedError for one that only one of the types can have.
     """
     values, model_type = dict(config.values), config.str("model_type")
-    sources = (_FUSED_TYPE,) if layout == "split" else tuple(_SPLIT_TYPES)
+    sources = (FUSED_TYPE,) if layout == "split" else tuple(_SPLIT_TYPES)
     if model_type not in sources:
         expected = " or ".join(sources)
         raise UnsupportedError(
             f"layout: expected model_type {expected} for {layout}, found {model_type}", param="layout"
         )
     has_window = config.has("sliding_window")
-    target = _FUSED_TYPE if layout == "fused" else "mistral" if has_window else "llama"
+    target = FUSED_TYPE if layout == "fused" else "mistral" if has_window else "llama"
     _check_equal(config)
     for key, defaults in _DEFAULTS.items():
         values.setdefault(key, defaults[model_type])

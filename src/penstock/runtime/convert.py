@@ -10,9 +10,14 @@ from pathlib import Path
 
 from penstock.checkpoint.convert import Conversion, ConvertReport, convert_checkpoint
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.fused_layout import FUSED_TYPE
+from penstock.checkpoint.own_layout import Arrangement, join_rows_of_tensors, split_into_parameters
 from penstock.checkpoint.pickled import PICKLED, open_pickled
 from penstock.checkpoint.side_files import read_small_file
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.checkpoint.sources import OWN_NAMES, has_own_names
+from penstock.config import ConfigReader
+from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
+from penstock.extras import install_command
 from penstock.graph.unpack_bundle import unpack_bundle
 from penstock.quant.folder import private_folder
 from penstock.runtime.build import build_in_child
@@ -43,7 +48,8 @@ def convert(
             if out.suffix == ".gguf":
                 return _write_gguf(checkpoint, out, conversion, temporary, progress)
             target = temporary / "folder" if out.suffix == ".psm" else out
-            report = convert_checkpoint(checkpoint, target, conversion, sides, progress)
+            arrangement = None if conversion.layout is None else _arrangement(conversion.layout, checkpoint)
+            report = convert_checkpoint(checkpoint, target, conversion, sides, progress, arrangement)
         if target != out:
             build_in_child(target, out)
         return report
@@ -73,6 +79,32 @@ def _write_gguf(
     num_bytes = written.stat().st_size
     os.replace(written, out)
     return ConvertReport(num_tensors, num_bytes, 1, num_changed)
+
+
+def _arrangement(layout: str, checkpoint: Checkpoint) -> Arrangement | None:
+    """Return a layout of a network that declares where its parameters come from; None if ``fused_layout`` has it."""
+    config, is_own = checkpoint.config, has_own_names(checkpoint.config)
+    if checkpoint.scheme is not None or is_own != (layout == "fused") or config.values.get("model_type") == FUSED_TYPE:
+        return None
+    try:
+        from penstock.models.meta import construct_on_meta
+        from penstock.models.sources import differs, parameter_names, sources_of
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UnsupportedError(
+            f"layout: PyTorch is needed, but it is not installed. Run `{install_command('torch')}`.", param="layout"
+        ) from None
+    network = construct_on_meta(config).network
+    names = parameter_names(network)
+    if is_own:
+        published = ConfigReader({k: v for k, v in config.values.items() if k != OWN_NAMES}, config.file)
+        prefix = getattr(network, "tensor_prefix", "")
+        return join_rows_of_tensors(config, checkpoint.tensors, names, sources_of(published, [prefix], network))
+    if not differs(config, checkpoint.tensors, network):
+        return None
+    sources = sources_of(config, checkpoint.tensors, network)
+    return split_into_parameters(config, checkpoint.tensors, names, sources)
 
 
 @contextlib.contextmanager

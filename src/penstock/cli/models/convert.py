@@ -41,7 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--layout",
         metavar="LAYOUT",
-        help="split: q, k, v, gate and up apart, as llama; fused: q|k|v and gate|up, as phi3 (default: as stored)",
+        help="split: q, k, v, gate and up apart, as llama; fused: q|k|v and gate|up, as phi3; of gpt_neox, bloom and "
+        "falcon, the own tensors of Penstock's network, and the published ones (default: as stored)",
     )
     parser.add_argument(
         "--lora", metavar="FOLDER", help="add the LoRA adapter in FOLDER to the weights (default: none)"
