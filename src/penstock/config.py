@@ -196,9 +196,10 @@ def parse_object(
 class RopeConfig:
     """The configuration of rotary positions, with transformers' field names.
 
-    ``type`` is "default", "linear", "llama3", "yarn" or "longrope".  ``rotary_dim`` is the number of leading dimensions
-    of a head that rotate (even).  ``attention_factor`` scales cos and sin; it is 1.0 except for yarn and longrope.
-    ``divisors``: of longrope, for each pair of dimensions.  Fields that the type does not use keep their defaults.
+    ``type`` is "default", "linear", "llama3", "yarn", "longrope" or "proportional".  ``rotary_dim`` is the number of
+    leading dimensions of a head that rotate (even).  ``attention_factor`` scales cos and sin; it is 1.0 except for yarn
+    and longrope.  ``divisors``: of longrope and proportional, for each pair of dimensions.  Fields that the type does
+    not use keep their defaults.
     """
 
     theta: float

@@ -15,7 +15,11 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.cli.main import main
+from penstock.cli.run import batch_sources
+from penstock.cli.run.batch_sources import local_sources
+from penstock.errors import FileAccessError, InvalidArgumentError, UnavailableError
 from tests.support.command import DEMO, FOLDER, environment
+from tests.support.errors import raises
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}def {% endif %}"
@@ -319,3 +323,46 @@ def test_folders_that_cannot_be_answered_are_refused(tmp_path, capsys):
     write(tmp_path / "a.jsonl", [])
     assert main(["batch", str(DEMO), str(tmp_path / "in"), str(tmp_path / "a.jsonl"), str(tmp_path / "out")]) == 2
     assert "expected files of different names" in capsys.readouterr().err
+
+
+def test_requests_in_an_object_store_are_answered(tmp_path, monkeypatch, capsys):
+    """fsspec's store in memory stands for S3, which has the same interface."""
+    import fsspec
+
+    monkeypatch.setitem(batch_sources.PROTOCOLS, "memory", "s3")
+    store = fsspec.filesystem("memory")
+    for name in ("one", "two"):
+        write(tmp_path / name, [request(name, prompt=f"def {name}(")])
+        store.pipe(f"/bucket/requests/{name}.jsonl", (tmp_path / name).read_bytes())
+    try:
+        assert main(["batch", str(DEMO), "memory://bucket/requests/", str(tmp_path / "answers")]) == 0
+        assert sorted(path.name for path in (tmp_path / "answers").iterdir()) == ["one.jsonl", "two.jsonl"]
+        single = tmp_path / "one.jsonl"
+        assert main(["batch", str(DEMO), "memory://bucket/requests/one.jsonl", str(single)]) == 0
+        texts = [read(path)["one"]["response"]["body"]["choices"] for path in (single, tmp_path / "answers/one.jsonl")]
+        assert texts[0] == texts[1]
+        assert main(["batch", str(DEMO), "memory://bucket/requests/one.jsonl", str(single)]) == 0
+        assert "1 of 1 requests have a result already" in capsys.readouterr().err
+    finally:
+        store.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "error", "text"),
+    [
+        ("memory://bucket/none.jsonl", "answers", FileAccessError, "memory://bucket/none.jsonl: cannot be read"),
+        ("memory://bucket/none/", "answers", InvalidArgumentError, "expected a folder with .*found none"),
+        ("ftp://host/a.jsonl", "answers", InvalidArgumentError, "input: expected a path or an address with s3://"),
+        ("a.jsonl", "s3://bucket/answers", InvalidArgumentError, "output: expected a local file or folder"),
+    ],
+)
+def test_addresses_that_cannot_be_read_are_named(source, output, error, text, monkeypatch):
+    monkeypatch.setitem(batch_sources.PROTOCOLS, "memory", "s3")
+    with raises(error, match=text), local_sources([source], output):
+        pass
+
+
+def test_a_missing_library_of_a_store_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with raises(UnavailableError, match=r"reading s3:// needs a library .*\[s3\]"), local_sources(["s3://b/a"], "out"):
+        pass

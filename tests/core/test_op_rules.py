@@ -88,6 +88,23 @@ def clamped(columns: int, limit: float) -> Patch:
     return change
 
 
+def channels(name: str) -> Patch:
+    def change(graph: Graph) -> None:
+        add(graph, "s", DType.F32, (T, c(HIDDEN)))
+        graph.nodes.insert(1, Node("scale_channels", "s", [value("hidden"), weight(name)], ["s"], {}))
+
+    return change
+
+
+def matched(target: str, floor: float) -> Patch:
+    def change(graph: Graph) -> None:
+        add(graph, "s", DType.F32, (T, c(HIDDEN)))
+        add(graph, "half", DType.F32, (T, c(HIDDEN // 2)), "hidden")
+        graph.nodes.insert(1, Node("match_rms", "s", [value("hidden"), value(target)], ["s"], {"floor": floor}))
+
+    return change
+
+
 def topk(k: int) -> Patch:
     def change(graph: Graph) -> None:
         add(graph, "v", DType.F32, (T, c(max(k, 1))))
@@ -128,6 +145,10 @@ RULES: dict[str, tuple[Patch, str]] = {
     "no_sinks": (sinks(None), "sinks: expected a weight, found nothing"),
     "clamped_odd": (clamped(31, 7.0), "x: expected an even number of columns"),
     "clamped_limit": (clamped(HIDDEN, 0.0), "limit: expected a normal float32 above 0, found 0"),
+    "channels": (channels("inv_freq"), r"weight: expected a rows_f32 weight \[1, 32\]"),
+    "match_target": (matched("half", 1e-5), "target: expected f32 .* as x has"),
+    "match_floor": (matched("hidden", 0.0), "floor: expected a normal float32 above 0, found 0"),
+    "gaussian_topk": (scaled("gaussian_topk", "deviations", 1e39), "deviations: expected a finite number"),
     "topk_none": (topk(0), "k: expected 1 to 32, found 0"),
     "topk_many": (topk(33), "k: expected 1 to 32, found 33"),
 }  # fmt: skip

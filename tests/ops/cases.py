@@ -399,6 +399,24 @@ def _clamped_swiglu() -> Iterator[Case]:
             yield Case(f"{limit}-{rows}x{dim}", (cut(rows, 2 * dim, seed=5) * 6,), attrs)
 
 
+def _scale_channels() -> Iterator[Case]:
+    for rows, dim in ROW_SHAPES:
+        yield Case(f"{rows}x{dim}", (cut(rows, dim), randn(dim, seed=2)), {})
+    yield Case("one-for-all", (cut(3, 33), randn(1, seed=2)), {})
+
+
+def _match_rms() -> Iterator[Case]:
+    for rows, dim in ROW_SHAPES:
+        yield Case(f"{rows}x{dim}", (cut(rows, dim), cut(rows, dim, seed=3) * 5), {"floor": 1e-5})
+    yield Case("below-floor", (randn(2, 33) * 1e-4, randn(2, 33, seed=3)), {"floor": 1e-5})
+
+
+def _gaussian_topk() -> Iterator[Case]:
+    for deviations in (1.645, -0.5):
+        for rows, dim in ROW_SHAPES:
+            yield Case(f"{deviations}-{rows}x{dim}", (cut(rows, dim) * 3 + 1,), {"deviations": deviations})
+
+
 def _gelu() -> Iterator[Case]:
     for approximate in ("none", "tanh"):
         for rows, dim in ROW_SHAPES[1:]:  # a lone negative value sets no scale: 1 + erf cancels
@@ -521,4 +539,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "combine": _combine,
     "sink_attention": _sink_attention,
     "clamped_swiglu": _clamped_swiglu,
+    "scale_channels": _scale_channels,
+    "match_rms": _match_rms,
+    "gaussian_topk": _gaussian_topk,
 }

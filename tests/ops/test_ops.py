@@ -134,6 +134,8 @@ BAD = {
     "sink_attention-window": ("sink_attention", {"window": -1}),
     "clamped_swiglu-limit": ("clamped_swiglu", {"limit": 0.0}),
     "clamped_swiglu-alpha": ("clamped_swiglu", {"alpha": 1e300}),
+    "match_rms-floor": ("match_rms", {"floor": 0.0}),
+    "gaussian_topk-deviations": ("gaussian_topk", {"deviations": 1e300}),
     "embedding-dim": ("embedding", {"dim": 0}),
 }
 

@@ -202,6 +202,39 @@ WRONG = {
 }
 
 
+def test_each_process_of_a_model_has_its_cores(tmp_path: Path) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    own = [(allowed[0],), tuple(allowed[-2:])]
+    for name, instances in (("pinned", own), ("beyond", [(allowed[-1] + 1,)])):
+        folder = write(
+            tmp_path / name,
+            name,
+            f"""
+    digits = servable.model("digits.onnx", inputs={{"image": "FP32[64]"}}, outputs={{"scores": "FP32[10]"}},
+                            instances={instances})
+
+    @servable.method(inputs={{"image": "FP32[64]"}}, outputs={{"scores": "FP32[10]"}})
+    def classify(image):
+        return digits(image)
+""",
+        )
+        mlp(folder / "1" / "digits.onnx")
+
+    async def main() -> None:
+        async with serving(tmp_path / "pinned") as servables:
+            found = {pid: tuple(sorted(os.sched_getaffinity(pid))) for pid in pids(servables)}
+            assert sorted(found.values()) == sorted(own)
+            victim = next(pid for pid, cores in found.items() if cores == own[0])
+            os.kill(victim, signal.SIGKILL)
+            await until(lambda: victim not in pids(servables) and len(pids(servables)) == 2)
+            assert sorted(tuple(sorted(os.sched_getaffinity(pid))) for pid in pids(servables)) == sorted(own)
+        with pytest.raises(InvalidFileError, match="instances: expected cores that the service may use"):
+            async with serving(tmp_path / "beyond"):
+                pass
+
+    run(main)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_model_that_differs_from_declaration_is_refused(tmp_path: Path, name: str) -> None:
     declared, told = WRONG[name]

@@ -341,6 +341,43 @@ FAMILIES |= {
     "phi_qk_norm": ("phi", {**_FOUR_HEADS, "qk_layernorm": True, "partial_rotary_factor": 0.4}),
 }
 
+_SHARED_KV: dict[str, Any] = {**_FOUR_HEADS, "num_key_value_heads": 2, "num_hidden_layers": 6, "head_dim": 24}
+_SHARED_KV |= {"sliding_window": 33, "hidden_size_per_layer_input": 20, "vocab_size_per_layer_input": 1003}
+_SHARED_KV |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2}
+_SHARED_KV |= {"num_kv_shared_layers": 3, "pad_token_id": 0}
+
+FAMILIES |= {
+    "gemma3n_text": (
+        "gemma3n_text",
+        {
+            **_SHARED_KV,
+            "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0, 0.95, 0.0],
+            "laurel_rank": 12,
+            "altup_num_inputs": 3,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma4_text": ("gemma4_text", {**_SHARED_KV, "global_head_dim": 40, "use_double_wide_mlp": True}),
+    "gemma4_text_experts": (
+        "gemma4_text",
+        {
+            **_SHARED_KV,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 52,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "global_head_dim": 48,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 5.0,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+}
+
 _MINICPM = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "tie_word_embeddings": True}
 
 FAMILIES |= {  # the families of tests/support/own_references.py
@@ -437,6 +474,8 @@ def build(name: str) -> transformers.PreTrainedModel | OwnReference:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn_like(buffer))
+            elif buffer_name.endswith("layer_scalar"):
+                buffer.copy_(0.7 + 0.2 * torch.rand_like(buffer))
     return model
 
 

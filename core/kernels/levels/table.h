@@ -76,6 +76,8 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
 #define PS_SCALED(id, name, ...) builds_op(#name) ? scaled<name##_value> : nullptr,
 #include "base/elementwise_ops.inc"
     builds_op("gelu") ? gelu : nullptr, builds_op("clamped_swiglu") ? clamped_swiglu : nullptr,
+    builds_op("scale_channels") ? binary<mul_value> : nullptr, builds_op("scale_channels") ? scaled<scale_value> : nullptr,
+    builds_op("match_rms") ? match_rms : nullptr, builds_op("gaussian_topk") ? gaussian_topk : nullptr,
     builds_op("kv_append") ? kv_append : nullptr, bf16.attention, bf16.attention_part,
     kAttention ? attention_merge : nullptr, attention_scratch_bytes,
     builds_op("short_conv") ? short_conv : nullptr, builds_op("gated_delta") ? gated_delta : nullptr,

@@ -1,4 +1,4 @@
-// Elementwise kernels: gelu, the clamped gate, and those of base/elementwise_ops.inc.
+// Elementwise kernels: gelu, the clamped gate, those of base/elementwise_ops.inc; and rows that are scaled or thinned out.
 #ifndef PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 #define PENSTOCK_KERNELS_ROWS_ACTIVATION_H
 
@@ -100,6 +100,48 @@ void clamped_swiglu(const UnaryArgs& args, float alpha, float limit, int64_t beg
       gate = f_min(most, gate);
       up = f_max(least, f_min(most, up));
       f_store_n(y + i, (up + one) * (gate / (one + f_exp(slope * gate))), n);
+    }
+  }
+}
+
+// The mean of the squares of x - shift, in 16 lanes; not inlined, which would be four copies.
+__attribute__((noinline)) float mean_square(const float* x, int64_t dim, float shift) {
+  F16 sum = f_set(0.f);
+  for (int64_t i = 0; i < dim; i += 16) {
+    const int n = tail(dim, i);
+    const F16 v = f_load_n(x + i, n) - f_set(shift);
+    sum = f_select(m_range(0, n), f_fma(v, v, sum), sum);
+  }
+  return f_sum(sum) / float(dim);
+}
+
+void match_rms(const BinaryArgs& args, float floor, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float *a = args.a + row * args.a_stride, *b = args.b + row * args.b_stride;
+    float* y = args.y + row * args.y_stride;
+    const float own = mean_square(a, args.cols, 0.f);
+    const F16 factor = f_set(__builtin_sqrtf(mean_square(b, args.cols, 0.f)) / __builtin_sqrtf(own > floor ? own : floor));
+    for (int64_t i = 0; i < args.cols; i += 16) {
+      const int n = tail(args.cols, i);
+      f_store_n(y + i, f_load_n(a + i, n) * factor, n);
+    }
+  }
+}
+
+void gaussian_topk(const UnaryArgs& args, float deviations, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = args.x + row * args.x_stride;
+    float* y = args.y + row * args.y_stride;
+    F16 sum = f_set(0.f);
+    for (int64_t i = 0; i < args.cols; i += 16) {
+      const int n = tail(args.cols, i);
+      sum = f_select(m_range(0, n), sum + f_load_n(x + i, n), sum);
+    }
+    const float mean = f_sum(sum) / float(args.cols);
+    const F16 cutoff = f_set(mean + __builtin_sqrtf(mean_square(x, args.cols, mean)) * deviations);
+    for (int64_t i = 0; i < args.cols; i += 16) {
+      const int n = tail(args.cols, i);
+      f_store_n(y + i, f_max(f_set(0.f), f_load_n(x + i, n) - cutoff), n);
     }
   }
 }

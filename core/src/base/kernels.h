@@ -262,6 +262,13 @@ struct Kernels {
   void (*gelu)(const UnaryArgs&, int32_t tanh_form, int64_t begin, int64_t end);
   // cols: of y; x has a gate and an up value for each
   void (*clamped_swiglu)(const UnaryArgs&, float alpha, float limit, int64_t begin, int64_t end);
+  // y = x * b, where b is one row for all; and x times one number
+  void (*scale_channels)(const BinaryArgs&, int64_t begin, int64_t end);
+  void (*scale_all)(const UnaryArgs&, float factor, int64_t begin, int64_t end);
+  // y = a * rms(b) / sqrt(max(mean(a^2), floor))
+  void (*match_rms)(const BinaryArgs&, float floor, int64_t begin, int64_t end);
+  // y = max(x - (mean + deviations * standard deviation), 0)
+  void (*gaussian_topk)(const UnaryArgs&, float deviations, int64_t begin, int64_t end);
 
   // begin, end: tokens; a token's write touches only its own slot of its own page
   void (*kv_append)(const KvAppendArgs&, int64_t begin, int64_t end);

@@ -80,6 +80,21 @@ void run_clamped_swiglu(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->clamped_swiglu(unary_args(c), alpha, limit, begin, end);
 }
 
+void run_scale_channels(const Call& c, int64_t begin, int64_t end, int32_t) {
+  if (c.in[1].dims[1] == 1) return c.kernels->scale_all(unary_args(c), *f32(c.in[1]), begin, end);
+  BinaryArgs args = binary_args(c);
+  args.b_stride = 0;
+  c.kernels->scale_channels(args, begin, end);
+}
+
+void run_match_rms(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->match_rms(binary_args(c), static_cast<float>(c.attrs[kMatchFloor].f), begin, end);
+}
+
+void run_gaussian_topk(const Call& c, int64_t begin, int64_t end, int32_t) {
+  c.kernels->gaussian_topk(unary_args(c), static_cast<float>(c.attrs[kTopkDeviations].f), begin, end);
+}
+
 void run_gather_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
   const size_t bytes = static_cast<size_t>(row_elements(c.out[0])) * sizeof(float);
   for (int64_t i = begin; i < end; ++i) {
@@ -93,7 +108,8 @@ constexpr Phase row_phase(void (*run)(const Call&, int64_t, int64_t, int32_t), u
 constexpr Phase kRmsNorm = row_phase(run_rms_norm, 1), kAddRmsNorm = row_phase(run_add_rms_norm, 3),
                 kLayerNorm = row_phase(run_layer_norm, 1), kRotary = row_phase(run_rotary_embedding, 1),
                 kRope = row_phase(run_rope, 3), kGelu = row_phase(run_gelu, 1),
-                kClampedSwiglu = row_phase(run_clamped_swiglu, 1),
+                kClampedSwiglu = row_phase(run_clamped_swiglu, 1), kScaleChannels = row_phase(run_scale_channels, 1),
+                kMatchRms = row_phase(run_match_rms, 3), kGaussianTopk = row_phase(run_gaussian_topk, 1),
                 kGather = {SPLIT_ROWS, output_rows, run_gather_rows, 2, 1, true, false, false, false, false};
 
 }  // namespace
@@ -105,6 +121,9 @@ Phases rotary_embedding_phases(const Call&) { return Phases{&kRotary, 1}; }
 Phases rope_phases(const Call&) { return Phases{&kRope, 1}; }
 Phases gelu_phases(const Call&) { return Phases{&kGelu, 1}; }
 Phases clamped_swiglu_phases(const Call&) { return Phases{&kClampedSwiglu, 1}; }
+Phases scale_channels_phases(const Call&) { return Phases{&kScaleChannels, 1}; }
+Phases match_rms_phases(const Call&) { return Phases{&kMatchRms, 1}; }
+Phases gaussian_topk_phases(const Call&) { return Phases{&kGaussianTopk, 1}; }
 Phases gather_rows_phases(const Call&) { return Phases{&kGather, 1}; }
 
 #define PS_ELEMENTWISE(name, args, reads)                                                     \

@@ -543,6 +543,29 @@ ps_status infer_clamped_swiglu(const Spec* in, AttrValue* attrs, Spec* out) {
   return PS_OK;
 }
 
+ps_status infer_scale_channels(const Spec* in, AttrValue*, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 2));
+  PS_TRY(expect_vector(in[1], "weight", in[1].dims[1].offset == 1 ? 1 : last_dim(in[0])));
+  copy_type(in[0], out);
+  return PS_OK;
+}
+
+ps_status infer_match_rms(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 2));
+  PS_TRY(expect_same(in[1], in[0], "target", "x"));
+  const double floor = attrs[kMatchFloor].f;
+  if (!(floor >= FLT_MIN)) return fail(PS_INVALID_ARGUMENT, "floor: expected a normal float32 above 0, found %g", floor);
+  copy_type(in[0], out);
+  return PS_OK;
+}
+
+ps_status infer_gaussian_topk(const Spec* in, AttrValue* attrs, Spec* out) {
+  PS_TRY(expect_f32(in[0], "x", 2, 2));
+  (void)attrs;  // any finite number of deviations
+  copy_type(in[0], out);
+  return PS_OK;
+}
+
 ps_status infer_gather_rows(const Spec* in, AttrValue*, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 3));
   PS_TRY(expect_indices(in[1], "rows"));

@@ -140,6 +140,35 @@ inline void check_binaries(Random& random) {
   }
 }
 
+// Every level against the generic one; tests/ops compares that with the references.
+inline void check_scaled_rows(int64_t dim, Random& random) {
+  const Floats a = random.normals(3 * dim), b = random.normals(3 * dim);
+  using Apply = void (*)(const ps::Kernels*, const ps::BinaryArgs&);
+  const Apply kinds[] = {
+      [](const ps::Kernels* k, const ps::BinaryArgs& args) {
+        ps::BinaryArgs one = args;
+        one.b_stride = 0;
+        k->scale_channels(one, 0, 3);
+      },
+      [](const ps::Kernels* k, const ps::BinaryArgs& args) {
+        k->scale_all({args.a, args.a_stride, args.y, args.y_stride, args.cols}, args.b[0], 0, 3);
+      },
+      [](const ps::Kernels* k, const ps::BinaryArgs& args) { k->match_rms(args, 1e-5f, 0, 3); },
+      [](const ps::Kernels* k, const ps::BinaryArgs& args) {
+        k->gaussian_topk({args.a, args.a_stride, args.y, args.y_stride, args.cols}, 0.5f, 0, 3);
+      },
+  };
+  const char* names[] = {"scale_channels", "scale_all", "match_rms", "gaussian_topk"};
+  for (size_t kind = 0; kind < 4; ++kind) {
+    Floats expected(a.size(), 9.f), y(a.size(), 9.f);
+    kinds[kind](ps::kernels_generic, {a.data(), b.data(), dim, dim, expected.data(), dim, dim});
+    for (const ps::Kernels* k : levels()) {
+      kinds[kind](k, {a.data(), b.data(), dim, dim, y.data(), dim, dim});
+      expect_same(y, expected, std::string(names[kind]) + " " + std::to_string(dim), k->level);
+    }
+  }
+}
+
 inline void check_rotary(Random& random) {
   for (int64_t half : {1, 8, 20, 64}) {
     const int64_t heads = 3, head_dim = 2 * half + 5, rows = 8;
@@ -218,6 +247,7 @@ inline void check_rows() {
       check_norm(false, 1, dim, with, random);
       check_norm(false, 3, dim, with, random);
       check_norm(true, 1, dim, with, random);
+      check_scaled_rows(dim, random);
     }
   check_functions();
   check_binaries(random);

@@ -27,6 +27,9 @@ _PER_ELEMENT = {
     "scale": 1,
     "softcap": 16,
     "sigmoid_mul": 4,
+    "scale_channels": 1,
+    "match_rms": 5,
+    "gaussian_topk": 6,
 }
 """Nominal operations per element of the first output; an exponential counts as one.  These ops are memory-bound."""
 

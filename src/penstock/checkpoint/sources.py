@@ -40,7 +40,8 @@ class Source:
     so is row ``added_row`` of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With
     ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
     as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``.  With ``unit_rows`` every row is
-    divided by its length (L2 norm) in float32.  ``times`` multiplies in float32.
+    divided by its length (L2 norm) in float32.  ``times`` multiplies in float32.  With ``column`` the tensor is a vector,
+    read as a matrix of one column.
     """
 
     tensor: str
@@ -55,6 +56,7 @@ class Source:
     rows_transposed: bool = False
     unit_rows: bool = False
     times: float | None = None
+    column: bool = False
 
     @property
     def is_computed(self) -> bool:
@@ -154,7 +156,12 @@ class MappedCheckpoint(Checkpoint):
         if all(own.scales and not (own.transposed or own.rows or own.is_computed) for own in pieces):
             return "mxfp4"
         is_whole = not any(
-            piece.transposed or piece.rows_transposed or piece.is_computed or piece.index is not None or piece.scales
+            piece.transposed
+            or piece.rows_transposed
+            or piece.is_computed
+            or piece.column
+            or piece.index is not None
+            or piece.scales
             for piece in pieces
         )
         schemes = {super(MappedCheckpoint, self).block_scheme(piece.tensor) for piece in pieces}
@@ -205,6 +212,8 @@ class MappedCheckpoint(Checkpoint):
             values, dtype = mxfp4_to_bf16(values, scales if piece.index is None else scales[piece.index]), "bf16"
         if piece.transposed:
             values = values.T
+        if piece.column:
+            values = values[:, None]
         if len(piece.rows) == 1:
             values = values[slice(*piece.rows[0])]
         elif piece.rows:
@@ -230,6 +239,8 @@ class MappedCheckpoint(Checkpoint):
         shape = info.shape if piece.index is None else info.shape[1:]
         if piece.scales:
             shape = (shape[0], shape[1] * BLOCK_LEN)
+        if piece.column and len(shape) == 1:
+            shape = (*shape, 1)
         if not shape or (piece.transposed and len(shape) != 2):
             raise InvalidFileError(
                 f"{info.file}: tensor {show(piece.tensor)}: shape: expected a matrix, found {list(info.shape)}",

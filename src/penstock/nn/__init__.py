@@ -5,7 +5,18 @@ It knows no model.
 
 from torch.nn import ModuleList
 
-from penstock.nn.activation import clamped_swiglu, gelu, relu_squared, scale, sigmoid_mul, silu_mul, softcap
+from penstock.nn.activation import (
+    clamped_swiglu,
+    gaussian_topk,
+    gelu,
+    match_rms,
+    relu_squared,
+    scale,
+    scale_channels,
+    sigmoid_mul,
+    silu_mul,
+    softcap,
+)
 from penstock.nn.attention import Attention, PagedLayer, PageGroup, allocate_states, assign_page_groups, paged_layers
 from penstock.nn.batch import Batch, gather_rows
 from penstock.nn.conv import ShortConv
@@ -14,13 +25,14 @@ from penstock.nn.experts import ExpertLinear, Router, Routing, combine, route, s
 from penstock.nn.latent import HeadLinear, LatentAttention
 from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from penstock.nn.module import Module
-from penstock.nn.norm import LayerNorm, RMSNorm
+from penstock.nn.norm import BareRMSNorm, LayerNorm, RMSNorm
 from penstock.nn.packing import SharedMatrix, load_weights, pack_network, shared_matrices
 from penstock.nn.recurrent import ConvWeight, GatedDelta, SsmScan
 from penstock.nn.rope import RotaryEmbedding, apply_rope
 
 __all__ = [
     "Attention",
+    "BareRMSNorm",
     "Batch",
     "ColumnParallelLinear",
     "ConvWeight",
@@ -52,13 +64,16 @@ __all__ = [
     "clamped_swiglu",
     "combine",
     "gather_rows",
+    "gaussian_topk",
     "gelu",
     "load_weights",
+    "match_rms",
     "pack_network",
     "paged_layers",
     "relu_squared",
     "route",
     "scale",
+    "scale_channels",
     "shared_matrices",
     "sigmoid_gate",
     "sigmoid_mul",

@@ -6,7 +6,10 @@ from torch import Tensor
 
 from penstock.ops.eager import ops
 
-__all__ = ["clamped_swiglu", "gelu", "relu_squared", "scale", "sigmoid_mul", "silu_mul", "softcap"]
+__all__ = [
+    "clamped_swiglu", "gaussian_topk", "gelu", "match_rms", "relu_squared", "scale", "scale_channels", "sigmoid_mul",
+    "silu_mul", "softcap",
+]  # fmt: skip
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:
@@ -55,4 +58,25 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     if cap == 0.0:
         return x
     y: Tensor = ops.softcap(x, cap=cap)
+    return y
+
+
+def scale_channels(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x * weight of x [T, dim]; weight is [dim], or [1] for all channels."""
+    y: Tensor = ops.scale_channels(x, weight)
+    return y
+
+
+def match_rms(x: Tensor, target: Tensor, floor: float) -> Tensor:
+    """Return x [T, dim], each row scaled to the root mean square of the same row of ``target`` [T, dim].
+
+    The mean square of a row of x counts as at least ``floor``.
+    """
+    y: Tensor = ops.match_rms(x, target, floor=floor)
+    return y
+
+
+def gaussian_topk(x: Tensor, deviations: float) -> Tensor:
+    """Return max(x - c, 0) of x [T, dim]: c is a row's mean plus ``deviations`` times its standard deviation."""
+    y: Tensor = ops.gaussian_topk(x, deviations=deviations)
     return y

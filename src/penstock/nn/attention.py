@@ -95,11 +95,19 @@ class Attention(PagedLayer):
 
         ``sinks`` [heads] are scores that enter only the denominator of the softmax.  Returns [T, heads * head_dim].
         """
-        q = q.view(-1, self.num_heads, self.head_dim)
         k = k.view(-1, self.num_kv_heads, self.head_dim)
         v = v.view(-1, self.num_kv_heads, self.head_dim)
         step = (batch.positions, batch.request_starts, batch.page_tables)
         ops.kv_append(k, v, self.state, *step, group=self.group)
+        return self.attend(q, batch, sinks)
+
+    def attend(self, q: Tensor, batch: Batch, sinks: Tensor | None = None) -> Tensor:
+        """Attend as ``forward`` does, over pages that have the step's keys and values already.
+
+        A later layer that shares them calls it.
+        """
+        q = q.view(-1, self.num_heads, self.head_dim)
+        step = (batch.positions, batch.request_starts, batch.page_tables)
         attention, own = (ops.attention, ()) if sinks is None else (ops.sink_attention, (sinks,))
         y: Tensor = attention(
             q,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from penstock.nn.module import Module
 from penstock.ops.eager import ops
 
-__all__ = ["LayerNorm", "RMSNorm"]
+__all__ = ["BareRMSNorm", "LayerNorm", "RMSNorm"]
 
 
 class RMSNorm(Module):
@@ -29,6 +29,27 @@ class RMSNorm(Module):
             return y
         parts: Tensor = ops.rms_norm(x.view(-1, self.groups, self.dim // self.groups), self.weight, eps=self.eps)
         return parts.view(-1, self.dim)
+
+    def extra_repr(self) -> str:
+        """Return sizes, for ``print``."""
+        return f"dim={self.dim}, eps={self.eps:g}"
+
+
+class BareRMSNorm(Module):
+    """The norm x / sqrt(mean(x^2) + eps), without weights, over the last dimension of x [T, dim] or [T, heads, dim]."""
+
+    ones: Tensor
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+        with torch.device("cpu"):  # a constant, which has values even when the network is on meta tensors
+            self.register_buffer("ones", torch.ones(dim), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [T, dim] or [T, heads, dim]; the result has the same shape."""
+        y: Tensor = ops.rms_norm(x, self.ones, eps=self.eps)
+        return y
 
     def extra_repr(self) -> str:
         """Return sizes, for ``print``."""

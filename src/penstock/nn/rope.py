@@ -53,6 +53,7 @@ def inverse_frequencies(rope: RopeConfig) -> np.ndarray[tuple[int], np.dtype[np.
     """
     plain = [rope.theta ** -(2 * i / rope.rotary_dim) for i in range(rope.rotary_dim // 2)]
     scalings = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+    scalings["proportional"] = _longrope
     if rope.type not in scalings:
         raise UnsupportedError(
             f"rope_type: expected one of {', '.join(scalings)}, found {rope.type!r}", param="rope_type"
@@ -69,7 +70,7 @@ def _linear(plain: list[float], rope: RopeConfig) -> list[float]:
 
 
 def _longrope(plain: list[float], rope: RopeConfig) -> list[float]:
-    """LongRoPE (Ding et al., arXiv 2402.13753): every pair has its own divisor."""
+    """LongRoPE (Ding et al., arXiv 2402.13753): every pair has its own divisor, infinite if it does not turn."""
     return [frequency / divisor for frequency, divisor in zip(plain, rope.divisors, strict=True)]
 
 

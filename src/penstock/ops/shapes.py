@@ -369,6 +369,25 @@ def _clamped_swiglu(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [(x[0], x[1] // 2)]
 
 
+def _scale_channels(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    x = _tensor("scale_channels", shapes, "x", 2)
+    _vector("scale_channels", shapes, "weight", 1 if shapes["weight"] == (1,) else x[1])
+    return [x]
+
+
+def _match_rms(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    _same("match_rms", shapes, "x", "target", 2)
+    if not _SMALLEST <= attrs["floor"] <= _LARGEST:
+        raise _fail("match_rms", "floor", "a normal float32 above 0", attrs["floor"])
+    return [_tensor("match_rms", shapes, "x", 2)]
+
+
+def _gaussian_topk(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    if not abs(attrs["deviations"]) <= _LARGEST:
+        raise _fail("gaussian_topk", "deviations", "a finite float32", attrs["deviations"])
+    return [_tensor("gaussian_topk", shapes, "x", 2)]
+
+
 def _route(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     logits = _tensor("route", shapes, "logits", 2)
     k, groups, kept = attrs["k"], attrs["groups"], attrs["kept_groups"]
@@ -448,6 +467,9 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "context_attention": _context_attention,
     "sink_attention": _sink_attention,
     "clamped_swiglu": _clamped_swiglu,
+    "scale_channels": _scale_channels,
+    "match_rms": _match_rms,
+    "gaussian_topk": _gaussian_topk,
     "short_conv": _short_conv,
     "gated_delta": _gated_delta,
     "ssm_scan": _ssm_scan,

@@ -142,6 +142,9 @@ OPS: tuple[Op, ...] = (
         "-> Tensor",
         1e-5,
     ),
+    Op("scale_channels", 1, "(Tensor x, Weight weight) -> Tensor", 0.0),
+    Op("match_rms", 1, "(Tensor x, Tensor target, *, float floor) -> Tensor", 1e-6),
+    Op("gaussian_topk", 1, "(Tensor x, *, float deviations) -> Tensor", 1e-5),
 )
 
 EXCHANGES = (

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_model, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, printable
 from penstock.cli.run.batch_models import OpenModels, add_worker_options, check_worker_options, file_pairs, open_models
+from penstock.cli.run.batch_sources import local_sources
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
 from penstock.validation import refusal
 
@@ -39,14 +40,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Answer a file of requests in OpenAI's batch format: completions, chat completions and embeddings. The command "
         "appends each result when it is ready. Started again, it continues with the requests that have no result yet. "
         "A request that fails and a line that is not a request get a result with an error; the exit status is then 1. "
-        "Several files, or a folder of *.jsonl, are answered in turn into a folder, each into a file of its name.",
+        "Several files, or a folder of *.jsonl, are answered in turn into a folder, each into a file of its name. "
+        "Inputs may be in S3 (penstock[s3]): s3://bucket/name.jsonl, or s3://bucket/folder/ for all *.jsonl in it.",
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl\n"
+        "penstock batch demo/demo.psm s3://bucket/requests/ answers/\n"
         "penstock batch demo/demo.psm requests/ answers/ --workers 2\n"
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl --max-requests 8",
     )
     add_model(parser, parser)
     parser.add_argument(
-        "input", nargs="+", metavar="INPUT", help="files of requests, one JSON object per line, or a folder of *.jsonl"
+        "input",
+        nargs="+",
+        metavar="INPUT",
+        help="files of requests, one JSON object per line, or folders of "
+        "*.jsonl; paths, or addresses as s3://bucket/name.jsonl",
     )
     parser.add_argument(
         "output", metavar="OUTPUT", help="the file or folder for the results; results that it already has are kept"
@@ -59,9 +66,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Answer the requests without a result; return 1 if a request failed in this run or an earlier one."""
-    pairs = file_pairs(args.input, args.output)
     check_worker_options(args)
-    return asyncio.run(_answer_files(args, pairs))
+    with local_sources(args.input, args.output) as sources:
+        return asyncio.run(_answer_files(args, file_pairs(sources, args.output)))
 
 
 async def _answer_files(args: argparse.Namespace, pairs: list[tuple[str, str]]) -> int:

@@ -12,10 +12,13 @@ __all__ = [
     "argmax",
     "clamped_swiglu",
     "gather_rows",
+    "gaussian_topk",
     "gelu",
+    "match_rms",
     "mul",
     "relu_squared",
     "scale",
+    "scale_channels",
     "sigmoid_mul",
     "silu_mul",
     "softcap",
@@ -70,6 +73,31 @@ def softcap(x: Tensor, *, cap: float) -> Tensor:
 def relu_squared(x: Tensor) -> Tensor:
     """Return max(x, 0) squared in float32; x is [T, dim] (So et al., arXiv 2109.08668)."""
     return x.float().relu().square()
+
+
+def scale_channels(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x * weight in float32: x [T, dim], weight [dim], or [1] for all channels."""
+    return x.float() * weight.float()
+
+
+def match_rms(x: Tensor, target: Tensor, *, floor: float) -> Tensor:
+    """Return x, each row scaled to the root mean square of the same row of ``target``; both are [T, dim].
+
+    The mean square of a row of x counts as at least ``floor``.
+    """
+    wide = x.double()
+    own = wide.square().mean(dim=-1, keepdim=True).clamp(min=floor).sqrt()
+    return (wide * target.double().square().mean(dim=-1, keepdim=True).sqrt() / own).float()
+
+
+def gaussian_topk(x: Tensor, *, deviations: float) -> Tensor:
+    """Return max(x - c, 0) of x [T, dim]: c is a row's mean plus ``deviations`` times its standard deviation.
+
+    The rows of Gemma 3n's sparse layers keep their largest values so, if these are normally distributed.
+    """
+    wide = x.double()
+    deviation = wide.std(dim=-1, correction=0, keepdim=True)
+    return torch.relu(wide - wide.mean(dim=-1, keepdim=True) - deviations * deviation).float()
 
 
 def sigmoid_mul(gate: Tensor, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, SupportsIndex, TypeVar
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
 from penstock.servables.api.batch_rules import MAX_BATCH_SIZE, BatchRules
-from penstock.servables.api.settings import MAX_PROCESSES, Settings
+from penstock.servables.api.settings import MAX_PROCESSES, Settings, check_cores
 from penstock.servables.api.specs import Spec, parse_specs
 from penstock.servables.api.tracing import Operation, SymbolicValue, record_call
 from penstock.validation import refusal
@@ -81,6 +81,7 @@ class Model(Operation):
     def __init__(self, path: str, specs: tuple[dict[str, Spec], dict[str, Spec]], rules: BatchRules) -> None:
         self.path, self.rules = path, rules
         self.instances = 1
+        self.cores: tuple[tuple[int, ...], ...] = ()
         inputs, outputs = specs
         super().__init__("model", path, tuple(inputs), inputs, outputs)
         _current_declarations().add_model(self)
@@ -234,7 +235,7 @@ def model(
     preferred_sizes: Sequence[int] = (),
     max_delay_ms: float = 0.0,
     padded_sizes: Sequence[int] = (),
-    instances: int = 1,
+    instances: int | Sequence[Sequence[int]] = 1,
 ) -> Model:
     """Declare a model file (.onnx) in the folder of the version.
 
@@ -243,12 +244,14 @@ def model(
     ``preferred_sizes``: a batch that reaches one of these sizes runs at once.
     ``max_delay_ms``: the longest time in milliseconds that an instance waits for others to join its batch.
     ``padded_sizes``: the only batch sizes that the model accepts; smaller batches are padded.
-    ``instances``: the number of processes that run the model.
+    ``instances``: the number of processes that run the model, or the cores of each: [(0, 1), (2, 3)] starts two
+    processes, each with two cores of its own.
     Raises InvalidArgumentError.
     """
     rules = _batch_rules(batch_size, preferred_sizes, max_delay_ms, padded_sizes)
     declared = Model(_check_model_file(path), (parse_specs(inputs, "inputs"), parse_specs(outputs, "outputs")), rules)
-    declared.instances = check_integer("instances", instances, 1, MAX_PROCESSES)
+    declared.cores = check_cores(instances) if isinstance(instances, list | tuple) else ()
+    declared.instances = check_integer("instances", len(declared.cores) or instances, 1, MAX_PROCESSES)
     return declared
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final
 
-from penstock.errors import InvalidFileError
+from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.servables.api.batch_rules import BatchRules
-from penstock.servables.api.settings import Settings
+from penstock.servables.api.settings import Settings, check_cores
 from penstock.servables.api.specs import Spec, parse_spec, parse_specs
 
 __all__ = [
@@ -74,7 +74,10 @@ class MethodPlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A model file, its inputs and outputs, the number of processes that run it and of threads in each."""
+    """A model file, its inputs and outputs, the number of processes that run it and of threads in each.
+
+    ``cores``: those of each process; empty: any.
+    """
 
     path: str
     inputs: dict[str, Spec]
@@ -82,6 +85,11 @@ class ModelPlan:
     rules: BatchRules
     instances: int
     threads: int
+    cores: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.cores and len(check_cores(self.cores)) != self.instances:
+            raise InvalidArgumentError(f"instances: expected {len(self.cores)}, got {self.instances}")
 
 
 @dataclass(frozen=True)
@@ -179,7 +187,8 @@ def _parse_model(parsed: dict[str, Any]) -> ModelPlan:
     rules = _parse_rules(parsed.pop("rules"))
     if rules is None:
         raise ValueError("a model without rules")
-    return ModelPlan(inputs=inputs, outputs=outputs, rules=rules, **parsed)
+    cores = tuple(map(tuple, parsed.pop("cores")))
+    return ModelPlan(inputs=inputs, outputs=outputs, rules=rules, cores=cores, **parsed)
 
 
 def _parse_method(parsed: dict[str, Any]) -> MethodPlan:

@@ -104,7 +104,7 @@ class _PlanBuilder:
                 name, rules = operation.name, operation.rules
                 self.models[operation.path] = ModelPlan(
                     operation.path, operation.inputs or {}, operation.outputs, rules, operation.instances,
-                    self._settings.model_threads,
+                    self._settings.model_threads, operation.cores,
                 )  # fmt: skip
             elif isinstance(operation, Language):
                 self.languages.append(self._plan_language(operation))

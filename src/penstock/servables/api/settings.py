@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.config import check_integer, check_number
+from penstock.config import check_integer, check_number, is_integer
 from penstock.errors import InvalidArgumentError
 from penstock.servables.api.version_policy import VersionPolicy, WantedVersions
 from penstock.validation import refusal
 
-__all__ = ["MAX_PROCESSES", "Settings"]
+__all__ = ["MAX_PROCESSES", "Settings", "check_cores"]
 
 MAX_PROCESSES: Final = 256
+_MAX_CORES: Final = 1 << 16
+"""Numbers of cores are below this."""
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,17 @@ class Settings:
     def wanted_versions(self) -> WantedVersions:
         """Return the versions that servable.py asks for; raise InvalidArgumentError if it cannot be parsed."""
         return WantedVersions(VersionPolicy.parse(self.versions), self.labels)
+
+
+def check_cores(instances: object) -> tuple[tuple[int, ...], ...]:
+    """Return the cores of each process of a model; InvalidArgumentError if they are not lists of different numbers."""
+    expected = "a number of processes, or the different cores of each as [(0, 1), (2, 3)]"
+    if not isinstance(instances, list | tuple) or not instances:
+        raise refusal("instances", expected, instances)
+    for cores in instances:
+        is_list = (
+            isinstance(cores, list | tuple) and cores and all(is_integer(core, 0, _MAX_CORES - 1) for core in cores)
+        )
+        if not is_list or len(set(cores)) < len(cores):
+            raise refusal("instances", expected, instances)
+    return tuple(tuple(cores) for cores in instances)

@@ -310,7 +310,7 @@ class LoadedVersion:
             starting.append(pool.start(opened.take_process()))
         for path, model in self.plan.models.items():
             start = source.start_message(model, limit)
-            pool = pools[path] = Pool(f"{title}: {path}", start, model.instances, settings, supervision)
+            pool = pools[path] = Pool(f"{title}: {path}", start, model.instances, settings, supervision, model.cores)
             starting.append(pool.start())
         self.pools = [*pools.values()]
         await asyncio.gather(*starting)

@@ -37,11 +37,15 @@ _RETIRE_FACTOR: Final = 2
 
 
 class Pool:
-    """``size`` processes that are started with ``start``.  ``title`` names the pool in messages and logs."""
+    """``size`` processes that are started with ``start``.  ``title`` names the pool in messages and logs.
+
+    ``cores``: those on which each process runs; empty: any.
+    """
 
     def __init__(
-        self, title: str, start: pb.Start, size: int, settings: Settings, supervision: SupervisionPolicy
-    ) -> None:
+        self, title: str, start: pb.Start, size: int, settings: Settings, supervision: SupervisionPolicy,
+        cores: Sequence[Sequence[int]] = (),
+    ) -> None:  # fmt: skip
         self.title, self.timeout_s = title, settings.timeout_s
         self.max_waiting = settings.max_waiting
         self.max_batch_bytes = settings.max_batch_mib << 20
@@ -51,7 +55,7 @@ class Pool:
         self.free: list[PoolWorker] = []
         self.deaths: Counter[str] = Counter()
         self.size = size
-        self._start, self._supervision = start, supervision
+        self._start, self._supervision, self._cores = start, supervision, cores
         self._ready_batches: deque[PoolBatch] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -181,7 +185,7 @@ class Pool:
         while not self._is_stopping:
             try:
                 if worker is None:
-                    process = await self._start_process(started)
+                    process = await self._start_process(index, started)
                     if process is None:
                         return
                     worker = self._add_worker(index, process)
@@ -206,7 +210,7 @@ class Pool:
         ``_watch`` notices.
         """
         try:
-            process = await start_stage_process(self._start, self._supervision.load_s)
+            process = await start_stage_process(self._start_of(index), self._supervision.load_s)
         except PenstockError as error:
             tell("stage_gone", f"{self.title}: no replacement started: {error}", logging.WARNING, stage=self.title)
             if worker.is_retired:  # it is far above its limit, or gone: handle this as a death
@@ -222,10 +226,19 @@ class Pool:
         await asyncio.wait((retiring, replacement.gone), return_when=asyncio.FIRST_COMPLETED)
         return replacement
 
-    async def _start_process(self, started: asyncio.Future[None]) -> StageProcess | None:
+    def _start_of(self, index: int) -> pb.Start:
+        """Return the first message to the process number ``index``."""
+        if not self._cores:
+            return self._start
+        start = type(self._start)()
+        start.CopyFrom(self._start)
+        start.cores.extend(self._cores[index])
+        return start
+
+    async def _start_process(self, index: int, started: asyncio.Future[None]) -> StageProcess | None:
         """Start a process.  Return None if the very first start fails; ``started`` has the error then."""
         try:
-            return await start_stage_process(self._start, self._supervision.load_s)
+            return await start_stage_process(self._start_of(index), self._supervision.load_s)
         except Exception as error:
             if started.done():
                 raise

@@ -17,12 +17,12 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.processes.parent import die_with_parent
 from penstock.servables.api.declare import collect_declarations, run_stages_of
 from penstock.servables.process import stages_pb2 as pb
@@ -153,6 +153,20 @@ def _load(start: pb.Start) -> tuple[BatchRunner, str, int]:
     return stages, stages.plan, stages.memory_limit_bytes
 
 
+def _run_on(cores: Sequence[int]) -> None:
+    """Run this process, and the threads that it starts, on these cores only; with none given, on any."""
+    if not cores:
+        return
+    allowed = os.sched_getaffinity(0)
+    if not allowed.issuperset(cores):
+        raise InvalidArgumentError(
+            f"instances: expected cores that the service may use ({', '.join(map(str, sorted(allowed)))}), "
+            f"got {', '.join(map(str, cores))}",
+            param="instances",
+        )
+    os.sched_setaffinity(0, cores)
+
+
 def _serve(stream: _Stream, note: Callable[[int, int], None]) -> int:
     """Load, then run batches until the primary closes the stream; return the exit status."""
     first = stream.read()
@@ -160,6 +174,7 @@ def _serve(stream: _Stream, note: Callable[[int, int], None]) -> int:
         return 1
     start = first.start
     try:
+        _run_on(start.cores)
         runner, plan, limit_bytes = _load(start)
     except BaseException as error:  # includes SystemExit: the message names the line instead of a dead process
         text = _describe(error, start.file) if not start.model else str(error)

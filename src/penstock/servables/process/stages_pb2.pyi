@@ -25,7 +25,7 @@ class FromStage(_message.Message):
     def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("servable", "version", "folder", "file", "source", "model", "memory_limit_bytes")
+    __slots__ = ("servable", "version", "folder", "file", "source", "model", "memory_limit_bytes", "cores")
     SERVABLE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Start(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
     servable: str
     version: str
     folder: str
@@ -40,7 +41,8 @@ class Start(_message.Message):
     source: bytes
     model: str
     memory_limit_bytes: int
-    def __init__(self, servable: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., file: _Optional[str] = ..., source: _Optional[bytes] = ..., model: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...
+    cores: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, servable: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., file: _Optional[str] = ..., source: _Optional[bytes] = ..., model: _Optional[str] = ..., memory_limit_bytes: _Optional[int] = ..., cores: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("plan",)
