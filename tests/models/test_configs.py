@@ -174,7 +174,7 @@ BAD = {
         "sliding_window .*not set",
     ),
     "falcon_alibi": ("falcon", {"alibi": "yes"}, "true or false"),
-    "cohere_qk_norm": ("cohere", {"use_qk_norm": True}, "false, found true"),
+    "cohere2_qk_norm": ("cohere2", {"use_qk_norm": True}, "false, found true"),
     "minicpm_experts": ("minicpm", {"num_experts": 8}, "found 8"),
     "minicpm_factor": ("minicpm", {"scale_emb": 1.0, "scale_depth": "missing"}, "scale_depth.*missing"),
     "minicpm_sparse": ("minicpm", {"sparse_config": {"kernel_size": 32}}, "null, found an object"),

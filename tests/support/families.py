@@ -295,6 +295,7 @@ FAMILIES |= {
     "granite": ("granite", {**_GRANITE, "logits_scaling": 3.0, "num_key_value_heads": 1}),
     "granite_plain": ("granite", {"tie_word_embeddings": True, "attention_bias": True}),
     "cohere": ("cohere", {**_COHERE, "attention_bias": True}),
+    "cohere_qk_norm": ("cohere", {**_COHERE, "use_qk_norm": True}),
     "cohere_untied": ("cohere", {"tie_word_embeddings": False, "logit_scale": 1.0}),
     "cohere2": ("cohere2", {**_COHERE, "sliding_window": 33, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
     "cohere2_types": ("cohere2", {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]}),
@@ -468,7 +469,7 @@ def build(name: str) -> transformers.PreTrainedModel | OwnReference:
     model = auto(config, attn_implementation=kind).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter.ndim == 1 or parameter_name.endswith("_bias"):
+            if parameter.ndim == 1 or parameter_name.endswith(("_bias", "q_norm.weight", "k_norm.weight")):
                 shift = 0.0 if parameter_name.endswith("bias") else 1.0
                 parameter.copy_(shift + 0.2 * torch.randn_like(parameter))
         for buffer_name, buffer in model.named_buffers():

@@ -6,6 +6,7 @@ folder that Penstock wrote from a network (quantized, or saved) has the network'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -41,7 +42,7 @@ class Source:
     ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
     as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``.  With ``unit_rows`` every row is
     divided by its length (L2 norm) in float32.  ``times`` multiplies in float32.  With ``column`` the tensor is a vector,
-    read as a matrix of one column.
+    read as a matrix of one column; with ``flat`` it is a matrix, read as a vector.
     """
 
     tensor: str
@@ -57,6 +58,7 @@ class Source:
     unit_rows: bool = False
     times: float | None = None
     column: bool = False
+    flat: bool = False
 
     @property
     def is_computed(self) -> bool:
@@ -160,6 +162,7 @@ class MappedCheckpoint(Checkpoint):
             or piece.rows_transposed
             or piece.is_computed
             or piece.column
+            or piece.flat
             or piece.index is not None
             or piece.scales
             for piece in pieces
@@ -214,6 +217,8 @@ class MappedCheckpoint(Checkpoint):
             values = values.T
         if piece.column:
             values = values[:, None]
+        if piece.flat:
+            values = values.reshape(-1)
         if len(piece.rows) == 1:
             values = values[slice(*piece.rows[0])]
         elif piece.rows:
@@ -241,6 +246,8 @@ class MappedCheckpoint(Checkpoint):
             shape = (shape[0], shape[1] * BLOCK_LEN)
         if piece.column and len(shape) == 1:
             shape = (*shape, 1)
+        if piece.flat:
+            shape = (math.prod(shape),)
         if not shape or (piece.transposed and len(shape) != 2):
             raise InvalidFileError(
                 f"{info.file}: tensor {show(piece.tensor)}: shape: expected a matrix, found {list(info.shape)}",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
+from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader
-from penstock.errors import UnsupportedError
 from penstock.models.decoder import DecoderConfig, GatedMLP, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import (
@@ -20,18 +21,24 @@ from penstock.nn import (
     VocabParallelEmbedding,
     apply_rope,
     scale,
+    scale_channels,
 )
+from penstock.ops.eager import ops
 
-__all__ = ["CohereConfig", "Config", "Network", "read_cohere"]
+__all__ = ["CohereConfig", "CohereLM", "Config", "Network", "read_cohere"]
 
 
 @dataclass(frozen=True)
 class CohereConfig:
-    """The values of config.json.  ``rotates``: whether the heads of each layer have rotary positions."""
+    """The values of config.json.  ``rotates``: whether the heads of each layer have rotary positions.
+
+    ``qk_norm``: q and k are normalised per head, each head with weights of its own.
+    """
 
     decoder: DecoderConfig
     rotates: tuple[bool, ...]
     logit_scale: float
+    qk_norm: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -46,11 +53,6 @@ class CohereConfig:
 
 def read_cohere(reader: ConfigReader, windows: Sequence[int], rotates: Sequence[bool], theta: float) -> CohereConfig:
     """Read and check config.json; errors name the key.  ``theta`` is the family's default of rope_theta."""
-    if reader.bool("use_qk_norm", False):
-        raise UnsupportedError(
-            f"{reader.file}: use_qk_norm: expected false, found true; norms with weights per head are not supported",
-            param="use_qk_norm",
-        )
     decoder = read_decoder(reader, tuple(windows), context_len=8192)
     decoder = replace(
         decoder,
@@ -68,19 +70,42 @@ class Config:
     def read(reader: ConfigReader) -> CohereConfig:
         """Read and check config.json; errors name the key."""
         num_layers = read_num_layers(reader)
-        return read_cohere(reader, (0,) * num_layers, (True,) * num_layers, 500000.0)
+        config = read_cohere(reader, (0,) * num_layers, (True,) * num_layers, 500000.0)
+        return replace(config, qk_norm=reader.bool("use_qk_norm", False))
+
+
+class HeadNorms(Module):
+    """A layer norm of each head, with weights for each: ``weight`` [heads * head_dim]."""
+
+    ones: Tensor
+
+    def __init__(self, num_heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.eps = num_heads, head_dim, eps
+        self.weight = nn.Parameter(torch.ones(num_heads * head_dim), requires_grad=False)
+        with torch.device("cpu"):
+            self.register_buffer("ones", torch.ones(head_dim), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [T, heads, head_dim]; the result has the same shape."""
+        y = ops.layer_norm(x, self.ones, None, eps=self.eps).view(-1, self.num_heads * self.head_dim)
+        return scale_channels(y, self.weight).view(-1, self.num_heads, self.head_dim)
 
 
 class CohereAttention(LlamaAttention):
-    """Attention whose heads turn by adjacent pairs, or not at all."""
+    """Attention whose heads turn by adjacent pairs, or not at all; q and k are normalised with ``qk_norm``."""
 
-    def __init__(self, config: DecoderConfig, window: int, rotates: bool) -> None:
+    def __init__(self, config: DecoderConfig, window: int, rotates: bool, qk_norm: bool) -> None:
         super().__init__(config, window)
         self.rotates = rotates
+        self.q_norm = HeadNorms(config.num_heads, config.head_dim, config.norm_eps) if qk_norm else None
+        self.k_norm = HeadNorms(config.num_kv_heads, config.head_dim, config.norm_eps) if qk_norm else None
 
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
         """Return attention over x [T, hidden]: [T, hidden]."""
         q, k, v = self.project(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.rotates:
             q, k = apply_rope(q, cos_sin, interleaved=True), apply_rope(k, cos_sin, interleaved=True)
         return self.o_proj(self.attention(q, k, v, batch))
@@ -109,7 +134,7 @@ class CohereDecoder(Module):
         decoder = config.decoder
         self.embed_tokens = VocabParallelEmbedding(decoder.vocab_size, decoder.hidden_size)
         self.layers = nn.ModuleList(
-            CohereLayer(decoder, CohereAttention(decoder, window, rotates))
+            CohereLayer(decoder, CohereAttention(decoder, window, rotates, config.qk_norm))
             for window, rotates in zip(decoder.windows, config.rotates, strict=True)
         )
         self.norm = LayerNorm(decoder.hidden_size, decoder.norm_eps, bias=False)
@@ -124,8 +149,8 @@ class CohereDecoder(Module):
         return self.norm(x)
 
 
-class Network(Module):
-    """The language model."""
+class CohereLM(Module):
+    """The language model, whose parameters are the tensors of the checkpoint."""
 
     def __init__(self, config: CohereConfig) -> None:
         super().__init__()
@@ -137,3 +162,12 @@ class Network(Module):
     def forward(self, batch: Batch) -> Tensor:
         """Return the logits of the wanted rows, [R, vocab]."""
         return scale(self.lm_head(self.model(batch), batch.output_rows), self.logit_scale)
+
+
+class Network(CohereLM):
+    """The language model, also with norms of heads."""
+
+    def tensor_sources(self) -> dict[str, Source]:
+        """Return where the parameters come from: the weights of norms of heads, which are matrices."""
+        norms = [path for path, module in self.named_modules() if isinstance(module, HeadNorms)]
+        return {f"{path}.weight": Source(f"{path}.weight", flat=True) for path in norms}

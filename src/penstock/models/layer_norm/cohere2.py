@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.config import ConfigReader
-from penstock.models.layer_norm.cohere import CohereConfig, Network, read_cohere
+from penstock.errors import UnsupportedError
+from penstock.models.layer_norm.cohere import CohereConfig, CohereLM, read_cohere
 from penstock.models.layer_windows import read_layer_windows
 
 __all__ = ["Config", "Network"]
@@ -15,5 +16,11 @@ class Config:
     @staticmethod
     def read(reader: ConfigReader) -> CohereConfig:
         """Read and check config.json; errors name the key."""
+        if reader.bool("use_qk_norm", False):
+            raise UnsupportedError(f"{reader.file}: use_qk_norm: expected false, found true", param="use_qk_norm")
         windows = read_layer_windows(reader, window=4096, period=4)
         return read_cohere(reader, windows, [window > 0 for window in windows], 10000.0)
+
+
+class Network(CohereLM):
+    """The language model."""
