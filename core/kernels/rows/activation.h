@@ -104,8 +104,8 @@ void clamped_swiglu(const UnaryArgs& args, float alpha, float limit, int64_t beg
   }
 }
 
-// The mean of the squares of x - shift, in 16 lanes; not inlined, which would be four copies.
-__attribute__((noinline)) float mean_square(const float* x, int64_t dim, float shift) {
+// The mean of the squares of x - shift, in 16 lanes; small: not inlined, cold as its callers.
+__attribute__((noinline, cold)) float mean_square(const float* x, int64_t dim, float shift) {
   F16 sum = f_set(0.f);
   for (int64_t i = 0; i < dim; i += 16) {
     const int n = tail(dim, i);
@@ -115,7 +115,7 @@ __attribute__((noinline)) float mean_square(const float* x, int64_t dim, float s
   return f_sum(sum) / float(dim);
 }
 
-void match_rms(const BinaryArgs& args, float floor, int64_t begin, int64_t end) {
+__attribute__((cold)) void match_rms(const BinaryArgs& args, float floor, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const float *a = args.a + row * args.a_stride, *b = args.b + row * args.b_stride;
     float* y = args.y + row * args.y_stride;
@@ -128,7 +128,7 @@ void match_rms(const BinaryArgs& args, float floor, int64_t begin, int64_t end) 
   }
 }
 
-void gaussian_topk(const UnaryArgs& args, float deviations, int64_t begin, int64_t end) {
+__attribute__((cold)) void gaussian_topk(const UnaryArgs& args, float deviations, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const float* x = args.x + row * args.x_stride;
     float* y = args.y + row * args.y_stride;

@@ -41,8 +41,8 @@ class Source:
     so is row ``added_row`` of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With
     ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
     as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``.  With ``unit_rows`` every row is
-    divided by its length (L2 norm) in float32.  ``times`` multiplies in float32.  With ``column`` the tensor is a vector,
-    read as a matrix of one column; with ``flat`` it is a matrix, read as a vector.
+    divided by its length (L2 norm) in float32.  ``times`` multiplies in float32.  With ``column`` the tensor is a
+    vector, read as a matrix of one column; with ``flat`` it is a matrix, read as a vector.
     """
 
     tensor: str
