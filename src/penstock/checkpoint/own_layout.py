@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.checkpoint.fused_layout import Piece, Target
-from penstock.checkpoint.sources import OWN_NAMES, Source
+from penstock.checkpoint.sources import Source
 from penstock.checkpoint.tensor_file import TensorInfo
-from penstock.config import ConfigReader, show, show_tensors
+from penstock.config import OWN_NAMES, ConfigReader, show, show_tensors
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["Arrangement", "join_rows_of_tensors", "split_into_parameters"]

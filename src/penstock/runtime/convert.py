@@ -14,8 +14,8 @@ from penstock.checkpoint.fused_layout import FUSED_TYPE
 from penstock.checkpoint.own_layout import Arrangement, join_rows_of_tensors, split_into_parameters
 from penstock.checkpoint.pickled import PICKLED, open_pickled
 from penstock.checkpoint.side_files import read_small_file
-from penstock.checkpoint.sources import OWN_NAMES, has_own_names
-from penstock.config import ConfigReader
+from penstock.checkpoint.sources import has_own_names
+from penstock.config import OWN_NAMES, ConfigReader
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.extras import install_command
 from penstock.graph.unpack_bundle import unpack_bundle
