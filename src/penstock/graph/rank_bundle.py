@@ -267,9 +267,10 @@ def take_rows(weight: Weight, data: npt.NDArray[np.uint8], ranges: RowRanges) ->
 def _scales_by_row(weight: Weight, data: npt.NDArray[np.uint8], *, back: bool = False) -> npt.NDArray[np.uint8]:
     """Return tiles whose lines of scales have 4 bytes of each row, as other lines have; ``back`` is the inverse.
 
-    In tiles of GGUF's blocks such a line has the first f16 of all rows, then the second.
+    In tiles of GGUF's blocks such a line has the first f16 of all rows, then the second.  The exponents of MXFP4 lie by
+    row as they are.
     """
-    if weight.layout not in BLOCKS:
+    if weight.layout not in BLOCKS or weight.layout is Layout.T16_MXFP4:
         return data
     line_bytes = 4 * TILE_ROWS
     lines = data.reshape(-1, BLOCKS[weight.layout].tile_lines, line_bytes).copy()
