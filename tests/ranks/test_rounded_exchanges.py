@@ -73,7 +73,7 @@ def test_rounded_exchanges_have_the_bits_of_one_process(
 
 def test_rounding_that_applies_nowhere_is_refused(tmp_path: Path, bundle_of: BundleOf) -> None:
     for scheme, layout in (("f32", RankLayout(2)), ("w8a8", RankLayout(1, 2))):
-        with raises(InvalidArgumentError, param="rounded", match="no exchange of .* can be rounded"):
+        with raises(InvalidArgumentError, param="rounded", match="no exchange can be rounded"):
             write_rank_bundle(bundle_of("llama_head_dim", scheme), tmp_path / "part.psm", 1, layout, rounded=True)
 
 

@@ -282,7 +282,7 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
 }
 
 const char* ps_op_schema(int32_t index) {
-  static char texts[NUM_OPS][256];
+  static char texts[NUM_OPS][384];
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, [] {
     for (int32_t i = 0; i < NUM_OPS; ++i) {

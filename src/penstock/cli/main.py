@@ -173,7 +173,7 @@ def _load_ops(paths: Sequence[str]) -> None:
 
 
 def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: Sequence[str]) -> str:
-    """Return the option on the command line that set the field at fault, or ""."""
+    """Return the option that sets the field at fault if it is on the command line, or ""."""
     from penstock.cli.options import SHORT_FORMS
 
     if not isinstance(error, PenstockError) or type(error) is InvalidFileError:  # its ``param`` is a field of the file
@@ -182,6 +182,10 @@ def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: 
     if param is None or param not in vars(args):
         return ""
     option = f"--{param.replace('_', '-')}"
+    if (
+        error.param in _OPTIONS
+    ):  # the command line has no other way to set it, so the option is named where it is missing
+        return option
     options = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     options |= {argument[:2] for argument in arguments if not argument.startswith("--")}
     return option if options & {option, SHORT_FORMS.get(option)} else ""

@@ -79,8 +79,8 @@ def write_rank_bundle(
             is_coordinator = rank == 0 and "stages" in graph.properties
             if round_exchanges(graph) == 0 and not is_coordinator:
                 raise InvalidArgumentError(
-                    "rounded: expected ranks of tensor parallelism and a scheme with integer activations, as w8a8; no "
-                    f"exchange of {source} can be rounded",
+                    "rounded: expected ranks of tensor parallelism and a scheme with integer activations, as w8a8, "
+                    f"found {whole.scheme}, of which no exchange can be rounded",
                     param="rounded",
                 )
         graph.properties[WHOLE] = checksum

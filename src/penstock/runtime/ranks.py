@@ -311,11 +311,16 @@ def check_rank_bundle(path: Path, graph: Graph, rank: int, layout: RankLayout) -
     found = RankLayout(tp, stages, contexts)
     if found == layout and graph.properties.get("rank") == str(rank):
         return
-    name, expected, own = found.first_difference(layout) or ("tensor_parallel_size", found.tp, layout.tp)
+    own_rank = graph.properties.get("rank")
+    about = "is whole" if own_rank is None else f"is that of rank {own_rank} of {world} ({found})"
+    difference = found.first_difference(layout)
+    if own_rank is None or difference is None:  # the files are mixed up, whatever the options are
+        raise InvalidFileError(
+            f"{path}: expected the bundle of rank {rank} of {layout.world} ({layout}), but it {about}"
+        )
+    name, expected, own = difference
     raise InvalidArgumentError(
-        f"{name}: {path}: expected {expected}, because the bundle is that of rank {graph.properties.get('rank')} of "
-        f"{world} ({found}), found {own} for rank {rank}",
-        param=name,
+        f"{name}: {path}: expected {expected}, because the bundle {about}, found {own} for rank {rank}", param=name
     )
 
 

@@ -167,9 +167,13 @@ class ShardedFolder:
                 f"{path}: expected {MANIFEST}, found none: `penstock shard` did not finish, or did not make this folder"
             )
         manifest = Manifest.parse(read_small_file(path / MANIFEST, _MAX_BYTES))
+        if not (path / STRATEGY).exists():
+            raise InvalidFileError(f"{path}: expected {STRATEGY}, found no such file")
         strategy = Strategy.read(path / STRATEGY)
         if strategy.checksum != manifest.strategy:
-            raise InvalidFileError(f"{STRATEGY}: expected the one that {MANIFEST} was written with, found another")
+            raise InvalidFileError(
+                f"{path / STRATEGY}: expected the one that {MANIFEST} was written with, found another"
+            )
         if len(manifest.parts) != strategy.world:
             raise InvalidFileError(
                 f"{MANIFEST}: parts: expected {strategy.world} ranks, found {len(manifest.parts)}", param="parts"

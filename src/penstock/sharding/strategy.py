@@ -129,6 +129,8 @@ class Strategy:
 
     def write(self, path: Path) -> None:
         """Write the file; an existing one is replaced as a whole."""
+        if path.is_dir():
+            raise FileAccessError(f"{path}: expected the name of a file, found a folder")
         temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             temporary.write_bytes(self.to_json())
@@ -140,6 +142,8 @@ class Strategy:
     @classmethod
     def read(cls, path: Path) -> Strategy:
         """Read and check a file.  InvalidFileError or UnsupportedError names the field."""
+        if path.is_dir():
+            raise FileAccessError(f"{path}: expected a strategy, found a folder")
         return cls.parse(read_small_file(path, _MAX_BYTES), path.name)
 
     @classmethod
