@@ -87,12 +87,13 @@ def test_no_folder_of_the_server_reaches_a_client():
 
 def test_crashing_workers_leak_no_path():
     from penstock.processes.supervision import SupervisionPolicy
+    from penstock.serving.workers.worker_config import WorkerConfig
     from penstock.serving.workers.worker_group import WorkerGroup
 
     class Launcher:
         supervision = SupervisionPolicy()
 
-    group = WorkerGroup(Launcher(), None, 1, lambda: None, {})
+    group = WorkerGroup(Launcher(), WorkerConfig("unix:none", "token", "demo", "demo.psm"), 1, lambda: None, {})
     group.error = "/srv/models/demo.psm: No such file or directory"
     assert str(group.unavailable("demo")) == "demo is not ready: no worker is running now. Retry later."
     group._supervisors[0] = object()

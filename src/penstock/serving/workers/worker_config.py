@@ -58,8 +58,7 @@ class WorkerConfig:
     ``address``: the primary's, "unix:PATH" or "HOST:PORT".  ``token``: proves that the worker belongs to the primary.
     ``name``, ``path``: the model's name and its file or folder.  ``version``: counts the weights under that name.
     ``verify``: when this worker verifies the checksums of its bundle.  ``ca``: the certificates in PEM that it trusts,
-    for an address HOST:PORT.  ``reserved_bytes``: how much of the memory that
-    looks free belongs to other workers.
+    for an address HOST:PORT.  ``reserved_bytes``: how much of the memory that looks free belongs to other workers.
     """
 
     address: str
