@@ -49,8 +49,8 @@ inline void check_norm(bool layer, int64_t groups, int64_t dim, bool with_residu
       for (double e : v) mean += layer ? e / double(dim) : 0;
       for (double e : v) square += (e - mean) * (e - mean);
       for (int64_t i = 0; i < dim; ++i) {
-        double r = (v[size_t(i)] - mean) / std::sqrt(square / double(dim) + 1e-5) * weight[size_t(i)] +
-                   (layer ? weight[size_t(i)] : 0);
+        const float w = weight[size_t(item % groups * dim + i)];  // each group has weights of its own
+        double r = (v[size_t(i)] - mean) / std::sqrt(square / double(dim) + 1e-5) * w + (layer ? w : 0);
         expect_near(y[size_t(item * dim + i)], r, 2e-5, what, k->level);
         if (with_residual) expect_near(sum[size_t(item * dim + i)], v[size_t(i)], 1e-6, what + " sum", k->level);
       }
