@@ -106,6 +106,7 @@ def test_memory_is_what_the_core_plans_for_the_export(given_probes, tmp_path, sc
     assert row.device_bytes < row.plan.total_bytes
 
 
+@pytest.mark.long
 def test_a_folder_gives_the_plans_of_its_bundle(given_probes, tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
     schemes = ("w8a8", "w4a16")
@@ -115,6 +116,7 @@ def test_a_folder_gives_the_plans_of_its_bundle(given_probes, tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []  # nothing was exported
 
 
+@pytest.mark.long
 def test_a_cached_bundle_saves_the_capture(given_probes, tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path))
     Cache().find_or_build(FOLDER, "w4a8")

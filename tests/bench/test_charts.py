@@ -145,6 +145,7 @@ def steps_of(num_threads: int, num_nodes: int, width_ns: int) -> ProfileReport:
     return report
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("num_threads", "num_nodes", "width_ns"), [(1, 1, 1), (2, 7, 10**6), (64, 300, 10**9), (3, 0, 5)]
 )

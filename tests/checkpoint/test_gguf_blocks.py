@@ -111,6 +111,7 @@ def test_each_tensor_of_a_mix_keeps_its_type(mixed_file: Path) -> None:
     assert graph.weights[table].layout.name == "T16_Q6_K"
 
 
+@pytest.mark.long
 def test_a_mix_has_equal_logits_in_graph_and_eager_mode(mixed_file: Path) -> None:
     with LLM(mixed_file, use_cache=False) as llm, LLM(mixed_file, mode="eager") as eager:
         assert llm.info.scheme == eager.info.scheme == "q4_k"
@@ -118,6 +119,7 @@ def test_a_mix_has_equal_logits_in_graph_and_eager_mode(mixed_file: Path) -> Non
         assert np.array_equal(llm.logits(IDS)[:3], llm.logits(IDS[:3]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", [pytest.param(name, marks=() if name == "q4_k" else pytest.mark.long)
                                     for name in BLOCK_SCHEMES])  # fmt: skip
 def test_the_cost_against_exact_values_is_that_of_activations(tmp_path: Path, scheme: str) -> None:

@@ -121,6 +121,7 @@ def test_huge_headers_are_refused_in_seconds(header: bytes, message: str) -> Non
     assert time.process_time() - start < 10
 
 
+@pytest.mark.long
 def test_a_header_of_many_tensors_is_read_in_seconds() -> None:
     header, start = _many(MAX_TENSORS), time.process_time()
     assert len(parse_header(header, 8, 8, "model.safetensors")) == MAX_TENSORS

@@ -28,6 +28,7 @@ class Runs:
         return self.call
 
 
+@pytest.mark.long
 def test_every_type_and_form_comes_back(tmp_path: Path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
     tensors = {
@@ -84,6 +85,7 @@ def test_damaged_files_are_refused(data: bytes, tmp_path: Path) -> None:
         unpickle(tmp_path / "x.bin", tmp_path / "x.safetensors")
 
 
+@pytest.mark.long
 def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:
     source, temporary = tmp_path / "source", tmp_path / "temporary"
     source.mkdir()

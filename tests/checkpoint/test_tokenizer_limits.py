@@ -69,6 +69,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_files_beyond_the_limits_are_refused(kind: str) -> None:
     fields, message = HOSTILE[kind]

@@ -24,6 +24,7 @@ def children() -> set[int]:
     return {one.pid for one in psutil.Process().children(recursive=True)}
 
 
+@pytest.mark.long
 def test_text_that_grows_too_long_ends_the_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_process, "CALL_SECONDS", 60)
     tokenizer = TokenizerProcess(words(normalizer=grows(4000, 1)))

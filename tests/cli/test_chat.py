@@ -151,6 +151,7 @@ def test_an_endless_completion_stops_at_the_default(penstock_command):
     assert f"context: {num_prompt + 256} of 1024 tokens" in done.stderr
 
 
+@pytest.mark.long
 def test_a_turn_computes_no_more_than_its_new_tokens(tmp_path, monkeypatch, capsys):
     shutil.copytree(FOLDER, tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text(MARKED)
@@ -168,6 +169,7 @@ def test_a_turn_computes_no_more_than_its_new_tokens(tmp_path, monkeypatch, caps
     assert [one.num_cached_tokens for one in results] == [0, *(number // 32 * 32 for number in computed[:2])]
 
 
+@pytest.mark.long
 def test_a_full_context_drops_the_oldest_turns(penstock_command, chat_model):
     lines = "/set max_tokens 20\n/set ignore_eos true\n" + "add two numbers\n" * 12 + "/settings\n"
     args = ("chat", chat_model, "--system", "be brief", "--context-len", 256)
@@ -200,6 +202,7 @@ def test_answers_have_a_default_length(penstock_command, chat_model):
     assert "The answer reached its limit of 128 tokens" in done.stderr
 
 
+@pytest.mark.long
 def test_undo_removes_the_last_turn(penstock_command, chat_model):
     args = ("chat", chat_model, "-c", 256, "--temperature", 0, "-n", 8)
     done = penstock_command(*args, stdin="add\nmore\n/undo\nmore\n/undo\n/undo\n/undo\nadd\n")

@@ -17,6 +17,7 @@ NAME = "demo/tiny"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
 
 
+@pytest.mark.long
 def test_list_shows_what_is_here_and_what_is_wrong(hub, hub_command, tmp_path):
     empty = hub_command("list", **OFFLINE)
     assert empty.stdout.startswith("0 models")
@@ -55,6 +56,7 @@ def test_show_gives_files_and_memory(hub, hub_command):
     assert entry["memory_bytes"]["w4a8"] < entry["memory_bytes"]["bf16"]
 
 
+@pytest.mark.long
 def test_rm_spares_what_another_revision_uses(hub, hub_command):
     old = hub.add(NAME, demo_files(), "v1")
     hub.add(NAME, demo_files(rms_norm_eps=1e-6))

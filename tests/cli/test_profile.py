@@ -172,6 +172,7 @@ def test_a_folder_in_a_scheme_with_copied_weights(penstock_command):
     assert (phase["passes"], phase["alike"], phase["step_threads"]) == (1, 1, 1)
 
 
+@pytest.mark.long
 def test_default_sizes_fit_a_short_context(penstock_command, tmp_path):
     short = tmp_path / "short"
     shutil.copytree(FOLDER, short)

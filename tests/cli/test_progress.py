@@ -52,6 +52,7 @@ def test_a_pipe_gets_a_line_per_stage_and_per_half_minute(monkeypatch):
     ]
 
 
+@pytest.mark.long
 def test_export_shows_a_bar_on_a_terminal_and_removes_it(tmp_path):
     out = tmp_path / "demo.psm"
     with Terminal("export", FOLDER, out, "--scheme", "w8a8") as terminal:
@@ -64,6 +65,7 @@ def test_export_shows_a_bar_on_a_terminal_and_removes_it(tmp_path):
     assert "\x1b[2K" in seen  # the bar is gone
 
 
+@pytest.mark.long
 def test_bench_names_what_it_measures(penstock_command):
     args = ("bench", DEMO, "-p", 8, "-n", 4, "-b", "1,2", "--json")
     done = penstock_command(*args)

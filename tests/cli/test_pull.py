@@ -103,6 +103,7 @@ def is_partly_there(folder: Path) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_an_interrupted_pull_says_how_to_go_on(hub, tmp_path):
     hub.add(NAME, demo_files())
     hub.stall_after = 1_000_000
@@ -121,6 +122,7 @@ def test_an_interrupted_pull_says_how_to_go_on(hub, tmp_path):
     assert any(path.name.endswith(".incomplete") for path in blobs(tmp_path))
 
 
+@pytest.mark.long
 def test_a_hub_that_is_away_leaves_what_arrived(hub, hub_command, tmp_path):
     hub.add(NAME, demo_files())
     hub.breaks["model.safetensors"] = [1_000_000]
@@ -189,6 +191,7 @@ def test_what_cannot_be_pulled_is_named(hub, hub_command, args, message, status)
     assert not hub.gets("model.safetensors")
 
 
+@pytest.mark.long
 def test_the_disk_and_the_memory_are_checked_before_a_byte(hub, hub_command):
     hub.add(NAME, demo_files())
     hub.lengthen["model.safetensors"] = 10**15
@@ -253,6 +256,7 @@ def test_an_existing_path_is_never_a_name(hub, hub_command, tmp_path, monkeypatc
 ANSWERS = [("y\n", 0), ("\n", 0), ("n\n", 1), ("\x04", 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("answer", "status"), mostly_long(ANSWERS, ("y\n", 0), ("n\n", 1)))
 def test_a_terminal_is_asked(hub, tmp_path, answer, status):
     hub.add(NAME, demo_files())

@@ -28,6 +28,7 @@ def test_a_plan_is_cut_and_merged(penstock_inline, tmp_path: Path):
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.long
 def test_a_plan_as_json(penstock_inline):
     found = json.loads(penstock_inline("plan", FOLDER, "--tp", 4, "--scheme", "w8a8", "--json").stdout)
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]

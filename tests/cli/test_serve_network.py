@@ -26,6 +26,7 @@ def write_folder(folder: Path, tensors: dict[str, np.ndarray]) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_serves_a_folder_with_a_network_script(
     tensors: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

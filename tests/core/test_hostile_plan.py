@@ -65,6 +65,7 @@ def many_attentions(num_nodes: int) -> Graph:
     return b.graph
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [many_norms, many_attentions])
 def test_many_nodes_are_planned_in_bounded_time(make: Callable[[int], Graph], context: Context, tmp_path: Path) -> None:
     path = write_bundle(tmp_path / "hostile.psm", make(NUM_NODES))

@@ -92,6 +92,7 @@ def test_ids_and_texts_are_those_of_the_library(kind: str, pair_of: Callable[...
     assert pair.ours.info.num_tokens == pair.theirs.get_vocab_size()
 
 
+@pytest.mark.long
 def test_long_words_take_no_time_to_speak_of(pair_of: Callable[..., Pair]) -> None:
     """A million of one letter, of white space, of marks, of an added token: what is more than n log n never ends."""
     r = random.Random(1)

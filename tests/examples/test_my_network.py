@@ -47,6 +47,7 @@ def test_runs_eagerly_and_as_a_graph(folder: Path, tensors: dict[str, np.ndarray
     native.close()
 
 
+@pytest.mark.long
 def test_an_llm_takes_the_class_itself(folder: Path, tensors: dict[str, np.ndarray]) -> None:
     network = load_network_script(SPEC).Network
     for mode in ("eager", "graph"):

@@ -52,6 +52,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         process.wait()
 
 
+@pytest.mark.long
 def test_the_network_is_trained_and_written(example: dict[str, Any], tmp_path: Path) -> None:
     import onnxruntime
 

@@ -83,6 +83,7 @@ def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out.psm").exists()
 
 
+@pytest.mark.long
 def test_rotary_buffers_and_an_equal_tied_head_are_ignored(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", tie_word_embeddings=True)
     export_bundle(folder, tmp_path / "plain.psm")

@@ -31,6 +31,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     raise AssertionError("it did not come true")
 
 
+@pytest.mark.long
 def test_a_network_script_may_print_and_progress_comes_through(tmp_path: Path) -> None:
     folder, seen = write_checkpoint(tmp_path / "model"), []
     network, _ = write_script(tmp_path, 0)
@@ -99,6 +100,7 @@ def test_a_killed_child_is_an_error_that_says_so(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     """A limit on file sizes stands in for the full disk: the write fails half way."""
     folder = write_checkpoint(tmp_path / "model")

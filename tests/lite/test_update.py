@@ -29,6 +29,7 @@ def named(weights: dict[str, npt.NDArray[np.float32]]) -> list[lite.Tensor]:
     return [lite.Tensor(np.ascontiguousarray(weights[name]), name=name) for name in CHANGED]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", mostly_long(["f32", "w8a8", "w4a8"], "w4a8"))
 def test_as_a_bundle_of_the_new_checkpoint(scheme: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     old, new = (tmp_path / f"{one.name}.psm" for one in folders)

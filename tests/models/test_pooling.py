@@ -52,6 +52,7 @@ def test_embeddings_of_bare_models(name: str, tmp_path: Path) -> None:
             llm.logits(prompt(5))
 
 
+@pytest.mark.long
 def test_files_of_sentence_transformers(tmp_path: Path) -> None:
     model, dense = sentence_transformer(tmp_path, "pooling_mode_cls_token", has_dense=True)
     query, plain = [2, 10, 11, 4, 5, 9, 3], [2, 4, 5, 9, 3]  # "query: the cats", "the cats"

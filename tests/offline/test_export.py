@@ -32,6 +32,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return asked
 
 
+@pytest.mark.long
 def test_a_model_folder_becomes_one_that_a_pipeline_takes(penstock_command: Run, tmp_path: Path) -> None:
     """The real command, in the document's order: export, then the folder by its path."""
     model = tmp_path / "my-model"
@@ -73,6 +74,7 @@ def test_a_configuration_file(here: list[dict[str, Any]], tmp_path: Path) -> Non
         penstock.export(file, tmp_path / "c.psm")
 
 
+@pytest.mark.long
 def test_a_network_in_memory(here: list[dict[str, Any]], tmp_path: Path) -> None:
     """As it was loaded it makes the demo bundle again; changed it makes the bundle of its new weights."""
     network = penstock.load_network(FOLDER)

@@ -49,6 +49,7 @@ def run_page(page: Path, folder: Path, with_long: bool) -> None:
         runner.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", SHORT, ids=lambda page: page.stem)
 def test_snippets_of_a_page_run(page: Path, short_folder: Path) -> None:
     run_page(page, short_folder, with_long=False)

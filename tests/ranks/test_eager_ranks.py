@@ -60,6 +60,7 @@ def test_eager_ranks_need_a_launcher(tmp_path: Path) -> None:
         LLM(folder, mode="eager", tensor_parallel_size=2)
 
 
+@pytest.mark.long
 def test_eager_ranks_with_other_calls_name_it(tmp_path: Path) -> None:
     folder = save("llama", tmp_path / "llama")
     script = ASK.replace("[7, 300, 41, 9]", "[7, 300, 41, 9 + rank]")

@@ -175,6 +175,7 @@ def test_ranks_with_other_settings_name_what_differs(config: dict[str, object], 
     assert named in text or "part_bytes" in text
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("meeting")
 def test_bundles_of_other_weights_do_not_meet(
     demo_ranks: Path, tmp_path: Path, parts_of: Callable[[Path, int], list[Path]]
@@ -454,6 +455,7 @@ def test_the_core_reads_launchers_variables_as_the_package_does(
     assert (None if status else (found.rank, found.world, found.local_rank, found.local_world)) == expected
 
 
+@pytest.mark.long
 def test_the_example_under_torchrun(demo_ranks: Path) -> None:
     command = [tool("torchrun"), "--standalone", "--nproc-per-node", "2", "--no-python", sys.executable]
     words = [*command, EXAMPLE / "main.py", "--model_path", pattern(demo_ranks), "--device_id", "0"]

@@ -184,6 +184,7 @@ def test_eager_mode_has_no_stages_and_no_partitions(name: str, tmp_path: Path) -
         LLM(tmp_path, mode="eager", **{name: 2})
 
 
+@pytest.mark.long
 def test_a_checkpoint_folder_runs_on_ranks_without_a_cache(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "tiny")
     prompt, params = [3, 1, 4, 1, 5], SamplingParams(max_tokens=8, temperature=0.0)

@@ -129,6 +129,7 @@ def test_a_folder_becomes_a_bundle(tmp_path: Path) -> None:
     assert (tmp_path / "out.psm").read_bytes() == (tmp_path / "expected.psm").read_bytes()
 
 
+@pytest.mark.long
 def test_a_sharded_folder_becomes_whole(tmp_path: Path) -> None:
     shard_folder(DEMO, tmp_path / "cut", strategy_of(DEMO, 3))
     convert(tmp_path / "cut", tmp_path / "out", AS_IS)

@@ -107,6 +107,7 @@ def run_script(text: str, folder: Path, tmp_path: Path) -> subprocess.CompletedP
     return run_limited([sys.executable, str(script)], tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "body",
     [
@@ -131,6 +132,7 @@ def test_a_script_without_guard_runs(body: str, folder: Path, tmp_path: Path) ->
     assert len(json.loads(line)) == 3
 
 
+@pytest.mark.long
 def test_a_broken_script_is_one_line(folder: Path, tmp_path: Path) -> None:
     done = run_script(IMPORTS + "LLM(FOLDER, network=f'{__file__}:Net')\n" + NETWORK, folder, tmp_path)
     assert done.returncode == 1

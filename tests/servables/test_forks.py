@@ -156,6 +156,7 @@ WRITES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", mostly_long(WRITES, "another result", "later, by a child"))
 def test_foreign_result_ends_the_process(hosts, how: str) -> None:
     """The others are answered, or told that the process died with their batch.
@@ -173,6 +174,7 @@ def test_foreign_result_ends_the_process(hosts, how: str) -> None:
     assert host.ask("echo", x=np.ones((1, 3)))["y"].tolist() == [[1, 1, 1]]
 
 
+@pytest.mark.long
 def test_stray_bytes_in_a_frame_are_detected(tmp_path: Path) -> None:
     """Bytes that get into a result shift the rest, and may cut off a piece that reads as fields nobody knows."""
     text = """

@@ -70,6 +70,7 @@ def names(*given: str) -> dict[str, object]:
     return {"inputs": [{"name": "name", "datatype": "BYTES", "shape": [len(given)], "data": [*given]}]}
 
 
+@pytest.mark.long
 def test_servables_beside_language_models(tmp_path: Path) -> None:
     """Text in, a language model of its own and one that is served, text out; what the service says of it all."""
     folder = write(tmp_path / "root", "story", STORY)
@@ -107,6 +108,7 @@ def test_servables_beside_language_models(tmp_path: Path) -> None:
     assert "a line of add" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.long
 def test_checkpoint_folders_are_language_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version's folder is one, and holds another, which is quantized by the way."""
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
@@ -130,6 +132,7 @@ def one_language_model(folder: Path, config: str, *names: str) -> None:
         (folder / "1" / "weights" / name).write_bytes((2).to_bytes(8, "little") + b"{}")  # no tensors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "names", "told"),
     [

@@ -67,6 +67,7 @@ def frozen_heap() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.long
 def test_requests_leave_nothing_to_the_garbage_collector(monkeypatch, frozen_heap) -> None:
     async def main() -> None:
         async with both_listeners() as (clients, backend):

@@ -81,6 +81,7 @@ def test_damaged_strategies_are_one_line() -> None:
     assert 300 < sum(map(bool, messages)) < 400
 
 
+@pytest.mark.long
 def test_damaged_manifests_with_a_right_checksum_are_one_line(tmp_path: Path) -> None:
     shard_folder(DEMO, tmp_path / "cut", strategy_of(DEMO, 2))
     values, messages = json.loads((tmp_path / "cut" / MANIFEST).read_bytes())["manifest"], []
@@ -124,6 +125,7 @@ print(peak_rss_bytes() >> 20)
 """
 
 
+@pytest.mark.long
 def test_memory_does_not_depend_on_the_model(tmp_path: Path) -> None:
     """400 MB of weights, 280 of them in one tensor, in less than 200 MB."""
     source = tmp_path / "source"

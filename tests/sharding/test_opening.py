@@ -55,6 +55,7 @@ def weights_of(path: Path) -> bytes:
     return path.read_bytes()[segment.offset : segment.offset + segment.num_bytes]
 
 
+@pytest.mark.long
 def test_a_sharded_folder_opens_as_the_model(sharded: Path, tmp_path: Path) -> None:
     expected = answer(DEMO, 1)
     assert answer(sharded, 2) == expected
@@ -67,6 +68,7 @@ def test_a_sharded_folder_opens_without_the_cache(sharded: Path) -> None:
     assert answer(sharded, 2, use_cache=False) == answer(DEMO, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", mostly_long(["f32", "w4a8"], "w4a8"))
 @pytest.mark.parametrize("family", ["llama_tied_one_kv_head", "qwen3_biases_windows"])
 def test_ranks_made_apart_have_the_bits_of_the_whole(family: str, scheme: str, tmp_path: Path) -> None:
@@ -88,6 +90,7 @@ def test_ranks_made_apart_have_the_bits_of_the_whole(family: str, scheme: str, t
         assert logits_of(ranks.program, batches) == whole_logits(whole, batches)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [1, 3])
 def test_another_number_of_ranks_is_refused(world: int, sharded: Path, tmp_path: Path) -> None:
     for folder in (sharded, tmp_path / "bundles"):

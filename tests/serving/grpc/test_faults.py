@@ -185,6 +185,7 @@ class Traffic:
         assert not [one for one in found if isinstance(one, Exception)], found
 
 
+@pytest.mark.long
 def test_killed_workers_are_replaced_under_load_over_grpc(versions, expected) -> None:
     async def main() -> None:
         async with grpc_service(num_workers=2, supervision=HASTY) as (running, _, address):
@@ -204,6 +205,7 @@ def test_killed_workers_are_replaced_under_load_over_grpc(versions, expected) ->
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_a_stopped_worker_is_replaced_under_load_over_grpc(versions, expected) -> None:
     async def main() -> None:
         async with grpc_service(supervision=IMPATIENT) as (running, _, address):

@@ -59,6 +59,7 @@ def test_good_requests_are_good(fake):
         assert infer(fake, one).outputs
 
 
+@pytest.mark.long
 def test_damaged_messages_are_answered_or_refused(fake, caplog):
     caplog.set_level(logging.ERROR)
     rng, codes = random.Random(21), Counter[str]()

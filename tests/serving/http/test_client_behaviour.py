@@ -79,6 +79,7 @@ def test_tokens_are_sent_while_the_answer_goes_on(serve):
     until(lambda: is_idle(service))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "whole"])
 def test_a_client_that_does_not_read_is_disconnected(serve, caplog, is_stream):
     limits = GatewayLimits(write_s=0.3, keep_alive_s=1)
@@ -96,6 +97,7 @@ def test_a_client_that_does_not_read_is_disconnected(serve, caplog, is_stream):
     connection.close()
 
 
+@pytest.mark.long
 def test_a_service_stops_despite_a_client_that_does_not_read(serve):
     service = serve(settings=GatewaySettings(limits=GatewayLimits(write_s=0.3)), **ROOMY)
     with socket.socket() as connection:

@@ -233,6 +233,7 @@ def test_other_types_of_bodies(service):
     assert raw(service, head + b"Content-Length: %d\r\n\r\n" % len(body) + body).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.long
 def test_memory_is_flat_under_what_is_refused(service):
     """65,537 chunks of a byte, sizes of all there is, bombs, depth: what was taken before is enough for all of it."""
     head = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"

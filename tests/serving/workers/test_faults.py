@@ -117,6 +117,7 @@ def test_killed_workers_are_replaced_under_load(versions, expected, certificate,
     asyncio.run(main())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("placement", mostly_long(PLACEMENTS, "local"))
 def test_a_stopped_worker_is_replaced_under_load(versions, expected, certificate, placement) -> None:
     """SIGSTOP: the worker sends nothing.  With one worker its requests are retried on the next one."""
@@ -135,6 +136,7 @@ def test_a_stopped_worker_is_replaced_under_load(versions, expected, certificate
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_a_hung_engine_is_noticed_while_its_process_answers(versions) -> None:
     """The worker's event loop continues and sends heartbeats; the engine's loop hangs in a step."""
 
@@ -222,6 +224,7 @@ async def tokens_of_when_ready(backend: RemoteBackend, prompt: list[int]) -> lis
     return await tokens_of(backend, prompt, GREEDY)
 
 
+@pytest.mark.long
 def test_a_crash_loop_leaves_only_its_model_not_ready(versions) -> None:
     async def main() -> None:
         async with service(supervision=HASTY, command=faulty("exits")) as running:

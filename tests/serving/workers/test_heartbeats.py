@@ -12,6 +12,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 from penstock.engine.params import SamplingParams
 from penstock.llm.answer import EventAnswer
@@ -157,6 +158,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_a_stopped_and_continued_service_keeps_its_workers(tmp_path) -> None:
     """Ctrl-Z and fg in the middle of a step, for longer than ``hang_s``."""
     process = subprocess.Popen(

@@ -162,6 +162,7 @@ def test_other_weights_do_not_go_on_with_an_answer(versions, caplog) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_waiting_requests_and_embeddings_move_too(expected) -> None:
     options = replace(OPTIONS, limits=replace(OPTIONS.limits, max_requests=2))
 

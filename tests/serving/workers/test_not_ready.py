@@ -200,6 +200,7 @@ def test_a_worker_lost_as_soon_as_it_is_ready(tmp_path: Path, monkeypatch: pytes
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_a_race_of_loads_gives_no_false_refusal(tmp_path: Path) -> None:
     """Models are loaded and unloaded through the admin socket under traffic: only 200, 404 and 503 occur."""
     num_loads = 6

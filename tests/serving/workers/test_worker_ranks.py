@@ -60,6 +60,7 @@ def test_a_group_answers_as_one_process_does() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", mostly_long([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
 def test_a_rank_that_fails_ends_its_group_only(number: int) -> None:
     """A request of the group moves to the other worker, unless it has sent tokens: then it ends, to be sent again."""
@@ -86,6 +87,7 @@ def test_a_rank_that_fails_ends_its_group_only(number: int) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_ranks_end_with_their_worker() -> None:
     async def main() -> None:
         async with service(options=PAIR, supervision=HASTY) as running:
@@ -99,6 +101,7 @@ def test_ranks_end_with_their_worker() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_weights_are_replaced_under_requests() -> None:
     async def main() -> None:
         async with service(options=PAIR) as running:

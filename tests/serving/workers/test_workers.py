@@ -228,6 +228,7 @@ def test_a_model_is_planned_beside_other_workers() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_a_folder_is_planned_beside_other_workers(tmp_path, monkeypatch) -> None:
     """Its bundle is made first; the plan is sent before weights are read, and one that does not fit is refused."""
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
