@@ -10,7 +10,7 @@ import pytest
 
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from penstock.llm.llm import LLM
@@ -99,6 +99,13 @@ def test_another_number_of_ranks_is_refused(world: int, sharded: Path, tmp_path:
         with raises(InvalidArgumentError, param="tensor_parallel_size", match="expected 2") as raised:
             answer(folder, world)
         assert raised.value.param == "tensor_parallel_size"
+
+
+def test_a_missing_bundle_of_a_rank_is_named(tmp_path: Path) -> None:
+    export_ranks(DEMO.parent / "demo.psm", tmp_path / "bundles", 2)
+    (tmp_path / "bundles" / "rank_1.psm").unlink()
+    with pytest.raises(InvalidFileError, match=r"bundles: expected rank_1\.psm, found no such file"):
+        answer(tmp_path / "bundles", 2)
 
 
 def test_bundles_of_two_cuts_are_no_group(tmp_path: Path) -> None:

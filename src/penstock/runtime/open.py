@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import FileAccessError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, OutOfMemoryError, UnsupportedError
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
@@ -322,6 +322,7 @@ def rank_bundles(
     deleted after the block.  With stages on other machines only that of rank 0 is yielded, and the folder need not have
     the others.
     """
+    from penstock.graph.bundle import read_graph
     from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle
 
     options = options or OpenOptions()
@@ -332,8 +333,12 @@ def rank_bundles(
         parts = [folder / rank_bundle(rank) for rank in range(world)]
         count = len(list(folder.glob(rank_bundle("*"))))
         if is_local and count != world:
+            expected = int(read_graph(folder / rank_bundle(0))[0].properties.get("world", "1"))
+            missing = next((part.name for part in parts if not part.exists()), None)
+            if missing is not None and expected == world:
+                raise InvalidFileError(f"{folder}: expected {missing}, found no such file")
             raise InvalidArgumentError(
-                f"tensor_parallel_size: expected {count}, the ranks that {folder} is cut for, found {world} "
+                f"tensor_parallel_size: expected {expected}, the ranks that {folder} is cut for, found {world} "
                 f"({options.layout})",
                 param="tensor_parallel_size",
             )
