@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,12 @@ class Penstock:
         return np.array([answer.vector for answer in self.llm.embed(ids, "mean", True)])
 
 
-class Padded:
+class Padded(ABC):
     """Sorts and pads batches; ``run`` returns the hidden rows of one."""
 
+    @abstractmethod
     def run(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
+        """Return the hidden rows [batch, length, hidden] of padded ids and their mask, both [batch, length]."""
 
     def embed(self, ids: list[list[int]]) -> np.ndarray:
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))

@@ -86,7 +86,7 @@ async def left(readers: list[Reader]) -> None:
 
 
 def check_beginnings(readers: list[Reader]) -> None:
-    """Compare answers that were left with those of an engine alone."""
+    """Compare the answers that remain with those of an engine that runs each alone."""
     with LLM(DEMO, threads=1) as llm:
         for number, reader in enumerate(readers):
             num_tokens = max(len(ids) for ids in reader.ids.values())

@@ -107,7 +107,7 @@ def test_the_receiver_computes_only_the_end(make_llm, windows) -> None:
         assert await copy_pages(source, target, PROMPT, "", "") == 0, "it has them"
         assert "page_data" not in target.kinds
         assert await copy_pages(source, target, PROMPT[: 2 * PAGE_TOKENS - 1], "", "") == 0, "computing it is as fast"
-        assert await copy_pages(source, target, prompt_of(200, 9), "", "") == 0, "nobody has computed it"
+        assert await copy_pages(source, target, prompt_of(200, 9), "", "") == 0, "no worker has these pages"
         assert await copy_pages(source, target, PROMPT, "other", "") == 0, "it has computed it for others"
         assert await copy_pages(source, target, PROMPT, "", "other") > 0
         await target.answer()
