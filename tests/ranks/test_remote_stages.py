@@ -66,7 +66,7 @@ def test_answers_equal_those_of_one_process(stages: Stages, one: LLM) -> None:
     [
         (signal.SIGKILL, "closed the connection", 2.0),
         (signal.SIGTERM, "was stopped", 2.0),
-        (signal.SIGSTOP, "is lost: no message for 2 s", 4.0),
+        (signal.SIGSTOP, "is lost: no message for 1.7 s", 4.0),
     ],
 )
 def test_a_stage_that_is_lost_ends_the_group(

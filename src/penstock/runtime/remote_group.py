@@ -37,7 +37,8 @@ __all__ = ["ALPN", "BEAT_LIMIT_S", "BEAT_S", "MAX_FRAME_BYTES", "Frame", "Kind",
 
 ALPN: Final = "penstock-stage"
 BEAT_S: Final = 0.5
-BEAT_LIMIT_S: Final = 2.0
+BEAT_LIMIT_S: Final = 1.7
+"""Open requests have to fail within 2 s of the loss of a link; the rest of the time is for ending the group."""
 MAX_FRAME_BYTES: Final = 1 << 30
 _JOIN_S: Final = 10.0
 _LOAD_S: Final = 600.0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.cli.listener import add_listener_options, read_listener
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
 from penstock.cli.service.cluster_options import add_cluster_options, cluster_placement
 from penstock.cli.stage_server import SERVICE_JOIN_S, add_stage_options, stage_server
@@ -67,13 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _add_remote_worker_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workers on other machines (penstock worker), over TLS with --tls-certificate")
-    group.add_argument(
-        "--worker-port", type=int, metavar="N", help="accept workers on this port; 0: a free port (default: none)"
-    )
-    group.add_argument("--worker-host", metavar="HOST", help="address to listen on (default: 127.0.0.1)")
-    group.add_argument(
-        "--worker-token-file", type=Path, metavar="FILE", help="file with the shared secret, one line (default: none)"
-    )
+    add_listener_options(group, "worker", "accept workers")
 
 
 def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
@@ -349,21 +344,13 @@ def _networks(specs: Sequence[str], models: Sequence[tuple[str, str]]) -> dict[s
 
 
 def _worker_listener(args: argparse.Namespace) -> RemoteWorkerSettings | None:
-    from penstock.serving.workers.remote_worker_client import read_token
     from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 
-    if args.worker_port is None:
-        for name in ("worker_token_file", "worker_host"):
-            if getattr(args, name) is not None:
-                raise InvalidArgumentError(f"--{name.replace('_', '-')} requires --worker-port")
+    listener = read_listener(args, "worker", ("worker_token_file", "tls_certificate", "tls_key"))
+    if listener is None:
         return None
-    check_integer("worker_port", args.worker_port, 0, 65_535)
-    if args.worker_token_file is None or args.tls_certificate is None or args.tls_key is None:
-        raise InvalidArgumentError("--worker-port requires --worker-token-file, --tls-certificate and --tls-key")
-    host = "127.0.0.1" if args.worker_host is None else args.worker_host
-    return RemoteWorkerSettings(
-        host, args.worker_port, args.tls_certificate, args.tls_key, read_token(args.worker_token_file)
-    )
+    host, port, token = listener
+    return RemoteWorkerSettings(host, port, args.tls_certificate, args.tls_key, token)
 
 
 def _resolve(args: argparse.Namespace, source: str) -> str:
