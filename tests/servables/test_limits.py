@@ -94,6 +94,24 @@ def test_bytes_of_shared_batches_are_limited(host: Host) -> None:
     assert statistics.batch_sizes[1][0] == before + 6
 
 
+def test_requests_that_arrive_together_share_a_batch(host: Host) -> None:
+    """Without any delay, while the process is idle."""
+    several = [{"x": texts(1)}, {"x": texts(1, 1)}, {"x": texts(1)}]
+    assert [one["size"].tolist() for one in host.gather("sizes.texts", *several)] == [[4], [4, 4], [4]]
+
+
+def test_requests_for_a_free_process_do_not_fill_queues(tmp_path: Path) -> None:
+    """With room for one instance, the first of two requests runs at once, and the second waits; a third is refused."""
+    write(tmp_path, "sizes", SIZES.replace("max_batch_mib=1", "max_waiting=1"))
+    host = Host(tmp_path)
+    try:
+        first, second, third = host.gather("sizes.texts", *[{"x": texts(1)}] * 3)
+    finally:
+        host.close()
+    assert [one["size"].tolist() for one in (first, second)] == [[1], [1]]
+    assert isinstance(third, QueueFullError)
+
+
 def test_open_requests_of_a_method_are_limited(tmp_path: Path) -> None:
     """The third request is refused at once, the first two are answered, and then there is room again."""
     write(tmp_path, "slow", WAITING)

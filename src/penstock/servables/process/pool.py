@@ -57,6 +57,7 @@ class Pool:
         self.size = size
         self._start, self._supervision, self._cores = start, supervision, cores
         self._ready_batches: deque[PoolBatch] = deque()
+        self._dispatching: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._supervisors: list[asyncio.Task[None]] = []
@@ -117,8 +118,16 @@ class Pool:
         self._ready_batches.extend(batches)
         self.dispatch()
 
+    def dispatch_soon(self) -> None:
+        """Call ``dispatch`` after everything else that runs in this turn of the event loop."""
+        if self.free and self._dispatching is None:
+            self._dispatching = asyncio.get_running_loop().call_soon(self.dispatch)
+
     def dispatch(self) -> None:
         """Send batches that are due to free processes."""
+        if self._dispatching is not None:
+            self._dispatching.cancel()
+            self._dispatching = None
         if not self.free:
             return
         now = time.monotonic()
@@ -364,8 +373,9 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._timer is not None:
-            self._timer.cancel()
+        for handle in (self._timer, self._dispatching):
+            if handle is not None:
+                handle.cancel()
         workers, self.workers = self.workers, []
         self._refuse_all()
         for worker in workers:

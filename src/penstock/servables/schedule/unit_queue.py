@@ -165,7 +165,8 @@ class UnitQueue:
         self._batcher: Batcher[Job] = Batcher(self.rules)
         self._is_each = unit.rules is None  # its stages take one instance at a time
         self._instance_s = _TRIP_S
-        self._starts_at_once = self.rules.max_delay_s == 0
+        self._starts_at_once = self.rules.max_delay_s == 0 and (self._is_each or self.rules.max_size == 1)
+        self._combines = self.rules.max_delay_s == 0 and not self._starts_at_once
         self._varied_inputs = [index for index, spec in enumerate(unit.inputs) if not spec.is_fixed]
         if self._is_each:
             self._varied_inputs = []  # instances that run one by one need not have the same shape
@@ -182,7 +183,11 @@ class UnitQueue:
         return self._batcher.num_waiting
 
     def add(self, job: Job) -> None:
-        """Queue a job, or run it at once if a process is free.  Raises QueueFullError and UnavailableError."""
+        """Queue a job, or run it at once if a process is free.  Raises QueueFullError and UnavailableError.
+
+        A stage or model that takes batches runs at the end of this turn of the event loop, without any further delay.
+        Requests that arrive together, or that leave the previous step together, are then in one batch.
+        """
         self.pool.check_available()
         count = job.count
         if (
@@ -197,8 +202,14 @@ class UnitQueue:
         kind: Any = ()
         if self._varied_inputs:
             kind = tuple(job.arrays[index].shape[1:] for index in self._varied_inputs)
+        waiting = self._batcher.num_waiting
+        if self._combines and waiting and waiting + count > self.max_waiting:
+            self.pool.dispatch()  # those that wait only for the end of this turn
         self._batcher.add(job, count, time.monotonic(), priority=job.run.priority, kind=kind)
-        self.pool.dispatch()
+        if self._combines:
+            self.pool.dispatch_soon()
+        else:
+            self.pool.dispatch()
 
     def cancel(self, job: Job) -> None:
         """Remove a job if it is queued."""
