@@ -39,6 +39,7 @@ def test_models_are_loaded_updated_and_unloaded(tmp_path: Path, capsys: pytest.C
         found = json.loads(models(*asked, "--json"))
         assert [(one["id"], one["version"]) for one in found["models"]] == [("first", 1), ("second", 2)]
         assert models("unload", "second", *asked) == "second  unloaded\n"
+        assert "worker: first-1 is the only ready worker" in models("drain", "first", "first-1", *asked, status=1)
         assert "'second'" in models("unload", "second", *asked, status=1)
         assert "update: expected NAME=PATH" in models("update", DEMO, *asked, status=2)
         assert "no such file" in models("load", tmp_path / "gone.psm", *asked, status=1)

@@ -1,4 +1,4 @@
-"""Client of a service's admin socket: list, load, update and unload models."""
+"""Client of a service's admin socket: list, load, update and unload models, and drain workers."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ class AdminClient:
     def unload(self, name: str) -> Answer:
         """Drain a model and free its memory."""
         return self._send("POST", f"/admin/models/{path_segment(name)}/unload")
+
+    def drain_worker(self, name: str, worker: str, *, replace: bool = False) -> Answer:
+        """End one worker of a model; other workers go on with its requests.  ``replace``: start another one first."""
+        fields = {"worker": worker, "replace": replace}
+        return self._send("POST", f"/admin/models/{path_segment(name)}/drain", fields)
 
     def _send(self, method: str, route: str, fields: Mapping[str, Any] | None = None) -> Answer:
         from penstock.client.http_transport import HttpTransport

@@ -259,3 +259,11 @@ class Models(Protocol):
         When they are warm, new requests use them, and the old weights are drained.  On an error the old weights stay
         in use.  Raises the errors of ``load``.
         """
+
+    async def drain_worker(self, name: str, worker: str, *, replaces: bool = False) -> Backend:
+        """Let the other workers of a model go on with the open requests of one, and end it.
+
+        With ``replaces`` a new worker starts first; if it fails to start, the old one stays.  Raises NotFoundError for
+        an unknown model or worker, InvalidArgumentError for the only worker without ``replaces`` and for one of another
+        machine with it, and the errors of ``load``.
+        """

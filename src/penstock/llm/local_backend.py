@@ -266,6 +266,12 @@ class LocalModels:
         await old.close()
         return new
 
+    async def drain_worker(self, name: str, worker: str, *, replaces: bool = False) -> LocalBackend:
+        """Raise NotFoundError: these models run without workers."""
+        self.get(name)
+        message = f"worker: expected a worker of {name}, which runs without workers, got {worker!r:.140}"
+        raise NotFoundError(message, param="worker", code="worker_not_found")
+
     async def close(self) -> None:
         """Close all models."""
         self.is_draining = True

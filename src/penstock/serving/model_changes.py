@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 class Changes:
-    """Loads, updates and unloads models, each in a task of its own.
+    """Loads, updates and unloads models and drains workers, each in a task of its own.
 
     Raises the errors of Models, and UnavailableError if the model is being changed or loaded for the first time, or if
     the service is stopping.
@@ -43,6 +43,12 @@ class Changes:
         """Call ``Models.unload``, which continues if the caller is cancelled."""
         self._check(name)
         await self._begin(lambda: self._models.unload(name), name, goes_on=True)
+
+    async def drain_worker(self, name: str, worker: str, *, replaces: bool) -> Backend:
+        """Call ``Models.drain_worker``, which continues if the caller is cancelled."""
+        self._check(name)
+        work = partial(self._models.drain_worker, name, worker, replaces=replaces)
+        return await self._begin(work, name, goes_on=True)
 
     async def close(self) -> None:
         """Cancel running changes and refuse further ones."""

@@ -54,7 +54,7 @@ def test_models_change_while_the_public_port_answers(tmp_path: Path) -> None:
         status, told = call(path, "GET", "/openapi.json")
         assert set(told["paths"]) == {
             "/admin/models", "/admin/models/load", "/admin/models/{model}/update", "/admin/models/{model}/unload",
-            "/openapi.json",
+            "/admin/models/{model}/drain", "/openapi.json",
         }  # fmt: skip
         for method, route in (("GET", "/admin/models"), ("POST", "/admin/models/demo/unload")):
             connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=600)
@@ -196,6 +196,44 @@ def test_one_change_of_a_model_at_a_time_and_none_at_the_end(tmp_path: Path) -> 
             status, answer = await asked("POST", "/admin/models/load", {"path": str(DEMO), "name": "more"})
             assert (status, answer["error"]["code"]) == (503, "unavailable")
             await answering.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_worker_is_drained_and_replaced(tmp_path: Path) -> None:
+    """Its open answer goes on in the worker that takes its place, whose tokens follow those of the first."""
+
+    async def main() -> None:
+        path = tmp_path / "admin.sock"
+        async with service(command=faulty("slow")) as running, admin(running.models, path) as (asked, _):
+            backend = await running.models.load(str(DEMO))
+            (first,) = [worker.name for worker in backend.workers()]
+
+            async def drain(worker: str, status: int = 200, **body: object) -> dict:
+                found, answer = await asked("POST", "/admin/models/demo/drain", {"worker": worker, **body})
+                assert found == status, answer
+                return answer
+
+            refused = (await drain("demo-none", 404))["error"]
+            assert (refused["param"], refused["code"]) == ("worker", "worker_not_found")
+            assert first in refused["message"]
+            refused = (await drain(first, 400))["error"]
+            assert refused["param"] == "worker"
+            assert "only ready worker" in refused["message"]
+
+            answer = await backend.submit([5, 6], ENDLESS)
+            events = aiter(answer)
+            await anext(events)
+            (second,) = [worker["name"] for worker in (await drain(first, replace=True))["workers"]]
+            assert second != first
+            assert [(worker.name, worker.num_open) for worker in backend.workers()] == [(second, 1)]
+            await anext(events)
+            await answer.aclose()
+            backend._group.resize(2)
+            await until(lambda: len(pids(backend)) == 2)
+            assert [worker["name"] for worker in (await drain(second))["workers"]] != [second]
+            assert len(pids(backend)) == 1
+            assert sum(backend.deaths().values()) == 0
 
     asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""``penstock models [list|load|update|unload]``: manage the models of a running service over its admin socket."""
+"""``penstock models [list|load|update|unload|drain]``: manage the models of a running service over its admin socket."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _ACTIONS = (
     ("load", "[NAME=]PATH", "load a bundle or a checkpoint folder, and wait until it is ready", "code=new.psm"),
     ("update", "NAME=PATH", "replace the weights of a model without failing a request", "code=better.psm"),
     ("unload", "NAME", "wait for open requests, then free the memory of a model", "code"),
+    ("drain", "NAME", "move the open requests of one worker of a model to the others, then end it", "code code-1"),
 )
 _MODEL_HELP = {
     "load": "path of a bundle or a checkpoint folder; NAME= sets its name",
     "update": "name of the model, and path of a bundle or a checkpoint folder with the new weights",
     "unload": "name of the model",
+    "drain": "name of the model",
 }
 
 
@@ -42,6 +44,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         )
         if metavar:
             subparser.add_argument("model", metavar=metavar, help=_MODEL_HELP[action])
+        if action == "drain":
+            subparser.add_argument("worker", metavar="WORKER", help="name of the worker, which `list --json` prints")
+            subparser.add_argument(
+                "--replace", action="store_true", help="start another worker first (default: the others remain)"
+            )
         _add_options(subparser, argparse.SUPPRESS, argparse.SUPPRESS)  # accepted after the action, too
     parser.set_defaults(run=run, action="list")
 
@@ -75,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         answer = client.status()
     elif action == "unload":
         answer = client.unload(args.model)
+    elif action == "drain":
+        answer = client.drain_worker(args.model, args.worker, replace=args.replace)
     else:
         from penstock.cli.service.serve import named_model
 

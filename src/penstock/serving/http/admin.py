@@ -59,6 +59,13 @@ class UpdateRequest(Body):
     path: _Path
 
 
+class DrainRequest(Body):
+    """The body of a drain."""
+
+    worker: Annotated[str, Meta(min_length=1, max_length=160, description="Name of the worker, as in /admin/models.")]
+    replace: Annotated[bool, Meta(description="Start another worker first.")] = False
+
+
 class Unloaded(Body):
     """The response of an unload."""
 
@@ -94,6 +101,13 @@ class _Routes:
         await self._changes.unload(name)
         return json_reply({"id": name, "state": "unloaded"})
 
+    async def drain(self, call: Call) -> Reply:
+        """End one worker of a model; others go on with its requests."""
+        body: DrainRequest = call.body
+        name = call.facts["model"] = call.path_values["model"]
+        backend = await self._changes.drain_worker(name, body.worker, replaces=body.replace)
+        return json_reply(model_status(backend, call.metrics))
+
 
 def admin_operations(changes: Changes) -> list[Operation]:
     """Return all routes of the admin listener."""
@@ -111,6 +125,10 @@ def admin_operations(changes: Changes) -> list[Operation]:
         Operation(
             "POST", "/admin/models/{model}/unload", "unload_model", "Drain a model and free its memory.",
             routes.unload, Unloaded, refusals=(404, 429, 503, 504),
+        ),
+        Operation(
+            "POST", "/admin/models/{model}/drain", "drain_worker", "Drain one worker of a model and end it.",
+            routes.drain, ModelStatus, DrainRequest, refusals=(404, 429, 503, 504),
         ),
     ]  # fmt: skip
     table.append(description_of(table))

@@ -17,7 +17,7 @@ from penstock.cluster.scale_loop import ScaleLoop
 from penstock.engine.options import RequestOptions, check_options
 from penstock.engine.pooling import check_embedding
 from penstock.engine.prompts import check_token_ids
-from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard, WorkerState
 from penstock.llm.local_backend import embedding_of, in_order, score_of
@@ -180,6 +180,29 @@ class RemoteBackend:
         connection.drain()
         await connection.empty(self._launcher.supervision.drain_s)
         connection.stop()
+
+    async def drain_worker(self, name: str, *, replaces: bool = False) -> None:
+        """Let other workers go on with the open requests of one worker, and end it; see ``Models.drain_worker``."""
+        async with self._update_lock:
+            connections = self._connections
+            connection = next((one for one in connections if one.name == name), None)
+            if connection is None:
+                names = ", ".join(one.name for one in connections) or "none is ready"
+                message = f"worker: expected a ready worker of {self.name} ({names}), got {name!r:.140}"
+                raise NotFoundError(message, param="worker", code="worker_not_found")
+            is_own = connection not in self._joined
+            if replaces and not is_own:
+                message = f"replace: worker {name} joined from another machine. Start the next one there"
+                raise InvalidArgumentError(message, param="replace")
+            if not replaces and len(connections) == 1:
+                message = f"worker: {name} is the only ready worker of {self.name}. Replace it, or unload the model"
+                raise InvalidArgumentError(message, param="worker")
+            tell("worker_drained", f"{self.name}: draining worker {name}.", model=self.name, worker=name)
+            if is_own:
+                await self._loaded.drain_worker(connection, replaces=replaces)
+                self._num_workers = max(1, self._num_workers - (not replaces))
+            else:
+                await self._dismiss(connection)
 
     def _start_to_dismiss(self, connection: WorkerConnection) -> None:
         task = asyncio.ensure_future(self._dismiss(connection))

@@ -121,6 +121,12 @@ class RemoteModels:
         await backend.load(model, verify="always" if Path(model).is_file() else "")
         return backend
 
+    async def drain_worker(self, name: str, worker: str, *, replaces: bool = False) -> RemoteBackend:
+        """Drain one worker of a model and end it; see ``Models.drain_worker``."""
+        backend = self.get(name)
+        await backend.drain_worker(worker, replaces=replaces)
+        return backend
+
     async def stop(self) -> None:
         """End all models at once and lose their open requests."""
         self.is_draining = True

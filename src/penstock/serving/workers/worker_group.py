@@ -108,9 +108,10 @@ class WorkerGroup:
             await self.stop()
             raise
 
-    def _add(self, first_start: asyncio.Future[None]) -> None:
+    def _add(self, first_start: asyncio.Future[None]) -> int:
         slot = next(self._slots)
         self._supervisors[slot] = asyncio.ensure_future(self._supervise(slot, first_start))
+        return slot
 
     def resize(self, num_workers: int) -> None:
         """Start workers, or drain and end those with the fewest open requests, until ``num_workers`` are left.
@@ -129,6 +130,29 @@ class WorkerGroup:
             self._retiring.add(retiring)
             retiring.add_done_callback(self._retiring.discard)
             self._failing.discard(slot)
+
+    async def drain_worker(self, connection: WorkerConnection, *, replaces: bool) -> None:
+        """Move the open requests of one worker to others or wait for their end up to ``drain_s`` seconds, and end it.
+
+        With ``replaces`` another worker starts first; if that fails, its error is raised and the old one stays.  Raises
+        UnavailableError if the worker has ended.
+        """
+        slot = next((slot for slot, worker in self._workers.items() if worker.connection is connection), None)
+        if slot is None or self._stopping.is_set():
+            raise UnavailableError(f"{self.config.name}: worker {connection.name} has ended", 1.0)
+        if replaces:
+            started = asyncio.get_running_loop().create_future()
+            new = self._add(started)
+            try:
+                await started
+            except BaseException:
+                if new in self._supervisors:
+                    await self._retire(new, self._supervisors.pop(new))
+                raise
+        supervisor = self._supervisors.pop(slot, None)
+        if supervisor is not None:  # else it was retired meanwhile
+            self._failing.discard(slot)
+            await self._retire(slot, supervisor)
 
     def _num_open(self, slot: int) -> int:
         """Return the open requests of a slot's worker, -1 if none is ready."""
