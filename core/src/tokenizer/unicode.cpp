@@ -9,9 +9,56 @@ namespace ps {
 namespace {
 
 constexpr uint32_t kNumAscii = 128;
-constexpr uint32_t kNumClassRuns = sizeof(kClassRuns) / sizeof(kClassRuns[0]);
-constexpr uint32_t kNumTraitRuns = sizeof(kTraitRuns) / sizeof(kTraitRuns[0]);
-constexpr uint32_t kNumLowerRuns = sizeof(kLowerRuns) / sizeof(kLowerRuns[0]) / 4;
+constexpr uint32_t kNumLowerRuns = packed::kNumLowerRuns / 4;
+
+struct Tables {  // what each has: unicode_tables.h
+  uint32_t class_runs[packed::kNumClassRuns];
+  uint32_t trait_runs[packed::kNumTraitRuns];
+  uint32_t cluster_runs[packed::kNumClusterRuns];
+  uint32_t lower_runs[packed::kNumLowerRuns];
+  uint32_t combining_runs[packed::kNumCombiningRuns];
+  uint32_t single_runs[packed::kNumSingleRuns];
+  uint32_t single_targets[packed::kNumSingleTargets];
+  uint16_t pairs[packed::kNumPairs];
+  uint16_t pair_order[packed::kNumPairOrder];
+  uint32_t large_pairs[packed::kNumLargePairs];
+  uint32_t compatible_runs[packed::kNumCompatibleRuns];
+  uint16_t compatible_begins[packed::kNumCompatibleBegins];
+  uint16_t compatible_texts[packed::kNumCompatibleTexts];
+};
+
+// Each value is a difference from the one `stride` places before, modulo 2^32.
+template <class T>
+void unpack(const uint8_t* from, uint32_t stride, T* to, uint32_t size) {
+  for (uint32_t i = 0; i < size; ++i) {
+    uint32_t number = 0;
+    int shift = 0;
+    for (; *from & 128; shift += 7) number |= (*from++ & 127u) << shift;
+    number |= static_cast<uint32_t>(*from++) << shift;
+    const uint32_t difference = number >> 1 ^ (0 - (number & 1));
+    to[i] = static_cast<T>((i < stride ? 0 : to[i - stride]) + difference);
+  }
+}
+
+Tables unpack_all() {
+  Tables t;
+  unpack(packed::kClassRuns, 1, t.class_runs, packed::kNumClassRuns);
+  unpack(packed::kTraitRuns, 1, t.trait_runs, packed::kNumTraitRuns);
+  unpack(packed::kClusterRuns, 1, t.cluster_runs, packed::kNumClusterRuns);
+  unpack(packed::kLowerRuns, 4, t.lower_runs, packed::kNumLowerRuns);
+  unpack(packed::kCombiningRuns, 1, t.combining_runs, packed::kNumCombiningRuns);
+  unpack(packed::kSingleRuns, 2, t.single_runs, packed::kNumSingleRuns);
+  unpack(packed::kSingleTargets, 1, t.single_targets, packed::kNumSingleTargets);
+  unpack(packed::kPairs, 3, t.pairs, packed::kNumPairs);
+  unpack(packed::kPairOrder, 1, t.pair_order, packed::kNumPairOrder);
+  unpack(packed::kLargePairs, 4, t.large_pairs, packed::kNumLargePairs);
+  unpack(packed::kCompatibleRuns, 2, t.compatible_runs, packed::kNumCompatibleRuns);
+  unpack(packed::kCompatibleBegins, 1, t.compatible_begins, packed::kNumCompatibleBegins);
+  unpack(packed::kCompatibleTexts, 1, t.compatible_texts, packed::kNumCompatibleTexts);
+  return t;
+}
+
+const Tables kTables = unpack_all();  // when the library is loaded: as constants they would be 54 kB of the file
 
 }  // namespace
 
@@ -23,12 +70,12 @@ uint32_t classes_of(uint32_t code_point) {
     if (code_point == ' ' || code_point - 9 < 5) return kSpace;
     return code_point == '_' ? kWord : 0;
   }
-  const uint32_t* run = std::upper_bound(kClassRuns, kClassRuns + kNumClassRuns, code_point << 4 | 15);
+  const uint32_t* run = std::upper_bound(kTables.class_runs, kTables.class_runs + packed::kNumClassRuns, code_point << 4 | 15);
   return run[-1] & 15;
 }
 
 uint32_t traits_of(uint32_t code_point) {
-  const uint32_t* run = std::upper_bound(kTraitRuns, kTraitRuns + kNumTraitRuns, code_point << 8 | 255);
+  const uint32_t* run = std::upper_bound(kTables.trait_runs, kTables.trait_runs + packed::kNumTraitRuns, code_point << 8 | 255);
   return run[-1] & 255;
 }
 
@@ -38,11 +85,11 @@ uint32_t lower_of(uint32_t code_point) {
   uint32_t low = 0, high = kNumLowerRuns;
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
-    if (kLowerRuns[4 * middle] <= code_point) low = middle + 1;
+    if (kTables.lower_runs[4 * middle] <= code_point) low = middle + 1;
     else high = middle;
   }
   if (!low) return code_point;
-  const uint32_t* run = kLowerRuns + 4 * (low - 1);  // first, last, stride, what is added
+  const uint32_t* run = kTables.lower_runs + 4 * (low - 1);  // first, last, stride, what is added
   return code_point <= run[1] && (code_point - run[0]) % run[2] == 0 ? code_point + run[3] : code_point;
 }
 
@@ -122,7 +169,6 @@ bool push_bytes(Bytes* out, const uint8_t* data, int64_t bytes) {
 
 namespace {
 
-constexpr uint32_t kNumClusterRuns = sizeof(kClusterRuns) / sizeof(kClusterRuns[0]);
 // How code points join in clusters, as the table says it, and the parts of Hangul syllables.
 constexpr uint32_t kControl = 1, kJoins = 2, kExtends = 4, kLinker = 8, kConsonant = 16, kPictograph = 32, kPrepended = 64;
 constexpr uint32_t kLeadJamo = 256, kVowelJamo = 512, kTrailJamo = 1024, kSyllable = 2048, kFullSyllable = 4096;
@@ -136,8 +182,8 @@ uint32_t hangul_of(uint32_t c) {
 }
 
 uint32_t cluster_bits(uint32_t c) {
-  const uint32_t* run = std::upper_bound(kClusterRuns, kClusterRuns + kNumClusterRuns, c << 8 | 255);
-  return (run == kClusterRuns ? 0 : run[-1] & 255) | (c < kNumAscii ? 0 : hangul_of(c));
+  const uint32_t* run = std::upper_bound(kTables.cluster_runs, kTables.cluster_runs + packed::kNumClusterRuns, c << 8 | 255);
+  return (run == kTables.cluster_runs ? 0 : run[-1] & 255) | (c < kNumAscii ? 0 : hangul_of(c));
 }
 
 bool joins_hangul(uint32_t before, uint32_t bits) {
@@ -169,14 +215,11 @@ int64_t end_of_cluster(Text text, int64_t at) {
 
 namespace {
 
-constexpr uint32_t kNumCombiningRuns = sizeof(kCombiningRuns) / sizeof(kCombiningRuns[0]);
-constexpr uint32_t kNumSingleRuns = sizeof(kSingleRuns) / sizeof(kSingleRuns[0]) / 2;
-constexpr uint32_t kNumSingles = sizeof(kSingleTargets) / 3;
-constexpr uint32_t kNumPairs = sizeof(kPairs) / sizeof(kPairs[0]) / 3;
-constexpr uint32_t kNumOrdered = sizeof(kPairOrder) / sizeof(kPairOrder[0]);
-constexpr uint32_t kNumLargePairs = sizeof(kLargePairs) / sizeof(kLargePairs[0]) / 4;
-constexpr uint32_t kNumCompatibleRuns = sizeof(kCompatibleRuns) / sizeof(kCompatibleRuns[0]) / 2;
-constexpr uint32_t kNumCompatible = sizeof(kCompatibleBegins) / sizeof(kCompatibleBegins[0]) - 1;
+constexpr uint32_t kNumSingleRuns = packed::kNumSingleRuns / 2;
+constexpr uint32_t kNumPairs = packed::kNumPairs / 3;
+constexpr uint32_t kNumLargePairs = packed::kNumLargePairs / 4;
+constexpr uint32_t kNumCompatibleRuns = packed::kNumCompatibleRuns / 2;
+constexpr uint32_t kNumCompatible = packed::kNumCompatibleBegins - 1;
 constexpr uint32_t kFirstCombining = 0x300;  // neither composes, nor has it a combining class, below
 constexpr uint32_t kHangul = 0xAC00, kLead = 0x1100, kVowel = 0x1161, kTrail = 0x11A7;
 constexpr uint32_t kNumLeads = 19, kNumVowels = 21, kNumTrails = 28;
@@ -184,8 +227,8 @@ constexpr uint32_t kNoCharacter = ~0u;
 
 uint32_t combining_class(uint32_t c) {
   if (c < kFirstCombining) return 0;
-  const uint32_t* run = std::upper_bound(kCombiningRuns, kCombiningRuns + kNumCombiningRuns, c << 8 | 255);
-  return run == kCombiningRuns ? 0 : run[-1] & 255;
+  const uint32_t* run = std::upper_bound(kTables.combining_runs, kTables.combining_runs + packed::kNumCombiningRuns, c << 8 | 255);
+  return run == kTables.combining_runs ? 0 : run[-1] & 255;
 }
 
 // What one code point decomposes into in one step; false: nothing.  *second is kNoCharacter for a single one.
@@ -194,30 +237,29 @@ bool decompose(uint32_t c, uint32_t* first, uint32_t* second) {
   uint32_t low = 0, high = kNumSingleRuns;
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
-    if (kSingleRuns[2 * middle] <= c) low = middle + 1;
+    if (kTables.single_runs[2 * middle] <= c) low = middle + 1;
     else high = middle;
   }
   if (low) {
-    const uint32_t index = kSingleRuns[2 * low - 1] + (c - kSingleRuns[2 * low - 2]);
-    if (index < (low < kNumSingleRuns ? kSingleRuns[2 * low + 1] : kNumSingles)) {
-      const uint8_t* to = kSingleTargets + 3 * index;
-      *first = to[0] | to[1] << 8 | to[2] << 16;
+    const uint32_t index = kTables.single_runs[2 * low - 1] + (c - kTables.single_runs[2 * low - 2]);
+    if (index < (low < kNumSingleRuns ? kTables.single_runs[2 * low + 1] : packed::kNumSingleTargets)) {
+      *first = kTables.single_targets[index];
       return true;
     }
   }
   low = 0, high = kNumPairs;
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
-    if (kPairs[3 * middle] < c) low = middle + 1;
+    if (kTables.pairs[3 * middle] < c) low = middle + 1;
     else high = middle;
   }
-  if (low < kNumPairs && kPairs[3 * low] == c) {
-    *first = kPairs[3 * low + 1], *second = kPairs[3 * low + 2];
+  if (low < kNumPairs && kTables.pairs[3 * low] == c) {
+    *first = kTables.pairs[3 * low + 1], *second = kTables.pairs[3 * low + 2];
     return true;
   }
   for (uint32_t i = 0; c > 0xFFFF && i < kNumLargePairs; ++i) {
-    if (kLargePairs[4 * i] != c) continue;
-    *first = kLargePairs[4 * i + 1], *second = kLargePairs[4 * i + 2];
+    if (kTables.large_pairs[4 * i] != c) continue;
+    *first = kTables.large_pairs[4 * i + 1], *second = kTables.large_pairs[4 * i + 2];
     return true;
   }
   return false;
@@ -229,20 +271,20 @@ uint32_t compose(uint32_t a, uint32_t b) {
   if (a - kHangul < kNumLeads * kNumVowels * kNumTrails && (a - kHangul) % kNumTrails == 0 && b - kTrail - 1 < kNumTrails - 1)
     return a + (b - kTrail);
   if (a < 0x10000 && b < 0x10000) {
-    uint32_t low = 0, high = kNumOrdered;
+    uint32_t low = 0, high = packed::kNumPairOrder;
     while (low < high) {
       const uint32_t middle = (low + high) / 2;
-      const uint16_t* pair = kPairs + 3 * kPairOrder[middle];
+      const uint16_t* pair = kTables.pairs + 3 * kTables.pair_order[middle];
       if (pair[1] < a || (pair[1] == a && pair[2] < b)) low = middle + 1;
       else high = middle;
     }
-    if (low < kNumOrdered) {
-      const uint16_t* pair = kPairs + 3 * kPairOrder[low];
+    if (low < packed::kNumPairOrder) {
+      const uint16_t* pair = kTables.pairs + 3 * kTables.pair_order[low];
       if (pair[1] == a && pair[2] == b) return pair[0];
     }
   }
   for (uint32_t i = 0; (a > 0xFFFF || b > 0xFFFF) && i < kNumLargePairs; ++i) {
-    const uint32_t* pair = kLargePairs + 4 * i;
+    const uint32_t* pair = kTables.large_pairs + 4 * i;
     if (pair[1] == a && pair[2] == b && pair[3]) return pair[0];
   }
   return kNoCharacter;
@@ -261,20 +303,20 @@ uint32_t find_compatible(uint32_t c) {
   uint32_t low = 0, high = kNumCompatibleRuns;
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
-    if (kCompatibleRuns[2 * middle] <= c) low = middle + 1;
+    if (kTables.compatible_runs[2 * middle] <= c) low = middle + 1;
     else high = middle;
   }
   if (!low) return kNumCompatible;
-  const uint32_t index = kCompatibleRuns[2 * low - 1] + (c - kCompatibleRuns[2 * low - 2]);
-  return index < (low < kNumCompatibleRuns ? kCompatibleRuns[2 * low + 1] : kNumCompatible) ? index : kNumCompatible;
+  const uint32_t index = kTables.compatible_runs[2 * low - 1] + (c - kTables.compatible_runs[2 * low - 2]);
+  return index < (low < kNumCompatibleRuns ? kTables.compatible_runs[2 * low + 1] : kNumCompatible) ? index : kNumCompatible;
 }
 
 bool push_decomposed(uint32_t c, bool compatible, Marks* out) {
   uint32_t first, second;
   const uint32_t wide = compatible ? find_compatible(c) : kNumCompatible;
   if (wide < kNumCompatible) {
-    for (uint32_t i = kCompatibleBegins[wide]; i < kCompatibleBegins[wide + 1]; ++i) {
-      if (!push_mark(kCompatibleTexts[i], out)) return false;
+    for (uint32_t i = kTables.compatible_begins[wide]; i < kTables.compatible_begins[wide + 1]; ++i) {
+      if (!push_mark(kTables.compatible_texts[i], out)) return false;
     }
     return true;
   }
