@@ -25,10 +25,12 @@ from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedE
 from penstock.llm.llm import LLM
 from penstock.processes.frames import FrameStream
 from penstock.processes.tls import TlsSession, client_context, connect
-from penstock.runtime.remote_group import ALPN, MAX_FRAME_BYTES, Frame, Kind, RemoteGroup
+from penstock.runtime.remote_group import ALPN, RemoteGroup
 from penstock.runtime.remote_stage import StageSource, join_pipeline
+from penstock.runtime.stage_links import MAX_FRAME_BYTES, Frame, Kind
 from penstock.runtime.stage_server import StageServer
 from penstock.version import __version__
+from tests.support.marks import mostly_long
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
 from tests.support.services import certificate, versions
 from tests.support.stage_processes import TOKEN, Stages, stages
@@ -311,19 +313,18 @@ def test_rank_0_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
         asyncio.run(join_pipeline(StageSource(DEMO), silent.getsockname(), TOKEN, None, again=False))
 
 
-def test_stages_of_several_ranks_are_refused(stages: Stages) -> None:
-    with pytest.raises(UnsupportedError, match="stage_server: expected pipeline_parallel_size above 1"):
-        LLM(DEMO, pipeline_parallel_size=2, tensor_parallel_size=2, stage_server=stages.server())
+def test_a_stage_server_without_stages_is_refused(stages: Stages) -> None:
     with pytest.raises(UnsupportedError, match="stage_server: expected pipeline_parallel_size above 1"):
         LLM(DEMO, stage_server=stages.server())
 
 
-def test_the_command_line_waits_for_stages(stages: Stages, tmp_path: Path, one: LLM) -> None:
+@pytest.mark.parametrize("tp", mostly_long([1, 2], 1))
+def test_the_command_line_waits_for_stages(tp: int, stages: Stages, tmp_path: Path, one: LLM) -> None:
     token = tmp_path / "token"
     token.write_text(TOKEN + "\n")
     token.chmod(0o600)
     command = [sys.executable, "-m", "penstock", "run", DEMO, PROMPTS[0], "--max-tokens", "20", "--temperature", "0"]
-    command += ["--pp", "2", "--stage-port", "0", "--stage-host", "localhost", "--stage-token-file", token]
+    command += ["--tp", tp, "--pp", "2", "--stage-port", "0", "--stage-host", "localhost", "--stage-token-file", token]
     command += ["--stage-certificate", stages.certificate, "--stage-key", stages.key]
     with subprocess.Popen(
         [str(word) for word in command],

@@ -17,18 +17,18 @@ LIMITS = ProgramLimits(max_tokens=64, max_requests=4, context_len=256)
 PROMPTS = ["def add(a, b):", "class Stack:\n    def __init__(self", "import os"]
 
 
-def rank_pids() -> list[int]:
-    """The processes of ranks that this process has started."""
-    found = []
+def rank_pids(owner: int = 0) -> list[int]:
+    """The processes of ranks that this process, or ``owner``, has started, in the order of their ranks."""
+    found: list[tuple[int, int]] = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
             command = Path(f"/proc/{name}/cmdline").read_bytes()
         except OSError:
             continue
-        if parent == os.getpid() and b"penstock.runtime.rank_process" in command:
-            found.append(int(name))
-    return found
+        if parent == (owner or os.getpid()) and b"penstock.runtime.rank_process" in command:
+            found.append((int(command.split(b"\0")[-2]), int(name)))
+    return [pid for _, pid in sorted(found)]
 
 
 def tokens_of(llm: LLM, prompts: list, params: SamplingParams) -> list:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.env import child_environment
 from penstock.llm.llm import LLM
+from penstock.runtime.program import ProgramLimits
 from penstock.runtime.stage_server import StageServer
 from tests.support.rank_processes import DEMO, LIMITS
 
@@ -57,15 +59,23 @@ class Stages:
 
         return StageServer("localhost", self.port, self.certificate, self.key, TOKEN, join_s, listen)
 
-    def open_llm(self, num_stages: int = 2, on_listen: Callable[[], object] | None = None) -> LLM:
+    def open_llm(
+        self,
+        num_stages: int = 2,
+        on_listen: Callable[[], object] | None = None,
+        *,
+        model: Path = DEMO,
+        limits: ProgramLimits = LIMITS,
+        **options: Any,
+    ) -> LLM:
         """The demo over stages, of which those that do not run yet are started."""
 
         def start() -> None:
             for _ in range(num_stages - sum(process.poll() is None for process in self.processes)):
-                self.start()
+                self.start(model=model)
 
         server = self.server(on_listen or start)
-        return LLM(DEMO, threads=1, limits=LIMITS, pipeline_parallel_size=num_stages, stage_server=server)
+        return LLM(model, threads=1, limits=limits, pipeline_parallel_size=num_stages, stage_server=server, **options)
 
     def close(self) -> None:
         for process in self.processes:

@@ -13,6 +13,7 @@ import os
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from penstock.core.library import CLOSED
 from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment
 from penstock.errors import FileAccessError, PenstockError, UnavailableError, UnsupportedError
+from penstock.runtime.stage_links import RankLink
 
 __all__ = ["RankComms", "RankGroup", "error_of"]
 
@@ -48,9 +50,12 @@ class RankComms:
     @classmethod
     def open(cls, settings: Mapping[str, Any], rank: int, layout: RankLayout) -> RankComms:
         """Open the connections of a child process as its group's ``settings`` say."""
-        options = settings["options"]
-        all_ranks = SharedComm(rank, layout.world, fd=settings["fds"][0], **options)
+        options, links = settings["options"], settings["links"]
         stage, place = layout.place(rank)
+        if links:
+            link = RankLink(socket.socket(fileno=links[str(rank)]), rank, layout, options["part_bytes"])
+            return cls(link.comm, SharedComm(place, layout.stage_ranks, fd=settings["fds"][0], **options))
+        all_ranks = SharedComm(rank, layout.world, fd=settings["fds"][0], **options)
         if stage < 0 or len(settings["fds"]) == 1:
             return cls(all_ranks)
         return cls(all_ranks, SharedComm(place, layout.stage_ranks, fd=settings["fds"][1 + stage], **options))
@@ -63,25 +68,31 @@ class RankComms:
 
 
 class RankGroup:
-    """The ranks other than 0 as child processes, and the memory that they share with this process, rank 0.
+    """Ranks as child processes, and the memory that they share with this process, rank ``first``.
 
+    ``first`` 0: the children are all other ranks.  Else this process has the first rank of a stage of a machine, and
+    the children are the other ranks of this stage; ``links`` are its ends of their connections to the ranks elsewhere,
+    which the caller closes.
     ``part_bytes``: the greatest number of bytes that a rank sends in one exchange.
     """
 
-    def __init__(self, layout: RankLayout, part_bytes: int, *, oversubscribed: bool) -> None:
+    def __init__(self, layout: RankLayout, part_bytes: int, *, oversubscribed: bool, first: int = 0) -> None:
         if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
             raise UnsupportedError(
                 "tensor_parallel_size: expected Linux, whose shared memory ranks use; use 1",
                 param="tensor_parallel_size",
             )
         self.layout = layout
+        self.links: dict[int, socket.socket] = {}
+        self._ranks = range(first + 1, first + layout.stage_ranks if first else layout.world)
         self._options: dict[str, Any] = {
             "part_bytes": part_bytes,
             "epoch": secrets.randbits(63),
             "oversubscribed": oversubscribed,
         }
         self._fds: list[int] = []
-        self._comms: list[SharedComm] = []  # of all ranks, then of the ranks of each stage
+        self._comms: list[SharedComm] = []  # of all ranks, then of the ranks of each stage; or of one stage
+        self._child_ends: dict[int, socket.socket] = {}
         self._children: list[subprocess.Popen[str]] = []
         self._wake, self._waker = os.pipe()
         self._started = threading.Event()
@@ -91,14 +102,18 @@ class RankGroup:
         self._on_death: Callable[[str], None] | None = None
         self._lock = threading.Lock()
         try:
-            self._share_memory(layout.world)
-            for _ in range(layout.pp if layout.pp > 1 and layout.stage_ranks > 1 else 0):
+            self._share_memory(layout.stage_ranks if first else layout.world)
+            for _ in range(layout.pp if layout.pp > 1 and layout.stage_ranks > 1 and not first else 0):
                 self._share_memory(layout.stage_ranks)
+            for rank in self._ranks if first else ():
+                self.links[rank], self._child_ends[rank] = socket.socketpair()
         except BaseException:
             self._close_descriptors()
+            for end in self.links.values():
+                end.close()
             raise
         self.comms = RankComms(self._comms[0])
-        """The connections of rank 0."""
+        """The connections of rank 0; those of the first rank of a stage with the other ranks of the stage."""
 
     def _share_memory(self, world: int) -> None:
         # A file without a name: however the processes end, nothing is left in /dev/shm.
@@ -116,7 +131,8 @@ class RankGroup:
 
     def start(self, settings: Mapping[str, Any]) -> None:
         """Start the processes, which open their part of the bundle as ``settings`` say."""
-        comms = {"options": self._options, "fds": self._fds}
+        links = {rank: end.fileno() for rank, end in self._child_ends.items()}
+        comms = {"options": self._options, "fds": self._fds, "links": links}
         layout = dataclasses.asdict(self.layout)
         arguments = (json.dumps({**settings, "layout": layout, "comms": comms, "parent": os.getpid()}),)
         # The kernel kills a rank when the thread that started it ends: so that must be the thread that supervises.
@@ -129,7 +145,7 @@ class RankGroup:
     def await_ready(self) -> None:
         """Wait until every rank has opened its part.  Raises the error of a rank that failed."""
         deadline = time.monotonic() + _LOAD_S
-        for rank, child in enumerate(self._children, 1):
+        for rank, child in zip(self._ranks, self._children, strict=True):
             message = _read_message(child.stdout, deadline)
             if "error" in message:
                 raise error_of(rank, message)
@@ -138,7 +154,7 @@ class RankGroup:
 
     def first_error(self) -> PenstockError | None:
         """Return the error that a rank reported, if one did."""
-        for rank, child in enumerate(self._children, 1):
+        for rank, child in zip(self._ranks, self._children, strict=False):
             message = _read_message(child.stdout, time.monotonic() + _END_S)
             if "error" in message:
                 return error_of(rank, message)
@@ -176,11 +192,13 @@ class RankGroup:
     def _close_descriptors(self) -> None:
         for descriptor in (*self._fds, self._wake, self._waker):
             os.close(descriptor)
+        for end in self._child_ends.values():
+            end.close()
         self._fds = []
 
     def _supervise(self, settings: str) -> None:
         try:
-            for rank in range(1, self.layout.world):
+            for rank in self._ranks:
                 self._children.append(self._spawn(rank, settings))
         except Exception as error:
             self._start_error = error
@@ -204,10 +222,11 @@ class RankGroup:
             readable, _, _ = select.select([self._wake, *descriptors], [], [], _LOOK_S)
             if self._wake in readable:
                 return ""
-            for rank, descriptor in enumerate(descriptors, 1):
+            for rank, descriptor, child in zip(self._ranks, descriptors, self._children, strict=True):
                 if descriptor in readable:
-                    return f"rank {rank} {_how_it_ended(self._children[rank - 1].wait())}"
-            before, stopped = stopped, {rank for rank, pid in enumerate(self.pids, 1) if _is_stopped(pid)}
+                    return f"rank {rank} {_how_it_ended(child.wait())}"
+            ranks = zip(self._ranks, self.pids, strict=True)
+            before, stopped = stopped, {rank for rank, pid in ranks if _is_stopped(pid)}
             if lasting := before & stopped:
                 return f"rank {min(lasting)} is stopped by a signal"
 
@@ -226,7 +245,7 @@ class RankGroup:
             text=True,
             encoding="utf-8",
             env=child_environment(),
-            pass_fds=self._fds,
+            pass_fds=[*self._fds, *(end.fileno() for number, end in self._child_ends.items() if number == rank)],
             start_new_session=True,  # Ctrl-C reaches only this process
         )
         with suppress(BrokenPipeError):  # one that has ended is noticed elsewhere

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from penstock.runtime.stage_server import StageServer
 
 __all__ = [
-    "RankPlan", "check_rank_bundle", "default_threads", "graph_of_rank", "open_rank", "open_ranks", "plan_ranks",
+    "RankPlan", "check_rank_bundle", "default_threads", "graph_of_rank", "layout_of", "open_rank", "open_ranks",
+    "plan_ranks", "threads_of",
 ]  # fmt: skip
 
 
@@ -192,8 +193,8 @@ def _gather_stages(
     try:
         joined = group.await_stages()
         least = min(int(machine["available"]) for machine in joined)
-        threads = min(int(machine["threads"]) for machine in joined)
-        available = least * layout.num_computing or None
+        threads = min(threads_of(int(machine["threads"]), int(machine["cores"]), layout) for machine in joined)
+        available = least * layout.pp or None
         if own == source:
             graphs = [cut_rank(graph, rank, layout)[0] for rank in range(layout.world)]
         else:
@@ -305,10 +306,7 @@ def _rank_graphs(source: Path | Sequence[Path], layout: RankLayout, verify: str)
 
 def check_rank_bundle(path: Path, graph: Graph, rank: int, layout: RankLayout) -> None:
     """Raise InvalidArgumentError, which names the option, unless a bundle is that of a rank of the layout."""
-    world, stages, contexts = (int(graph.properties.get(key, "1")) for key in ("world", "stages", "context_world"))
-    is_coordinated = stages > 1  # its rank 0 has no layers
-    tp = ((world - 1) // stages if is_coordinated else world) // contexts
-    found = RankLayout(tp, stages, contexts)
+    world, found = graph.properties.get("world", "1"), layout_of(graph)
     if found == layout and graph.properties.get("rank") == str(rank):
         return
     own_rank = graph.properties.get("rank")
@@ -322,6 +320,13 @@ def check_rank_bundle(path: Path, graph: Graph, rank: int, layout: RankLayout) -
     raise InvalidArgumentError(
         f"{name}: {path}: expected {expected}, because the bundle {about}, found {own} for rank {rank}", param=name
     )
+
+
+def layout_of(graph: Graph) -> RankLayout:
+    """Return the layout that the graph of a rank was cut for; that of one process of a whole graph."""
+    world, stages, contexts = (int(graph.properties.get(key, "1")) for key in ("world", "stages", "context_world"))
+    is_coordinated = stages > 1  # its rank 0 has no layers
+    return RankLayout(((world - 1) // stages if is_coordinated else world) // contexts, stages, contexts)
 
 
 def _open_part(parts: Sequence[str], rank: int, layout: RankLayout) -> tuple[native.Model, str]:
@@ -349,6 +354,11 @@ def _part_bytes(graphs: Sequence[Graph], limits: ProgramLimits) -> int:
     batch = 64 + 4 * (2 * limits.max_tokens + limits.max_requests + 1 + num_rows + tables)
     partials = widest_partials(graphs, limits.max_tokens)
     return max(4 * widest_exchange(graphs) * num_rows, batch, partials, MIN_PART_BYTES)
+
+
+def threads_of(threads: int, cores: int, layout: RankLayout) -> int:
+    """Return the threads of each rank of a stage on a machine with ``cores``; ``threads`` 0 divides the cores."""
+    return threads or max(1, cores // layout.stage_ranks)
 
 
 def default_threads() -> int:

@@ -1,16 +1,15 @@
 """The stages of a pipeline on other machines, which join over TCP with TLS and a token; they are watched and ended.
 
-Every stage has one connection, to rank 0, which passes on what stages send each other.  A beat every half second shows
-that a machine is there; when nothing comes for BEAT_LIMIT_S, or a connection ends, the group ends.  A group takes only
-the connections that joined it, so a machine that returns after it was lost has to join another group.  A stage of
-another bundle than the group's waits, too: the next group may run it.
+Every stage has one connection, from its first rank to rank 0, which passes on what stages send each other.  A beat
+every half second shows that a machine is there; when nothing comes for BEAT_LIMIT_S, or a connection ends, the group
+ends.  A group takes only the connections that joined it, so a machine that returns after it was lost has to join
+another group.  A stage of another bundle than the group's waits, too: the next group may run it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import secrets
 import socket
 import struct
@@ -18,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
@@ -30,74 +29,21 @@ from penstock.errors import InternalError, InvalidArgumentError, PenstockError, 
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.runtime.rank_group import RankComms, error_of
+from penstock.runtime.stage_links import MAX_FRAME_BYTES, Frame, Kind
 from penstock.runtime.stage_server import StageServer, listen_for_stages
 from penstock.version import __version__
 
-__all__ = ["ALPN", "BEAT_LIMIT_S", "BEAT_S", "MAX_FRAME_BYTES", "Frame", "Kind", "RemoteGroup", "pause_s"]
+__all__ = ["ALPN", "BEAT_LIMIT_S", "BEAT_S", "RemoteGroup", "pause_s"]
 
 ALPN: Final = "penstock-stage"
 BEAT_S: Final = 0.5
 BEAT_LIMIT_S: Final = 1.7
 """Open requests have to fail within 2 s of the loss of a link; the rest of the time is for ending the group."""
-MAX_FRAME_BYTES: Final = 1 << 30
 _JOIN_S: Final = 10.0
 _LOAD_S: Final = 600.0
 _FLUSH_S: Final = 1.0
 _MAX_JOINING: Final = 64
 """Limit on the connections that have not said yet who they are."""
-_HEAD: Final = struct.Struct("<BBBQ")  # kind, source, target, epoch
-
-
-class Kind:
-    """The kinds of a frame beside those of ``core.link_comm``."""
-
-    JOIN: Final = 10
-    WELCOME: Final = 11
-    READY: Final = 12
-    FAILED: Final = 13
-    BEAT: Final = 14
-    ENDED: Final = 15
-    BUSY: Final = 16
-    METADATA: Final = 17
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A message between the machines of a pipeline; ``data`` is JSON unless it comes from a LinkComm.
-
-    ``epoch``: the number of the group of a message from one rank to another.
-    """
-
-    kind: int
-    source: int = 0
-    target: int = 0
-    data: bytes = b""
-    epoch: int = 0
-
-    @classmethod
-    def parse(cls, data: bytes) -> Frame:
-        """Read a frame; struct.error if it is too short."""
-        kind, source, target, epoch = _HEAD.unpack_from(data)
-        return cls(kind, source, target, data[_HEAD.size :], epoch)
-
-    @classmethod
-    def of(cls, kind: int, **message: Any) -> Frame:
-        """Return a frame with a message in JSON."""
-        return cls(kind, data=json.dumps(message).encode())
-
-    def SerializeToString(self) -> bytes:  # noqa: N802 - as a FrameStream calls it
-        """Return the bytes of the frame."""
-        return _HEAD.pack(self.kind, self.source, self.target, self.epoch) + self.data
-
-    def message(self) -> dict[str, Any]:
-        """Return the message in JSON; ValueError."""
-        try:
-            message = json.loads(self.data)
-        except RecursionError:
-            raise ValueError("expected fewer levels") from None
-        if not isinstance(message, dict):
-            raise ValueError("expected an object")
-        return message
 
 
 @dataclass(eq=False)
@@ -105,8 +51,8 @@ class _Member:
     stream: FrameStream[Frame]
     address: str
     join: dict[str, Any]
-    rank: int = 0
-    metadata: bytes | None = None
+    rank: int = 0  # the first one of the stage
+    metadata: dict[int, bytes] = field(default_factory=dict)  # by rank
     is_ready: bool = False
     error: dict[str, Any] | None = None
 
@@ -123,12 +69,8 @@ class RemoteGroup:
             raise InvalidArgumentError(
                 f"stage_server: expected a StageServer, got {server!r:.100}", param="stage_server"
             )
-        if layout.tp > 1 or layout.pp == 1:
-            raise UnsupportedError(
-                "stage_server: expected pipeline_parallel_size above 1 and tensor_parallel_size 1, found "
-                f"{layout.pp} and {layout.tp}",
-                param="stage_server",
-            )
+        if layout.pp == 1:
+            raise UnsupportedError("stage_server: expected pipeline_parallel_size above 1, got 1", param="stage_server")
         self.layout, self._server, self._checksum = layout, server, checksum
         self.pids: list[int] = []
         self._tls = server_context(server.certificate, server.key, [ALPN])
@@ -220,18 +162,26 @@ class RemoteGroup:
         if member.join.get("checksum") != self._checksum:  # that of the weights before or after an update
             return Frame.of(Kind.BUSY, reason="rank 0 runs another bundle")
         rank = member.join.get("rank")
-        if not is_integer(rank, 0, self.layout.pp):
-            return Frame.of(Kind.FAILED, message=f"rank: expected one from 1 to {self.layout.pp}, got {rank!r:.20}")
+        last = self.layout.num_computing
+        if not is_integer(rank, 0, last):
+            return Frame.of(Kind.FAILED, message=f"rank: expected one from 1 to {last}, got {rank!r:.20}")
         with self._changed:
             if self._is_full:
                 return Frame.of(Kind.BUSY, reason="the group has all its stages")
-            if rank and any(other.join["rank"] == rank for other in self._members):
+            if rank and self._stage_of(rank) in map(self._joined_stage, self._members):
                 return Frame.of(Kind.BUSY, reason=f"the group has its rank {rank}")
             self._members.append(member)
             self._is_full = len(self._members) == self.layout.pp
             member.stream.listen(lambda frame: self._take(member, frame))
             self._changed.notify_all()
         return None
+
+    def _stage_of(self, rank: int) -> int:
+        return self.layout.place(rank)[0]
+
+    def _joined_stage(self, member: _Member) -> int:
+        """Return the stage that a member asked for; -1 for any."""
+        return self._stage_of(int(member.join["rank"]))
 
     def _drop(self, member: _Member) -> None:
         with self._changed:
@@ -246,17 +196,18 @@ class RemoteGroup:
 
     def _take(self, member: _Member, frame: Frame) -> None:
         if frame.kind in (ROWS, PART):
-            if self._comm is None or frame.source != member.rank or frame.target >= self.layout.world:
+            stage = self._stage_of(member.rank)
+            if self._comm is None or self._stage_of(frame.source) != stage or frame.target >= self.layout.world:
                 raise InternalError(f"rank {member.rank} sent a message that is not its own")
             if frame.epoch != self._epoch:
                 raise InternalError(f"rank {member.rank} sent a message of group {frame.epoch}, not {self._epoch}")
             if frame.target == 0:
                 self._comm.deliver(frame.kind, frame.source, frame.data)
             else:
-                self._members[frame.target - 1].stream.send(frame)
+                self._members[self._stage_of(frame.target)].stream.send(frame)
         elif frame.kind == Kind.METADATA:
             with self._changed:
-                member.metadata = frame.data
+                member.metadata[frame.source] = frame.data
                 self._changed.notify_all()
         elif frame.kind in (Kind.READY, Kind.FAILED):
             with self._changed:
@@ -284,9 +235,9 @@ class RemoteGroup:
     # In the thread of the engine
 
     def await_stages(self) -> list[dict[str, Any]]:
-        """Wait until all stages have joined, and number them; return what each said of its machine, by rank.
+        """Wait until all stages have joined, and number them; return what each said of its machine, by stage.
 
-        Those that named no rank get the ranks that are left, in the order in which they joined.  Raises
+        Those that named no rank get the stages that are left, in the order in which they joined.  Raises
         UnavailableError if they do not come in time.
         """
         with self._changed:
@@ -295,26 +246,28 @@ class RemoteGroup:
                     f"stage_server: {len(self._members)} of {self.layout.pp} stages joined within "
                     f"{self._server.join_s:g} s"
                 )
-            free = set(range(1, self.layout.world)) - {member.join["rank"] for member in self._members}
-            ranks = iter(sorted(free))
+            free = set(range(self.layout.pp)) - set(map(self._joined_stage, self._members))
+            stages = iter(sorted(free))
             for member in self._members:
-                member.rank = member.join["rank"] or next(ranks)
+                stage = self._joined_stage(member) if member.join["rank"] else next(stages)
+                member.rank = self.layout.rank_of(stage, 0)
             self._members.sort(key=lambda member: member.rank)
             self._awaited = list(self._members)
             return [member.join for member in self._awaited]
 
     def read_metadata(self) -> list[bytes]:
-        """Return the metadata of the bundle of each stage, by rank.  Raises UnavailableError if one does not answer."""
-        for member in self._awaited:
-            member.stream.send(Frame(Kind.METADATA))
+        """Return the metadata of the bundle of each rank but 0.  Raises UnavailableError if one does not answer."""
+        owners = {rank: self._awaited[self._stage_of(rank)] for rank in range(1, self.layout.world)}
+        for rank, member in owners.items():
+            member.stream.send(Frame(Kind.METADATA, target=rank))
         with self._changed:
             self._changed.wait_for(
-                lambda: all(member.metadata is not None or member not in self._members for member in self._awaited),
+                lambda: all(rank in member.metadata or member not in self._members for rank, member in owners.items()),
                 _JOIN_S,
             )
-            found = [member.metadata for member in self._awaited if member.metadata is not None]
-            if len(found) < len(self._awaited):
-                raise UnavailableError("stage_server: a stage left, or did not send the metadata of its bundle")
+            found = [member.metadata[rank] for rank, member in owners.items() if rank in member.metadata]
+            if len(found) < len(owners):
+                raise UnavailableError("stage_server: a stage left, or did not send the metadata of its bundles")
             return found
 
     def connect(self, part_bytes: int) -> None:
@@ -331,7 +284,10 @@ class RemoteGroup:
         self.comms = RankComms(self._comm)
 
     def _transmit(self, kind: int, target: int, data: bytes) -> bool:
-        return self._members[target - 1].stream.send(Frame(kind, 0, target, data, self._epoch))
+        stage, place = self.layout.place(target)
+        if kind == ROWS and place > 0:
+            return True  # the first rank of the stage hands them to the ranks beside it
+        return self._members[stage].stream.send(Frame(kind, 0, target, data, self._epoch))
 
     def start(self, settings: Mapping[str, Any]) -> None:
         """Tell each stage to open its part of the bundle, as ``settings`` say."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.core import native
@@ -16,7 +16,8 @@ from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.graph.metadata import decode_metadata
 from penstock.graph.rank_bundle import WHOLE
 from penstock.runtime.open import bundle_of
-from penstock.sharding.folder import is_sharded, rank_bundle, rank_name
+from penstock.runtime.ranks import layout_of
+from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle, rank_name
 
 __all__ = ["StageBundle", "find_bundle"]
 
@@ -26,7 +27,8 @@ class StageBundle:
     """A bundle of a stage.
 
     ``checksum``: what all ranks have in common, that of the whole bundle.  ``is_part``: it has the part of ``rank``
-    only.  Of a whole bundle ``rank`` is the one to compute, 0 for any.  ``metadata``: its graph and tables as stored.
+    only, and ``others`` are the parts of the other ranks of the stage.  Of a whole bundle ``rank`` is one of those to
+    compute, 0 for any.  ``metadata``: its graph and tables as stored.
     """
 
     path: Path
@@ -34,6 +36,7 @@ class StageBundle:
     is_part: bool
     rank: int
     metadata: bytes
+    others: tuple[StageBundle, ...] = ()
 
     @classmethod
     def read(cls, path: Path, rank: int = 0) -> StageBundle:
@@ -53,18 +56,30 @@ class StageBundle:
             )
         return cls(path, properties[WHOLE], True, own, metadata)
 
+    def of(self, rank: int) -> StageBundle:
+        """Return the bundle with the part of a rank; InvalidArgumentError if this machine has none."""
+        for bundle in (self, *self.others):
+            if not bundle.is_part or bundle.rank == rank:
+                return bundle
+        raise InvalidArgumentError(
+            f"rank: expected the part of rank {rank} beside {self.path}, found none", param="rank"
+        )
+
     def parts(self, layout: RankLayout) -> list[str]:
-        """Return the bundle as ``open_rank`` takes it."""
-        return [str(self.path)] * (layout.world if self.is_part else 1)
+        """Return the bundle, or those of all ranks of the stage, as ``open_rank`` takes them."""
+        if not self.is_part:
+            return [str(self.path)]
+        paths = {bundle.rank: str(bundle.path) for bundle in (self, *self.others)}
+        return [paths.get(rank, str(self.path)) for rank in range(layout.world)]
 
 
 @contextmanager
 def find_bundle(model: Path, rank: int = 0, scheme: str | None = None) -> Iterator[StageBundle]:
     """Yield the bundle of a stage.
 
-    ``model``: a bundle, or a folder that is cut for ranks and has at least one of them.  ``rank``: which of them; 0 is
-    the only one that the folder has, beside that of rank 0.  The bundle of a sharded folder is made under ``scheme``
-    and kept in the cache.  Raises FileAccessError, InvalidArgumentError and the errors of making and opening a bundle.
+    ``model``: a bundle, or a folder that is cut for ranks and has those of at least one stage.  ``rank``: a rank of the
+    stage; 0 is the only stage that the folder has.  The bundles of a sharded folder are made under ``scheme`` and kept
+    in the cache.  Raises FileAccessError, InvalidArgumentError and the errors of making and opening a bundle.
     """
     if not model.is_dir():
         if not model.is_file():
@@ -76,16 +91,33 @@ def find_bundle(model: Path, rank: int = 0, scheme: str | None = None) -> Iterat
     found = [number for number in range(1, MAX_RANKS) if (model / name_of(number)).exists()]
     if not found or (rank and rank not in found):
         raise FileAccessError(f"{model}: expected {name_of(rank or 1)}, found no such part; see `penstock shard`")
-    if not rank and len(found) > 1:
-        numbers = ", ".join(map(str, found))
-        raise InvalidArgumentError(f"rank: expected one of {numbers}, the parts in {model}, got none", param="rank")
-    rank = rank or found[0]
     if not is_sharded(model):
         _check_no_scheme(scheme, model)
-        yield StageBundle.read(model / rank_bundle(rank), rank)
-        return
-    with bundle_of(model, scheme, rank=rank) as bundle:
-        yield StageBundle.read(bundle, rank)
+    layout = _layout(model, rank or found[0])
+    if layout.pp == 1:
+        raise InvalidArgumentError(f"{model}: expected a folder that is cut for a pipeline, found one for {layout}")
+    stages = {layout.place(number)[0] for number in found}
+    if not rank and len(stages) > 1:
+        numbers = ", ".join(map(str, found))
+        raise InvalidArgumentError(f"rank: expected one of {numbers}, the parts in {model}, got none", param="rank")
+    first_rank = layout.rank_of(layout.place(rank or found[0])[0], 0)
+    ranks = range(first_rank, first_rank + layout.stage_ranks)
+    if missing := [number for number in ranks if number not in found]:
+        raise FileAccessError(f"{model}: expected {name_of(missing[0])} of the same stage, found no such part")
+    with ExitStack() as stack:
+        paths = [model / rank_bundle(number) for number in ranks]
+        if is_sharded(model):
+            paths = [stack.enter_context(bundle_of(model, scheme, rank=number)) for number in ranks]
+        first, *others = (StageBundle.read(path, number) for number, path in zip(ranks, paths, strict=True))
+        yield replace(first, others=tuple(others))
+
+
+def _layout(model: Path, rank: int) -> RankLayout:
+    """Return the layout that a folder is cut for; ``rank``: one that it has."""
+    if is_sharded(model):
+        return ShardedFolder.open(model).strategy.layout
+    with native.Model.open(model / rank_bundle(rank)) as bundle:
+        return layout_of(decode_metadata(read_metadata(model / rank_bundle(rank), bundle.stamp))[0])
 
 
 def _check_no_scheme(scheme: str | None, model: Path) -> None:

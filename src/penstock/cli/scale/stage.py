@@ -16,7 +16,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "stage",
         "Compute some layers of a model for another machine, which runs `penstock run`, `chat`, `serve`, `worker` or "
-        "`bench` with --pp N --stage-port PORT.",
+        "`bench` with --pp N --stage-port PORT. With --tp there, the stage has several ranks, which this "
+        "command starts; --threads is then per rank.",
         "penstock stage model.psm --primary big1.example:9100 --token-file token.txt --ca-file ca.pem",
     )
     parser.add_operand_flag(parser, "-m", "--model", metavar="MODEL", is_first=True)
@@ -24,14 +25,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "model",
         metavar="MODEL",
         help="the same .psm bundle that the other machine runs, or a folder that `penstock shard` or `penstock export "
-        "--pp` cut, with the part of this machine",
+        "--pp` cut, with the parts of this machine's ranks",
     )
     parser.add_argument(
         "--rank",
         type=int,
         default=0,
         metavar="N",
-        help="compute rank N of the pipeline, from 1 (default: the only part in the folder; of a whole bundle any)",
+        help="compute the stage with rank N of the pipeline, from 1 (default: the only one in the folder; of a whole "
+        "bundle any)",
     )
     parser.add_argument("--primary", required=True, metavar="HOST:PORT", help="address of its --stage-port (required)")
     parser.add_argument(
