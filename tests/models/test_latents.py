@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.config import ConfigReader
-from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.errors import InvalidFileError
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from penstock.graph.passes.shard import shard
@@ -98,11 +98,13 @@ def test_saved_and_quantized_folders(tmp_path: Path) -> None:
         first.close()
 
 
-def test_ranks_and_hostile_states_are_refused(tmp_path: Path) -> None:
+def test_latents_are_whole_on_each_rank(tmp_path: Path) -> None:
+    """Its rows are not divided into heads, and its linears are: so weights are cut, and pages are not."""
     folder = save("deepseek_v3", tmp_path / "folder")
     export_bundle(folder, tmp_path / "model.psm", scheme="f32")
     graph = read_graph(tmp_path / "model.psm")[0]
-    with raises(UnsupportedError, param="tensor_parallel_size", match="latent attention"):
-        shard(graph, 0, 2)
-    with raises(UnsupportedError, param="context_parallel_size", match="latent attention"):
-        shard(graph, 0, 2, contexts=2)
+    for contexts in (1, 2):
+        part = shard(graph, 0, 2, contexts=contexts)[0]
+        assert part.states == graph.states
+        assert "context_attention" not in {node.op for node in part.nodes}
+        assert sum(weight.rows for weight in part.weights.values()) < sum(w.rows for w in graph.weights.values())

@@ -11,7 +11,7 @@ import transformers
 
 from penstock.core import native
 from penstock.core.native import StepBatch
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from penstock.graph.passes.shard import shard
@@ -69,9 +69,12 @@ def test_states_are_float32_whatever_the_keys_are(folder: Path) -> None:
     assert (attention, sizes[1] - 3 * 2 * 1792 * 4) == (2 * 5 * 32 * 32 * 4, 2 * 5 * 32 * (32 + 4))
 
 
-def test_recurrent_states_are_not_cut_into_ranks(folder: Path) -> None:
-    with pytest.raises(UnsupportedError, match="tensor_parallel_size: expected 1 for a network with recurrent layers"):
-        shard(read_graph(folder / "model.psm")[0], 0, 2)
+def test_states_are_cut_by_heads_or_whole(folder: Path) -> None:
+    """A rank has the state of its key heads; with more ranks than key heads, or over contexts, that of all."""
+    graph = read_graph(folder / "model.psm")[0]
+    for world, contexts, expected in ((2, 1, 1), (3, 1, 2), (2, 2, 2)):
+        states = shard(graph, 0, world, contexts=contexts)[0].states.values()
+        assert {state.num_kv_heads for state in states if state.recurrent} == {expected}, (world, contexts)
 
 
 @pytest.mark.parametrize(("model_type", "stacked"), [("qwen3_5", False), ("qwen3_5_moe", False), ("qwen3_5_moe", True)])

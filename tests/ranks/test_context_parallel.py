@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.native import Model
+from penstock.core.native import Model, ProgramOptions
 from penstock.core.rank_layout import RankLayout
 from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError
 from penstock.graph.ir import KvLayout
 from penstock.llm.llm import LLM
 from penstock.ops.table import LINEAR_SCHEMES
@@ -27,7 +27,6 @@ from tests.support.context_steps import (
     tables,
 )
 from tests.support.core_steps import batch
-from tests.support.errors import raises
 from tests.support.marks import mostly_long
 from tests.support.rank_threads import RankThreads, logits_of, whole_logits
 
@@ -36,7 +35,7 @@ PartsOf = Callable[[Path, RankLayout], list[Path]]
 WORLDS = (2, 3, 4)
 
 
-def whole_options(world: int) -> object:
+def whole_options(world: int) -> ProgramOptions:
     return dataclasses.replace(CONTEXT, num_pages=PAGES_OF_RANK * world)
 
 
@@ -47,20 +46,14 @@ def test_families_match(family: str, world: int, long_context_of: BundleOf, part
     with Model.open(path) as model:
         num_groups = model.info.num_page_groups
     batches = context_steps(world, num_groups)
-    with RankThreads(parts_of(path, RankLayout(cp=world)), CONTEXT) as ranks:
+    parts = parts_of(path, RankLayout(cp=world))
+    with Model.open(parts[0]) as model:
+        is_dealt_out = model.info.context_ranks > 1  # some attention is without sinks and latents
+    options = CONTEXT if is_dealt_out else whole_options(world)
+    with RankThreads(parts, options) as ranks:
         actual = logits_of(ranks.program, batches)
     assert actual == whole_logits(path, batches, whole_options(world))
     assert not ranks.errors
-
-
-def test_sinks_are_refused(long_context_of: BundleOf, parts_of: PartsOf) -> None:
-    with raises(UnsupportedError, param="context_parallel_size", match="expected 1 for a network whose attention has"):
-        parts_of(long_context_of("gpt_oss", "f32"), RankLayout(cp=2))
-
-
-def test_convolutions_are_refused(long_context_of: BundleOf, parts_of: PartsOf) -> None:
-    with raises(UnsupportedError, param="context_parallel_size", match="expected 1 for a network with convolutions"):
-        parts_of(long_context_of("lfm2", "f32"), RankLayout(cp=2))
 
 
 @pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "f32", "w4a8"))

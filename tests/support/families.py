@@ -435,12 +435,10 @@ _QUICK_ON_RANKS = (
     "bloom",
     "olmo2",
     "mixtral",
+    "granitemoehybrid",
+    "deepseek_v2",
 )
-_NOT_CUT = (  # recurrent states and latents are not cut into ranks
-    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "falcon_h1", "nemotron_h", "bamba"),
-    *("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "minicpm3", "mistral4"),
-)
-RANK_FAMILIES = mostly_long([name for name, row in FAMILIES.items() if row[0] not in _NOT_CUT], *_QUICK_ON_RANKS)
+RANK_FAMILIES = mostly_long(FAMILIES, *_QUICK_ON_RANKS)
 """The rows as parameters of a test of ranks: those whose graphs are cut in ways of their own run each time."""
 
 

@@ -207,28 +207,33 @@ ps_status validate_output(Graph* g) {
 }
 
 // Whether tokens see later ones of their request, which must then be in the same step, and how many ranks have a part of a
-// context.  Every attention reads pages that are dealt out alike.
+// context.  Only context_attention reads pages that are dealt out.
 ps_status find_attention_kinds(Graph* graph) {
-  bool first = true;
+  uint64_t dealt = 0;
+  for (const State& state : graph->states) {
+    if (state.recurrent) graph->whole_groups |= uint64_t{1} << state.group;
+  }
   for (int64_t n = 0; n < graph->nodes.size(); ++n) {
     const Node& node = graph->nodes[n];
-    if (!is_attention(node.op)) continue;
+    if (!reads_pages(node.op)) continue;
     AttrValue attrs[kMaxAttrs] = {};
     PS_TRY(bind_node_attrs(node, attrs));
-    graph->bidirectional |= attrs[kAttentionCausal].i == 0;
-    const int64_t world = node.op == OP_CONTEXT_ATTENTION ? attrs[world_at(OP_CONTEXT_ATTENTION)].i : 1;
-    if (!first && world != graph->context_world) {
+    graph->bidirectional |= is_attention(node.op) && attrs[kAttentionCausal].i == 0;
+    const uint64_t group = uint64_t{1} << graph->states[node.inputs[kAttentionState].index].group;
+    if (node.op != OP_CONTEXT_ATTENTION) {
+      graph->whole_groups |= group;
+      continue;
+    }
+    const int64_t world = attrs[world_at(OP_CONTEXT_ATTENTION)].i;
+    if (dealt && world != graph->context_world) {
       return fail(PS_INVALID_FILE, "metadata.nodes[%lld]: expected attention over the pages of %d ranks, as before it, found %lld", ll(n),
                   graph->context_world, ll(world));
     }
     graph->context_world = static_cast<int32_t>(world);
-    first = false;
+    dealt |= group;
   }
-  for (const Node& node : graph->nodes) {
-    const bool needs_all = node.op == OP_SHORT_CONV || keeps_state(node.op) || node.op == OP_LATENT_ATTENTION;
-    if (needs_all && graph->context_world > 1)
-      return fail(PS_UNSUPPORTED, "metadata: %s needs every page, expected attention over the pages of one rank", op_name(node.op));
-  }
+  if (dealt & graph->whole_groups)
+    return fail(PS_INVALID_FILE, "metadata: expected page groups that only context_attention reads, or no context_attention");
   return PS_OK;
 }
 

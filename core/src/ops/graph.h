@@ -126,6 +126,7 @@ struct Graph {
   int32_t hidden = -1;  // what the output rows are picked from; -1: they are picked otherwise
   bool bidirectional = false;  // some attention is not causal: a request's tokens run in one step, all of them
   int32_t context_world = 1;   // ranks that the pages of a context are dealt out to
+  uint64_t whole_groups = 0;   // bit g: not the pages of group g, which every rank has all of
   int32_t symbol_of[NUM_ROLES] = {-1, -1, -1, -1};
 };
 

@@ -125,7 +125,8 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
     }
     const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
     if (!has_pages) continue;
-    const int32_t num_pages = p->plan.group_pages[g] * graph.context_world;
+    const bool is_whole = graph.whole_groups >> g & 1;
+    const int32_t num_pages = p->plan.group_pages[g] * (is_whole ? 1 : graph.context_world);
     PageOwner* owners = p->owners + g * p->options.num_pages * graph.context_world;
     PS_TRY(check_page_table(batch, static_cast<int32_t>(g), graph.page_groups[g], num_pages, owners, p->step_number));
     PS_TRY(check_states(p, static_cast<int32_t>(g), batch));
@@ -141,7 +142,7 @@ ps_status take_own_pages(ps_program* p, const ps_batch& b) {
   const int32_t width = static_cast<int32_t>(b.page_table_width < most ? b.page_table_width : most);
   const ps_comm& comm = *p->context->comm;
   for (int64_t g = 0; g < graph.page_groups.size(); ++g) {
-    if (!(p->plan.used_groups >> g & 1)) continue;
+    if (!((p->plan.used_groups & ~graph.whole_groups) >> g & 1)) continue;
     int32_t* table = p->page_tables + g * b.num_requests * width;
     const Ragged batch{p->positions, p->request_starts, table, b.num_tokens, b.num_requests, width};
     PS_TRY(localize_pages(batch, static_cast<int32_t>(g), graph.page_groups[g], comm.rank % graph.context_world,

@@ -215,7 +215,8 @@ ps_status plan_groups(const Graph& graph, const ps_program_options& o, Plan* pla
       return fail(PS_INVALID_ARGUMENT, "group_pages[%lld]: expected 0 to num_pages (%d), found %d", static_cast<long long>(g),
                   o.num_pages, count);
     }
-    if (!plan->group_pages.push(count ? count : o.num_pages)) return no_memory();
+    const int32_t world = graph.whole_groups >> g & 1 ? graph.context_world : 1;
+    if (!plan->group_pages.push((count ? count : o.num_pages) * world)) return no_memory();
   }
   return PS_OK;
 }

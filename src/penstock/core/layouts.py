@@ -97,14 +97,13 @@ def pages_by_group(
 
     A group without a window (0) keeps every position.  A request with a window holds the pages that its next tokens
     see, so a step of ``max_tokens`` tokens of ``max_requests`` requests needs a bounded number.  The windows count
-    twice: the rest is for the prefix cache.  Pages that are dealt out to several ranks are not bounded, because a
-    window may lie on one of them.
+    twice: the rest is for the prefix cache.  Of pages that are dealt out to several ranks each has as many, because all
+    windows may lie on one of them.
     """
-    if num_ranks > 1:
-        return (num_pages,) * len(windows)
     # n tokens behind a window of w lie in at most (n + w - 2) / 32 + 2 pages.
     needed = (2 * max_requests * (pages_for(window - 2) + 2) + pages_for(max_tokens) for window in windows)
-    return tuple(min(num_pages, count) if window else num_pages for window, count in zip(windows, needed, strict=True))
+    counts = zip(windows, needed, strict=True)
+    return tuple(min(num_pages, count * num_ranks) if window else num_pages for window, count in counts)
 
 
 def whole_partitions(num_pages: int, num_ranks: int) -> int:

@@ -50,7 +50,7 @@ _HEADROOM_BYTES = 64 << 20
 """Memory left for Python, the tokenizer and the text."""
 
 
-def _options(limits: ProgramLimits, info: native.ModelInfo) -> native.ProgramOptions:
+def _options(limits: ProgramLimits, info: native.ModelInfo, contexts: int = 0) -> native.ProgramOptions:
     return native.ProgramOptions(
         max_tokens=limits.max_tokens,
         max_requests=limits.max_requests,
@@ -58,30 +58,38 @@ def _options(limits: ProgramLimits, info: native.ModelInfo) -> native.ProgramOpt
         num_pages=limits.num_pages // info.context_ranks,
         num_slots=limits.max_requests,
         kv_layout=KV_NUMBERS[kv_layout_of(limits.kv_layout, info.scheme)],
-        group_pages=() if info.context_ranks > 1 else _group_pages(limits, info),
+        group_pages=tuple(count // info.context_ranks for count in _group_pages(limits, info, contexts)),
     )
 
 
-def _group_pages(limits: ProgramLimits, info: native.ModelInfo) -> tuple[int, ...]:
+def _group_pages(limits: ProgramLimits, info: native.ModelInfo, contexts: int) -> tuple[int, ...]:
     """Return the pages of each page group, those of all ranks that they are dealt out to."""
-    return pages_by_group(
-        info.page_windows, limits.num_pages, limits.max_requests, limits.max_tokens, info.context_ranks
-    )
+    ranks = max(info.context_ranks, contexts)
+    return pages_by_group(info.page_windows, limits.num_pages, limits.max_requests, limits.max_tokens, ranks)
 
 
-def plan_limits(model: native.Model, context: native.Context, limits: ProgramLimits) -> native.Plan:
-    """Return the memory that a program with these limits would need.  Allocates nothing."""
-    return native.plan(model, context, _options(limits, model.info))
+def plan_limits(model: native.Model, context: native.Context, limits: ProgramLimits, contexts: int = 0) -> native.Plan:
+    """Return the memory that a program with these limits would need.  Allocates nothing.
+
+    ``contexts``: the ranks that pages are dealt out to, of which a stage that needs every page does not know; 0: as the
+    model says.
+    """
+    return native.plan(model, context, _options(limits, model.info, contexts))
 
 
 def fit_limits(
-    model: native.Model, context: native.Context, limits: ProgramLimits, available: int | None = None
+    model: native.Model,
+    context: native.Context,
+    limits: ProgramLimits,
+    available: int | None = None,
+    contexts: int = 0,
 ) -> tuple[ProgramLimits, native.Plan]:
     """Replace zeros in ``limits`` by values whose plan fits into ``available`` bytes (None: the machine's memory).
 
     The default number of pages lets every request use its whole context, within a quarter of the memory that the
     weights leave, but at least one context.  A context length that the caller left open shrinks when even one context
-    does not fit.  Raises OutOfMemoryError, with the plan, when the requested sizes do not fit.
+    does not fit.  ``contexts``: as of ``plan_limits``.  Raises OutOfMemoryError, with the plan, when the requested
+    sizes do not fit.
     """
     if available is None:
         machine = memory()
@@ -89,7 +97,7 @@ def fit_limits(
         if not machine.total:  # unknown: plan one context and let the system decide
             limits = dataclasses.replace(limits, num_pages=limits.num_pages or _pages_of_one_context(model, limits))
             available = _UNKNOWN_BYTES
-    longest, ranks = model.info.context_len, model.info.context_ranks
+    longest, ranks = model.info.context_len, max(model.info.context_ranks, contexts)
     context_len = min(limits.context_len or longest, longest)
     max_tokens = min(limits.max_tokens, context_len * limits.max_requests)
     # With bidirectional attention a prompt runs whole, so one step may need a row for each of its tokens.
@@ -103,10 +111,10 @@ def fit_limits(
         kv_layout=kv_layout_of(limits.kv_layout, model.info.scheme),
         weights=limits.weights,
     )
-    plan = plan_limits(model, context, base)
+    plan = plan_limits(model, context, base, contexts)
     fixed = plan.total_bytes - plan.kv_bytes + _HEADROOM_BYTES
     if limits.num_pages == 0:
-        kv = _KvMemory(model, context, base, plan.kv_page_bytes)
+        kv = _KvMemory(model, context, base, plan, ranks)
         max_pages = pages_for(context_len) * limits.max_requests
         affordable = kv.most_pages(max(0, (available - fixed) // 4), max_pages)
         num_pages = whole_partitions(max(pages_for(context_len), affordable), ranks)
@@ -117,27 +125,32 @@ def fit_limits(
                 num_pages = shrunk
                 context_len = min(context_len, shrunk * PAGE_TOKENS)
         base = dataclasses.replace(base, num_pages=num_pages, context_len=context_len)
-        plan = plan_limits(model, context, base)
+        plan = plan_limits(model, context, base, contexts)
     if plan.total_bytes + _HEADROOM_BYTES > available:
         raise OutOfMemoryError(_does_not_fit(plan, base, available))
     return base, plan
 
 
 class _KvMemory:
-    """The bytes of KV pages on a rank.  Groups with a window stop growing, so bytes are not in proportion to pages."""
+    """The bytes of KV pages on a rank.  Groups with a window stop growing, so bytes are not in proportion to pages.
 
-    def __init__(self, model: native.Model, context: native.Context, limits: ProgramLimits, page_bytes: int) -> None:
-        self._model, self._context, self._limits = model, context, limits
-        self._ranks = model.info.context_ranks
-        self._page_bytes = max(1, page_bytes)
-        self._has_windows = any(model.info.page_windows) and self._ranks == 1
+    ``plan``: the memory within ``limits``.  ``ranks``: those that pages are dealt out to; of some groups each has the
+    pages of all.
+    """
+
+    def __init__(
+        self, model: native.Model, context: native.Context, limits: ProgramLimits, plan: native.Plan, ranks: int
+    ) -> None:
+        self._model, self._context, self._limits, self._ranks = model, context, limits, ranks
+        self._page_bytes = max(1, plan.kv_page_bytes if ranks == 1 else plan.kv_bytes // (limits.num_pages // ranks))
+        self._has_windows = any(model.info.page_windows)
 
     def num_bytes(self, num_pages: int) -> int:
         """Return the bytes for ``num_pages`` pages of each group without a window."""
         if not self._has_windows:
             return num_pages // self._ranks * self._page_bytes
-        limits = dataclasses.replace(self._limits, num_pages=num_pages)
-        return plan_limits(self._model, self._context, limits).kv_bytes
+        limits = dataclasses.replace(self._limits, num_pages=max(num_pages, self._ranks))
+        return plan_limits(self._model, self._context, limits, self._ranks).kv_bytes
 
     def most_pages(self, num_bytes: int, limit: int) -> int:
         """Return the largest number of pages up to ``limit`` that fit into ``num_bytes``."""
@@ -172,7 +185,8 @@ class NativeProgram:
     """A bundle with its memory, run by the native core: one native call per step, without the interpreter lock.
 
     ``model``: the bundle.  ``context``: its instruction level and threads.  ``core_program`` records spans.
-    ``group``: the other ranks, which end with this program; None if there are none.
+    ``group``: the other ranks, which end with this program; None if there are none.  ``contexts``: as of
+    ``plan_limits``.
     """
 
     def __init__(
@@ -183,10 +197,11 @@ class NativeProgram:
         plan: native.Plan,
         group: RankGroup | RemoteGroup | None = None,
         rank_plans: Sequence[native.Plan] = (),
+        contexts: int = 0,
     ) -> None:
         self.model = model
         self.context = context
-        self.core_program = native.CoreProgram(model, context, _options(limits, model.info))
+        self.core_program = native.CoreProgram(model, context, _options(limits, model.info, contexts))
         self._call: native.StepCall | None = None
         self._calls: deque[native.StepCall] = deque()  # the last launches, as many as stages
         self._in_flight: deque[native.StepCall] = deque()
@@ -214,7 +229,7 @@ class NativeProgram:
             num_ranks=1 if group is None else group.layout.num_computing,
             rank_plans=tuple(rank_plans),
             context_ranks=info.context_ranks,
-            group_pages=_group_pages(limits, info),
+            group_pages=_group_pages(limits, info, contexts),
         )
         self.populate_s = 0.0
         """Seconds spent on copying the weights; 0 when they are mapped."""

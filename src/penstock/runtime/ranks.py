@@ -96,10 +96,10 @@ def _plan_graphs(
             models.append(stack.enter_context(native.Model.open(folder / f"{rank}.psm")))
         computing = models[layout.world - layout.num_computing :]
         share = None if available is None else available // layout.num_computing
-        fitted = [fit_limits(model, context, limits, share)[0] for model in computing]
+        fitted = [fit_limits(model, context, limits, share, layout.cp)[0] for model in computing]
         least = min(fitted, key=lambda one: (one.context_len, one.num_pages))
         least = dataclasses.replace(least, max_rows=max(one.max_rows for one in fitted))
-        plans = [plan_limits(model, context, least) for model in models]
+        plans = [plan_limits(model, context, least, layout.cp) for model in models]
         return RankPlan(graphs, plans, [model.info for model in computing], least, threads, verify_s)
 
 
@@ -141,7 +141,7 @@ def open_ranks(
             if limits.weights == "huge":
                 model.load_huge(context)
             group.await_ready()
-            program = _make_program(model, context, limits, plan.plans, checksum, group)
+            program = _make_program(model, context, limits, plan.plans, checksum, group, layout.cp)
             opened.pop_all()
     except UnavailableError as error:
         reported = group.first_error()
@@ -159,7 +159,6 @@ def open_ranks(
             num_threads=threads,
             bidirectional=any(info.bidirectional for info in plan.models),
             context_ranks=layout.cp,
-            group_pages=_group_pages(program.info.group_pages, limits, layout),
         )
     return program, model
 
@@ -169,11 +168,6 @@ def _parts_of(source: Path | Sequence[Path], layout: RankLayout, *, is_local: bo
     if isinstance(source, Path):
         return [str(source)]
     return [str(path) for path in source] if is_local else [str(source[0])] * layout.world
-
-
-def _group_pages(own: tuple[int, ...], limits: ProgramLimits, layout: RankLayout) -> tuple[int, ...]:
-    """Return the pages of each group: all of them where they are dealt out, which the coordinator's graph lacks."""
-    return (limits.num_pages,) * len(own) if layout.cp > 1 else own
 
 
 def _gather_stages(
@@ -244,7 +238,8 @@ def open_rank(
     if limits.weights == "huge":
         model.load_huge(context)
     on_opened()
-    return _make_program(model, context, limits, [plan_limits(model, context, limits)], checksum, None)
+    plans = [plan_limits(model, context, limits, layout.cp)]
+    return _make_program(model, context, limits, plans, checksum, None, layout.cp)
 
 
 def _open_context(comms: RankComms, threads: int, layout: RankLayout) -> native.Context:
@@ -262,13 +257,14 @@ def _make_program(
     plans: Sequence[native.Plan],
     checksum: str,
     group: RankGroup | RemoteGroup | None,
+    contexts: int,
 ) -> NativeProgram:
     """Make the program of a rank, while the others make theirs, if all have the same bundle and limits.
 
     The program closes ``group``; until it is returned, the caller does.
     """
     context.agree(_agreement(checksum, limits))
-    program = NativeProgram(model, context, limits, plans[0], group, plans)
+    program = NativeProgram(model, context, limits, plans[0], group, plans, contexts)
     try:
         context.agree("")  # a rank that could not make its program ends the group before the first step
     except BaseException:

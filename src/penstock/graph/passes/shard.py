@@ -17,6 +17,7 @@ from penstock.errors import UnsupportedError
 from penstock.graph.ir import Dim, DType, Graph, Node, Operand, Part, Value, Weight
 from penstock.graph.passes.cut import Cut, cut_evenly, cut_heads
 from penstock.graph.passes.rewrite import drop_dead_code, is_router, order_values
+from penstock.graph.passes.scans import SCANS, ScanCut, cut_scan
 from penstock.ops.table import EXCHANGES
 
 __all__ = ["RowRanges", "shard"]
@@ -28,6 +29,8 @@ _BY_COLUMN = ("gelu", "silu_mul", "add", "mul", "scale", "softcap", "sigmoid_mul
 _BY_HEAD = ("rope", "rms_norm", "layer_norm")
 _BY_PAIR = "clamped_swiglu"
 """Makes one column of two."""
+_ATTENTIONS = ("attention", "sink_attention")
+"""Are cut by heads.  Only the first one is cut by contexts."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ def shard(graph: Graph, rank: int, world: int, *, contexts: int = 1) -> tuple[Gr
     """Return the graph of one rank, and for each of its weights the whole one's name and the rows that it has.
 
     The order of exchanges is equal on all ranks.  ``contexts``: of so many ranks, one after another, each has some
-    partitions of every context, for the same heads: all of them if ``world`` is ``contexts``.  Raises
+    partitions of every context, for the same heads: all of them if ``world`` is ``contexts``.  An op that needs the
+    pages of all positions is then whole on each rank, and so are its pages.  Raises
     InvalidArgumentError (``tensor_parallel_size``) for more ranks than heads, and UnsupportedError for a graph that is
     cut already.
     """
@@ -52,18 +56,6 @@ def shard(graph: Graph, rank: int, world: int, *, contexts: int = 1) -> tuple[Gr
     check_integer(name, world, 1, MAX_RANKS)
     if any(node.op in EXCHANGES and node.op not in ("send", "recv") for node in graph.nodes):
         raise UnsupportedError(f"{name}: expected a bundle of the whole network, found one of a rank")
-    if any(state.recurrent for state in graph.states.values()):
-        raise UnsupportedError(
-            f"{name}: expected 1 for a network with recurrent layers, whose states are not cut", param=name
-        )
-    if context and any(node.op == "short_conv" for node in graph.nodes):
-        raise UnsupportedError(
-            f"{name}: expected 1 for a network with convolutions, whose states are not cut by positions", param=name
-        )
-    if context and any(node.op == "sink_attention" for node in graph.nodes):
-        raise UnsupportedError(f"{name}: expected 1 for a network whose attention has sinks", param=name)
-    if any(state.latent_dim for state in graph.states.values()):
-        raise UnsupportedError(f"{name}: expected 1 for a network with latent attention, which is not cut", param=name)
     sharder = _Sharder(copy.deepcopy(graph), rank, world, contexts)
     return sharder.run(), sharder.sources
 
@@ -71,7 +63,8 @@ def shard(graph: Graph, rank: int, world: int, *, contexts: int = 1) -> tuple[Gr
 class _Sharder:
     def __init__(self, graph: Graph, rank: int, world: int, contexts: int) -> None:
         self.whole, self.rank, self.world, self.contexts = graph, rank, world, contexts
-        self.attends = {node.inputs[1].name: node for node in graph.nodes if node.op == "attention"}
+        self.attends = {node.inputs[1].name: node for node in graph.nodes if node.op in _ATTENTIONS}
+        self.whole_groups = _whole_groups(graph) if contexts > 1 else set()
         self.views: dict[str, list[Value]] = {}
         for value in graph.values.values():
             self.views.setdefault(value.base or value.name, []).append(value)
@@ -79,12 +72,18 @@ class _Sharder:
         self.cuts: dict[_Piece, Cut] = {}  # of the pieces that each rank has a part of
         self.local_start: dict[_Piece, int] = {}  # where a piece's part begins in the rank's rows
         self.gathered: dict[_Piece, str] = {}
+        self.scans: dict[str, ScanCut] = {}  # by result
+        self.sections: dict[_Piece, list[_Piece]] = {}  # of the channels that they read
         self.sources: dict[str, tuple[str, RowRanges]] = {}
         self.graph = dataclasses.replace(graph, values={}, weights={}, states={}, nodes=[])
 
     def run(self) -> Graph:
+        self._plan_scans()
+        made = self._follow_scans()
         for node in reversed(self.whole.nodes):
-            self._want(node)
+            self._want(node, made)
+        if any(None in map(self._cut_of, self._pieces(piece.root)) for piece in self.sections):
+            self.scans, self.sections = {}, {}  # their linears are whole
         for name in self.whole.inputs:
             self.graph.values[name] = self.whole.values[name]
         for node in self.whole.nodes:
@@ -113,16 +112,63 @@ class _Sharder:
                 break
             end = piece.stop
         if pieces and end == _row_elements(self.whole.values[root]) == pieces[-1].stop:
-            return pieces
+            return [part for piece in pieces for part in self.sections.get(piece, [piece])]
         return [self._piece(root)]
 
     # What ops would like to get
 
-    def _want(self, node: Node) -> None:
-        """Note the cuts in which a node works without whole rows; nodes are visited from the last to the first."""
-        if node.op in ("attention", "kv_append") and (self.contexts > 1 or not self._goes_by_heads(node)):
+    def _plan_scans(self) -> None:
+        """Cut the ops with recurrent states by heads: all of them, or none, because states of a group are alike."""
+        scans = [node for node in self.whole.nodes if node.op in SCANS]
+        cuts = [cut_scan(self.whole, node, self.world) for node in scans]
+        if self.contexts > 1 or None in cuts or not all(self._reads_own_linear(node) for node in scans):
             return
-        if node.op == "attention":
+        for node, cut in zip(scans, cuts, strict=True):
+            if cut is not None:
+                channels = self._piece(node.inputs[0].name)
+                self.scans[node.outputs[0]], self.sections[channels] = cut, []
+                for first, part in cut.sections:
+                    start = channels.start + first
+                    piece = _Piece(channels.root, start, start + part.ranges[-1][1])
+                    self.sections[channels].append(piece)
+                    self.wanted[piece] = part
+
+    def _reads_own_linear(self, scan: Node) -> bool:
+        """Return True if the channels come from a linear that is cut, and no other op reads them."""
+        channels = self._piece(scan.inputs[0].name)
+        readers = 0
+        for node in self.whole.nodes:
+            pieces = [self._piece(operand.name) for operand in node.inputs if operand.kind == "value"]
+            readers += sum(
+                piece.root == channels.root and piece.start < channels.stop and channels.start < piece.stop
+                for piece in pieces
+            )
+        maker = next((node for node in self.whole.nodes if channels.root in node.outputs), None)
+        is_cut = maker is not None and maker.op == "linear" and not is_router(self.whole, maker)
+        return readers == 1 and is_cut and self.whole.output != channels.root
+
+    def _follow_scans(self) -> dict[_Piece, Cut]:
+        """Return the cuts in which columns are that are made of the results of such ops, column by column."""
+        made: dict[_Piece, Cut] = {}
+        for node in self.whole.nodes:
+            if node.outputs and node.outputs[0] in self.scans:
+                made[self._piece(node.outputs[0])] = self.scans[node.outputs[0]].out
+            elif self._goes_by_parts(node):
+                values = node.inputs if node.op in _BY_COLUMN else node.inputs[:1]
+                cut = next((made[piece] for value in values if (piece := self._piece(value.name)) in made), None)
+                unit = 1 if node.op in _BY_COLUMN else _unit(self.whole.values[node.inputs[0].name])
+                if cut is not None and not any(end % unit for end in cut.ends):
+                    made[self._piece(node.outputs[0])] = cut
+        return made
+
+    def _want(self, node: Node, made: dict[_Piece, Cut]) -> None:
+        """Note the cuts in which a node works without whole rows; nodes are visited from the last to the first."""
+        if node.op in (*_ATTENTIONS, "kv_append") and (self.contexts > 1 or not self._goes_by_heads(node)):
+            return
+        if node.op in SCANS and node.outputs[0] in self.scans:
+            for operand in node.inputs[1 : SCANS[node.op][0]]:
+                self.wanted.setdefault(self._piece(operand.name), self.scans[node.outputs[0]].heads)
+        elif node.op in _ATTENTIONS:
             heads, _ = self._heads(node)
             self.wanted.setdefault(self._piece(node.inputs[0].name), heads)
         elif node.op == "kv_append":
@@ -131,7 +177,7 @@ class _Sharder:
                 self.wanted.setdefault(self._piece(operand.name), kv_heads)
         elif self._goes_by_parts(node) or node.op == _BY_PAIR:
             own = self._piece(node.outputs[0])
-            cut = self.wanted.get(own) or self._default_cut(own.root)
+            cut = made.get(own) or self.wanted.get(own) or self._default_cut(own.root)
             if cut is not None:
                 cut = cut.times(2) if node.op == _BY_PAIR else cut
                 for operand in node.inputs if node.op in _BY_COLUMN else node.inputs[:1]:
@@ -145,7 +191,10 @@ class _Sharder:
         """Return True for attention and for what it reads; a convolution has its whole state on every rank."""
         if self.contexts == self.world > 1:
             return False
-        return node.op == "attention" or (node.op == "kv_append" and node.inputs[2].name in self.attends)
+        place = {"kv_append": 2}.get(node.op, 1 if node.op in _ATTENTIONS else None)
+        if place is None or node.inputs[place].name not in self.attends:
+            return False
+        return self.whole.states[node.inputs[place].name].group not in self.whole_groups
 
     def _attention_of(self, append: Node) -> Node:
         return self.attends[append.inputs[2].name]
@@ -238,6 +287,8 @@ class _Sharder:
             self._add_whole(self._over_contexts(node))
         elif self._goes_by_heads(node):
             self._add_attention(node)
+        elif node.op in SCANS and node.outputs[0] in self.scans:
+            self._add_scan(node, self.scans[node.outputs[0]])
         elif node.op == "expert_linear" and (cut := self._cut_of_experts(node)) is not None:
             self._add_experts(node, cut)
         elif node.op == "combine" and (cut := self._cut_of_slots(node.inputs[0].name)) is not None:
@@ -254,7 +305,7 @@ class _Sharder:
             self._add_whole(node)
 
     def _over_contexts(self, attention: Node) -> Node:
-        if self.contexts == 1:
+        if self.contexts == 1 or self.whole.states[attention.inputs[1].name].group in self.whole_groups:
             return attention
         attrs = {**attention.attrs, "world": self.contexts, "rank": self.rank % self.contexts}
         return dataclasses.replace(attention, op="context_attention", attrs=attrs)
@@ -380,9 +431,19 @@ class _Sharder:
         inputs = [Operand("value", self._part(operand.name, cut)) for operand in node.inputs[:num_cut]]
         for operand in node.inputs[num_cut:]:
             is_value = operand.kind == "value"
-            inputs.append(Operand("value", self._whole(operand.name)) if is_value else self._keep(operand))
+            inputs.append(
+                Operand("value", self._whole(operand.name)) if is_value else self._norm_weight(node, operand, cut)
+            )
         self._add_part_output(node.outputs[0], cut)
         self.graph.nodes.append(dataclasses.replace(node, inputs=inputs))
+
+    def _norm_weight(self, norm: Node, operand: Operand, cut: Cut) -> Operand:
+        """Return the weight of a norm: of each head the same numbers, or the rank's of those of all heads."""
+        columns = _row_elements(self.whole.values[norm.inputs[0].name])
+        weight = self.whole.weights.get(operand.name)
+        if weight is None or weight.cols != columns or _unit(self.whole.values[norm.inputs[0].name]) == columns:
+            return self._keep(operand)
+        return self._weight(operand.name, (cut.ranges[self.rank],))
 
     def _add_part_output(self, name: str, cut: Cut, shares: Cut | None = None) -> None:
         """Add the columns ``cut`` of a value; of those that several ranks have, each sends its ``shares``."""
@@ -390,6 +451,30 @@ class _Sharder:
         self.cuts[piece] = own
         self.local_start[piece] = own.ranges[self.rank][0] - cut.ranges[self.rank][0]
         self._new_value(name, _resize(self.whole.values[name], cut, self.rank))
+
+    def _add_scan(self, node: Node, cut: ScanCut) -> None:
+        name = node.inputs[0].name
+        value, first = self.whole.values[name], self.sections[self._piece(name)][0]
+        shape = (value.shape[0], Dim(None, 0, sum(part.size(self.rank) for _, part in cut.sections)))
+        if value.base is not None or self.graph.values[name].shape != shape:
+            name = self._new_value(f"{name}:part", shape, first.root, self.local_start[first])
+        state_place, first_weight = SCANS[node.op]
+        gates = [self._part(operand.name, cut.heads) for operand in node.inputs[1:state_place]]
+        state = self.whole.states[node.inputs[state_place].name]
+        self.graph.states[state.name] = dataclasses.replace(state, num_kv_heads=cut.units.size(self.rank))
+        inputs = [*(Operand("value", own) for own in (name, *gates)), *node.inputs[state_place:first_weight]]
+        num_channels = cut.sections[-1][0] + cut.sections[-1][1].ranges[-1][1]
+        for operand in node.inputs[first_weight:]:
+            if operand.kind == "weight":
+                weight = self.whole.weights[operand.name]
+                is_conv = num_channels in (weight.rows, weight.cols)
+                operand = self._weight(
+                    operand.name, cut.channels(self.rank) if is_conv else (cut.heads.ranges[self.rank],)
+                )
+            inputs.append(operand)
+        self._add_part_output(node.outputs[0], cut.out)
+        attrs = {**node.attrs, **cut.attrs[self.rank]}
+        self.graph.nodes.append(dataclasses.replace(node, inputs=inputs, attrs=attrs))
 
     def _add_attention(self, node: Node) -> None:
         is_append = node.op == "kv_append"
@@ -403,7 +488,7 @@ class _Sharder:
                 state = self.whole.states[operand.name]
                 num_kv_heads = kv_heads.size(self.rank) // state.head_dim
                 self.graph.states[operand.name] = dataclasses.replace(state, num_kv_heads=num_kv_heads)
-            elif operand.kind == "weight":  # ALiBi: a slope per head
+            elif operand.kind == "weight":  # a slope of ALiBi or a sink per head
                 start, stop = heads.ranges[self.rank]
                 head_dim = self.whole.states[attention.inputs[1].name].head_dim
                 operand = self._weight(operand.name, ((start // head_dim, stop // head_dim),))
@@ -412,6 +497,12 @@ class _Sharder:
             self._add_part_output(node.outputs[0], heads, heads.shared(self.contexts))
             node = self._over_contexts(node)
         self.graph.nodes.append(dataclasses.replace(node, inputs=inputs))
+
+
+def _whole_groups(graph: Graph) -> set[int]:
+    """Return the page groups that an op reads which needs the pages of all positions."""
+    readers = [node for node in graph.nodes if node.op not in ("attention", "kv_append")]
+    return {graph.states[own.name].group for node in readers for own in node.inputs if own.kind == "state"}
 
 
 def _row_elements(value: Value) -> int:
