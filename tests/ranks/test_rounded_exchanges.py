@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from penstock.bench.rank_plan import exchange_bytes
+from penstock.cli.main import main
 from penstock.core.comm import SharedComm
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
@@ -15,6 +17,7 @@ from penstock.graph.bundle import read_graph
 from penstock.graph.rank_bundle import WHOLE, write_rank_bundle
 from penstock.runtime.export_ranks import export_ranks
 from penstock.sharding.write import shard_folder
+from tests.support.command import DEMO as BUNDLE
 from tests.support.errors import raises
 from tests.support.faulty_comm import FaultyComm
 from tests.support.marks import mostly_long
@@ -62,13 +65,28 @@ def test_rounded_exchanges_have_the_bits_of_one_process(
     parts = rounded_parts(path, tmp_path, 3)
     graph = read_graph(parts[0])[0]
     nodes = [node for node in graph.nodes if node.op == "all_gather_rounded"]
-    num_each = 1 if family == "gpt_oss" else 2  # attention with sinks is whole on each rank
-    assert len(nodes) == num_each * len(graph.states)
+    assert len(nodes) == 2 * len(graph.states)
     assert {node.attrs["bits"] for node in nodes} == {8 if scheme.endswith("a8") else 16}
     found, num_bytes = run(parts, batches)
     expected, plain_bytes = run(parts_of(path, 3), batches)
     assert found == expected == whole_logits(path, batches)
     assert num_bytes < 0.95 * plain_bytes
+
+
+def test_the_command_makes_ranks_that_send_less(tmp_path: Path) -> None:
+    """`penstock export --rounded`: the logits of one process, and beside them about half of the bytes."""
+    batches = steps(1, 4096)
+    num_rows = sum(len(step.output_rows) for step in batches)
+    whole = whole_logits(BUNDLE, batches)
+    sent: dict[str, int] = {}
+    for name, options in (("plain", ()), ("rounded", ("--rounded",))):
+        assert main(["export", str(BUNDLE), str(tmp_path / name), "--tp", "2", *options]) == 0
+        parts = [tmp_path / name / f"rank_{rank}.psm" for rank in range(2)]
+        found, num_bytes = run(parts, batches)
+        assert found == whole
+        of_logits = exchange_bytes(read_graph(parts[1])[0])[-1]
+        sent[name] = num_bytes - of_logits * num_rows
+    assert 0 < sent["rounded"] < 0.7 * sent["plain"]
 
 
 def test_rounding_that_applies_nowhere_is_refused(tmp_path: Path, bundle_of: BundleOf) -> None:
