@@ -4,11 +4,12 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test test-all system-packages lint docs wire soak chaos fuzz check-tokenizers check-neon page check-page check-kserve perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test test-all test-exhaustive system-packages lint docs wire soak chaos fuzz check-tokenizers check-neon page check-page check-kserve perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up, and run ruff, mypy and the tests"
-	@echo "make test-all    the long tests: exhaustive forms, builds under sanitizers, the page in a browser"
+	@echo "make test-all    the long tests: whole models, builds under sanitizers, the page in a browser"
+	@echo "make test-exhaustive  every family with every layout of ranks, and other whole tables: hours"
 	@echo "make lint        ruff and mypy"
 	@echo "make docs        build the documents as a site in build/site; open build/site/index.html"
 	@echo "make wire        generate the messages of workers, stages and gRPC's clients from the .proto files"
@@ -65,12 +66,16 @@ TEST_WORKERS ?= 3
 PYTEST := $(BIN)/pytest --durations=20 -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 
 test: $(VENV)/.test system-packages lint
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long and not exhaustive"
 
 # The exhaustive forms, and the tests of the page, which need a browser.
 test-all: $(VENV)/.test system-packages
 	$(BIN)/python tests/system_packages.py --browser
-	$(PYTEST) -m long
+	$(PYTEST) -m "long and not exhaustive"
+
+# Every family with every layout of ranks, and other whole tables of which test-all has a part: hours.
+test-exhaustive: $(VENV)/.test system-packages
+	$(PYTEST) -m exhaustive
 
 # Programs from the system's package manager. Where they cannot be installed, pytest's summary names the skipped tests.
 system-packages: $(BIN)/python

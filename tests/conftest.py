@@ -16,6 +16,8 @@ os.environ["PYTHONSAFEPATH"] = "1"
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 # A run in the background may start with interrupts ignored, and so would every process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Several test processes share the cores, and the threads of each one's PyTorch would wait for those of the others.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 pytest_plugins = (

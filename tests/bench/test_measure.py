@@ -78,6 +78,7 @@ def test_the_head_is_known_behind_a_tail():
     assert plain.head_ops == 2 * 256 * 4096
 
 
+@pytest.mark.long
 def test_ranks_are_measured_as_one():
     whole, ranks = (bench(Bench(DEMO, batches=(1,), tensor_parallel_size=world, **SMALL)) for world in (1, 2))
     assert (ranks.num_ranks, ranks.num_threads) == (2, 1)

@@ -26,6 +26,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
     return capture_model(open_whole(save("llama", tmp_path_factory.mktemp("plan") / "model")), "f32")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_memory_is_that_of_a_ranks_bundle(family: str, tmp_path: Path) -> None:
     """Its weights exactly, also where layers lack a scheme's weights; its keys and values; for each layout."""

@@ -21,6 +21,7 @@ from tests.support.errors import raises
 from tests.support.file_damage import count_refusals
 
 
+@pytest.mark.long
 def test_damaged_safetensors_are_refused_or_sound(tmp_path: Path) -> None:
     folder = write_folder(tmp_path)
 

@@ -65,6 +65,7 @@ def test_anything_but_tensors_is_refused(value: Any, message: str, tmp_path: Pat
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", mostly_long([2, 4], 2))
 def test_code_in_a_pickle_does_not_run(protocol: int, tmp_path: Path) -> None:
     mark = tmp_path / "mark"

@@ -51,6 +51,7 @@ def test_a_model_without_a_template_completes_text(penstock_command):
     assert f"temperature 0, max_tokens 12; context: {num_tokens} of 256 tokens" in done.stderr
 
 
+@pytest.mark.long
 def test_a_conversation_remembers_and_starts_again(penstock_command, chat_model):
     turns = ["add", "and subtract"]
     lines = '/set temperature 0\n/set max_tokens 8\nadd\n"""\nand subtract\n"""\n/retry\n/reset\nadd\n'

@@ -210,10 +210,10 @@ def test_calling_main_keeps_the_callers_ctrl_c(capsys):
         (["serve", DEMO, "--port", "0", "--scheme", "w9"], "--scheme: expected one of"),
     ],
 )
-def test_a_wrong_option_is_named_in_one_line(penstock_command, tmp_path, args, message):
+def test_a_wrong_option_is_named_in_one_line(penstock_inline, tmp_path, args, message):
     requests = tmp_path / "in.jsonl"
     requests.write_text('{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}')
-    done = penstock_command(*(str(arg).replace("{}", str(requests)) for arg in args))
+    done = penstock_inline(*(str(arg).replace("{}", str(requests)) for arg in args))
     assert (done.returncode, done.stdout) == (1 if "gone" in message else 2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

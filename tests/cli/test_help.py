@@ -198,7 +198,7 @@ def test_a_shell_gets_completions(line, expected, tmp_path):
         (("chat", DEMO, "--kv-cache", "fp8"), "--kv-cache"),
     ],
 )
-def test_a_wrong_option_ends_with_status_2(penstock_command, arguments, option):
-    done = penstock_command(*arguments)
+def test_a_wrong_option_ends_with_status_2(penstock_inline, arguments, option):
+    done = penstock_inline(*arguments)
     assert (done.returncode, done.stdout) == (1 if option in ("a.jsonl", "--ops") else 2, "")
     assert option in done.stderr.splitlines()[-1]

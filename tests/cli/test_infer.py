@@ -79,8 +79,11 @@ def test_several_prompts_and_objects(expected: str, penstock_command: Run, tmp_p
         ([], "--model, --prefill-model-path or --model-name is required"),
     ],
 )
-def test_wrong_options_are_refused_with_a_reason(options: list[object], words: str, penstock_command: Run) -> None:
-    done = penstock_command("infer", PROMPT, *options, PENSTOCK_MODELS="")
+def test_wrong_options_are_refused_with_a_reason(
+    options: list[object], words: str, penstock_inline: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_MODELS", "")
+    done = penstock_inline("infer", PROMPT, *options)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1

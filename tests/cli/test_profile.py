@@ -51,6 +51,7 @@ def profiled(tmp_path_factory):
     return json.loads(texts[0]), json.loads((folder / "t.json").read_text()), folder / "p.svg", texts[1]
 
 
+@pytest.mark.long
 def test_mapped_weights_take_no_copying(profiled):
     assert profiled[0]["populate_s"] == 0
     assert "weights mmap, keys" in profiled[3]
@@ -216,8 +217,8 @@ def test_tracks_have_the_numbers_of_the_threads_that_walked():
         (["--network", "a.py:Net"], "network: expected none for the bundle"),
     ],
 )
-def test_unsupported_profile_options_are_refused(penstock_command, options, message):
-    done = penstock_command("profile", DEMO, *options)
+def test_unsupported_profile_options_are_refused(penstock_inline, options, message):
+    done = penstock_inline("profile", DEMO, *options)
     assert (done.returncode, done.stdout) == (1 if "no such" in message else 2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

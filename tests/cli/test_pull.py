@@ -217,6 +217,7 @@ def test_a_gguf_file_comes_by_itself(hub, hub_command):
     assert not hub.gets("q8.gguf")
 
 
+@pytest.mark.long
 def test_run_downloads_with_consent_and_then_needs_no_hub(hub, hub_command, tmp_path):
     hub.add(NAME, demo_files())
     refused = hub_command("run", NAME, *GREEDY)

@@ -105,8 +105,8 @@ def test_a_stop_string_ends_the_text(penstock_command):
         (["--chat"], "chat template"),
     ],
 )
-def test_a_bad_option_is_one_line_that_names_it(penstock_command, options, message):
-    done = penstock_command("run", DEMO, "x", *options)
+def test_a_bad_option_is_one_line_that_names_it(penstock_inline, options, message):
+    done = penstock_inline("run", DEMO, "x", *options)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("penstock: ")

@@ -10,6 +10,7 @@ import pytest
 from tests.support.command import DEMO, FOLDER
 
 
+@pytest.mark.long
 def test_a_plan_is_cut_and_merged(penstock_inline, tmp_path: Path):
     strategy, cut = tmp_path / "tp2.json", tmp_path / "cut"
     done = penstock_inline("plan", FOLDER, "--tp", 2, "--out", strategy)

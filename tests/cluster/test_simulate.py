@@ -14,6 +14,7 @@ from penstock.cluster.routing import POLICIES
 from penstock.cluster.simulate import Simulation, simulate
 from penstock.cluster.trace import SegmentKeys, TraceRequest, parse_trace
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from tests.support.marks import mostly_long
 
 LONG_CONTEXTS = replace(COSTS_348M, prefill_step_s=0.002, prefill_context_s=2e-7, decode_context_s=3e-6)
 
@@ -29,7 +30,7 @@ def trace_of(num_requests: int, rate: float, num_groups: int = 6, seed: int = 1)
     return requests
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", mostly_long(POLICIES, "prefix"))
 @pytest.mark.parametrize("costs", [COSTS_348M, LONG_CONTEXTS], ids=["", "contexts"])
 @pytest.mark.parametrize(
     ("limits", "rate"),
@@ -204,6 +205,7 @@ def waves(num_requests: int) -> list[TraceRequest]:
     return requests
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("low", [0, 1])
 def test_the_number_of_replicas_follows_the_load(low: int) -> None:
     trace = waves(1500)

@@ -93,6 +93,7 @@ def test_steps_go_on_without_a_thread_that_does_not_come() -> None:
     assert sum(threads == [0] for _, threads in results) >= 20
 
 
+@pytest.mark.long
 def test_threads_that_come_late_or_leave_do_everything_once(tmp_path: Path) -> None:
     cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     options = ["-DPENSTOCK_SANITIZE=thread", "-DPENSTOCK_TOOLS=ON"]

@@ -126,6 +126,7 @@ def test_normalizers_are_those_of_the_library(
         assert ours.decode(ours.encode(text)) == normalizer.normalize_str(text), repr(text[:9])
 
 
+@pytest.mark.long
 def test_every_code_point_is_of_its_class(pair_of: Callable[..., Pair]) -> None:
     """Letters, numbers, white space; what a word is for added tokens; what composes: the library's, whose Unicode is
     neither Python's nor the newest."""

@@ -27,7 +27,7 @@ def alone(make_llm, pooling: str = "mean", **options) -> list[bytes]:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-@pytest.mark.parametrize("windows", [(0,), (0, 33)])
+@pytest.mark.parametrize("windows", [pytest.param((0,), marks=pytest.mark.long), (0, 33)])
 def test_batch_chunks_and_preemption_match_single(make_llm, pooling, windows):
     expected = alone(make_llm, pooling, windows=windows)
     assert len(set(expected)) == len(PROMPTS)

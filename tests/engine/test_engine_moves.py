@@ -275,7 +275,7 @@ def seeded(number: int) -> type[EngineMoves]:
     return seed(number)(type("SeededMoves", (EngineMoves,), {"num_steps": 0}))
 
 
-@pytest.mark.parametrize("least", [2_000, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("least", [500, pytest.param(10_000, marks=pytest.mark.long)])
 def test_random_moves(least):
     num_steps = 0
     for number in range(100):
@@ -297,6 +297,7 @@ def run_seeds(max_examples: int, num_moves: int, **options: bool) -> None:
             EngineMoves.moves = machine.moves
 
 
+@pytest.mark.long
 def test_a_planted_leak_is_seen_in_three_moves(monkeypatch):
     forget_aborted(monkeypatch)
     with pytest.raises(InternalError, match="page pool"):

@@ -11,9 +11,13 @@ from penstock.engine.request import Request
 from penstock.engine.scheduler import Scheduler
 from penstock.errors import InternalError
 from tests.support.engine_requests import PARAMS, PROMPTS, WINDOWS, params_of, prompt_of, run_alone
+from tests.support.marks import mostly_long
 
 UNCACHED = EngineOptions(prefix_cache=False)
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+
+
+SMALL = {"num_pages": 16, "context_len": 512}
 
 
 def shared_prompts(shared_len: int = 200) -> list[list[int]]:
@@ -24,7 +28,7 @@ def shared_prompts(shared_len: int = 200) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
-@pytest.mark.parametrize("limits", [{}, {"num_pages": 16, "context_len": 512}, {"max_tokens": 16, "max_requests": 3}])
+@pytest.mark.parametrize("limits", mostly_long([{}, SMALL, {"max_tokens": 16, "max_requests": 3}], SMALL))
 def test_cached_matches_uncached(make_llm, windows, limits):
     prompts = shared_prompts()
     params = [params_of(index, max_tokens=40) for index in range(len(prompts))]
@@ -283,7 +287,7 @@ def test_answers_to_one_prompt_share_its_computation_and_pages(make_llm, max_chu
 
 
 @pytest.mark.parametrize("windows", WINDOWS)
-@pytest.mark.parametrize("limits", [{}, {"max_requests": 2}, {"num_pages": 20, "context_len": 512}])
+@pytest.mark.parametrize("limits", mostly_long([{}, {"max_requests": 2}, {"num_pages": 20, "context_len": 512}], {}))
 def test_only_answers_to_one_prompt_share_without_prefix_cache(make_llm, windows, limits):
     llm = make_llm(windows=windows, options=UNCACHED, **limits)
     params = SamplingParams(max_tokens=40, temperature=1, seed=1, ignore_eos=True, n=4)

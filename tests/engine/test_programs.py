@@ -99,6 +99,7 @@ def test_logits_have_a_row_per_position_and_match_greedy(reference):
     assert again.tobytes() == logits[: len(prompt)].tobytes()
 
 
+@pytest.mark.long
 def test_eager_and_graph_make_the_same_answers():
     found = []
     for mode, path in MODES:

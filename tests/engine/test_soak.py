@@ -56,6 +56,7 @@ def test_requests_that_ended_keep_no_memory():
     assert min(resident) < 4 << 20, resident
 
 
+@pytest.mark.long
 def test_hundreds_of_requests_with_aborts_leave_nothing_behind():
     script = load_script()
     before = num_requests()

@@ -1,9 +1,10 @@
-"""Ten thousand random moves: add, step, abort, preempt, finish, fail, forget.  After each one every page is accounted
+"""Thousands of random moves: add, step, abort, preempt, finish, fail, forget.  After each one every page is accounted
 for, and every token that a chunk sees through its page tables is the one of its own history; in the end all is free.
 """
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -186,4 +187,9 @@ class EngineMoves(RuleBasedStateMachine):
 
 
 TestEngineMoves = EngineMoves.TestCase
-TestEngineMoves.settings = settings(max_examples=100, stateful_step_count=100, deadline=None, derandomize=True)
+TestEngineMoves.settings = settings(max_examples=30, stateful_step_count=100, deadline=None, derandomize=True)
+
+
+@pytest.mark.long
+class TestManyEngineMoves(EngineMoves.TestCase):
+    settings = settings(max_examples=300, stateful_step_count=100, deadline=None, derandomize=True)

@@ -19,6 +19,7 @@ from penstock.graph.export import export_bundle
 from tests.support.errors import raises
 from tests.support.families import save
 from tests.support.invariant_checkpoints import write_checkpoint
+from tests.support.marks import mostly_long
 
 DEMO = Path(__file__).parents[2] / "demo"
 SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
@@ -43,7 +44,7 @@ def weight_bytes(path: Path) -> bytes:
     return path.read_bytes()[segment.offset : segment.offset + segment.num_bytes]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_long(SCHEMES, "w4a8"))
 def test_the_same_input_makes_the_same_bytes(tmp_path: Path, scheme: str) -> None:
     folder = write_checkpoint(tmp_path / "model")
     for out in ("one.psm", "two.psm"):
@@ -57,7 +58,7 @@ def test_the_same_input_makes_the_same_bytes(tmp_path: Path, scheme: str) -> Non
 
 
 @pytest.mark.parametrize("scheme", ["w8a16", "w8a8", "w4a16", "w4a8"])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", mostly_long([False, True], True))
 def test_a_quantized_folder_exports_to_the_same_weights(tmp_path: Path, scheme: str, tied: bool) -> None:
     folder = write_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
     quantize_checkpoint(folder, tmp_path / "quantized", scheme)

@@ -71,6 +71,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_the_child_ends_with_its_parent_and_leaves_no_file(tmp_path: Path, number: int) -> None:
     folder = write_checkpoint(tmp_path / "model")
@@ -119,6 +120,7 @@ def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out.psm"]
 
 
+@pytest.mark.long
 def test_the_parent_never_imports_torch(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
     script = PARENT.format(folder=str(folder), out=str(tmp_path / "out.psm"), network=None)

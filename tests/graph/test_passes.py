@@ -27,6 +27,7 @@ from penstock.quant.scheme import find_scheme
 from tests.graph.interpreter import Interpreter
 from tests.support.errors import raises
 from tests.support.families import GRAPH_PARAMS
+from tests.support.marks import mostly_long
 from tests.support.networks import batch_of, capture_of, tensors_of
 
 
@@ -200,7 +201,7 @@ def test_nodes_that_must_not_fuse_are_kept() -> None:
     assert "out.weight" not in passed.weights
 
 
-@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "f32", "w4a8"))
 def test_schemes_place_every_weight(scheme: str) -> None:
     graph = assign_scheme(run_passes(capture_of("qwen2").graph), scheme, "bf16")
     row, head = find_scheme(scheme), find_scheme(find_scheme(scheme).head)

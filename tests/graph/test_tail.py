@@ -85,6 +85,7 @@ def test_scores_and_logits_are_refused(llm: LLM) -> None:
         llm.logits("x = 1")
 
 
+@pytest.mark.long
 def test_the_command_line_makes_and_runs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "argmax.psm")
     assert main(["export", str(FOLDER), path, "--scheme", "w4a8", "--tail", "argmax"]) == 0

@@ -17,8 +17,10 @@ from penstock.ops.table import LINEAR_SCHEMES
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import DEMO, FOLDER
+from tests.support.marks import mostly_long
 
 
+@pytest.mark.long
 def test_the_export_without_weights_differs_only_in_them(tmp_path: Path) -> None:
     export_bundle(FOLDER, tmp_path / "hole.psm", scheme="w8a8", without_weights=True)
     hole, whole = (tmp_path / "hole.psm").read_bytes(), DEMO.read_bytes()
@@ -28,7 +30,7 @@ def test_the_export_without_weights_differs_only_in_them(tmp_path: Path) -> None
     assert (tmp_path / "hole.psm").stat().st_blocks * 512 < len(whole) // 2
 
 
-@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "bf16", "w4a8"))
 def test_another_scheme_of_a_bundle_is_that_of_an_export(tmp_path: Path, scheme: str) -> None:
     graph, files = read_source(DEMO)
     write_without_weights(tmp_path / "made.psm", assign_scheme(graph, scheme, table_dtype(graph)), files)

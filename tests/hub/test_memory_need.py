@@ -25,6 +25,7 @@ from tests.support.marks import mostly_long
 HEADROOM = 64 << 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", mostly_long(["bf16", "w8a8", "w4a8", "f32"], "w4a8"))
 def test_the_estimate_is_close_to_the_plan(scheme, tmp_path):
     config = ConfigReader(json.loads((FOLDER / "config.json").read_text()))

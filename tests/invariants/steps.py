@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -12,19 +13,20 @@ import pytest
 from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions, StepBatch, cpu_levels
 from penstock.graph.ir import KvLayout
 from penstock.ops.table import LINEAR_SCHEMES
+from tests.support.marks import mostly_exhaustive
 
 PAGE_TOKENS = 32
 LEVELS = [name for name, runnable in cpu_levels() if runnable]  # best first
 
+_QUICK = (("f32", KvLayout.F32), ("bf16", KvLayout.BF16), ("w4a8", KvLayout.INT8))
+_LONG = [*zip(LINEAR_SCHEMES, (*KvLayout,) * len(LINEAR_SCHEMES), strict=False), *(("w8a8", kv) for kv in KvLayout)]
+
 each_format = pytest.mark.parametrize(
     ("scheme", "kv"),
-    [
-        pytest.param(scheme, kv, id=f"{scheme}-kv_{kv.name.lower()}", marks=() if j == i % 3 else pytest.mark.long)
-        for i, scheme in enumerate(LINEAR_SCHEMES)
-        for j, kv in enumerate(KvLayout)
-    ],
+    mostly_exhaustive(product(LINEAR_SCHEMES, KvLayout), _QUICK, [row for row in _LONG if row not in _QUICK]),
+    ids=lambda value: value if isinstance(value, str) else f"kv_{value.name.lower()}",
 )
-"""Every scheme with every type of keys and values; the short run has each scheme with one type."""
+"""Every scheme with every type of keys and values; the long tests have each scheme with one type."""
 
 
 class Runs(Protocol):

@@ -64,6 +64,7 @@ def test_threads_match(scheme: str, kv: KvLayout, level: str, model_of: ModelOf,
         assert same_bits(single, results[0][1])
 
 
+@pytest.mark.long
 def test_levels_match(scheme: str, kv: KvLayout, model_of: ModelOf, context_of: ContextOf) -> None:
     results = []
     for level in LEVELS:
@@ -78,6 +79,7 @@ def test_levels_match(scheme: str, kv: KvLayout, model_of: ModelOf, context_of: 
                 assert float(np.abs(expected - found).max()) < 2e-2 * scale
 
 
+@pytest.mark.long
 def test_long_prompts_match(scheme: str, kv: KvLayout, model_of: ModelOf, context_of: ContextOf) -> None:
     """2,049 tokens, nine partitions: chunks, company and numbers of threads at the machine's own level."""
     model, level = model_of(scheme), LEVELS[0]

@@ -40,6 +40,7 @@ def one_by_one(llm, seed: int) -> dict[str, object]:
     return {"allowed_token_ids": [space]} if seed % 2 else {}
 
 
+@pytest.mark.long
 def test_a_turn_after_a_sampled_answer_computes_only_new_tokens(llm):
     for seed in range(8):
         conversation, contents, computed = TurnTokens(llm.tokenizer), [], 0

@@ -70,6 +70,7 @@ def test_embeddings_equal_hidden_states_of_transformers(
             assert float(np.abs(found.vector - expected).max()) <= 1e-4 * float(np.abs(expected).max())
 
 
+@pytest.mark.long
 def test_greedy_tokens_equal_those_of_transformers(
     llm: LLM, oracle: torch.nn.Module, token_ids: list[list[int]]
 ) -> None:

@@ -51,6 +51,7 @@ def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
         yield Evaluator(llm)
 
 
+@pytest.mark.long
 def test_continuations_are_scored_behind_their_contexts(evaluator: Evaluator, oracle: Oracle) -> None:
     lines = (ROOT / "examples" / "evaluation" / "python_lines.jsonl").read_text().splitlines()
     documents = [json.loads(line) for line in lines][:6]

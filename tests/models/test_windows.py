@@ -23,6 +23,7 @@ PROMPTS = [prompt(10), prompt(70), prompt(150), [*prompt(150)[:96], *prompt(40)]
 CHUNK = 48
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_windowed_layers_give_up_pages_and_change_no_token(family: str, tmp_path: Path) -> None:
     """Several at once, chunked, preempted and from the cache, each token the one that transformers finds likeliest."""

@@ -18,6 +18,7 @@ def _levels(first: str, line: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -17,6 +17,7 @@ SHORT = ("w4a8",)
 """The schemes of the short run."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "scheme", [pytest.param(scheme, marks=() if scheme in SHORT else pytest.mark.long) for scheme in WAS]
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -18,20 +21,35 @@ from tests.support.command import DEMO
 from tests.support.families import save
 
 
+def shared_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder of this run of pytest, which all its processes share."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def made_once(path: Path, make: Callable[[Path], object]) -> Path:
+    """``path``, which the first process that asks makes, while the others wait."""
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            make(path)
+    return path
+
+
 @pytest.fixture(scope="session")
 def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """(family, scheme) -> whole bundle."""
-    base = tmp_path_factory.mktemp("whole")
-
-    @cache
-    def folder_of(family: str) -> Path:
-        return save(family, base / family)
+    base = shared_folder(tmp_path_factory, "whole")
 
     @cache
     def get(family: str, scheme: str) -> Path:
-        path = base / f"{family}-{scheme}.psm"
-        export_bundle(folder_of(family), path, scheme=scheme)
-        return path
+        def make(path: Path) -> None:
+            with TemporaryDirectory() as folder:
+                export_bundle(save(family, Path(folder)), path, scheme=scheme)
+
+        return made_once(base / f"{family}-{scheme}.psm", make)
 
     return get
 
@@ -39,15 +57,17 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], 
 @pytest.fixture(scope="session")
 def long_context_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """(family, scheme, context length = 1,024) -> whole bundle."""
-    base = tmp_path_factory.mktemp("long")
+    base = shared_folder(tmp_path_factory, "long")
 
     @cache
     def get(family: str, scheme: str, context_len: int = 1024) -> Path:
-        name = f"{family}-{scheme}-{context_len}"
-        config = save(family, base / name) / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": context_len}))
-        export_bundle(base / name, base / f"{name}.psm", scheme=scheme)
-        return base / f"{name}.psm"
+        def make(path: Path) -> None:
+            with TemporaryDirectory() as folder:
+                config = save(family, Path(folder)) / "config.json"
+                config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": context_len}))
+                export_bundle(folder, path, scheme=scheme)
+
+        return made_once(base / f"{family}-{scheme}-{context_len}.psm", make)
 
     return get
 
@@ -60,9 +80,9 @@ def parts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, RankLa
     @cache
     def get(path: Path, layout: RankLayout | int) -> list[Path]:
         layout = RankLayout(layout) if isinstance(layout, int) else layout
-        parts = [
-            base / f"{path.stem}-{rank}-of-{layout.tp}-{layout.pp}-{layout.cp}.psm" for rank in range(layout.world)
-        ]
+        folder = base / f"{path.parent.name}-{path.stem}-{layout.tp}-{layout.pp}-{layout.cp}"
+        folder.mkdir(exist_ok=True)
+        parts = [folder / f"{rank}.psm" for rank in range(layout.world)]
         for rank, part in enumerate(parts):
             write_rank_bundle(path, part, rank, layout)
         return parts

@@ -27,7 +27,7 @@ from tests.support.context_steps import (
     tables,
 )
 from tests.support.core_steps import batch
-from tests.support.marks import mostly_long
+from tests.support.marks import in_turn, mostly_long
 from tests.support.rank_threads import RankThreads, logits_of, whole_logits
 
 BundleOf = Callable[..., Path]
@@ -39,8 +39,7 @@ def whole_options(world: int) -> ProgramOptions:
     return dataclasses.replace(CONTEXT, num_pages=PAGES_OF_RANK * world)
 
 
-@pytest.mark.parametrize("world", mostly_long(WORLDS, 2))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "world"), in_turn(FAMILIES, WORLDS))
 def test_families_match(family: str, world: int, long_context_of: BundleOf, parts_of: PartsOf) -> None:
     path = long_context_of(family, "w8a8")
     with Model.open(path) as model:
@@ -56,7 +55,7 @@ def test_families_match(family: str, world: int, long_context_of: BundleOf, part
     assert not ranks.errors
 
 
-@pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "f32", "w4a8"))
+@pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "w4a8"))
 def test_schemes_and_kv_types_match(scheme: str, long_context_of: BundleOf, parts_of: PartsOf) -> None:
     path, batches = long_context_of("llama_head_dim", scheme), context_steps(2, 1)
     for kv in KvLayout:
@@ -97,6 +96,7 @@ def test_pages_of_another_rank_are_refused(long_context_of: BundleOf, parts_of: 
                 ranks.program.run(batch([(300, [5] * 213, [*table[:16], page])]))
 
 
+@pytest.mark.long
 def test_answers_equal_those_of_one_process() -> None:
     """Prompts in chunks, answered together and again from cached pages; sampled, and several answers to a prompt."""
     greedy = SamplingParams(max_tokens=40, temperature=0.0, logprobs=3, ignore_eos=True)

@@ -26,7 +26,7 @@ from tests.support.context_steps import (
     context_steps,
 )
 from tests.support.errors import raises
-from tests.support.marks import mostly_long
+from tests.support.marks import in_turn, mostly_long
 from tests.support.rank_threads import RankThreads, logits_of, whole_logits
 
 BundleOf = Callable[..., Path]
@@ -41,8 +41,7 @@ def threads_of(parts: list[Path], layout: RankLayout, options: object = CONTEXT,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", [HEADS, STAGES, BOTH], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "layout"), in_turn(FAMILIES, [HEADS, STAGES, BOTH]), ids=str)
 def test_families_match(family: str, layout: RankLayout, long_context_of: BundleOf, parts_of: PartsOf) -> None:
     path = long_context_of(family, "w8a8")
     with Model.open(path) as model:
@@ -59,8 +58,7 @@ def test_families_match(family: str, layout: RankLayout, long_context_of: Bundle
     assert not ranks.errors
 
 
-@pytest.mark.parametrize("layout", mostly_long(LAYOUTS, HEADS, STAGES), ids=str)
-@pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "bf16", "w4a8"))
+@pytest.mark.parametrize(("scheme", "layout"), in_turn(mostly_long(LINEAR_SCHEMES, "w4a8"), LAYOUTS, times=2), ids=str)
 def test_schemes_match(scheme: str, layout: RankLayout, long_context_of: BundleOf, parts_of: PartsOf) -> None:
     path, batches = long_context_of("llama_head_dim", scheme), context_steps(layout.cp, 1)
     for kv, num_threads in zip(KvLayout, (1, 2) * len(KvLayout), strict=False):

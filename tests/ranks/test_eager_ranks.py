@@ -28,6 +28,7 @@ open(f"{out}/{rank}.json", "w").write(json.dumps([logits, ids]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "scheme", "world"),
     mostly_long(

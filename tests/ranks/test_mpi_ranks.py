@@ -71,7 +71,7 @@ def test_the_bits_over_mpi_are_those_of_one_process(
     parts = parts_of(whole, world)
     options = "'batch_size': 2, 'context_len': 90, 'logits': 'all', 'max_tokens': 16"
     run(sys.executable, "-c", PREDICT, whole, tmp_path / "whole.npz", f"{{{options}}}")
-    source = str(parts[0]).replace("-0-of-", "-{rank}-of-")
+    source = str(parts[0].with_name("{rank}.psm"))
     out = tmp_path / "{rank}.npz"
     done = run_ranks("mpiexec", world, sys.executable, "-c", PREDICT, source, out, f"{{{options}, {MPI}}}")
     assert done.returncode == 0, done.stderr

@@ -107,7 +107,7 @@ def test_every_rank_has_the_bits_of_one_process(
     whole = bundle_of("llama", scheme)
     parts = parts_of(whole, world)
     (expected,) = predict(tmp_path / "one", str(whole), options, 1)
-    source = str(parts[0]).replace("-0-of-", "-{rank}-of-")
+    source = str(parts[0].with_name("{rank}.psm"))
     assert predict(tmp_path / "ranks", source, options, world) == [expected] * world
 
 

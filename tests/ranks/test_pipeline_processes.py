@@ -35,6 +35,7 @@ def one() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", mostly_long(LAYOUTS, LAYOUTS[0]), ids=str)
 def test_answers_equal_those_of_one_process(layout: RankLayout, one: LLM) -> None:
     """Prompts are cut into chunks, repeated, and answered together."""

@@ -12,7 +12,7 @@ from penstock.core.rank_layout import RankLayout
 from penstock.graph.ir import KvLayout
 from penstock.ops.table import LINEAR_SCHEMES
 from tests.support.families import RANK_FAMILIES
-from tests.support.marks import mostly_long
+from tests.support.marks import in_turn, mostly_long
 from tests.support.rank_threads import OPTIONS, RankThreads, logits_of, steps, whole_logits, with_kv
 
 BundleOf = Callable[[str, str], Path]
@@ -35,8 +35,9 @@ def test_families_match(family: str, bundle_of: BundleOf, parts_of: PartsOf) -> 
     assert not ranks.errors
 
 
-@pytest.mark.parametrize("layout", mostly_long(LAYOUTS, LAYOUTS[0], LAYOUTS[1]), ids=str)
-@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "layout"), in_turn(mostly_long(LINEAR_SCHEMES, "w8a8", "w4a8"), LAYOUTS, times=2), ids=str
+)
 def test_schemes_match(scheme: str, layout: RankLayout, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     """The network has two layers, so three stages divide one."""
     path = bundle_of("llama_head_dim", scheme)

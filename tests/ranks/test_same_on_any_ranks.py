@@ -11,12 +11,13 @@ from penstock.core.native import Model
 from penstock.graph.ir import KvLayout
 from penstock.ops.table import LINEAR_SCHEMES
 from tests.support.families import RANK_FAMILIES
-from tests.support.marks import mostly_long
+from tests.support.marks import in_turn, mostly_long
 from tests.support.rank_threads import OPTIONS, RankThreads, logits_of, steps, whole_logits, with_kv
 
 BundleOf = Callable[[str, str], Path]
 PartsOf = Callable[[Path, int], list[Path]]
-WORLDS = (1, 2, 3, 4)
+QUICK_SCHEMES = ("bf16", "w8a8", "w4a8")
+WORLDS = (3, 4, 2)
 
 
 def num_groups(path: Path) -> int:
@@ -24,8 +25,7 @@ def num_groups(path: Path) -> int:
         return model.info.num_page_groups
 
 
-@pytest.mark.parametrize("world", mostly_long(WORLDS, 3))
-@pytest.mark.parametrize("family", RANK_FAMILIES)
+@pytest.mark.parametrize(("family", "world"), [("llama_head_dim", 1), *in_turn(RANK_FAMILIES, WORLDS)])
 def test_families_match(family: str, world: int, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     path = bundle_of(family, "w8a8")
     batches = steps(num_groups(path))
@@ -35,8 +35,7 @@ def test_families_match(family: str, world: int, bundle_of: BundleOf, parts_of: 
     assert not ranks.errors
 
 
-@pytest.mark.parametrize("world", mostly_long(WORLDS[1:], 4))
-@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
+@pytest.mark.parametrize(("scheme", "world"), in_turn(mostly_long(LINEAR_SCHEMES, *QUICK_SCHEMES), WORLDS, times=2))
 def test_schemes_match(scheme: str, world: int, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     """Heads of 24 dimensions, so that ranks begin inside a tile of 16 rows; one KV head for two ranks of four."""
     path = bundle_of("llama_head_dim", scheme)
@@ -47,18 +46,17 @@ def test_schemes_match(scheme: str, world: int, bundle_of: BundleOf, parts_of: P
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "qwen2_moe"])
+@pytest.mark.parametrize(("scheme", "family"), in_turn(LINEAR_SCHEMES, ["mixtral", "gpt_oss", "qwen2_moe"]))
 def test_experts_match(family: str, scheme: str, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     """Experts whose parts begin inside a tile of 16 rows, with biases, and beside a shared expert with a gate."""
     path = bundle_of(family, scheme)
     batches = steps(num_groups(path))
-    for world in WORLDS[1:]:
+    for world in WORLDS:
         with RankThreads(parts_of(path, world)) as ranks:
             assert logits_of(ranks.program, batches) == whole_logits(path, batches), world
 
 
-@pytest.mark.parametrize("scheme", LINEAR_SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, *QUICK_SCHEMES))
 @pytest.mark.parametrize("family", mostly_long(["qwen3_tied_head_dim", "llama_biases"], "llama_biases"))
 def test_threads_match(family: str, scheme: str, bundle_of: BundleOf, parts_of: PartsOf) -> None:
     """Two threads a rank, against one thread of one process."""

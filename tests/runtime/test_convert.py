@@ -123,6 +123,7 @@ def test_bundles_of_families_give_their_tensors_back(family: str, tmp_path: Path
     same_tensors(source, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_a_folder_becomes_a_bundle(tmp_path: Path) -> None:
     convert(DEMO, tmp_path / "out.psm", AS_IS)
     export_bundle(DEMO, tmp_path / "expected.psm")
@@ -158,6 +159,7 @@ def test_fused_linears_become_split_ones_and_back(tmp_path: Path) -> None:
     assert torch.equal(logits(tmp_path / "fused"), logits(source))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["gpt_neox", "bloom", "falcon_new"])
 def test_heads_that_lie_together_become_split_and_back(family: str, tmp_path: Path) -> None:
     """The rows of q, k and v of each head, or group of heads, of one tensor; the network's own names, and back."""

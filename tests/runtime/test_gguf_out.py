@@ -43,6 +43,7 @@ def test_a_float_file_has_the_logits_of_its_folder(tmp_path: Path, name: str) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "out.gguf"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "q8_0"])
 def test_tensors_are_those_that_gguf_makes(tmp_path: Path, dtype: str) -> None:
     convert(DEMO_FOLDER, tmp_path / "out.gguf", Conversion(dtype))

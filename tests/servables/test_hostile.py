@@ -14,6 +14,7 @@ import pytest
 
 from penstock.api_errors import RefusalError
 from penstock.errors import InvalidFileError, UnavailableError
+from tests.support.marks import mostly_long
 from tests.support.servable_folders import Host, ask, children, pids, request, run, serving, until, write
 
 PLACE = """
@@ -179,12 +180,12 @@ def answers(host: Host, count: int = 60) -> tuple[list[bool], list[Exception], l
     return [one for one in found.values() if isinstance(one, bool)], hostile, others
 
 
-@pytest.mark.parametrize("how", HARMLESS)
+@pytest.mark.parametrize("how", mostly_long(HARMLESS, *list(HARMLESS)[::4]))
 def test_leftovers_of_a_stage_are_harmless(hosts, how: str) -> None:
     assert answers(hosts(HARMLESS[how])) == ([True] * 60, [], [])
 
 
-@pytest.mark.parametrize("how", REFUSED)
+@pytest.mark.parametrize("how", mostly_long(REFUSED, *list(REFUSED)[::3]))
 def test_only_the_hostile_request_is_refused(hosts, how: str) -> None:
     body, codes = REFUSED[how]
     host = hosts(body, timeout_s=2 if codes == {"stage_hung"} else 60)

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from penstock.engine.logprobs import TokenLogprobs
 from penstock.errors import InvalidArgumentError
@@ -170,6 +171,7 @@ async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
             yield Shop(servables, backends, models.answers)
 
 
+@pytest.mark.long
 def test_batch_split_and_padded_match_single(tmp_path: Path) -> None:
     """Each prompt alone, with the stages before and after it padded; all at once as requests of their own; all in one
     request, of which six are open at a time, in either order; and some of them between others of both methods.

@@ -154,6 +154,7 @@ def test_pinned_versions_survive_a_broken_newer_one(tmp_path: Path) -> None:
     run(work)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["import", "start", "close"])
 def test_client_of_a_load_disconnects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Wherever the load is then, all that it began is over when that is said, and what ran goes on."""

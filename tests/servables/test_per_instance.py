@@ -121,6 +121,7 @@ def test_failed_instances_are_listed_others_answered(host: Host, method: str) ->
     assert np.subtract(after, before).tolist() == [1, 16, 0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_hanging_instance_is_listed(host: Host, method: str) -> None:
     found, errors = ask(host, f"hangs.{method}", [20, 4, 30])

@@ -30,6 +30,7 @@ REFUSALS = {
 """What who asks for a version may be told by design, in these words alone: nothing else ends a request."""
 
 
+@pytest.mark.long
 def test_switches_under_traffic_fail_no_request(tmp_path: Path) -> None:
     """No request fails, none is answered by two versions, and no client sees an older version after a newer one."""
     folder = write(tmp_path / "root", "one", TWICE)

@@ -131,6 +131,7 @@ def swapped(strategy: Strategy) -> Strategy:
     return replace(strategy, parameters={**strategy.parameters, name: changed})
 
 
+@pytest.mark.long
 def test_rows_that_the_graph_does_not_want_are_named(tmp_path: Path) -> None:
     shard_folder(DEMO, tmp_path / "cut", swapped(strategy_of(DEMO, 2)))
     with pytest.raises(

@@ -36,6 +36,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+LAYOUTS = [RankLayout(3), RankLayout(2, 2), RankLayout(1, 1, 4), RankLayout(2, 2, 2)]
+
+
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("sharded") / "out"
@@ -52,7 +55,7 @@ def copy(sharded: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("scheme", mostly_long(["", "w8a16", "w8a8", "w4a16", "w4a8"], "", "w4a8"))
-@pytest.mark.parametrize("layout", [RankLayout(3), RankLayout(2, 2), RankLayout(1, 1, 4), RankLayout(2, 2, 2)], ids=str)
+@pytest.mark.parametrize("layout", mostly_long(LAYOUTS, LAYOUTS[0], LAYOUTS[-1]), ids=str)
 def test_merging_gives_the_source_back(scheme: str, layout: RankLayout, tmp_path: Path) -> None:
     source = DEMO
     if scheme:

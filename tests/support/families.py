@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.support.marks import mostly_long
+from tests.support.marks import mostly_exhaustive, mostly_long
 from tests.support.own_references import OWN_REFERENCES, OwnReference
 
 _SMALL: dict[str, Any] = {
@@ -413,18 +413,14 @@ _FIRST_ROWS = {row[0]: name for name, row in reversed(FAMILIES.items())}
 FAMILY_PARAMS = mostly_long(FAMILIES, *_FIRST_ROWS.values(), *_QUICK_VARIANTS)
 """The rows as parameters of a test: the first of each model_type runs each time, its variants with the long tests."""
 
-_QUICK_ON_GRAPHS = (
-    "llama_tied_one_kv_head",
-    "qwen2_windows",
-    "gpt2",
-    "qwen3_moe",
-    "qwen3_5_text",
-    "deepseek_v2",
-    "lfm2",
+_QUICK_ON_GRAPHS = ("llama_tied_one_kv_head", "qwen2_windows", "qwen3_moe")
+_LONG_ON_GRAPHS = (
+    *("llama_biases", "gpt2", "bloom", "cohere", "gemma2", "gpt_oss", "mixtral"),
+    *("qwen3_5_text", "granitemoehybrid", "lfm2", "deepseek_v2", "gemma3n_text"),
 )
-GRAPH_PARAMS = mostly_long(FAMILIES, *_QUICK_ON_GRAPHS)
-"""The rows for tests of a part of the way from network to bundle: one of each kind of layer runs each time.  All of
-FAMILY_PARAMS go the whole way each time, in tests/models/test_graph_equals_eager.py."""
+GRAPH_PARAMS = mostly_exhaustive(FAMILIES, _QUICK_ON_GRAPHS, _LONG_ON_GRAPHS)
+"""The rows for tests of a part of the way from network to bundle: one of each kind of layer.  All of FAMILY_PARAMS go
+the whole way, in tests/models/test_families.py."""
 
 _QUICK_ON_RANKS = (
     "llama_tied_one_kv_head",

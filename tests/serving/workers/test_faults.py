@@ -95,6 +95,7 @@ class Traffic:
         assert not self.wrong, self.wrong
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("placement", mostly_long(PLACEMENTS, "local"))
 def test_killed_workers_are_replaced_under_load(versions, expected, certificate, placement) -> None:
     async def main() -> None:

@@ -44,6 +44,7 @@ async def answers(backend: RemoteBackend, params: SamplingParams) -> list[list[i
     return await asyncio.gather(*(tokens_of(backend, prompt, params) for prompt in PROMPTS))
 
 
+@pytest.mark.long
 def test_a_group_answers_as_one_process_does() -> None:
     async def main() -> None:
         found = []

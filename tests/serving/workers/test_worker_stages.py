@@ -68,6 +68,7 @@ def answers_of_one(path: Path, params: SamplingParams) -> list[list[int]]:
         return [result.token_ids for result in llm.generate(PROMPTS, params)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", mostly_long([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
 def test_a_service_goes_on_when_a_stage_is_lost(number: int, stages: Stages) -> None:
     """Requests fail within the limit, to be sent again.  The worker and the other stage meet again, with a new one."""
