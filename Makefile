@@ -68,7 +68,7 @@ PYTEST := $(BIN)/pytest --durations=20 -n $(TEST_WORKERS) --dist loadfile --max-
 test: $(VENV)/.test system-packages lint
 	$(PYTEST) -m "not long and not exhaustive"
 
-# The exhaustive forms, and the tests of the page, which need a browser.
+# The long tests, with those of the page, which need a browser.
 test-all: $(VENV)/.test system-packages
 	$(BIN)/python tests/system_packages.py --browser
 	$(PYTEST) -m "long and not exhaustive"

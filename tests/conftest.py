@@ -37,7 +37,7 @@ def short_folder() -> Iterator[Path]:
 
 
 LONG_S = 1800.0
-"""Builds under sanitizers and exhaustive forms take minutes; ``timeout`` in pyproject.toml is for all other tests."""
+"""Builds under sanitizers and whole tables take minutes; ``timeout`` in pyproject.toml is for all other tests."""
 
 
 PROCESS_FOLDERS = ("cli", "launch", "ranks", "servables", "serving")
