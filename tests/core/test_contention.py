@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 
 from penstock.core import spans
 from penstock.core.native import ALL_THREADS, Context, CoreProgram, Model, ProgramOptions
+from tests.support.builds import build
 from tests.support.core_steps import batch, i32
 
 ROOT = Path(__file__).parents[2]
@@ -94,16 +94,9 @@ def test_steps_go_on_without_a_thread_that_does_not_come() -> None:
 
 
 @pytest.mark.long
-def test_threads_that_come_late_or_leave_do_everything_once(tmp_path: Path) -> None:
-    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    options = ["-DPENSTOCK_SANITIZE=thread", "-DPENSTOCK_TOOLS=ON"]
-    for command in (
-        [cmake, "-S", ROOT, "-B", tmp_path, *options],
-        [cmake, "--build", tmp_path, "--target", "thread_check"],
-    ):
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    program = tmp_path / "core" / "tools" / "thread_check"
+def test_threads_that_come_late_or_leave_do_everything_once(thread_sanitized_build: Path) -> None:
+    build(thread_sanitized_build, "thread_check")
+    program = thread_sanitized_build / "core" / "tools" / "thread_check"
     done = subprocess.run([program, "200"], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [int(left) > 0 for left in re.findall(r"(\d+) times a thread left", done.stdout)] == [False] + 4 * [True]

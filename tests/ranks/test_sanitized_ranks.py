@@ -10,23 +10,22 @@ from pathlib import Path
 import pytest
 
 from penstock.core.rank_layout import RankLayout
-from tests.support.builds import build, configured
+from tests.support.builds import build
 
 BundleOf = Callable[[str, str], Path]
 PartsOf = Callable[[Path, RankLayout | int], list[Path]]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sanitizer", ["thread", "ON"])
+@pytest.mark.parametrize("build_of", ["thread_sanitized_build", "sanitized_build"])
 def test_ranks_under_a_sanitizer(
-    sanitizer: str,
-    tmp_path_factory: pytest.TempPathFactory,
+    build_of: str,
+    request: pytest.FixtureRequest,
     bundle_of: BundleOf,
     long_context_of: BundleOf,
     parts_of: PartsOf,
 ) -> None:
-    name = "sanitized" if sanitizer == "ON" else "thread-sanitized"
-    folder = configured(tmp_path_factory, name, f"-DPENSTOCK_SANITIZE={sanitizer}", "-DPENSTOCK_TOOLS=ON")
+    folder = request.getfixturevalue(build_of)
     build(folder, "rank_check")
     whole = bundle_of("llama_head_dim", "w8a8")
     longer = long_context_of("llama_head_dim", "w8a8")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.native import cpu_levels
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -71,5 +73,17 @@ def release_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sanitized_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with AddressSanitizer and UndefinedBehaviorSanitizer, and the test programs of ``core/tools``."""
-    return configured(tmp_path_factory, "sanitized", "-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON")
+    """The same with AddressSanitizer and UndefinedBehaviorSanitizer, and the test programs of ``core/tools``.
+
+    It has the levels that this machine runs: one takes minutes to build.
+    """
+    levels = ";".join(level for level, is_runnable in cpu_levels() if is_runnable)
+    options = ("-DPENSTOCK_SANITIZE=ON", "-DPENSTOCK_TOOLS=ON", f"-DPENSTOCK_LEVELS={levels}")
+    return configured(tmp_path_factory, "sanitized", *options)
+
+
+@pytest.fixture(scope="session")
+def thread_sanitized_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with ThreadSanitizer, and the generic level only: what threads share is the same at each level."""
+    options = ("-DPENSTOCK_SANITIZE=thread", "-DPENSTOCK_TOOLS=ON", "-DPENSTOCK_LEVELS=generic")
+    return configured(tmp_path_factory, "thread-sanitized", *options)
