@@ -438,8 +438,8 @@ RANK_FAMILIES = mostly_long(FAMILIES, *_QUICK_ON_RANKS)
 """The rows as parameters of a test of ranks: those whose graphs are cut in ways of their own run each time."""
 
 
-_OWN_CLASSES: dict[str, Any] = {"mistral4": transformers.Mistral4ForCausalLM._from_config}
-"""What makes the network of a model_type that the automatic class does not know."""
+_OWN_CLASSES = {"mistral4": "Mistral4ForCausalLM"}
+"""The class of a model_type that the automatic class does not know; its import takes long."""
 
 
 def sizes_of(name: str) -> dict[str, Any]:
@@ -457,7 +457,8 @@ def build(name: str) -> transformers.PreTrainedModel | OwnReference:
         values = {"model_type": model_type} | sizes_of(name)
         return OWN_REFERENCES[model_type]({k: v for k, v in values.items() if v is not None}).fill()
     config = transformers.AutoConfig.for_model(model_type, **sizes_of(name))
-    auto = _OWN_CLASSES.get(model_type, transformers.AutoModelForCausalLM.from_config)
+    own = _OWN_CLASSES.get(model_type)
+    auto = getattr(transformers, own)._from_config if own else transformers.AutoModelForCausalLM.from_config
     # The eager attention of falcon in transformers 5.24 adds the bias of ALiBi twice, the other one adds it once.
     kind = "sdpa" if name == "falcon_alibi" else "eager"
     model = auto(config, attn_implementation=kind).float().eval()
