@@ -46,8 +46,9 @@ GROUPS: Final = {
     "service": {
         "serve": "answer requests over HTTP (OpenAI's API) and gRPC",
         "worker": "run a worker for a service on another machine",
+        "servable-worker": "run servables' processes for a service on another machine",
         "node": "make this machine a node of a cluster that runs workers",
-        "models": "list, load, update or unload the models of a running service",
+        "models": "list, load, update or unload the models of a running service, or drain a worker",
         "new": "write the first version of a servable (a network or Python code as a service)",
     },
     "measure": {
@@ -76,7 +77,9 @@ _HEADINGS: Final = {
     "scale": "run over processes and machines",
     "setup": "set up",
 }
-COMMANDS: Final = {name: f"penstock.cli.{group}.{name}" for group, names in GROUPS.items() for name in names}
+COMMANDS: Final = {
+    name: f"penstock.cli.{group}.{name.replace('-', '_')}" for group, names in GROUPS.items() for name in names
+}
 _EXAMPLES: Final = """examples:
   penstock run demo/demo.psm "def fibonacci(n):"
   penstock chat smollm2-135m

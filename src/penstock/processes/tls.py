@@ -10,7 +10,15 @@ from typing import Final
 
 from penstock.errors import FileAccessError, InvalidFileError
 
-__all__ = ["MAX_HANDSHAKE_BYTES", "TlsSession", "client_context", "connect", "keep_alive", "server_context"]
+__all__ = [
+    "MAX_HANDSHAKE_BYTES",
+    "TlsSession",
+    "client_context",
+    "connect",
+    "connect_tls",
+    "keep_alive",
+    "server_context",
+]
 
 MAX_HANDSHAKE_BYTES: Final = 1 << 16
 """Limit on the bytes that the peer may send before the handshake is complete."""
@@ -171,3 +179,19 @@ class TlsSession:
     def replies(self) -> bytes:
         """Return the bytes that TLS itself wants to send, such as the answer to a key update."""
         return self._outgoing.read()
+
+
+async def connect_tls(address: str, context: ssl.SSLContext, timeout_s: float) -> tuple[socket.socket, TlsSession]:
+    """Connect to ``address`` (HOST:PORT) and agree on keys, each step within ``timeout_s``; OSError if that fails."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    connection = await connect(host, int(port), timeout_s)
+    try:
+        keep_alive(connection)
+        tls = TlsSession(context, host)
+        async with asyncio.timeout(timeout_s):
+            await tls.handshake(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection, tls

@@ -204,6 +204,10 @@ def _servables(models: RemoteModels, primary: Primary, settings: ServiceSettings
         settings.supervision, PrivateModels(models, make), lambda: [backend.name for backend in models.list()]
     )
     models.taken_by = repository.taken_by
+    if settings.worker_listener is not None:
+        from penstock.servables.machines.joined_machines import JoinedMachines
+
+        primary.serve_machine = JoinedMachines(repository).serve
     return repository
 
 

@@ -65,6 +65,23 @@ def test_a_worker_joins_shares_load_and_leaves(remote, certificate, tmp_path, ca
     ]  # fmt: skip
 
 
+@pytest.mark.long
+def test_an_operator_drains_a_worker_that_joined(remote, certificate, tmp_path) -> None:
+    async def main() -> None:
+        async with service(remote=remote) as running:
+            backend = await running.models.load(str(DEMO))
+            with joining_worker(running.primary.port, tmp_path, certificate[0]) as process:
+                await until(lambda: len(backend.workers()) == 2)
+                name = backend.workers()[1].name
+                with pytest.raises(InvalidArgumentError, match=r"replace: .* joined from another machine"):
+                    await running.models.drain_worker("demo", name, replaces=True)
+                await running.models.drain_worker("demo", name)
+                await until(lambda: process.poll() == 0)
+                await until(lambda: len(backend.workers()) == 1)
+
+    asyncio.run(main())
+
+
 def test_an_untrusted_primary_is_reported_in_a_line(remote, other_certificate, tmp_path) -> None:
     async def main() -> None:
         async with service(remote=remote) as running:

@@ -63,6 +63,8 @@ class ServableRepository:
         others: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._supervision, self._languages, self._others = supervision, languages, others
+        self.on_loaded: Callable[[LoadedVersion], None] = lambda version: None
+        """Called with each version that requests use from then on."""
         self._servables: dict[str, Servable] = {}
         self._methods: dict[tuple[str, str], LoadedMethod] = {}  # by name and version as requests have them
         self._loads: set[asyncio.Task[None]] = set()
@@ -227,6 +229,7 @@ class ServableRepository:
             servable.versions[number], servable.fingerprints[number] = version, fingerprint
             version.ready_versions = lambda: servable.ready
             version.policy = lambda: servable.policy.triton_form()
+            self.on_loaded(version)
         servable.labels = dict(switch.labels)
         self._methods.clear()
         for number in switch.drain:

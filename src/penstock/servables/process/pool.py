@@ -1,6 +1,7 @@
 """A pool of identical processes: each runs one batch at a time, and one that dies, hangs or grows is replaced.
 
 The first replacement starts at once.  While processes die before they finish a batch, the pauses between restarts grow.
+Other machines may join and run further processes of the pool, which get a batch when no process here is free.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import InvalidFileError, PenstockError, UnavailableError
 from penstock.llm.backend import WorkerState
 from penstock.logs import tell
 from penstock.processes.supervision import LOOP_DEATHS, Death, SupervisionPolicy
@@ -23,7 +24,7 @@ from penstock.servables.process.stage_process import StageProcess, start_stage_p
 if TYPE_CHECKING:
     from penstock.servables.api.settings import Settings
     from penstock.servables.process import stages_pb2 as pb
-    from penstock.servables.process.pool_contract import PoolBatch, PoolQueue
+    from penstock.servables.process.pool_contract import PoolBatch, PoolMachine, PoolProcess, PoolQueue
     from penstock.servables.process.pool_worker import WorkerOwner
 
     def _fits(pool: Pool) -> WorkerOwner:
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Pool"]
 
+T = TypeVar("T")
+
+_JOINED: Final = -1
+"""The index of a process on another machine, which has no place among the ``size`` processes."""
 _RETIRE_FACTOR: Final = 2
 """A process above this multiple of its memory limit gets no further batch while its replacement starts."""
 
@@ -62,8 +67,10 @@ class Pool:
         self._timer_at = float("inf")
         self._supervisors: list[asyncio.Task[None]] = []
         self._retiring: set[asyncio.Task[None]] = set()
+        self._joined: set[asyncio.Task[None]] = set()
         self._failing: set[int] = set()
         self._next_queue = 0
+        self._plan = ""
         self._is_stopping = False
 
     @property
@@ -73,8 +80,8 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes that run now."""
-        return [worker.process.pid for worker in self.workers]
+        """The ids of the processes that run on this machine now."""
+        return [worker.process.pid for worker in self.workers if not worker.process.is_joined]
 
     def worker_states(self) -> list[WorkerState]:
         """Return the states of the processes, for operators."""
@@ -174,6 +181,7 @@ class Pool:
 
         If a process fails to start, all are stopped and its error is raised.
         """
+        self._plan = "" if first is None else first.plan
         loop = asyncio.get_running_loop()
         started: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self.size)]
         for index, future in enumerate(started):
@@ -194,7 +202,7 @@ class Pool:
         while not self._is_stopping:
             try:
                 if worker is None:
-                    process = await self._start_process(index, started)
+                    process: PoolProcess | None = await self._start_process(index, started)
                     if process is None:
                         return
                     worker = self._add_worker(index, process)
@@ -254,15 +262,65 @@ class Pool:
             started.set_exception(error)
             return None
 
-    def _add_worker(self, index: int, process: StageProcess) -> PoolWorker:
+    def _add_worker(self, index: int, process: PoolProcess) -> PoolWorker:
         self._failing.discard(index)
         worker = PoolWorker(self, process)
         worker.gone = asyncio.ensure_future(self._wait_gone(worker))
         self.workers.append(worker)
-        self.free.append(worker)
-        tell("stage_ready", f"{self.title}: process {process.pid} is ready", stage=self.title, pid=process.pid)
+        self._release(worker)
+        tell("stage_ready", f"{self.title}: {process.label} is ready", stage=self.title, pid=process.pid)
         self.dispatch()
         return worker
+
+    def _release(self, worker: PoolWorker) -> None:
+        """Note that a process is free.  The last one in the list gets the next batch, those of this machine first."""
+        if worker.process.is_joined:
+            self.free.insert(0, worker)
+        else:
+            self.free.append(worker)
+
+    def join(self, machine: PoolMachine) -> None:
+        """Run further processes on another machine until it leaves."""
+        for _ in range(0 if self._is_stopping else machine.num_processes):
+            task = asyncio.ensure_future(self._supervise_joined(machine))
+            self._joined.add(task)
+            task.add_done_callback(self._joined.discard)
+
+    async def _supervise_joined(self, machine: PoolMachine) -> None:
+        """Keep one process on another machine running until that machine leaves."""
+        leaving: asyncio.Future[Any] = asyncio.ensure_future(machine.leaving.wait())
+        num_deaths = 0
+        try:
+            while not leaving.done():
+                worker = None
+                try:
+                    starting = machine.start(self._start, self._supervision.load_s)
+                    process = await _unless(leaving, starting, lambda process: process.stop())
+                    if process is None:
+                        return
+                    if process.plan != self._plan:
+                        await process.stop()
+                        raise InvalidFileError(f"{self.title}: servable.py declares something else on {machine.name}")
+                    worker = self._add_worker(_JOINED, process)
+                    await _unless(leaving, self._watch(worker))
+                    if not worker.gone.done():  # it grew, or its machine is about to leave
+                        await self._retire(worker)
+                        continue
+                    death = worker.gone.result()
+                except Exception as error:  # any error, as for the processes of this machine
+                    death = Death("start", str(error) or type(error).__name__)
+                num_deaths = 1 if worker is not None and worker.num_batches > 0 else num_deaths + 1
+                pause_s = self._pause_s(num_deaths)
+                self.deaths[death.cause] += 1
+                tell(
+                    "stage_gone", f"{self.title}: a process on {machine.name} ended ({death.why})", logging.WARNING,
+                    stage=self.title, cause=death.cause, deaths_in_a_row=num_deaths, restart_in_s=pause_s,
+                )  # fmt: skip
+                await asyncio.wait((leaving,), timeout=pause_s)
+        finally:
+            leaving.cancel()
+            if not self._is_stopping:
+                self._refuse_if_failing()
 
     async def _watch(self, worker: PoolWorker) -> Death | None:
         """Wait until the process ends and return how; return None if it exceeds its memory limit before that."""
@@ -310,7 +368,9 @@ class Pool:
         batch, worker.batch = worker.batch, None
         if batch is None:
             return
-        if worker.process.has_begun:
+        if death.cause == "lost":
+            batch.machine_lost(death.why)
+        elif worker.process.has_begun:
             batch.process_lost(worker.process.position(), death.cause == "hang", death.why)
         else:  # the process never read the batch, so the batch did not cause its death
             self.rerun([batch])
@@ -320,21 +380,25 @@ class Pool:
         self.deaths[death.cause] += 1
         if num_deaths >= LOOP_DEATHS:
             self._failing.add(index)
-        if not self.workers and len(self._failing) == self.size:
-            self._refuse_all()
-        supervision, pause_s = self._supervision, 0.0
-        if num_deaths > 1:
-            pause_s = min(supervision.max_pause_s, supervision.min_pause_s * 2.0 ** min(30, num_deaths - 2))
+        self._refuse_if_failing()
+        pause_s = self._pause_s(num_deaths)
         tell(
             "stage_gone", f"{self.title}: a process ended ({death.why}); the next one starts in {pause_s:g} s",
             logging.WARNING, stage=self.title, cause=death.cause, deaths_in_a_row=num_deaths, restart_in_s=pause_s,
         )  # fmt: skip
         await asyncio.sleep(pause_s)
 
+    def _pause_s(self, num_deaths: int) -> float:
+        """Return the pause before the next start after so many deaths in a row."""
+        if num_deaths <= 1:
+            return 0.0
+        supervision = self._supervision
+        return min(supervision.max_pause_s, supervision.min_pause_s * 2.0 ** min(30, num_deaths - 2))
+
     def batch_done(self, worker: PoolWorker) -> None:
         """See WorkerOwner."""
         if not worker.is_retired:
-            self.free.append(worker)
+            self._release(worker)
         self.dispatch()
 
     def withdraw(self, worker: PoolWorker) -> None:
@@ -350,10 +414,15 @@ class Pool:
             worker.retire()
         tell(
             "stage_grew",
-            f"{self.title}: process {worker.process.pid} uses {used_bytes >> 20} MiB, above its limit of "
+            f"{self.title}: {worker.process.label} uses {used_bytes >> 20} MiB, above its limit of "
             f"{limit >> 20} MiB, after {', '.join(batch.stage_names)}; it will be replaced",
             logging.WARNING, stage=self.title, pid=worker.process.pid, bytes=used_bytes,
         )  # fmt: skip
+
+    def _refuse_if_failing(self) -> None:
+        """End everything that waits with an error if no process runs and all of this machine crash repeatedly."""
+        if not self.workers and len(self._failing) == self.size:
+            self._refuse_all()
 
     def _refuse_all(self) -> None:
         """End everything that waits with an error."""
@@ -369,7 +438,7 @@ class Pool:
     async def stop(self) -> None:
         """End all processes; open requests are refused."""
         self._is_stopping = True
-        tasks = [*self._supervisors, *self._retiring, *(worker.gone for worker in self.workers)]
+        tasks = [*self._supervisors, *self._joined, *self._retiring, *(worker.gone for worker in self.workers)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -383,3 +452,23 @@ class Pool:
             if worker.batch is not None:
                 worker.batch.fail(UnavailableError(f"{self.title} is being unloaded"))
         await asyncio.gather(*(worker.process.stop() for worker in workers))
+
+
+async def _unless(
+    stopping: asyncio.Future[Any], work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]] | None = None
+) -> T | None:
+    """Return the result of ``work``; cancel it and return None if ``stopping`` is done first.
+
+    ``undo`` is called with a result that the caller does not get, because it was cancelled at that moment.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    except asyncio.CancelledError:
+        if undo is not None and task.done() and not task.cancelled() and task.exception() is None:
+            await undo(task.result())
+        raise
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

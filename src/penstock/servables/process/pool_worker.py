@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from penstock.processes.supervision import Death
     from penstock.servables.process import stages_pb2 as pb
-    from penstock.servables.process.pool_contract import PoolBatch
-    from penstock.servables.process.stage_process import StageProcess
+    from penstock.servables.process.pool_contract import PoolBatch, PoolProcess
 
 __all__ = ["PoolWorker", "WorkerOwner"]
 
@@ -37,7 +36,7 @@ class PoolWorker:
     has finished its last batch.  ``is_over_limit``: set when the process used more memory than its limit.
     """
 
-    def __init__(self, pool: WorkerOwner, process: StageProcess) -> None:
+    def __init__(self, pool: WorkerOwner, process: PoolProcess) -> None:
         self.process, self._pool = process, pool
         self.batch: PoolBatch | None = None
         self.num_batches = 0

@@ -9,14 +9,15 @@ import mmap
 import struct
 from typing import Final
 
-__all__ = ["PROGRESS_BYTES", "Progress"]
+__all__ = ["NO_STAGE", "PROGRESS_BYTES", "Progress"]
 
 PROGRESS_BYTES: Final = mmap.PAGESIZE
 _HAS_BEGUN: Final = struct.Struct("<I")
 """1 if the process has started to read the batch that it was sent last, 0 if not."""
 _POSITION: Final = struct.Struct("<II")
 """The stage in its unit, and the instance in the batch counted from 1; 0 stands for all instances."""
-_NO_STAGE: Final = 0xFFFFFFFF
+NO_STAGE: Final = 0xFFFFFFFF
+"""The stage of a process that has called none."""
 
 
 class Progress:
@@ -25,14 +26,14 @@ class Progress:
     def __init__(self, shared_fd: int) -> None:
         self._memory: mmap.mmap | bytearray = mmap.mmap(shared_fd, PROGRESS_BYTES)
         self._is_closed = False
-        self._last = False, (_NO_STAGE, -1)
+        self._last = False, (NO_STAGE, -1)
 
     def reset(self) -> bool:
         """Primary: clear the page before a batch is sent; False if the page is closed."""
         if self._is_closed:
             return False
         _HAS_BEGUN.pack_into(self._memory, 0, 0)
-        _POSITION.pack_into(self._memory, _HAS_BEGUN.size, _NO_STAGE, 0)
+        _POSITION.pack_into(self._memory, _HAS_BEGUN.size, NO_STAGE, 0)
         return True
 
     def read(self) -> tuple[bool, tuple[int, int]]:

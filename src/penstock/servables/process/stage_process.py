@@ -46,7 +46,7 @@ class StageProcess:
         progress: Progress,
         environment_mark: str,
     ) -> None:
-        self.pid = process.pid
+        self.pid, self.label, self.is_joined = process.pid, f"process {process.pid}", False
         self._environment_mark = environment_mark
         self.plan = ""
         self.is_hung = False

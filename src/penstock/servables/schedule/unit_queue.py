@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api_errors import RefusalError
+from penstock.errors import UnavailableError
 from penstock.logs import tell
 from penstock.servables.api.batch_rules import BatchRules
 from penstock.servables.process import stages_pb2 as pb
@@ -31,6 +32,8 @@ _TRIP_S: Final = 0.002
 """The target duration of a trip for stages that take one instance at a time."""
 _MAX_TRIP_SIZE: Final = 64
 """The maximum number of instances in such a trip.  Slow stages get fewer, so that other processes share the work."""
+_MAX_LOSSES: Final = 2
+"""A batch that was lost with so many machines may be the reason, and does not run again."""
 Piece = tuple["Job", int, int]
 """A job, the first of its instances in the piece, and their number."""
 
@@ -39,14 +42,16 @@ class UnitBatch:
     """A batch that is sent to a process.
 
     ``size``: its rows including padding; 0 for stages that take one instance at a time.
-    ``began``: when it was sent, in seconds of the monotonic clock.
+    ``began``: when it was sent, in seconds of the monotonic clock.  ``num_lost``: how often the machine that ran it was
+    lost.
     """
 
-    __slots__ = ("began", "pieces", "queue", "size")
+    __slots__ = ("began", "num_lost", "pieces", "queue", "size")
 
     def __init__(self, queue: UnitQueue, pieces: Sequence[Piece], size: int) -> None:
         self.queue, self.pieces, self.size = queue, pieces, size
         self.began = 0.0
+        self.num_lost = 0
 
     @property
     def num_parts(self) -> int:
@@ -151,6 +156,14 @@ class UnitBatch:
             return
         for batch in batches:
             self.queue.refuse_lost(batch.pieces, position, is_hung, why)
+
+    def machine_lost(self, why: str) -> None:
+        """See PoolBatch."""
+        self.num_lost += 1
+        if self.num_lost < _MAX_LOSSES:
+            self.queue.pool.rerun([self])
+        else:
+            self.fail(UnavailableError(f"{' or '.join(self.stage_names)}: {why}; retry later", 1.0))
 
 
 class UnitQueue:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.processes.frames import FrameStream
 
 __all__ = ["ALPN", "GRPC_ALPN", "GRPC_PROTOCOL", "JOIN_S", "PROTOCOL", "join", "receive_join", "refuse", "welcome"]
-__all__ += ["PAGE_SECRET", "protocol_error"]
+__all__ += ["PAGE_SECRET", "STAGE_ALPN", "protocol_error"]
 
 PROTOCOL: Final = 3
 """Version of the messages between a primary and its workers."""
@@ -24,6 +24,8 @@ GRPC_PROTOCOL: Final = 1
 """The version in which workers of other machines used gRPC."""
 ALPN: Final = "penstock-worker"
 """The name of the messages between machines in TLS."""
+STAGE_ALPN: Final = "penstock-stages"
+"""The name of the messages to machines that run stage processes."""
 GRPC_ALPN: Final = "h2"
 PAGE_SECRET: Final = os.urandom(16)
 """The secret of page keys that this primary gives to its workers, so that their keys are equal to its own."""

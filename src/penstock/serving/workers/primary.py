@@ -25,6 +25,7 @@ from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.stages.stage_port import refuse_machine
 from penstock.serving.workers import handshake
 from penstock.serving.workers.memory_check import unwritten_bytes
 from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to
@@ -36,6 +37,7 @@ from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.cluster.placement.placement import PlacedGroup, Placement
+    from penstock.serving.stages.stage_port import ServeMachine
     from penstock.serving.workers.worker_config import WorkerConfig
 
 __all__ = ["Primary"]
@@ -72,7 +74,15 @@ class Primary:
         self._folder: PrivateFolder | None = None
         self._listener: socket.socket | None = None
         self._settings = remote
-        self._remote = None if remote is None else RemoteWorkerServer(remote, self._serve_remote, self._find)
+        self.serve_machine: ServeMachine = refuse_machine
+        """Serves a machine that has joined to run stage processes until its connection ends."""
+        self._remote = (
+            None
+            if remote is None
+            else RemoteWorkerServer(
+                remote, self._serve_remote, self._find, lambda stream, address: self.serve_machine(stream, address)
+            )
+        )
         self._tasks: set[asyncio.Future[None]] = set()
         self._planning = asyncio.Lock()  # one at a time: each plans its memory with what the others left
         self._expected: dict[bytes, Expected] = {}

@@ -6,9 +6,10 @@ import asyncio
 import signal
 import ssl
 import sys
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
@@ -27,7 +28,7 @@ from penstock.serving.workers import handshake
 from penstock.serving.workers.worker import CONNECT_S, Worker, serve_over_tls
 from penstock.serving.workers.worker_config import WorkerConfig
 
-__all__ = ["LEAVE_S", "join_primary", "read_bytes", "read_token"]
+__all__ = ["LEAVE_S", "join_primary", "read_bytes", "read_token", "serve_once", "stay_joined"]
 
 LEAVE_S: Final = 30.0
 """How long a worker that was told to end waits for the primary to move its requests."""
@@ -65,6 +66,25 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
         context = client_context(ca, [handshake.ALPN, handshake.GRPC_ALPN])
     except InvalidFileError as error:
         raise InvalidFileError(f"--ca-file: {error}") from error
+
+    async def serve(stopped: asyncio.Event, hurry: asyncio.Event) -> int | str:
+        workers: list[Worker] = []
+        serving = serve_over_tls(config, context, starts_again=again, on_join=workers.append)
+        return await serve_once(
+            config.address, serving, lambda: any(worker.leave() for worker in workers), stopped, hurry
+        )
+
+    return await stay_joined(config.address, serve, "worker", again=again)
+
+
+async def stay_joined(
+    address: str, serve: Callable[[asyncio.Event, asyncio.Event], Awaitable[int | str]], command: str, *, again: bool
+) -> int:
+    """Serve a primary over one connection after the other, until a signal, and return the exit status.
+
+    ``serve`` gets what the first and the second signal set, and returns as ``serve_once`` does.  ``command`` and
+    ``again``: as for ``join_primary``, which has the name for its lines.
+    """
     stopped, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -76,17 +96,15 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
     num_tries = 0
     try:
         while not stopped.is_set():
-            status = await _serve_once(config, context, stopped, hurry, starts_again=again)
+            status = await serve(stopped, hurry)
             if isinstance(status, int):
                 return status
             reason = f" ({status})" if status else ""
             if not again:
-                raise UnavailableError(
-                    f"{config.address}: failed to reach the primary, or the connection was closed{reason}"
-                )
+                raise UnavailableError(f"{address}: failed to reach the primary, or the connection was closed{reason}")
             pause_s = _PAUSES_S[min(num_tries, len(_PAUSES_S) - 1)]
             num_tries += 1
-            message = f"penstock worker: failed to reach {config.address}{reason}; trying again in {pause_s:g} s"
+            message = f"penstock {command}: failed to reach {address}{reason}; trying again in {pause_s:g} s"
             print(message, file=sys.stderr, flush=True)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), pause_s)
@@ -96,31 +114,29 @@ async def join_primary(config: WorkerConfig, ca: bytes | None, *, again: bool = 
             loop.remove_signal_handler(number)
 
 
-async def _serve_once(
-    config: WorkerConfig,
-    context: ssl.SSLContext,
+async def serve_once(
+    address: str,
+    serve: Coroutine[Any, Any, int],
+    leave: Callable[[], bool],
     stopped: asyncio.Event,
     hurry: asyncio.Event,
-    *,
-    starts_again: bool,
 ) -> int | str:
     """Serve over one connection.  Return the exit status, or why it ended ("" if unknown) if a retry makes sense.
 
-    After ``stopped`` the primary has ``LEAVE_S`` to move the requests to other workers, or until ``hurry``.
+    After ``stopped`` this calls ``leave``.  If that returns True, the primary has ``LEAVE_S`` to take requests back,
+    or until ``hurry``.  Raises InvalidArgumentError if the primary refuses this process.
     """
-    workers: list[Worker] = []
-    serve = serve_over_tls(config, context, starts_again=starts_again, on_join=workers.append)
     serving = asyncio.ensure_future(serve)
     stopping, hurrying = asyncio.ensure_future(stopped.wait()), asyncio.ensure_future(hurry.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done() and any(worker.leave() for worker in workers):
+        if not serving.done() and leave():
             await asyncio.wait((serving, hurrying), timeout=LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
             return 0
         return 0 if serving.result() == 0 else ""
     except (InvalidArgumentError, NotFoundError) as error:
-        raise InvalidArgumentError(f"{config.address} refuses this worker: {error}") from error
+        raise InvalidArgumentError(f"{address} refuses this worker: {error}") from error
     except (UnavailableError, InternalError, DecodeError) as error:
         return str(error)
     except OSError as error:

@@ -19,12 +19,15 @@ from penstock.logs import tell
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.stages.stage_port import serve_stage_machine
 from penstock.serving.workers import handshake
 from penstock.serving.workers.grpc_refusal import refuse_grpc_call
 from penstock.serving.workers.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
     import ssl
+
+    from penstock.serving.stages.stage_port import ServeMachine
 
 __all__ = ["LOST_S", "MAX_CONNECTIONS", "Expected", "RemoteWorkerServer", "RemoteWorkerSettings"]
 
@@ -60,6 +63,7 @@ class RemoteWorkerServer:
 
     ``serve`` is called with each worker that has joined and with its stream; the connection lasts until it returns.
     ``find`` returns who waits for a worker that was placed with a token of its own, or None; its connection goes there.
+    ``serve_machine`` is called with the stream of a machine that has joined to run stage processes, and its address.
     The kernel ends that connection ``LOST_S`` seconds after the worker's machine stops answering.
     """
 
@@ -68,8 +72,9 @@ class RemoteWorkerServer:
         settings: RemoteWorkerSettings,
         serve: Callable[[WorkerConnection, FrameStream[pb.FromWorker], Expected | None], Awaitable[None]],
         find: Callable[[str], Expected | None],
+        serve_machine: ServeMachine,
     ) -> None:
-        self._settings, self._serve, self._find = settings, serve, find
+        self._settings, self._serve, self._find, self._serve_machine = settings, serve, find, serve_machine
         self._tls: ssl.SSLContext | None = None
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -97,7 +102,8 @@ class RemoteWorkerServer:
     def reload_tls(self) -> None:
         """Read certificate and key again for new connections.  Raises FileAccessError and InvalidFileError."""
         settings = self._settings
-        self._tls = server_context(settings.certificate, settings.key, [handshake.ALPN, handshake.GRPC_ALPN])
+        protocols = [handshake.ALPN, handshake.STAGE_ALPN, handshake.GRPC_ALPN]
+        self._tls = server_context(settings.certificate, settings.key, protocols)
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
@@ -138,8 +144,12 @@ class RemoteWorkerServer:
                 if tls.protocol == handshake.GRPC_ALPN:
                     await self._refuse_grpc(connection, tls, address)
                     return
-                stream = FrameStream(connection, pb.FromWorker.FromString, FIRST_BYTES, tls)
-                request = await handshake.receive_join(stream)
+                if tls.protocol != handshake.STAGE_ALPN:
+                    stream = FrameStream(connection, pb.FromWorker.FromString, FIRST_BYTES, tls)
+                    request = await handshake.receive_join(stream)
+            if stream is None:
+                await serve_stage_machine(connection, tls, self._settings.token, address, self._serve_machine)
+                return
             expected = self._find(request.token)
             if expected is None and not hmac.compare_digest(_digest(self._settings.token), _digest(request.token)):
                 error = InvalidArgumentError("unknown worker token")

@@ -482,16 +482,10 @@ async def serve_over_tls(
     ``pid``: the id of this process, for a worker that was placed.  ``starts_again``: as for Worker.  ``on_join`` gets
     the worker before it loads.
     """
-    from penstock.processes.tls import TlsSession, connect, keep_alive
+    from penstock.processes.tls import connect_tls
 
-    host, _, port = config.address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    connection = await connect(host, int(port), CONNECT_S)
+    connection, tls = await connect_tls(config.address, context, CONNECT_S)
     try:
-        keep_alive(connection)
-        tls = TlsSession(context, host)
-        async with asyncio.timeout(CONNECT_S):
-            await tls.handshake(connection)
         if tls.protocol == handshake.GRPC_ALPN:
             raise handshake.protocol_error(handshake.GRPC_PROTOCOL, handshake.PROTOCOL, config.name)
         stream = FrameStream(connection, pb.ToWorker.FromString, MAX_MESSAGE_BYTES, tls)

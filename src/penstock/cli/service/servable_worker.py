@@ -1,0 +1,77 @@
+"""``penstock servable-worker SERVABLES --primary HOST:PORT --token-file FILE``: run processes of servables."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from penstock.cli.options import add_parser_of, host_and_port
+from penstock.config import check_integer
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand."""
+    parser = add_parser_of(
+        subparsers,
+        "servable-worker",
+        "Run processes of servables' models and Python stages for a service on another machine, which shares its "
+        "batches among them and its own.",
+        "penstock servable-worker servables/ --primary web1.example:9000 --token-file token.txt --ca-file ca.pem",
+    )
+    parser.add_argument(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="SERVABLES",
+        help="the same folders of servables that the service serves, or some of their servables",
+    )
+    parser.add_argument(
+        "--primary", required=True, metavar="HOST:PORT", help="address of the service's --worker-port (required)"
+    )
+    parser.add_argument(
+        "--token-file", type=Path, required=True, metavar="FILE", help="file with the shared secret (required)"
+    )
+    parser.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="FILE",
+        help="PEM file with the certificates to trust (default: those of the system)",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes of each model, and of the Python stages of each servable (default: 1)",
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="exit when the service stops or cannot be reached (default: wait until it is back)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Join the service and run processes until a signal stops them."""
+    import asyncio
+    import signal
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as for `penstock worker`: a service does not stop on SIGHUP either
+    from penstock.servables.api.settings import MAX_PROCESSES
+    from penstock.servables.machines.stage_host import find_versions
+    from penstock.serving.stages.join_service import StageHostConfig, join_service
+    from penstock.serving.workers.remote_worker_client import read_bytes, read_token
+
+    host_and_port("primary", args.primary)
+    check_integer("processes", args.processes, 1, MAX_PROCESSES)
+    config = StageHostConfig(
+        address=args.primary,
+        token=read_token(args.token_file),
+        sources=find_versions(args.folders),
+        num_processes=args.processes,
+        ca=None if args.ca_file is None else read_bytes(args.ca_file),
+    )
+    return asyncio.run(join_service(config, again=not args.once))
