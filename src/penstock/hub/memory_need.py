@@ -41,6 +41,10 @@ _OTHER_KEYS: Final = {
 """Names that families such as gpt2, bloom, falcon and chatglm have for the keys of the others."""
 
 
+_KINDS_OF_LAYERS = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+"""Keys with the kind of each layer; nemotron_h gives no number of layers beside them."""
+
+
 def _with_usual_keys(config: ConfigReader) -> ConfigReader:
     """Return a config whose sizes have the usual names; a feed-forward layer without a size has 4 * hidden_size.
 
@@ -56,6 +60,9 @@ def _with_usual_keys(config: ConfigReader) -> ConfigReader:
     usual = ConfigReader(values, config.file)
     if not usual.has("intermediate_size"):
         values["intermediate_size"] = 4 * usual.int("hidden_size")
+    kinds = next((values[key] for key in _KINDS_OF_LAYERS if usual.has(key)), None)
+    if not usual.has("num_hidden_layers") and isinstance(kinds, (list, str)):
+        values["num_hidden_layers"] = len(kinds)
     return usual
 
 
