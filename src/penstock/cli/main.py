@@ -30,6 +30,7 @@ GROUPS: Final = {
         "chat": "chat with a model",
         "batch": "answer a file of requests",
         "embed": "print a vector for each line of a file",
+        "rerank": "order the lines of a file by their relevance to a query",
         "infer": "answer prompts with a bundle, a pair of bundles or a model folder",
     },
     "models": {

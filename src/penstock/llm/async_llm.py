@@ -270,11 +270,12 @@ class AsyncLLM:
         *,
         top_n: int | None = None,
         options: RequestOptions | None = None,
+        instruction: str | None = None,
     ) -> list[Ranked]:
         """Return documents by relevance as ``LLM.rerank`` does, in a thread.  Cancelling the caller aborts it."""
 
         def call(engine: Engine, _: object, opened: OpenRequests) -> list[Ranked]:
-            return rerank_documents(engine, self.llm.tokenizer, query, documents, top_n, options, opened)
+            return rerank_documents(engine, self.llm.tokenizer, query, documents, top_n, options, instruction, opened)
 
         return await self._call_with_requests(call)
 

@@ -97,6 +97,7 @@ def rerank_documents(
     documents: Iterable[str],
     top_n: int | None,
     options: RequestOptions | None,
+    instruction: str | None,
     opened: OpenRequests | None = None,
 ) -> list[Ranked]:
     """Order documents by their relevance to a query, as ``LLM.rerank`` documents it."""
@@ -107,9 +108,11 @@ def rerank_documents(
     if isinstance(documents, str) or not all(isinstance(text, str) for text in texts):
         raise wrong_type("documents", "a list of strings", documents)
     max_len = engine.max_len if options.truncate_prompt else None
-    ids = check_each(
-        texts, False, lambda text: engine.fit_prompt(tokenizer.encode_pair(query, text, max_len), 0, options)
-    )
+
+    def encode(text: str) -> Sequence[int]:
+        return engine.fit_prompt(tokenizer.encode_pair(query, text, max_len, instruction), 0, options)
+
+    ids = check_each(texts, False, encode)
     found = embed(engine, ids, "auto", False, options=options, opened=opened)
     scores = [float(head.scores(one.vector)[0]) for one in found]
     return order(scores, texts, [len(one.token_ids) for one in found], top_n)

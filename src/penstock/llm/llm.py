@@ -437,13 +437,15 @@ class LLM:
         *,
         top_n: int | None = None,
         options: RequestOptions | None = None,
+        instruction: str | None = None,
     ) -> list[Ranked]:
         """Return documents ordered by their relevance to ``query``, the ``top_n`` best or all.
 
-        The model is a cross-encoder: a classifier with one class, which reads the query and a document together.  A
-        pair that is too long is refused; ``truncate_prompt`` in ``options`` cuts the document.
+        The model is a cross-encoder: a classifier with one class, which reads the query and a document together; or a
+        causal reranker, whose score is that of a token.  ``instruction`` tells a causal reranker what is relevant; None
+        is the model's own.  A pair that is too long is refused; ``truncate_prompt`` in ``options`` cuts the document.
         """
-        return rerank_documents(self.engine, self.tokenizer, query, documents, top_n, options)
+        return rerank_documents(self.engine, self.tokenizer, query, documents, top_n, options, instruction)
 
     def chat(
         self,

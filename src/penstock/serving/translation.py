@@ -21,7 +21,13 @@ from penstock.validation import MAX_TOKEN
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
     from penstock.serving.call import Call
-    from penstock.serving.openai.bodies import ChatCompletionRequest, CompletionRequest, Message
+    from penstock.serving.openai.bodies import (
+        ChatCompletionRequest,
+        CompletionRequest,
+        Message,
+        RerankRequest,
+        ScoreRequest,
+    )
     from penstock.serving.request_fields import SamplingFields, ServingFields
     from penstock.text.tokenizer import Tokenizer
 
@@ -126,22 +132,25 @@ async def text_ids(
     return ids
 
 
-async def pair_ids(backend: Backend, first: str, second: str, body: ServingFields, field: str) -> list[int]:
-    """Return the token ids of two texts together.
+async def pair_ids(
+    backend: Backend, first: str, second: str, body: RerankRequest | ScoreRequest, field: str
+) -> list[int]:
+    """Return the token ids of two texts together, with the instruction of the body.
 
     ``truncate_prompt_tokens`` cuts the second text.  Without it a pair that does not fit is refused with 400 and
     ``field``.
     """
     tokenizer, limit = tokenizer_of(backend), backend.card.max_len
     is_cut = body.truncate_prompt_tokens is not None
-    bound = await _bound(backend, tokenizer, len(first) + len(second))
-    if len(first) + len(second) > bound:
-        if not is_cut or len(first) > bound:
-            raise _too_long(f"{field}: the pair has {len(first) + len(second)} characters", backend, field)
-        second = second[: bound - len(first)]
+    num_fixed = len(first) + len(body.instruction or "")
+    bound = await _bound(backend, tokenizer, num_fixed + len(second))
+    if num_fixed + len(second) > bound:
+        if not is_cut or num_fixed > bound:
+            raise _too_long(f"{field}: the pair has {num_fixed + len(second)} characters", backend, field)
+        second = second[: bound - num_fixed]
     if body.truncate_prompt_tokens not in (None, -1):
         limit = min(limit, body.truncate_prompt_tokens or limit)
-    call = partial(tokenizer.encode_pair, first, second, limit if is_cut else None)
+    call = partial(tokenizer.encode_pair, first, second, limit if is_cut else None, body.instruction)
     # The first call reads the file's template, which may take long: the event loop must not wait for it.
     ids: list[int] = await call_tokenizer(tokenizer, MAX_TOKEN, call)
     _check_fits(backend, ids, field)

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.pooling.head import SCORE_FUNCTIONS, HeadLayer, PoolingHead, read_prompts
+from penstock.checkpoint.pooling.logit_score import (
+    DECLARED,
+    LOGIT_LABEL,
+    check_architecture,
+    declared_tokens,
+    message_format,
+    token_layer,
+)
+from penstock.checkpoint.pooling.stored import Tensors, read_linear, read_vector
 from penstock.checkpoint.side_files import read_small_file
-from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
+from penstock.checkpoint.tensor_file import TensorFile
 from penstock.config import ConfigReader, parse_json, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
@@ -59,17 +64,6 @@ _BARE: Final = frozenset(name.replace("ForSequenceClassification", "Model") for 
 }  # fmt: skip
 
 
-class Tensors(Protocol):
-    """Stored tensors by name, as a Checkpoint and a TensorFile have them."""
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """What is known of each tensor."""
-
-    def read(self, name: str) -> NDArray[Any]:
-        """Return a tensor in its shape."""
-
-
 def has_language_head(config: ConfigReader) -> bool:
     """Return False for a folder of a bare model or a classifier, which has no logits of tokens."""
     names = config.text_list("architectures") or []
@@ -103,21 +97,27 @@ def make_pooling_head(folder: Path, config: ConfigReader, stored: Tensors) -> Po
     if classifier is not None:
         return _read_classifier(config, classifier, stored)
     path = folder / "modules.json"
-    return _read_modules(folder, path) if path.exists() else None
+    if path.exists():
+        return _read_modules(folder, path, config, stored)
+    if not config.bool(DECLARED, False):
+        return None
+    check_architecture(config)
+    layer = token_layer(config, stored, *declared_tokens(folder, config))
+    return PoolingHead("last", (layer,), labels=(LOGIT_LABEL,), score_function="sigmoid", pair_format="qwen3")
 
 
 def _read_classifier(config: ConfigReader, form: _Classifier, stored: Tensors) -> PoolingHead:
-    layers = [_read_linear(stored, name, activation) for name, activation in form.layers]
+    layers = [read_linear(stored, name, activation) for name, activation in form.layers]
     pooling = form.pooling
     if form.norm:  # ModernBERT's head
         config.one_of("classifier_activation", ("gelu",), "gelu")
         pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
-        norm_bias = _read_vector(stored, f"{form.norm}.bias") if config.bool("norm_bias", False) else None
+        norm_bias = read_vector(stored, f"{form.norm}.bias") if config.bool("norm_bias", False) else None
         layers[0] = HeadLayer(
             layers[0].weight,
             layers[0].bias,
             layers[0].activation,
-            _read_vector(stored, f"{form.norm}.weight"),
+            read_vector(stored, f"{form.norm}.weight"),
             norm_bias,
             config.float("norm_eps", 1e-5),
         )
@@ -164,15 +164,17 @@ def _torch_name(name: str, key: str, known: Sequence[str] | Mapping[str, object]
     return short
 
 
-def _read_modules(folder: Path, path: Path) -> PoolingHead:
+def _read_modules(folder: Path, path: Path, config: ConfigReader, stored: Tensors) -> PoolingHead:
     """Return the head that modules.json of sentence-transformers describes."""
-    modules = parse_json(read_small_file(path, _MAX_BYTES), path.name)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+    listed = parse_json(read_small_file(path, _MAX_BYTES), path.name)
+    if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
         raise InvalidFileError("modules.json: expected a list of objects")
+    modules = [ConfigReader(values, f"modules.json: {index}") for index, values in enumerate(listed)]
+    if [_kind(module) for module in modules] == ["Transformer", "LogitScore"]:
+        return _read_logit_score(folder, modules[1], config, stored)
     pooling, normalize, layers = "", False, []
-    for index, values in enumerate(modules):
-        module = ConfigReader(values, f"modules.json: {index}")
-        kind, place = module.str("type").rsplit(".", 1)[-1], module.str("path", "")
+    for index, module in enumerate(modules):
+        kind, place = _kind(module), module.str("path", "")
         if normalize or (kind == "Pooling" and (pooling or index != 1)) or (kind == "Dense" and not pooling):
             raise module.error("type", "Transformer, then Pooling, then Dense and Normalize", kind)
         if kind == "Transformer" and index == 0:
@@ -191,6 +193,40 @@ def _read_modules(folder: Path, path: Path) -> PoolingHead:
     _check_transformer(folder)
     prompts, default_prompt = _read_prompts(folder)
     return PoolingHead(pooling, tuple(layers), normalize, prompts=prompts, default_prompt=default_prompt)
+
+
+def _kind(module: ConfigReader) -> str:
+    """Return the name of a module's class."""
+    return module.str("type").rsplit(".", 1)[-1]
+
+
+def _read_logit_score(folder: Path, module: ConfigReader, config: ConfigReader, stored: Tensors) -> PoolingHead:
+    """Return the head of a causal model whose modules are Transformer and LogitScore."""
+    check_architecture(config)
+    own = _module_config(folder, module, module.str("path", ""))
+    if own.has("module_input_name"):
+        own.one_of("module_input_name", ("causal_logits",))
+    layer = token_layer(config, stored, own.int("true_token_id", min=0), own.optional_int("false_token_id", min=0))
+    pair_format, generates = message_format(_optional_file(folder, "sentence_bert_config.json"))
+    own_prompts, default_prompt = _read_prompts(folder)
+    activation = _optional_file(folder, "config_sentence_transformers.json").optional_str("activation_fn")
+    function = "torch.nn.modules.activation.Sigmoid" if activation is None else activation
+    return PoolingHead(
+        "last",
+        (layer,),
+        labels=(LOGIT_LABEL,),
+        score_function=_torch_name(function, "activation_fn", SCORE_FUNCTIONS, "config_sentence_transformers.json"),
+        prompts=own_prompts,
+        default_prompt=default_prompt,
+        pair_format=pair_format,
+        add_generation_prompt=generates,
+    )
+
+
+def _optional_file(folder: Path, name: str) -> ConfigReader:
+    """Return a config file of the folder, empty if it does not exist."""
+    path = folder / name
+    return ConfigReader.parse(read_small_file(path, _MAX_BYTES), name) if path.exists() else ConfigReader({}, name)
 
 
 def _module_config(folder: Path, module: ConfigReader, place: str) -> ConfigReader:
@@ -236,7 +272,7 @@ def _read_dense(folder: Path, module: ConfigReader, place: str) -> HeadLayer:
     path = folder / place / "model.safetensors"
     if not path.exists():
         raise InvalidFileError(f"{place}: expected model.safetensors, found no such file")
-    layer = _read_linear(TensorFile(path), "linear", activation)
+    layer = read_linear(TensorFile(path), "linear", activation)
     expected = (config.int("out_features"), config.int("in_features"))
     if layer.weight.shape != expected or (layer.bias is not None) is not config.bool("bias", True):
         raise config.error("out_features", "the sizes of linear.weight and linear.bias", list(layer.weight.shape))
@@ -244,43 +280,14 @@ def _read_dense(folder: Path, module: ConfigReader, place: str) -> HeadLayer:
 
 
 def _check_transformer(folder: Path) -> None:
-    path = folder / "sentence_bert_config.json"
-    if path.exists():
-        config = ConfigReader.parse(read_small_file(path, _MAX_BYTES), path.name)
-        if config.bool("do_lower_case", False):
-            raise config.error("do_lower_case", "false, because the tokenizer decides about case", True)
+    config = _optional_file(folder, "sentence_bert_config.json")
+    if config.bool("do_lower_case", False):
+        raise config.error("do_lower_case", "false, because the tokenizer decides about case", True)
 
 
 def _read_prompts(folder: Path) -> tuple[dict[str, str], str]:
-    path = folder / "config_sentence_transformers.json"
-    if not path.exists():
-        return {}, ""
-    config = ConfigReader.parse(read_small_file(path, _MAX_BYTES), path.name)
+    config = _optional_file(folder, "config_sentence_transformers.json")
     prompts, default = read_prompts(config), config.optional_str("default_prompt_name") or ""
     if default and default not in prompts:
         raise config.error("default_prompt_name", "the name of a prompt", default)
     return prompts, default
-
-
-def _read_linear(stored: Tensors, name: str, activation: str) -> HeadLayer:
-    weight = _read(stored, f"{name}.weight", 2)
-    bias = _read(stored, f"{name}.bias", 1) if f"{name}.bias" in stored.tensors else None
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise InvalidFileError(f"tensor {name}.bias: shape: expected {[weight.shape[0]]}, found {list(bias.shape)}")
-    return HeadLayer(weight, bias, activation)
-
-
-def _read_vector(stored: Tensors, name: str) -> NDArray[np.float64]:
-    return _read(stored, name, 1)
-
-
-def _read(stored: Tensors, name: str, rank: int) -> NDArray[np.float64]:
-    info = stored.tensors.get(name)
-    if info is None:
-        raise InvalidFileError(f"the folder lacks tensor {show(name)}, which its head reads")
-    if len(info.shape) != rank or info.dtype not in ("f32", "f16", "bf16"):
-        raise InvalidFileError(
-            f"{info.file}: tensor {show(name)}: expected floats in {rank} dimensions, found {info.dtype} "
-            f"{list(info.shape)}"
-        )
-    return to_float32(np.ascontiguousarray(stored.read(name)), info.dtype).astype(np.float64)

@@ -20,12 +20,15 @@ from penstock.config import ConfigReader, show
 from penstock.errors import InvalidArgumentError, InvalidFileError
 
 __all__ = [
-    "ACTIVATIONS", "POOLINGS", "POOLING_FILE", "SCORE_FUNCTIONS", "HeadLayer", "PoolingHead", "read_pooling_head",
-    "read_prompts",
+    "ACTIVATIONS", "PAIR_FORMATS", "POOLINGS", "POOLING_FILE", "SCORE_FUNCTIONS", "HeadLayer", "PoolingHead",
+    "read_pooling_head", "read_prompts",
 ]  # fmt: skip
 
 POOLING_FILE: Final = "pooling.bin"
 POOLINGS: Final = ("mean", "last", "cls", "max")
+PAIR_FORMATS: Final = ("", "qwen3", "flat_messages", "structured_messages")
+"""How a query and a document become one text: "" is the post-processor of tokenizer.json, "qwen3" the format of
+Qwen3-Reranker, and the others are the model's chat template over messages of the roles query and document."""
 MAX_LAYERS: Final = 8
 MAX_WIDTH: Final = 1 << 16
 MAX_HEADER_BYTES: Final = 1 << 20
@@ -125,7 +128,8 @@ class PoolingHead:
     vector is scaled to length 1.  ``labels`` are the names of the classes whose logits the vector has; without them it
     is an embedding.  ``score_function`` turns logits into scores.  ``prompts``: texts that are put before others, by
     name; ``default_prompt`` is the name of the one that is put there unless another is chosen, or "".
-    ``segment_offset`` is added to the token ids of the second text of a pair.
+    ``segment_offset`` is added to the token ids of the second text of a pair.  ``pair_format`` is one of
+    ``PAIR_FORMATS``; ``add_generation_prompt`` goes to the chat template of a format that has one.
     """
 
     pooling: str = "mean"
@@ -136,6 +140,8 @@ class PoolingHead:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     segment_offset: int = 0
+    pair_format: str = ""
+    add_generation_prompt: bool = False
 
     def apply(self, pooled: _Floats) -> _Floats:
         """Return the vector, or the logits of the classes, of the pooled row [hidden_size]; not normalised."""
@@ -185,6 +191,8 @@ class PoolingHead:
             "prompts": dict(self.prompts),
             "default_prompt": self.default_prompt,
             "segment_offset": self.segment_offset,
+            "pair_format": self.pair_format,
+            "add_generation_prompt": self.add_generation_prompt,
             "layers": layers,
         }
         text = json.dumps(header).encode()
@@ -221,6 +229,8 @@ def read_pooling_head(files: Mapping[str, bytes | memoryview]) -> PoolingHead | 
         prompts=read_prompts(reader),
         default_prompt=reader.str("default_prompt", ""),
         segment_offset=reader.int("segment_offset", 0, min=0),
+        pair_format=reader.one_of("pair_format", PAIR_FORMATS, ""),
+        add_generation_prompt=reader.bool("add_generation_prompt", False),
     )
     arrays.check_end()
     if result.default_prompt and result.default_prompt not in result.prompts:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import islice
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_model, add_options, add_parser_of, open_llm
-from penstock.errors import InvalidFileError
+from penstock.cli.run.text_lines import text_lines
 
 __all__ = ["add_parser", "run"]
 
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         nullcontext(sys.stdin.buffer) if args.file == "-" else open(args.file, "rb") as file,
         open_llm(args, args.max_requests) as llm,
     ):
-        index, lines = 0, _texts(file, args.file)
+        index, lines = 0, text_lines(file, args.file)
         while texts := list(islice(lines, _LINES_AT_ONCE)):
             found: Any = llm.embed(
                 texts,
@@ -68,14 +67,3 @@ def run(args: argparse.Namespace) -> int:
                 print(json.dumps(values))
                 index += 1
     return 0
-
-
-def _texts(file: IO[bytes], name: str) -> Iterator[str]:
-    """Return the lines of a file that are not empty; InvalidFileError names one that is not UTF-8."""
-    for number, line in enumerate(file, 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise InvalidFileError(f"{name}: line {number}: expected text in UTF-8") from None
-        if text:
-            yield text

@@ -214,6 +214,10 @@ class DocumentText(Body):
 
 
 _Documents = Annotated[list[str | DocumentText], Meta(min_length=1, max_length=MAX_PROMPTS)]
+_Instruction = Annotated[
+    str | None,
+    Meta(description="What is relevant, for a causal reranker. Default: the model's own. Others refuse it."),
+]
 _Sides = Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)]
 
 
@@ -225,6 +229,7 @@ class RerankRequest(ServingFields, kw_only=True):
     model: _Model = None
     top_n: Annotated[_Count | None, Meta(description="Return only so many documents. Default: all.")] = None
     return_documents: Annotated[bool | None, Meta(description="Repeat the texts. Default: true.")] = None
+    instruction: _Instruction = None
 
     @property
     def texts(self) -> list[str]:
@@ -238,6 +243,7 @@ class ScoreRequest(ServingFields, kw_only=True):
     text_1: str | _Sides
     text_2: str | _Sides
     model: _Model = None
+    instruction: _Instruction = None
 
     def __post_init__(self) -> None:
         """Check what the types cannot express."""
