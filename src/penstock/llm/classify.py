@@ -18,6 +18,7 @@ from penstock.llm.embed import embed
 from penstock.llm.open_requests import OpenRequests
 from penstock.llm.prompts import Prompt, check_each
 from penstock.llm.result import Embedding
+from penstock.text.reranking import encode_pair
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import wrong_type
 
@@ -110,7 +111,7 @@ def rerank_documents(
     max_len = engine.max_len if options.truncate_prompt else None
 
     def encode(text: str) -> Sequence[int]:
-        return engine.fit_prompt(tokenizer.encode_pair(query, text, max_len, instruction), 0, options)
+        return engine.fit_prompt(encode_pair(tokenizer, query, text, max_len, instruction), 0, options)
 
     ids = check_each(texts, False, encode)
     found = embed(engine, ids, "auto", False, options=options, opened=opened)
@@ -161,6 +162,6 @@ def ids_of(tokenizer: Callable[[], Tokenizer], prompt: Any, max_len: int | None)
     if isinstance(prompt, tuple) and any(isinstance(item, str) for item in prompt):
         if not _is_pair(prompt):
             raise InvalidArgumentError("prompt: expected a tuple of two texts", param="prompt")
-        return tokenizer().encode_pair(prompt[0], prompt[1], max_len)
+        return encode_pair(tokenizer(), prompt[0], prompt[1], max_len)
     ids: Sequence[int] = prompt  # which the engine checks
     return ids

@@ -15,6 +15,7 @@ from penstock.errors import UnsupportedError
 from penstock.llm.backend import tokenizer_of
 from penstock.serving.admission import deadline_s
 from penstock.serving.request_fields import SAMPLING
+from penstock.text.reranking import encode_pair
 from penstock.text.tokenizer_threads import call_tokenizer
 from penstock.validation import MAX_TOKEN
 
@@ -150,7 +151,7 @@ async def pair_ids(
         second = second[: bound - num_fixed]
     if body.truncate_prompt_tokens not in (None, -1):
         limit = min(limit, body.truncate_prompt_tokens or limit)
-    call = partial(tokenizer.encode_pair, first, second, limit if is_cut else None, body.instruction)
+    call = partial(encode_pair, tokenizer, first, second, limit if is_cut else None, body.instruction)
     # The first call reads the file's template, which may take long: the event loop must not wait for it.
     ids: list[int] = await call_tokenizer(tokenizer, MAX_TOKEN, call)
     _check_fits(backend, ids, field)

@@ -1,14 +1,18 @@
-"""A query and a document as the prompt of a causal reranker."""
+"""A query and a document as the model reads them: the pair of a cross-encoder, or the prompt of a causal reranker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
-from penstock.errors import InvalidArgumentError
+from penstock.checkpoint.pooling.head import PoolingHead
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.text.tokenizer import Tokenizer
+from penstock.validation import wrong_type
 
-__all__ = ["encode_prompt", "messages_of", "yes_no_prompt"]
+__all__ = ["encode_pair"]
 
 _SYSTEM: Final = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -19,7 +23,47 @@ _FILLERS: Final = ("0", "x y")
 """Two documents that share no token: what the ids of their prompts have in common belongs to the format."""
 
 
-def yes_no_prompt(query: str, document: str, instruction: str) -> str:
+def encode_pair(
+    tokenizer: Tokenizer, query: str, document: str, max_len: int | None = None, instruction: str | None = None
+) -> list[int]:
+    """Return the token ids of two texts in the form that the model reads.
+
+    A causal reranker reads them as a prompt, in which ``instruction`` says what is relevant; None is the default prompt
+    of the model's files.  Another model has no instruction and refuses one with UnsupportedError; its pair is that of
+    ``Tokenizer.encode_pair``.  ``max_len`` cuts the document so that the result has at most so many tokens.
+    InvalidArgumentError when the rest leaves no room for it.
+    """
+    head = tokenizer.pooling_head or PoolingHead()
+    if not head.pair_format:
+        if instruction is not None:
+            raise UnsupportedError("instruction: expected none, because the model reads none", param="instruction")
+        return tokenizer.encode_pair(query, document, max_len)
+    for name, value in (("query", query), ("document", document), ("instruction", instruction or "")):
+        if not isinstance(value, str):
+            raise wrong_type(name, "a string", value)
+    chosen = head.prompt(None) if instruction is None else instruction
+
+    def render(text: str) -> str:
+        if head.pair_format == "qwen3":
+            return _yes_no_prompt(query, text, chosen)
+        if tokenizer.chat_template is None:
+            raise UnsupportedError(
+                "The reranker has no chat template, which says how it reads a query and a document.", param="model"
+            )
+        from penstock.text.chat_template import render_chat
+
+        messages = _messages_of(query, text, chosen, is_structured=head.pair_format == "structured_messages")
+        return render_chat(
+            tokenizer.chat_template,
+            messages,
+            tokenizer.special_tokens,
+            add_generation_prompt=head.add_generation_prompt,
+        )
+
+    return _encode_prompt(partial(tokenizer.encode, add_special_tokens=False), render, document, max_len)
+
+
+def _yes_no_prompt(query: str, document: str, instruction: str) -> str:
     """Return the prompt of Qwen3-Reranker's model card; "" is the card's own instruction."""
     return (
         f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction or _INSTRUCTION}\n"
@@ -27,7 +71,7 @@ def yes_no_prompt(query: str, document: str, instruction: str) -> str:
     )
 
 
-def messages_of(query: str, document: str, instruction: str, *, is_structured: bool) -> list[dict[str, Any]]:
+def _messages_of(query: str, document: str, instruction: str, *, is_structured: bool) -> list[dict[str, Any]]:
     """Return the messages that sentence-transformers 6 makes of a pair: roles system (if any), query and document."""
     texts = ({"system": instruction} if instruction else {}) | {"query": query, "document": document}
     return [
@@ -36,7 +80,7 @@ def messages_of(query: str, document: str, instruction: str, *, is_structured: b
     ]
 
 
-def encode_prompt(
+def _encode_prompt(
     encode: Callable[[str], list[int]], render: Callable[[str], str], document: str, max_len: int | None
 ) -> list[int]:
     """Return the ids of the prompt that ``render`` makes of a document.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.generation import find_chat_template, read_tokenizer_config
@@ -13,7 +13,6 @@ from penstock.core import tokenizer as core_tokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from penstock.text.pairs import PairTemplate, read_pair_template
-from penstock.text.reranking import encode_prompt, messages_of, yes_no_prompt
 from penstock.validation import listed_token_ids, missing_attribute, wrong_type
 
 __all__ = ["Tokenizer"]
@@ -103,51 +102,16 @@ class Tokenizer:
         """The largest number of characters that one token can stand for."""
         return self._backend.longest_token()
 
-    def encode_pair(
-        self, first: str, second: str, max_len: int | None = None, instruction: str | None = None
-    ) -> list[int]:
-        """Return the token ids of two texts in the form that the model reads.
+    def encode_pair(self, first: str, second: str, max_len: int | None = None) -> list[int]:
+        """Return the token ids of two texts with the special tokens that the file's post-processor puts around them.
 
-        A causal reranker reads them as a prompt, in which ``instruction`` says what is relevant; None is the default
-        prompt of the model's files.  Otherwise the file's post-processor puts special tokens around them, and an
-        instruction is refused with UnsupportedError.  ``max_len`` cuts the second text so that the pair has at most so
-        many tokens.  The ids of the second text count from the ``segment_offset`` of the model's pooling head.  Raises
-        UnsupportedError for a file that does not say how texts are paired, and InvalidArgumentError when the first text
-        leaves no room for the second.
+        ``max_len`` cuts the second text so that the pair has at most so many tokens.  The ids of the second text count
+        from the ``segment_offset`` of the model's pooling head.  Raises UnsupportedError for a file that does not say
+        how texts are paired, and InvalidArgumentError when the first text leaves no room for the second.
         """
         head = self.pooling_head or PoolingHead()
-        if head.pair_format:
-            return self._encode_prompt_of_pair(head, first, second, max_len, instruction)
-        if instruction is not None:
-            raise UnsupportedError(
-                "instruction: expected none: the model's pairs have no instruction", param="instruction"
-            )
         texts = [self.encode(text, add_special_tokens=False) for text in (first, second)]
         return self._pair_template.fill(texts[0], texts[1], head.segment_offset, max_len)
-
-    def _encode_prompt_of_pair(
-        self, head: PoolingHead, query: str, document: str, max_len: int | None, instruction: str | None
-    ) -> list[int]:
-        for name, text in (("query", query), ("document", document), ("instruction", instruction or "")):
-            if not isinstance(text, str):
-                raise wrong_type(name, "a string", text)
-        chosen = head.prompt(None) if instruction is None else instruction
-
-        def render(text: str) -> str:
-            if head.pair_format == "qwen3":
-                return yes_no_prompt(query, text, chosen)
-            from penstock.text.chat_template import render_chat
-
-            if self.chat_template is None:
-                raise UnsupportedError(
-                    "The reranker has no chat template, which says how it reads pairs.", param="model"
-                )
-            messages = messages_of(query, text, chosen, is_structured=head.pair_format == "structured_messages")
-            return render_chat(
-                self.chat_template, messages, self.special_tokens, add_generation_prompt=head.add_generation_prompt
-            )
-
-        return encode_prompt(partial(self.encode, add_special_tokens=False), render, document, max_len)
 
     @cached_property
     def _pair_template(self) -> PairTemplate:
