@@ -190,7 +190,7 @@ BAD = {
         {"multi_query_group_num": 3, "multi_query_attention": True},
         "a divisor of 4 heads, found 3",
     ),
-    "eurobert_classes": ("eurobert", {"architectures": ["EuroBertForSequenceClassification"]}, "not supported"),
+    "eurobert_tokens": ("eurobert", {"architectures": ["EuroBertForTokenClassification"]}, "EuroBertForMaskedLM"),
     "olmo_clip": ("olmo", {"clip_qkv": 8.0}, "null, found 8"),
     "nomic_norm": ("nomic_bert", {"prenorm": True}, "false, found true"),
     "nomic_activation": ("nomic_bert", {"n_embd": 64, "n_head": 4, "activation_function": "gelu"}, "swiglu"),

@@ -84,7 +84,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "activation": ("2_Dense/config.json", {"activation_function": "torch.nn.modules.activation.Elu"}, ""),
     "sizes": ("2_Dense/config.json", {"out_features": 31}, "out_features"),
     "default": ("config_sentence_transformers.json", {"default_prompt_name": "none"}, "default_prompt_name"),
-    "case": ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
+    "case": ("sentence_bert_config.json", {"do_lower_case": 1}, "do_lower_case"),
+    "length": ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length"),
 }
 
 
@@ -98,11 +99,32 @@ def test_other_files_are_refused_by_name(case: str, tmp_path: Path) -> None:
         LLM(tmp_path, mode="eager", limits=LIMITS)
 
 
+def test_texts_are_cut_and_lowercased(tmp_path: Path) -> None:
+    model, _ = sentence_transformer(tmp_path, "pooling_mode_mean_tokens", has_dense=False)
+    path = tmp_path / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    path.write_text(json.dumps(tokenizer | {"normalizer": None}))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 5, "do_lower_case": True}))
+    with LLM(tmp_path, mode="eager", limits=LIMITS) as llm:
+        one = llm.embed("THE Cat sat on the mat " * 20, prompt_name="plain")
+        assert one.token_ids == [2, 4, 5, 6, 3]  # [CLS] the cat sat [SEP]
+        row = hidden_rows(model, one.token_ids).mean(0)
+        assert relative_error(one.vector, row / np.linalg.norm(row)) < 1e-4
+        assert llm.embed("the", prompt_name="plain").token_ids == [2, 4, 3]
+        assert llm.embed([4] * 9).token_ids == [4] * 9
+    (tmp_path / "sentence_bert_config.json").write_text("{}")
+    for limit, length in ((7, 7), (10**30, 12)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}))
+        with LLM(tmp_path, mode="eager", limits=LIMITS) as llm:
+            assert len(llm.embed("the " * 10, prompt_name="plain").token_ids) == length
+
+
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "bert": {"num_labels": 3},
     "roberta": {"num_labels": 2, "problem_type": "multi_label_classification"},
     "modernbert": {"num_labels": 1, "classifier_pooling": "mean", "norm_bias": True, "classifier_bias": True},
     "qwen3": {"num_labels": 2, "head_dim": 16},
+    "eurobert": {"num_labels": 3, "bos_token_id": 1, "eos_token_id": 2, "classifier_pooling": "late"},
 }
 
 
@@ -122,6 +144,26 @@ def test_classes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         assert found.score == found.scores.max()
         with raises(UnsupportedError, param="embed"):
             llm.embed(prompt(3))
+
+
+def test_eurobert_pools_as_its_config_says(tmp_path: Path) -> None:
+    options = {"num_labels": 2, "bos_token_id": 1, "eos_token_id": 2}
+    model = build(transformers.AutoModelForSequenceClassification, "eurobert", **options)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["classifier_pooling"]
+    for pooling in ("bos", "mean"):
+        model.classifier_pooling = pooling
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt(20)])).logits[0].numpy()
+        path.write_text(json.dumps(config | {"clf_pooling": pooling}))
+        with LLM(tmp_path, mode="eager", limits=LIMITS) as llm:
+            assert relative_error(llm.classify(prompt(20)).logits, logits) < 1e-4
+    for values in ({"clf_pooling": "max"}, {"clf_pooling": "bos", "classifier_pooling": "late"}):
+        path.write_text(json.dumps(config | values))
+        with raises(PenstockError, param="clf_pooling"):
+            LLM(tmp_path, mode="eager", limits=LIMITS)
 
 
 def test_documents_are_ranked(tmp_path: Path) -> None:

@@ -34,11 +34,13 @@ class Pooling:
         self._total: NDArray[np.float64] = np.zeros(0)
         self._num_rows = 0
 
-    def take(self, rows: NDArray[np.float32], start: int) -> None:
+    def take(self, rows: NDArray[np.floating[Any]], start: int) -> None:
         """Add rows [len, hidden_size] of the tokens from position ``start`` on.
 
         ``start`` 0 begins again, because a preempted request computes its prompt again.
         """
+        if self._head.pools_layers:
+            rows = np.array([self._head.apply(row.astype(np.float64)) for row in rows])
         if self._kind == "last" or (self._kind == "cls" and start == 0):
             self._total, self._num_rows = rows[-1 if self._kind == "last" else 0].astype(np.float64), 1
         elif self._kind == "max":
@@ -62,7 +64,8 @@ class Pooling:
 
         ``normalize`` scales it to length 1 unless all of it is zero; None does what the head says.
         """
-        vector = self._head.apply(self._total / self._num_rows)
+        pooled = self._total / self._num_rows
+        vector = pooled if self._head.pools_layers else self._head.apply(pooled)
         if self._head.normalize if normalize is None else normalize:
             vector = _unit(vector)
         return vector.astype(np.float32)

@@ -15,6 +15,7 @@ from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedErro
 from penstock.llm.open_requests import OpenRequests
 from penstock.llm.prompts import Prompt, check_each, of_prompt, split_prompts
 from penstock.llm.result import Embedding
+from penstock.text.cut import encode_text
 
 __all__ = ["EmbedSettings", "embed", "embed_prompts"]
 
@@ -49,7 +50,8 @@ def embed_prompts(
     prefix = head.prompt(settings.prompt_name)
 
     def ids_of(prompt: Prompt) -> Sequence[int]:
-        return engine.fit_prompt(encode(prefix + prompt if isinstance(prompt, str) else prompt), 0, options)
+        ids = encode_text(encode, prefix + prompt, head) if isinstance(prompt, str) else encode(prompt)
+        return engine.fit_prompt(ids, 0, options)
 
     several, is_one = split_prompts(prompts)
     checked = check_each(several, is_one, ids_of)

@@ -15,11 +15,13 @@ from penstock.errors import UnsupportedError
 from penstock.llm.backend import tokenizer_of
 from penstock.serving.admission import deadline_s
 from penstock.serving.request_fields import SAMPLING
+from penstock.text.cut import encode_text
 from penstock.text.reranking import encode_pair
 from penstock.text.tokenizer_threads import call_tokenizer
 from penstock.validation import MAX_TOKEN
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.pooling.head import PoolingHead
     from penstock.llm.backend import Backend
     from penstock.serving.call import Call
     from penstock.serving.openai.bodies import (
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EngineRequest", "chat_ids", "chat_request", "completion_request", "options_of", "prompts_of", "text_ids",
-    "text_request",
+    "text_request", "vector_ids",
 ]  # fmt: skip
 
 MAX_ANSWERS: Final = 1024
@@ -131,6 +133,13 @@ async def text_ids(
         text = text[-bound:]
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, **named)
     return ids
+
+
+async def vector_ids(backend: Backend, text: str, head: PoolingHead) -> list[int]:
+    """Return the token ids of a text that becomes a vector, cut as the model's files say."""
+    tokenizer = tokenizer_of(backend)
+    text = text[: await _bound(backend, tokenizer, len(text))] if head.max_text_len else text
+    return [*await call_tokenizer(tokenizer, len(text), encode_text, tokenizer.encode, text, head)]
 
 
 async def pair_ids(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import takewhile
 from typing import Any, Final
 
 from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.text.cut import FILLERS, num_shared
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import wrong_type
 
@@ -19,8 +19,6 @@ _SYSTEM: Final = (
     'Note that the answer can only be "yes" or "no".'
 )
 _INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
-_FILLERS: Final = ("0", "x y")
-"""Two documents that share no token: what the ids of their prompts have in common belongs to the format."""
 
 
 def encode_pair(
@@ -38,7 +36,11 @@ def encode_pair(
         if instruction is not None:
             raise UnsupportedError("instruction: expected none, because the model reads none", param="instruction")
         return tokenizer.encode_pair(query, document, max_len)
-    for name, value in (("query", query), ("document", document), ("instruction", instruction or "")):
+    for name, value in (
+        ("query", query),
+        ("document", document),
+        ("instruction", "" if instruction is None else instruction),
+    ):
         if not isinstance(value, str):
             raise wrong_type(name, "a string", value)
     chosen = head.prompt(None) if instruction is None else instruction
@@ -91,9 +93,7 @@ def _encode_prompt(
     ids = encode(render(document))
     if max_len is None or len(ids) <= max_len:
         return ids
-    others = [encode(render(filler)) for filler in _FILLERS]
-    num_before = _num_common([ids, *others])
-    num_behind = _num_common([each[::-1] for each in (ids, *others)])
+    num_before, num_behind = num_shared(ids, [encode(render(filler)) for filler in FILLERS])
     if num_before + num_behind >= max_len:
         raise InvalidArgumentError(
             f"query: the prompt has {num_before + num_behind} tokens without the document, which leaves no room for it "
@@ -101,8 +101,3 @@ def _encode_prompt(
             param="query",
         )
     return ids[: max_len - num_behind] + ids[len(ids) - num_behind :]
-
-
-def _num_common(lists: Sequence[Sequence[int]]) -> int:
-    """Return the length of the beginning that lists share."""
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*lists, strict=False)))

@@ -91,3 +91,21 @@ def test_embeddings_by_the_files_of_the_model(service: Service, folders: dict[st
         )
     data = np.frombuffer(base64.b64decode(raw.http_response.json()["data"][0]["embedding"]), "<f4")
     assert np.allclose(data, short.vector, atol=1e-6)
+
+
+def test_long_texts_are_cut_as_the_files_say(tmp_path: Path) -> None:
+    sentence_transformer(tmp_path, "pooling_mode_cls_token", has_dense=False)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 5}')
+    llm = LLM(tmp_path, mode="eager", limits=LIMITS)
+    texts = ["the " * 1000, "cats"]
+    expected = llm.embed(texts, prompt_name="plain")
+    cut = Service({"cut": llm})
+    try:
+        found = cut.post("/v1/embeddings", model="cut", input=[*texts, "x"], prompt_name="plain")
+        for one, vector in zip(found["data"], expected, strict=False):
+            assert np.array_equal(np.float32(one["embedding"]), vector.vector)
+        assert found["usage"]["prompt_tokens"] == 5 + 4 + 3
+        single = cut.post("/v1/embeddings", model="cut", input=texts[0], prompt_name="plain")
+        assert single["usage"]["prompt_tokens"] == 5
+    finally:
+        cut.close()

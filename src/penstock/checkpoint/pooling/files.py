@@ -22,7 +22,7 @@ from penstock.checkpoint.pooling.logit_score import (
 from penstock.checkpoint.pooling.stored import Tensors, read_linear, read_vector
 from penstock.checkpoint.side_files import read_small_file
 from penstock.checkpoint.tensor_file import TensorFile
-from penstock.config import ConfigReader, parse_json, show
+from penstock.config import MAX_INT, ConfigReader, is_integer, parse_json, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["POOLING_INPUTS", "classifier_tensors", "has_language_head", "has_segments", "make_pooling_head"]
@@ -34,7 +34,10 @@ _MAX_BYTES: Final = 1 << 20
 
 
 class _Classifier(NamedTuple):
-    """The head of a class: linears by the name of their tensors, each with its activation, and a norm of the first."""
+    """The head of a class: linears by the name of their tensors, each with its activation, and a norm of the first.
+
+    ``pooling`` is that of the class; "late" for EuroBERT's, which config.json names.
+    """
 
     pooling: str
     layers: tuple[tuple[str, str], ...]
@@ -54,13 +57,14 @@ _CLASSIFIERS: Final = {
     "ModernBertForSequenceClassification": _Classifier(
         "cls", (("head.dense", "gelu"), ("classifier", "identity")), norm="head.norm"
     ),
+    "EuroBertForSequenceClassification": _Classifier("late", (("dense", "gelu"), ("classifier", "identity"))),
     "LlamaForSequenceClassification": _DECODER,
     "MistralForSequenceClassification": _DECODER,
     "Qwen2ForSequenceClassification": _DECODER,
     "Qwen3ForSequenceClassification": _DECODER,
 }
 _BARE: Final = frozenset(name.replace("ForSequenceClassification", "Model") for name in _CLASSIFIERS) | {
-    "EuroBertModel", "Gemma3TextModel", "NomicBertModel",
+    "Gemma3TextModel", "NomicBertModel",
 }  # fmt: skip
 
 
@@ -121,14 +125,29 @@ def _read_classifier(config: ConfigReader, form: _Classifier, stored: Tensors) -
             norm_bias,
             config.float("norm_eps", 1e-5),
         )
+    elif form.pooling == "late":
+        pooling = _eurobert_pooling(config)
     num_labels = layers[-1].weight.shape[0]
     return PoolingHead(
-        pooling,
+        "mean" if pooling == "late" else pooling,
         tuple(layers),
+        pools_layers=pooling == "late",
         labels=_read_labels(config, num_labels),
         score_function=_read_score_function(config, num_labels),
         segment_offset=config.int("vocab_size") if has_segments(config) else 0,
     )
+
+
+def _eurobert_pooling(config: ConfigReader) -> str:
+    """Return "cls", "mean" or "late", which is the mean of the logits of all tokens.
+
+    The key is ``classifier_pooling`` in transformers and ``clf_pooling`` in the folders that were published before it.
+    """
+    keys = [key for key in ("classifier_pooling", "clf_pooling") if config.has(key)] or ["classifier_pooling"]
+    values = [config.one_of(key, ("bos", "mean", "late"), "late") for key in keys]
+    if values[0] != values[-1]:
+        raise config.error(keys[1], f"{values[0]}, as {keys[0]} has it", values[1])
+    return "cls" if values[0] == "bos" else values[0]
 
 
 def _read_labels(config: ConfigReader, num_labels: int) -> tuple[str, ...]:
@@ -190,9 +209,16 @@ def _read_modules(folder: Path, path: Path, config: ConfigReader, stored: Tensor
             raise module.error("type", "Transformer, Pooling, Dense or Normalize", kind)
     if not pooling:
         raise InvalidFileError("modules.json: expected a module of type Pooling, found none")
-    _check_transformer(folder)
-    prompts, default_prompt = _read_prompts(folder)
-    return PoolingHead(pooling, tuple(layers), normalize, prompts=prompts, default_prompt=default_prompt)
+    transformer, (prompts, default_prompt) = _optional_file(folder, "sentence_bert_config.json"), _read_prompts(folder)
+    return PoolingHead(
+        pooling,
+        tuple(layers),
+        normalize,
+        prompts=prompts,
+        default_prompt=default_prompt,
+        max_text_len=_max_text_len(folder, transformer),
+        lowercase=transformer.bool("do_lower_case", False),
+    )
 
 
 def _kind(module: ConfigReader) -> str:
@@ -279,10 +305,16 @@ def _read_dense(folder: Path, module: ConfigReader, place: str) -> HeadLayer:
     return layer
 
 
-def _check_transformer(folder: Path) -> None:
-    config = _optional_file(folder, "sentence_bert_config.json")
-    if config.bool("do_lower_case", False):
-        raise config.error("do_lower_case", "false, because the tokenizer decides about case", True)
+def _max_text_len(folder: Path, transformer: ConfigReader) -> int:
+    """Return the tokens that a text is cut to: ``max_seq_length``, else the tokenizer's ``model_max_length``, else 0.
+
+    The tokenizers of transformers write 10^30 for a length without a limit.
+    """
+    limit = transformer.optional_int("max_seq_length")
+    if limit is not None:
+        return limit
+    value = _optional_file(folder, "tokenizer_config.json").values.get("model_max_length")
+    return value if is_integer(value, 1, MAX_INT) else 0
 
 
 def _read_prompts(folder: Path) -> tuple[dict[str, str], str]:

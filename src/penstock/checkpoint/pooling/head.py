@@ -124,12 +124,14 @@ class HeadLayer:
 class PoolingHead:
     """How a model's files turn hidden rows into a vector.
 
-    ``pooling``: "mean", "last", "cls" (the first row) or "max".  ``layers`` follow it in float64.  ``normalize``: the
-    vector is scaled to length 1.  ``labels`` are the names of the classes whose logits the vector has; without them it
-    is an embedding.  ``score_function`` turns logits into scores.  ``prompts``: texts that are put before others, by
-    name; ``default_prompt`` is the name of the one that is put there unless another is chosen, or "".
-    ``segment_offset`` is added to the token ids of the second text of a pair.  ``pair_format`` is one of
-    ``PAIR_FORMATS``; ``add_generation_prompt`` goes to the chat template of a format that has one.
+    ``pooling``: "mean", "last", "cls" (the first row) or "max".  ``layers`` follow it in float64; with ``pools_layers``
+    they are applied to every row, and the pooling follows them.  ``normalize``: the vector is scaled to length 1.
+    ``labels`` are the names of the classes whose logits the vector has; without them it is an embedding.
+    ``score_function`` turns logits into scores.  ``prompts``: texts that are put before others, by name;
+    ``default_prompt`` is the name of the one that is put there unless another is chosen, or "".  ``segment_offset`` is
+    added to the token ids of the second text of a pair.  ``pair_format`` is one of ``PAIR_FORMATS``;
+    ``add_generation_prompt`` goes to the chat template of a format that has one.  A text that becomes a vector is
+    lowercased with ``lowercase``, and cut to ``max_text_len`` tokens unless that is 0.
     """
 
     pooling: str = "mean"
@@ -142,6 +144,9 @@ class PoolingHead:
     segment_offset: int = 0
     pair_format: str = ""
     add_generation_prompt: bool = False
+    pools_layers: bool = False
+    max_text_len: int = 0
+    lowercase: bool = False
 
     def apply(self, pooled: _Floats) -> _Floats:
         """Return the vector, or the logits of the classes, of the pooled row [hidden_size]; not normalised."""
@@ -193,6 +198,9 @@ class PoolingHead:
             "segment_offset": self.segment_offset,
             "pair_format": self.pair_format,
             "add_generation_prompt": self.add_generation_prompt,
+            "pools_layers": self.pools_layers,
+            "max_text_len": self.max_text_len,
+            "lowercase": self.lowercase,
             "layers": layers,
         }
         text = json.dumps(header).encode()
@@ -231,6 +239,9 @@ def read_pooling_head(files: Mapping[str, bytes | memoryview]) -> PoolingHead | 
         segment_offset=reader.int("segment_offset", 0, min=0),
         pair_format=reader.one_of("pair_format", PAIR_FORMATS, ""),
         add_generation_prompt=reader.bool("add_generation_prompt", False),
+        pools_layers=reader.bool("pools_layers", False),
+        max_text_len=reader.int("max_text_len", 0, min=0),
+        lowercase=reader.bool("lowercase", False),
     )
     arrays.check_end()
     if result.default_prompt and result.default_prompt not in result.prompts:

@@ -17,9 +17,6 @@ class Config:
     @staticmethod
     def read(reader: ConfigReader) -> DecoderConfig:
         """Read and check config.json; errors name the key."""
-        if (reader.text_list("architectures") or [""])[0].endswith("ForSequenceClassification"):
-            expected = "EuroBertForMaskedLM or EuroBertModel, because classifiers of EuroBERT are not supported"
-            raise reader.error("architectures", expected, reader.values["architectures"])
         check_architecture(reader, "EuroBert")
         windows = (0,) * read_num_layers(reader)
         return read_decoder(reader, windows, context_len=8192, norm_eps=1e-5)

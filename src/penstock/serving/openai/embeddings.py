@@ -11,7 +11,7 @@ from penstock.errors import UnsupportedError
 from penstock.llm.backend import Backend
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.openai.bodies import EmbeddingRequest
-from penstock.serving.translation import options_of, prompts_of
+from penstock.serving.translation import options_of, prompts_of, vector_ids
 
 __all__ = ["embeddings", "pooling_head_of"]
 
@@ -26,7 +26,7 @@ async def embeddings(call: Call) -> Reply:
     pooling, normalize = body.pooling or "auto", body.normalize is not False
     if head.labels and pooling == "auto":
         raise UnsupportedError('This model is a classifier. Use /classify, or pooling "mean".')
-    texts = _with_prompt(body.input, head.prompt(body.prompt_name))
+    texts = await _cut(backend, _with_prompt(body.input, head.prompt(body.prompt_name)), head)
     prompts = [ids for ids, _ in await prompts_of(backend, texts, "input", body)]
     options = options_of(call, body)
     results = await backend.embed(prompts, pooling, normalize, options, request_id=call.request_id)
@@ -46,6 +46,15 @@ def pooling_head_of(backend: Backend) -> PoolingHead:
     """Return the pooling head of a model; that of plain rows for a model without one or without a tokenizer."""
     head = None if backend.tokenizer is None else backend.tokenizer.pooling_head
     return head or PoolingHead()
+
+
+async def _cut(backend: Backend, given: Any, head: PoolingHead) -> Any:
+    """Return texts as token ids if the model's files change or cut them; token ids stay as they are."""
+    if not head.max_text_len and not head.lowercase:
+        return given
+    if isinstance(given, str):
+        return await vector_ids(backend, given, head)
+    return [await vector_ids(backend, one, head) if isinstance(one, str) else one for one in given]
 
 
 def _with_prompt(given: Any, prefix: str) -> Any:
