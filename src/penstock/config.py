@@ -17,7 +17,7 @@ from typing import Any, Final
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = [
-    "INFINITY", "MAX_INT", "OWN_NAMES", "QUANTIZED_FORMATS", "TOKEN_RULE", "ConfigReader", "RopeConfig", "check_choice",
+    "INFINITY", "OWN_NAMES", "QUANTIZED_FORMATS", "TOKEN_RULE", "ConfigReader", "RopeConfig", "check_choice",
     "check_flag", "check_integer", "check_number", "is_integer", "is_number", "is_token", "parse_json", "parse_object",
     "show", "show_tensors",
 ]  # fmt: skip

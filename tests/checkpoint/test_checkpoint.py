@@ -184,7 +184,7 @@ def test_a_sentencepiece_tokenizer_without_the_extra_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_folder(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x09\n\x05<unk>\x18\x02")  # Unigram
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"tokenizer\.model.* \S+\[sentencepiece\]"):
         Checkpoint.open(tmp_path).side_files()

@@ -37,9 +37,9 @@ def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
 def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, bytes]:
     """Return the files of a checkpoint folder that exist, by name and in the order of ``names``.
 
-    When ``tokenizer.json`` is asked for and only ``tokenizer.model`` exists, that file is converted, which needs the
-    extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.  When only BERT's ``vocab.txt`` exists,
-    ``tokenizer.json`` is made from it.
+    When ``tokenizer.json`` is asked for and only ``tokenizer.model`` exists, that file is converted.  One that is not
+    Llama's needs the extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.  When only BERT's
+    ``vocab.txt`` exists, ``tokenizer.json`` is made from it.
     """
     files = {name: read_small_file(folder / name) for name in names if (folder / name).exists()}
     if "tokenizer.json" in names and "tokenizer.json" not in files and (folder / "tokenizer.model").exists():

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.checkpoint.generation import read_tokenizer_config
 from penstock.checkpoint.pooling.head import SCORE_FUNCTIONS, HeadLayer, PoolingHead, read_prompts
 from penstock.checkpoint.pooling.logit_score import (
     DECLARED,
@@ -22,7 +23,7 @@ from penstock.checkpoint.pooling.logit_score import (
 from penstock.checkpoint.pooling.stored import Tensors, read_linear, read_vector
 from penstock.checkpoint.side_files import read_small_file
 from penstock.checkpoint.tensor_file import TensorFile
-from penstock.config import MAX_INT, ConfigReader, is_integer, parse_json, show
+from penstock.config import ConfigReader, parse_json, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["POOLING_INPUTS", "classifier_tensors", "has_language_head", "has_segments", "make_pooling_head"]
@@ -306,15 +307,12 @@ def _read_dense(folder: Path, module: ConfigReader, place: str) -> HeadLayer:
 
 
 def _max_text_len(folder: Path, transformer: ConfigReader) -> int:
-    """Return the tokens that a text is cut to: ``max_seq_length``, else the tokenizer's ``model_max_length``, else 0.
-
-    The tokenizers of transformers write 10^30 for a length without a limit.
-    """
+    """Return the tokens that a text is cut to: ``max_seq_length``, else ``model_max_length`` of the tokenizer, or 0."""
     limit = transformer.optional_int("max_seq_length")
     if limit is not None:
         return limit
-    value = _optional_file(folder, "tokenizer_config.json").values.get("model_max_length")
-    return value if is_integer(value, 1, MAX_INT) else 0
+    path = folder / "tokenizer_config.json"
+    return (read_tokenizer_config({path.name: read_small_file(path)}).max_len or 0) if path.exists() else 0
 
 
 def _read_prompts(folder: Path) -> tuple[dict[str, str], str]:

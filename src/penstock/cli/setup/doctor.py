@@ -22,7 +22,7 @@ from penstock.version import __version__
 __all__ = ["add_parser", "run"]
 
 _EXTRAS: Final = (
-    ("sentencepiece", "sentencepiece", "checkpoint folders with only a tokenizer.model"),
+    ("sentencepiece", "sentencepiece", "checkpoint folders with only a tokenizer.model that is not Llama's"),
     ("onnxruntime", "onnx", "servables with .onnx models"),
     ("opentelemetry.sdk", "otel", "traces of penstock serve"),
     ("lm_eval", "eval", "evaluation with lm-eval"),

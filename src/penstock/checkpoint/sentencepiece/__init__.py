@@ -1,0 +1,1 @@
+"""SentencePiece models: the protobuf file, and the tokenizer.json that means the same."""

@@ -1,0 +1,160 @@
+"""The ``tokenizer.json`` of a SentencePiece model, in the forms of the tokenizers of Llama."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from penstock.checkpoint.generation import read_tokenizer_config
+from penstock.checkpoint.sentencepiece.model import (
+    BPE,
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    SentencePieceModel,
+    read_sentencepiece,
+)
+from penstock.checkpoint.tokenizer_limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES, check_json_size
+from penstock.config import ConfigReader, show
+from penstock.errors import InvalidFileError
+
+__all__ = ["sentencepiece_tokenizer"]
+
+_CONFIG: Final = "tokenizer_config.json"
+_CLASSES: Final = ("LlamaTokenizer", "LlamaTokenizerFast")
+_SPACE_MARK: Final = "\u2581"
+_FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def sentencepiece_tokenizer(data: bytes, config: bytes) -> bytes | None:
+    """Return the ``tokenizer.json`` of ``tokenizer.model`` and ``tokenizer_config.json``.
+
+    None for another class than Llama's, and for a model that changes texts before it splits them or that is no byte
+    pair encoding: their conversion needs transformers.  Raises InvalidFileError for a damaged file.
+    """
+    reader = ConfigReader.parse(check_json_size(config, _CONFIG, MAX_TOKENIZER_BYTES), _CONFIG)
+    if reader.str("tokenizer_class", _CLASSES[0]) not in _CLASSES:
+        return None
+    model = read_sentencepiece(data)
+    has_rules = bool(model.charsmap) or model.remove_extra_whitespaces or model.treat_whitespace_as_suffix
+    marked = [t for t, kind in zip(model.texts, model.kinds, strict=True) if kind == USER_DEFINED and _SPACE_MARK in t]
+    if model.model_type != BPE or has_rules or not model.escape_whitespaces or marked:
+        return None
+    ids = {text: token for token, text in enumerate(model.texts)}
+    added = _added_tokens(reader, model, ids)
+    tokenizer = _tokenizer(reader, model, ids) | {
+        "added_tokens": added,
+        "post_processor": _template(config, ids | {token["content"]: token["id"] for token in added}),
+    }
+    return json.dumps(tokenizer, ensure_ascii=False).encode()
+
+
+def _tokenizer(reader: ConfigReader, model: SentencePieceModel, ids: dict[str, int]) -> dict[str, Any]:
+    """Return the tokenizer without its added tokens.
+
+    A text begins with a space mark, also behind a special token, as in the files that were published for Llama 2.
+    ``legacy`` false is transformers' other form: no mark behind a special token, nor before a text that has one.
+    """
+    has_prefix = reader.bool("add_prefix_space", model.add_dummy_prefix)
+    steps: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE_MARK}] if has_prefix else []
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK}
+    normalizer: dict[str, Any] | None = {"type": "Sequence", "normalizers": [*steps, replace]}
+    pre_tokenizer: dict[str, Any] | None = None
+    if not reader.bool("legacy", True):
+        scheme = "first" if has_prefix else "never"
+        normalizer = None
+        pre_tokenizer = {"type": "Metaspace", "replacement": _SPACE_MARK, "prepend_scheme": scheme, "split": False}
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE_MARK}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if has_prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = next((text for text, kind in zip(model.texts, model.kinds, strict=True) if kind == UNKNOWN), None)
+    return {
+        "version": "1.0",
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE",
+            "unk_token": unknown,
+            "fuse_unk": True,
+            "byte_fallback": BYTE in model.kinds,
+            "vocab": ids,
+            "merges": _merges(model),
+        },
+    }
+
+
+def _merges(model: SentencePieceModel) -> list[list[str]]:
+    """Return every way to make a piece of two, in the order in which SentencePiece prefers them: the highest score."""
+    known = zip(model.texts, model.scores, model.kinds, strict=True)
+    scores = {text: score for text, score, kind in known if kind == NORMAL}
+    token_ids = {text: token for token, text in enumerate(scores)}
+    merges = []
+    for text, score in scores.items():
+        for at in range(1, len(text)):
+            left, right = text[:at], text[at:]
+            if left in scores and right in scores:
+                merges.append((-score, token_ids[text], token_ids[left], token_ids[right], left, right))
+    merges.sort(key=lambda merge: merge[:4])
+    return [[left, right] for *_, left, right in merges]
+
+
+def _added_tokens(reader: ConfigReader, model: SentencePieceModel, ids: dict[str, int]) -> list[dict[str, Any]]:
+    """Return the tokens that are found in a text before it is split, by id.
+
+    These are the control, unknown and user-defined pieces, and ``added_tokens_decoder`` of tokenizer_config.json.
+    """
+    added: dict[int, dict[str, Any]] = {}
+    for token, (text, kind) in enumerate(zip(model.texts, model.kinds, strict=True)):
+        if kind in (CONTROL, UNKNOWN, USER_DEFINED):
+            flags = dict.fromkeys(_FLAGS, False) | {"special": kind != USER_DEFINED}
+            added[token] = {"id": token, "content": text, **flags}
+    section = reader.object("added_tokens_decoder")
+    if section is None:
+        return list(added.values())
+    if len(section.values) > MAX_ADDED_TOKENS:
+        raise reader.error("added_tokens_decoder", f"at most {MAX_ADDED_TOKENS} tokens", section.values)
+    for key in section.values:
+        own = section.object(key)
+        if own is None or not key.isdecimal() or len(key) > 9:
+            raise reader.error("added_tokens_decoder", "tokens by their id", key)
+        token, text = int(key), own.str("content")
+        if ids.get(text, token) != token or (token < len(model.texts) and model.texts[token] != text):
+            raise reader.error("added_tokens_decoder", "the ids that tokenizer.model has", key)
+        added[token] = {"id": token, "content": text, **{flag: own.bool(flag, False) for flag in _FLAGS}}
+    extra = [token for token in sorted(added) if token >= len(model.texts)]
+    if extra != list(range(len(model.texts), len(model.texts) + len(extra))):
+        raise reader.error("added_tokens_decoder", f"ids without a gap from {len(model.texts)} on", extra)
+    return [added[token] for token in sorted(added)]
+
+
+def _template(config: bytes, ids: dict[str, int]) -> dict[str, Any] | None:
+    """Return the post-processor, which adds the first and the last token; None if it adds neither."""
+    read = read_tokenizer_config({_CONFIG: config})
+    first: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    second: list[dict[str, Any]] = [{"Sequence": {"id": "B", "type_id": 1}}]
+    special = {}
+    adds_bos = read.add_bos_token is None or read.add_bos_token
+    for role, default, is_added, at in (
+        ("bos_token", "<s>", adds_bos, 0),
+        ("eos_token", "</s>", read.add_eos_token, 9),
+    ):
+        text = read.special_tokens.get(role, default)
+        if not is_added:
+            continue
+        if text not in ids:
+            raise InvalidFileError(
+                f"{_CONFIG}: {role}: expected a token of tokenizer.model, found {show(text)}", param=role
+            )
+        for pieces, segment in ((first, 0), (second, 1)):
+            pieces.insert(at, {"SpecialToken": {"id": text, "type_id": segment}})
+        special[text] = {"id": text, "ids": [ids[text]], "tokens": [text]}
+    if not special:
+        return None
+    return {"type": "TemplateProcessing", "single": first, "pair": [*first, *second], "special_tokens": special}
