@@ -124,6 +124,16 @@ def test_mistral4_ends_where_its_queries_are_scaled() -> None:
     assert read("mistral4", rope_parameters={"rope_type": "default"}, **LATENT).context_len == 1048576
 
 
+def test_longrope_has_one_table_for_the_planned_context() -> None:
+    tables = {"short_factor": [1.0 + i for i in range(8)], "long_factor": [9.0 + i for i in range(8)]}
+    sizes = {"max_position_embeddings": 4096, "original_max_position_embeddings": 512}
+    for planned, context_len, table in ((None, 512, "short"), (256, 256, "short"), (513, 513, "long")):
+        config = read("phi3", rope_scaling={"type": "su", **tables}, planned_context_len=planned, **sizes)
+        assert config.context_len == context_len
+        assert list(config.rope.divisors) == tables[f"{table}_factor"]
+        assert config.rope.attention_factor == pytest.approx((1 + 3 / 9) ** 0.5)  # log(8) / log(512)
+
+
 def test_sizes_of_mamba() -> None:
     granite = read("granitemoehybrid", layer_types=["mamba", "attention"] * 2, **GRANITE)
     assert (granite.kinds, granite.mixture, granite.rope) == (("mamba", "attention") * 2, None, False)
@@ -202,6 +212,19 @@ BAD = {
     "qwen_layers": ("qwen2", {"num_hidden_layers": 2**31 - 1}, "1 to 1024, "),
     "head_dim": ("qwen3", {"head_dim": 2**31 - 2}, "even .* 2 to 1024, "),
     "longrope": ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 7}}, "8 numbers"),
+    "longrope_long": (
+        "phi3",
+        {
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "original_max_position_embeddings": 64},
+            "planned_context_len": 65,
+        },
+        "8 numbers",
+    ),
+    "longrope_planned": (
+        "phi3",
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8}, "planned_context_len": 0},
+        "an integer from 1 to ",
+    ),
     "longrope_key": (
         "phi3",
         {"rope_scaling": {"type": "su", "short_factor": [1.0] * 8, "short_mscale": 1.1}},
@@ -274,6 +297,8 @@ PARAMS = {
     "rope": "rope_type",
     "v3_rope": "type",
     "longrope": "short_factor",
+    "longrope_long": "long_factor",
+    "longrope_planned": "planned_context_len",
     "longrope_key": "short_mscale",
     "longrope_llama": "type",
     "olmo3_ropes": None,
