@@ -239,7 +239,7 @@ def test_tokenizers_accept_only_text_and_ids():
 
 
 def test_sentencepiece_tokenizers_are_converted_or_refused(tmp_path, monkeypatch):
-    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x09\n\x05<unk>\x18\x02")  # Unigram
     convert = "penstock.checkpoint.tokenizer_convert.convert_tokenizer"
     monkeypatch.setattr(convert, lambda folder: (FOLDER / "tokenizer.json").read_bytes())
     assert AutoTokenizer.from_pretrained(tmp_path).encode("def f(") == AutoTokenizer.from_pretrained(FOLDER).encode(

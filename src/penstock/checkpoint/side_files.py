@@ -43,9 +43,14 @@ def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[s
     """
     files = {name: read_small_file(folder / name) for name in names if (folder / name).exists()}
     if "tokenizer.json" in names and "tokenizer.json" not in files and (folder / "tokenizer.model").exists():
+        from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
         from penstock.checkpoint.tokenizer_convert import convert_tokenizer
 
-        files["tokenizer.json"] = convert_tokenizer(folder)
+        config = folder / "tokenizer_config.json"
+        made = sentencepiece_tokenizer(
+            read_small_file(folder / "tokenizer.model"), read_small_file(config) if config.exists() else b"{}"
+        )
+        files["tokenizer.json"] = convert_tokenizer(folder) if made is None else made
     elif "tokenizer.json" in names and "tokenizer.json" not in files and (folder / "vocab.txt").exists():
         from penstock.checkpoint.bert_vocab import bert_tokenizer
 

@@ -1,7 +1,7 @@
-"""Convert ``tokenizer.model`` (SentencePiece) to ``tokenizer.json``.
+"""Convert ``tokenizer.model`` (SentencePiece) to ``tokenizer.json`` with transformers: extra penstock[sentencepiece].
 
-The tokenizers of Llama are read here.  Others are converted by transformers, the extra penstock[sentencepiece], in a
-separate process, so that the serving process never loads transformers.
+The tokenizers of Llama do not need it (``checkpoint/sentencepiece``).  The conversion runs in a separate process, so
+that the serving process never loads transformers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
-from penstock.checkpoint.side_files import read_small_file
-from penstock.checkpoint.tokenizer_limits import MAX_TOKENIZER_BYTES
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.extras import install_command
 
@@ -32,16 +29,8 @@ sys.stdout.buffer.write(tokenizer.backend_tokenizer.to_str().encode())
 def convert_tokenizer(folder: Path) -> bytes:
     """Return the bytes of a ``tokenizer.json`` that is equivalent to the folder's ``tokenizer.model``.
 
-    Raises InvalidFileError for a damaged file or one that transformers cannot read, and UnsupportedError for one that
-    needs the extra without it.
+    Raises UnsupportedError without the extra, InvalidFileError when transformers cannot read the file.
     """
-    config = folder / "tokenizer_config.json"
-    tokenizer = sentencepiece_tokenizer(
-        read_small_file(folder / "tokenizer.model", MAX_TOKENIZER_BYTES),
-        read_small_file(config, MAX_TOKENIZER_BYTES) if config.exists() else b"{}",
-    )
-    if tokenizer is not None:
-        return tokenizer
     missing = [name for name in ("transformers", "sentencepiece") if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(
