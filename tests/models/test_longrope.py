@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -15,9 +16,9 @@ from tests.support.families import prompt
 
 
 def test_the_long_table_is_that_of_transformers(tmp_path: Path) -> None:
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32}
+    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32}
     rope |= {"short_factor": [1.0 + i for i in range(8)], "long_factor": [2.0 + 3 * i for i in range(8)]}
-    options = {"original_max_position_embeddings": 32, "rope_parameters": rope}
+    options: dict[str, Any] = {"original_max_position_embeddings": 32, "rope_parameters": rope}
     model = build(transformers.AutoModelForCausalLM, "phi3", **options)
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
