@@ -79,6 +79,17 @@ def sinks(name: str | None) -> Patch:
     return change
 
 
+def relative(bias: str | None = None, keys: str = "all", prefix: str | None = None, **attrs: float) -> Patch:
+    def change(graph: Graph) -> None:
+        node = next(node for node in graph.nodes if node.op == "attention")
+        node.op = "relative_attention"
+        operands = [Operand("none"), weight(bias) if bias else Operand("none")]
+        node.inputs = [*node.inputs, *operands, value(prefix) if prefix else Operand("none")]
+        node.attrs = {**node.attrs, "keys": keys, **attrs}
+
+    return change
+
+
 def clamped(columns: int, limit: float) -> Patch:
     def change(graph: Graph) -> None:
         add(graph, "s", DType.F32, (T, c(columns // 2)))
@@ -143,6 +154,11 @@ RULES: dict[str, tuple[Patch, str]] = {
     "softcap": (scaled("softcap", "cap", -1.0), "cap: expected a normal float32 above 0, found -1"),
     "sinks": (sinks("first.weight"), r"sinks: expected a rows_f32 weight \[1, 4\]"),
     "no_sinks": (sinks(None), "sinks: expected a weight, found nothing"),
+    "bias": (relative("first.weight"), r"bias: expected a rows_f32 weight \[4, an odd number\]"),
+    "keys_without_prefix": (relative(keys="prefix"), 'keys: expected "all" without a prefix, found "prefix"'),
+    "keys_of_prefix": (relative(prefix="positions"), 'keys: expected "prefix" or "rest", found "all"'),
+    "prefix_rows": (relative(keys="rest", prefix="request_starts"), "prefix: expected a number for each row of q"),
+    "prefix_window": (relative(keys="rest", prefix="positions", window=9), "window: expected 0 with a prefix, found 9"),
     "clamped_odd": (clamped(31, 7.0), "x: expected an even number of columns"),
     "clamped_limit": (clamped(HIDDEN, 0.0), "limit: expected a normal float32 above 0, found 0"),
     "channels": (channels("inv_freq"), r"weight: expected a rows_f32 weight \[1, 32\]"),
@@ -203,6 +219,8 @@ ODD: dict[str, Patch] = {
     "not_causal_window": set_attrs("attention", causal=0, window=2),
     "unaligned_view": lambda g: setattr(g.values[f"{ATTENTION}.q"], "offset", 7),
     "alibi": at("attention", 5, weight("inv_freq")),
+    "any_prefix": relative(keys="prefix", prefix="token_ids"),
+    "any_rest": relative(keys="rest", prefix="token_ids"),
 }
 
 

@@ -60,6 +60,9 @@ def test_sizes_under_names_of_a_family():
     shape = ModelShape.of(ConfigReader(gpt2), 500_000_000)
     assert (shape.hidden_size, shape.num_layers, shape.intermediate_size) == (768, 12, 3072)
     assert (shape.context_len, shape.head_dim) == (1024, 64)
+    t5 = {"d_model": 512, "num_layers": 8, "num_heads": 6, "d_kv": 64, "d_ff": 1024, "vocab_size": 32128}
+    shape = ModelShape.of(ConfigReader(t5 | {"num_decoder_layers": 6, "tie_word_embeddings": True}), 300_000_000)
+    assert (shape.num_attention_layers, shape.head_dim, shape.num_parameters) == (20, 64, 75_000_000)
     chatglm = {"hidden_size": 4096, "num_layers": 28, "num_attention_heads": 32, "ffn_hidden_size": 13696}
     shape = ModelShape.of(ConfigReader(chatglm | {"padded_vocab_size": 65024, "seq_length": 8192}), 12_000_000_000)
     assert (shape.num_layers, shape.intermediate_size, shape.vocab_size) == (28, 13696, 65024)

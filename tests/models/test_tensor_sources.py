@@ -151,6 +151,16 @@ def test_errors_name_the_stored_tensor(name: str, tmp_path: Path) -> None:
         mapped(tmp_path, sources, shapes)
 
 
+def test_rows_may_repeat_and_leave_gaps(tmp_path: Path) -> None:
+    order = (11, 0, 0, 5)
+    rows = tuple((row, row + 1) for row in order)
+    stored = checkpoint(tmp_path / "own", fused=FUSED)
+    own = mapped_as(stored, {"a": (4, 4)}, {"a": Source("fused", rows, rows_transposed=True, has_gaps=True)})
+    assert (own.read("a") == FUSED[list(order)].T.numpy()).all()
+    with raises(InvalidFileError, match=r"'fused': shape: expected 6 rows, found \[12"):
+        mapped_as(stored, {"a": (3, 4)}, {"a": Source("fused", rows[1:], has_gaps=True)})
+
+
 class _Network(Module):
     def __init__(self) -> None:
         super().__init__()

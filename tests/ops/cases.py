@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.core import layouts
 from penstock.nn.packing import pack_blocks, pack_matrix
-from penstock.ops.reference import gated_delta, ssm_scan, state_elements
+from penstock.ops.reference import PREFIX_ELEMENTS, gated_delta, ssm_scan, state_elements
 from penstock.ops.reference.attention import kv_append, page_elements
 from penstock.ops.reference.latent import latent_append
 from penstock.ops.table import BLOCK_SCHEMES, LINEAR_SCHEMES
@@ -259,6 +259,40 @@ def _sink_attention() -> Iterator[Case]:
                 yield Case(f"{dtype}-{index}-{window}", tensors, {**plain, "window": window}, tolerance)
     sinks = torch.tensor([90.0, -90.0, 0.0, 3.0, 80.0, 1.0])
     yield Case("alibi", (*tensors[:5], randn(6, seed=9) * 0.1, sinks), plain, 4e-3)
+
+
+def _relative_attention() -> Iterator[Case]:
+    plain: dict[str, Any] = {"scale": 0.2, "group": 1, "window": 0, "softcap": 0.0}
+    for dtype in KV_DTYPES:
+        tolerance = None if dtype == torch.float32 else 4e-3
+        for index, pages in enumerate(BATCHES):
+            q, state = cut(sum(pages.new), 6 * 24, seed=7).view(-1, 6, 24), pages.filled(dtype, 3, 24)
+            tensors = (q, state, *pages.arrays(), None, None)
+            bias = randn(6, 81 if index else 7, seed=8) * 2
+            ends = int32(
+                *(end for length, new in zip(pages.lengths, pages.new, strict=True) for end in [length // 2] * new)
+            )
+            for keys, prefix in (("all", None), ("prefix", ends), ("rest", ends)):
+                for causal in (False, True):
+                    attrs = {**plain, "causal": causal, "keys": keys}
+                    yield Case(f"{dtype}-{index}-{keys}-{causal}", (*tensors, bias, prefix), attrs, tolerance)
+    slopes, sinks = randn(6, seed=9) * 0.1, randn(6, seed=10)
+    attrs = {**plain, "causal": True, "keys": "all", "window": 9, "softcap": 2.5}
+    yield Case("everything", (*tensors[:5], slopes, sinks, bias, None), attrs, 4e-3)
+    yield Case("no-bias", (*tensors, None, ends), {**plain, "causal": True, "keys": "prefix"}, 4e-3)
+
+
+def _prefix_lengths() -> Iterator[Case]:
+    for index, pages in enumerate(BATCHES):
+        for token in (0, 3):
+            state = torch.full((pages.num_pages(), PREFIX_ELEMENTS), torch.nan)
+            positions, starts, tables = pages.arrays()
+            for request, start in enumerate(starts[:-1].tolist()):
+                if (first := int(positions[start])) > 0:  # what came before this step
+                    cell = state[tables[1, request, (first - 1) // 32]]
+                    cell[0], cell[-1] = 1 + first // 3, first
+            ids = torch.arange(len(positions), dtype=torch.int32) % 9
+            yield Case(f"{index}-{token}", (ids, state, positions, starts, tables), {"group": 1, "token": token})
 
 
 def _short_conv() -> Iterator[Case]:
@@ -521,6 +555,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "softcap": lambda: _scaled("cap"),
     "relu_squared": _unary,
     "sigmoid_mul": _binary,
+    "relu": _unary,
     "add": _binary,
     "mul": _binary,
     "gather_rows": _gather_rows,
@@ -538,6 +573,8 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "expert_linear": _expert_linear,
     "combine": _combine,
     "sink_attention": _sink_attention,
+    "relative_attention": _relative_attention,
+    "prefix_lengths": _prefix_lengths,
     "clamped_swiglu": _clamped_swiglu,
     "scale_channels": _scale_channels,
     "match_rms": _match_rms,

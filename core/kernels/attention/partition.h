@@ -14,6 +14,7 @@ struct Query {  // one head of one token
   int32_t position, first, last;  // valid keys: first..last
   float slope;
   const float* sink;              // null: none
+  const float* bias;              // that of the key at its own position, or null
   int begin, end;  // valid slots of the partition
   float max, sum;  // of the partition
   float total_max, total_sum;
@@ -111,6 +112,17 @@ PS_INLINE F16 seen(const Query& q, int t, F16 x, float otherwise) {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
+// The biases of 16 keys, the first of them `distance` after the query.
+inline __attribute__((noinline)) F16 bias_from(const float* bias, int64_t distance, int64_t reach) {
+  if (distance >= -reach && distance + 15 <= reach) return f_load(bias + distance);
+  float each[16];
+  for (int64_t i = 0; i < 16; ++i) {
+    const int64_t d = distance + i;
+    each[i] = bias[d < -reach ? -reach : d > reach ? reach : d];
+  }
+  return f_load(each);
+}
+
 // 16 scores from slot t of the partition on, as they enter the softmax, whose exponential is one of two.
 template <class Kv>
 PS_INLINE F16 adjusted(const AttentionArgs& a, const Query& q, int32_t start, int t, const float* key_scales) {
@@ -120,6 +132,7 @@ PS_INLINE F16 adjusted(const AttentionArgs& a, const Query& q, int32_t start, in
   if (a.softcap != 0.f) s = f_set(a.softcap * kLog2E) * f_tanh((s * f_set(a.scale)) / f_set(a.softcap));
   else s = s * f_set(a.scale * kLog2E);
   if (a.alibi) s = f_fma(f_set(q.slope * kLog2E), f_load(iota) + f_set(float(start + t - q.position)), s);
+  if (a.bias) s = f_fma(bias_from(q.bias, start + t - q.position, a.bias_reach), f_set(kLog2E), s);
   return seen(q, t, s, -kInfinity);
 }
 
@@ -127,7 +140,7 @@ PS_INLINE F16 adjusted(const AttentionArgs& a, const Query& q, int32_t start, in
 template <class Kv>
 PS_INLINE F16 adjust(const AttentionArgs& a, const Query& q, const Partition& part, int first, int stop, F16 highest) {
   const F16 factor = f_set(a.scale * kLog2E);
-  const bool plain = !Kv::kScaled && a.softcap == 0.f && !a.alibi;
+  const bool plain = !Kv::kScaled && a.softcap == 0.f && !a.alibi && !a.bias;
   for (int page = first; page < stop; ++page) {
     const float* key_scales = (const float*)(part.heads[page] + kPageTokens * a.kv.head_dim);
     const int t = page * kPageTokens;

@@ -41,7 +41,8 @@ struct Bf16Kernels {
   void (*attention_part)(const AttentionArgs&, int64_t begin, int64_t end, void* scratch);
 };
 constexpr bool kBf16 = builds_scheme("bf16"),
-               kAttention = builds_op("attention") || builds_op("sink_attention") || builds_op("latent_attention");
+               kAttention = builds_op("attention") || builds_op("sink_attention") || builds_op("latent_attention") ||
+                            builds_op("relative_attention");
 constexpr bool kInteger = builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
 constexpr bool kBlocks = builds_scheme("q8_0") || builds_scheme("q4_0") || builds_scheme("q4_k") || builds_scheme("q5_k") ||
                          builds_scheme("q6_k") || builds_scheme("mxfp4");

@@ -154,7 +154,8 @@ ps_status check_ragged(OpRun* run, int32_t at, int32_t state, int32_t group_attr
     return fail(PS_OUT_OF_MEMORY, "out of memory");
   PS_TRY(check_page_table(batch, group, window, num_pages, run->owners.data(), 1));
   if (keeps_state(run->op))
-    PS_TRY(check_state_positions(batch, group, c.in[state].data, c.in[state].row_stride, c.in[state].dims[2]));
+    PS_TRY(check_state_positions(batch, group, c.in[state].data, c.in[state].row_stride, c.in[state].dims[2],
+                                 run->op == OP_PREFIX_LENGTHS));
   fill_token_request(batch, run->token_request.data());
   run->call.token_request = run->token_request.data();
   return PS_OK;
@@ -273,6 +274,8 @@ ps_status ps_op_run(ps_context* context, const char* op, const ps_tensor* tensor
     status = check_ragged(&run, kGatedDeltaPositions, kGatedDeltaState, kGatedDeltaGroup, kStateWindow);
   if (status == PS_OK && run.op == OP_SSM_SCAN)
     status = check_ragged(&run, kSsmScanPositions, kSsmScanState, kSsmScanGroup, kStateWindow);
+  if (status == PS_OK && run.op == OP_PREFIX_LENGTHS)
+    status = check_ragged(&run, kPrefixPositions, kPrefixState, kPrefixGroup, kStateWindow);
   if (status == PS_OK && is_attention(run.op)) {
     const int32_t window = static_cast<int32_t>(run.call.attrs[kAttentionWindow].i);
     status = check_ragged(&run, kAttentionPositions, kAttentionState, kAttentionGroup, window);

@@ -60,6 +60,7 @@ ps_status ps_model_describe(const ps_model* model, ps_model_info* out) {
   info.known_format_minor = kFormatMinor;
   info.bidirectional = graph.bidirectional;
   info.context_ranks = graph.context_world;
+  info.prefix_token = graph.prefix_token;
   return write_struct(info, out, "out");
 }
 

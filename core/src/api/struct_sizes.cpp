@@ -21,7 +21,7 @@ PS_STRUCT(ps_rank_info, part_bytes, 24);
 PS_STRUCT(ps_join_options, meeting, 48);
 PS_STRUCT(ps_mpi_options, library, 40);
 PS_STRUCT(ps_model_options, private_copy, 12);
-PS_STRUCT(ps_model_info, context_ranks, 112);
+PS_STRUCT(ps_model_info, prefix_token, 120);
 PS_STRUCT(ps_tokenizer_info, unsupported, 48);
 PS_STRUCT(ps_program_options, group_pages, 40);
 PS_STRUCT(ps_plan, kv_page_bytes, 64);

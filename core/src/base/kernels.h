@@ -99,6 +99,10 @@ struct LatentAppendArgs {  // a row is latent [t, latent_dim], then rope [t, hea
 constexpr int32_t kPartitionPages = 8;  // pages of a partition, at fixed positions: docs/explanation/numerics.md
 constexpr int32_t kMaxHeadDim = 1024;
 
+// The keys of a request that a query sees: all that `causal` and `window` let it see, those of the prefix, or those from the
+// end of the prefix to its own position.
+enum KeyRange { KEYS_ALL, KEYS_PREFIX, KEYS_REST };
+
 struct AttentionArgs {
   const float* q;  // [t, num_heads * head_dim]
   int64_t q_stride;
@@ -124,6 +128,10 @@ struct AttentionArgs {
   // Of latents: q is [t, num_heads * latent_dim], as out is, and this the rest of each head, [t, num_heads * (head_dim - latent_dim)].
   const float* q_rope;
   int64_t q_rope_stride;
+  const float* bias;   // [num_heads, 2 * bias_reach + 1] or null: by key position - query position, clamped to -bias_reach...bias_reach
+  int64_t bias_reach;
+  int64_t keys;        // KeyRange
+  const int32_t* prefix;  // [t] the length of its request's prefix, where keys is not KEYS_ALL
 };
 
 struct ShortConvArgs {

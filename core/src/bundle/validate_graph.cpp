@@ -215,10 +215,18 @@ ps_status find_attention_kinds(Graph* graph) {
   }
   for (int64_t n = 0; n < graph->nodes.size(); ++n) {
     const Node& node = graph->nodes[n];
-    if (!reads_pages(node.op)) continue;
     AttrValue attrs[kMaxAttrs] = {};
+    if (node.op == OP_PREFIX_LENGTHS) {
+      PS_TRY(bind_node_attrs(node, attrs));
+      if (graph->prefix_group >= 0 || attrs[kPrefixToken].i >= graph->vocab_size)
+        return fail(PS_INVALID_FILE, "metadata.nodes[%lld]: expected one prefix_lengths, of a token of the vocabulary", ll(n));
+      graph->prefix_group = static_cast<int32_t>(attrs[kPrefixGroup].i);
+      graph->prefix_token = static_cast<int32_t>(attrs[kPrefixToken].i);
+    }
+    if (!reads_pages(node.op)) continue;
     PS_TRY(bind_node_attrs(node, attrs));
-    graph->bidirectional |= is_attention(node.op) && attrs[kAttentionCausal].i == 0;
+    const bool in_prefix = node.op == OP_RELATIVE_ATTENTION && !equal(attrs[kRelativeAttentionKeys].s, "all");
+    graph->bidirectional |= is_attention(node.op) && attrs[kAttentionCausal].i == 0 && !in_prefix;
     const uint64_t group = uint64_t{1} << graph->states[node.inputs[kAttentionState].index].group;
     if (node.op != OP_CONTEXT_ATTENTION) {
       graph->whole_groups |= group;

@@ -67,6 +67,10 @@ ps_status check_pages(const Graph& graph, const Node& node, const AttrValue* att
     PS_TRY(check_batch_inputs(graph, node, kSsmScanPositions));
     return check_window(graph, attrs[kSsmScanGroup].i, kStateWindow);
   }
+  if (node.op == OP_PREFIX_LENGTHS) {
+    PS_TRY(check_batch_inputs(graph, node, kPrefixPositions));
+    return check_window(graph, attrs[kPrefixGroup].i, kStateWindow);
+  }
   if (!reads_pages(node.op)) return PS_OK;
   PS_TRY(check_batch_inputs(graph, node, kAttentionPositions));
   if (node.op == OP_SHORT_CONV) return check_window(graph, attrs[kShortConvGroup].i, attrs[kShortConvWindow].i);

@@ -170,6 +170,33 @@ void run_ssm_scan(const Call& c, int64_t begin, int64_t end, int32_t) {
   c.kernels->ssm_scan(args, begin, end);
 }
 
+// The state of a request: the length of its prefix as its first number, or 0 before the prefix ends, and as its last the
+// number of tokens that it has seen.
+void run_prefix_lengths(const Call& c, int64_t begin, int64_t end, int32_t) {
+  const RaggedView batch = ragged_view(c, kPrefixPositions, c.attrs[kPrefixGroup].i);
+  const Tensor& state = c.in[kPrefixState];
+  const auto cell = [&](int64_t request, int32_t position) {
+    const int32_t page = batch.page_table[request * batch.page_table_width + position / PS_PAGE_TOKENS];
+    return reinterpret_cast<float*>(state.data + page * state.row_stride);
+  };
+  const int32_t* ids = i32(c.in[0]);
+  int32_t* out = reinterpret_cast<int32_t*>(c.out[0].data);
+  for (int64_t request = begin; request < end; ++request) {
+    const int32_t first = batch.request_starts[request], stop = batch.request_starts[request + 1];
+    if (first == stop) continue;
+    int32_t prefix = batch.positions[first] ? static_cast<int32_t>(cell(request, batch.positions[first] - 1)[0]) : 0;
+    for (int32_t t = first; t < stop; ++t) {
+      const int32_t position = batch.positions[t];
+      if (!prefix && position && ids[t] == c.attrs[kPrefixToken].i) prefix = position;
+      float* of = cell(request, position);
+      of[0] = static_cast<float>(prefix);
+      of[kPrefixElements - 1] = static_cast<float>(position + 1);
+    }
+    for (int32_t t = first; t < stop; ++t) out[t] = prefix ? prefix : batch.positions[stop - 1] + 1;
+  }
+}
+int64_t requests(const Call& c) { return c.in[kPrefixPositions + 2].dims[1]; }
+
 // Two tokens may meet in a page, never in a slot of it.
 constexpr Phase kAppend = {SPLIT_ROWS, tokens, run_kv_append, 3, 0, false, false, false, false, true};
 constexpr Phase kLatentAppend = {SPLIT_ROWS, tokens, run_latent_append, 3, 0, false, false, false, false, true};
@@ -180,6 +207,11 @@ constexpr Phase kAttention[] = {
 constexpr Phase kShortConv = {SPLIT_ROWS, tokens, run_short_conv, 1, 0, true, false, false, true, false};
 constexpr Phase kGatedDelta = {SPLIT_SHARES, delta_items, run_gated_delta, 0, 7, true, false, false, true, true};
 constexpr Phase kSsmScan = {SPLIT_SHARES, ssm_items, run_ssm_scan, 0, 3, true, false, false, true, true};
+constexpr Phase kRelativeAttention[] = {
+    {SPLIT_SHARES, attention_items, run_attention, 0, 1 | 1 << kRelativeAttentionPrefix, true, false, true, true, false},
+    {SPLIT_ROWS, shared_tokens, run_merge, 0, 1 << kRelativeAttentionPrefix, true, true, false, false, false},
+};
+constexpr Phase kPrefixLengths = {SPLIT_SHARES, requests, run_prefix_lengths, 0, 1, true, false, false, true, true};
 
 }  // namespace
 
@@ -200,6 +232,10 @@ AttentionArgs attention_args(const Call& c) {
   } else {
     args.alibi = f32(c.in[kAttentionAlibi]);
     args.sinks = f32(c.in[kAttentionSinks]);
+    args.bias = f32(c.in[kRelativeAttentionBias]);
+    args.bias_reach = c.in[kRelativeAttentionBias].dims[1] / 2;
+    args.prefix = i32(c.in[kRelativeAttentionPrefix]);
+    if (args.prefix) args.keys = c.attrs[kRelativeAttentionKeys].i;
   }
   args.causal = static_cast<int32_t>(c.attrs[kAttentionCausal].i);
   args.window = static_cast<int32_t>(c.attrs[kAttentionWindow].i);
@@ -212,6 +248,8 @@ Phases gated_delta_phases(const Call&) { return Phases{&kGatedDelta, 1}; }
 Phases ssm_scan_phases(const Call&) { return Phases{&kSsmScan, 1}; }
 Phases latent_append_phases(const Call&) { return Phases{&kLatentAppend, 1}; }
 Phases attention_phases(const Call&) { return Phases{kAttention, 2}; }
+Phases relative_attention_phases(const Call&) { return Phases{kRelativeAttention, 2}; }
+Phases prefix_lengths_phases(const Call&) { return Phases{&kPrefixLengths, 1}; }
 Phases latent_attention_phases(const Call& c) { return attention_phases(c); }
 
 ps_status attention_scratch(const Call& c, Scratch* out) {

@@ -93,6 +93,7 @@ struct Node {
   int32_t outputs[kMaxOutputs];
   Attr attrs[kMaxAttrs];  // as in the file; validation puts them into the schema's order
   bool wanted_only;       // found when the model is opened: program/wanted_rows.h
+  bool prefix_only;       // likewise: program/prefix_only.h
 };
 
 struct Segment {
@@ -125,6 +126,8 @@ struct Graph {
   int32_t tail_k = 0;  // ids of a row; 0: the output is logits
   int32_t hidden = -1;  // what the output rows are picked from; -1: they are picked otherwise
   bool bidirectional = false;  // some attention is not causal: a request's tokens run in one step, all of them
+  int32_t prefix_token = -1;   // that begins the decoder: a request's tokens before it and itself run in one step; -1: none
+  int32_t prefix_group = -1;   // the page group of the lengths of prefixes
   int32_t context_world = 1;   // ranks that the pages of a context are dealt out to
   uint64_t whole_groups = 0;   // bit g: not the pages of group g, which every rank has all of
   int32_t symbol_of[NUM_ROLES] = {-1, -1, -1, -1};

@@ -132,8 +132,22 @@ static_assert(kAttentionState == argument_at(OP_LATENT_ATTENTION, "State state")
               kAttentionCausal == attr_at(OP_LATENT_ATTENTION, "bool causal") &&
               kAttentionWindow == attr_at(OP_LATENT_ATTENTION, "int window") &&
               kAttentionSoftcap == attr_at(OP_LATENT_ATTENTION, "float softcap"), "");
+// And relative_attention, whose sinks may be absent.
+constexpr int32_t kRelativeAttentionBias = argument_at(OP_RELATIVE_ATTENTION, "Weight? bias");      // absent in the other ops
+constexpr int32_t kRelativeAttentionPrefix = argument_at(OP_RELATIVE_ATTENTION, "Tensor? prefix");  // likewise
+constexpr int32_t kRelativeAttentionKeys = attr_at(OP_RELATIVE_ATTENTION, "str keys");
+static_assert(kAttentionAlibi == argument_at(OP_RELATIVE_ATTENTION, "Weight? alibi") &&
+              kAttentionSinks == argument_at(OP_RELATIVE_ATTENTION, "Weight? sinks") &&
+              kAttentionState == argument_at(OP_RELATIVE_ATTENTION, "State state") &&
+              kAttentionPositions == argument_at(OP_RELATIVE_ATTENTION, "Tensor positions") &&
+              kAttentionScale == attr_at(OP_RELATIVE_ATTENTION, "float scale") &&
+              kAttentionGroup == attr_at(OP_RELATIVE_ATTENTION, "int group") &&
+              kAttentionCausal == attr_at(OP_RELATIVE_ATTENTION, "bool causal") &&
+              kAttentionWindow == attr_at(OP_RELATIVE_ATTENTION, "int window") &&
+              kAttentionSoftcap == attr_at(OP_RELATIVE_ATTENTION, "float softcap"), "");
 constexpr bool is_attention(int32_t op) {
-  return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION || op == OP_SINK_ATTENTION || op == OP_LATENT_ATTENTION;
+  return op == OP_ATTENTION || op == OP_CONTEXT_ATTENTION || op == OP_SINK_ATTENTION || op == OP_LATENT_ATTENTION ||
+         op == OP_RELATIVE_ATTENTION;
 }
 static_assert(kKvAppendState == argument_at(OP_LATENT_APPEND, "State(a!) state") &&
               kKvAppendPositions == argument_at(OP_LATENT_APPEND, "Tensor positions") &&
@@ -149,7 +163,12 @@ constexpr int32_t kGatedDeltaState = argument_at(OP_GATED_DELTA, "State(a!) stat
 constexpr int32_t kGatedDeltaPositions = argument_at(OP_GATED_DELTA, "Tensor positions");
 constexpr int32_t kSsmScanState = argument_at(OP_SSM_SCAN, "State(a!) state");
 constexpr int32_t kSsmScanPositions = argument_at(OP_SSM_SCAN, "Tensor positions");
-constexpr bool keeps_state(int32_t op) { return op == OP_GATED_DELTA || op == OP_SSM_SCAN; }
+constexpr int32_t kPrefixState = argument_at(OP_PREFIX_LENGTHS, "State(a!) state");
+constexpr int32_t kPrefixPositions = argument_at(OP_PREFIX_LENGTHS, "Tensor positions");
+constexpr int32_t kPrefixGroup = attr_at(OP_PREFIX_LENGTHS, "int group");
+constexpr int32_t kPrefixToken = attr_at(OP_PREFIX_LENGTHS, "int token");
+constexpr int32_t kPrefixElements = 16;  // of its state, of which it uses the first and the last
+constexpr bool keeps_state(int32_t op) { return op == OP_GATED_DELTA || op == OP_SSM_SCAN || op == OP_PREFIX_LENGTHS; }
 constexpr int32_t kGatherRowsRows = argument_at(OP_GATHER_ROWS, "Tensor rows");
 
 }  // namespace ps

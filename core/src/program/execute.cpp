@@ -105,7 +105,7 @@ ps_status check_states(ps_program* p, int32_t group, const Ragged& batch) {
     if (!state.recurrent || has_flag(*p, PS_PROGRAM_EMPTY_KERNELS)) return PS_OK;
     int64_t bytes;
     PS_TRY(page_bytes_of(state, p->options.kv_layout, &bytes));
-    return check_state_positions(batch, group, p->kv.data() + p->plan.state_offsets[i], bytes, state.head_dim);
+    return check_state_positions(batch, group, p->kv.data() + p->plan.state_offsets[i], bytes, state.head_dim, group == graph.prefix_group);
   }
   return PS_OK;
 }
@@ -191,6 +191,13 @@ ps_status take_batch(ps_program* p, const ps_batch& b) {
   return PS_OK;
 }
 
+// Whether every request goes on behind its prefix, which its first step had: the nodes of the encoder have nothing to do.
+bool is_behind_prefix(const ps_program& p, const ps_batch& b) {
+  bool behind = p.model->graph.prefix_token >= 0;
+  for (int32_t r = 0; behind && r < b.num_requests; ++r) behind = p.positions[p.request_starts[r]] > 0;
+  return behind;
+}
+
 // Sizes of the step into the calls; most steps have those of the step before.
 void set_symbols(ps_program* p, const ps_batch& b) {
   int64_t symbols[NUM_ROLES + 1];
@@ -200,10 +207,17 @@ void set_symbols(ps_program* p, const ps_batch& b) {
   symbols[ROLE_PAGES] = b.page_table_width < most ? b.page_table_width : most;
   symbols[ROLE_ROWS] = b.num_rows;
   symbols[kWantedTokens] = p->num_wanted;
-  if (memcmp(symbols, p->symbols, sizeof(symbols)) == 0) return;
+  const bool behind_prefix = is_behind_prefix(*p, b);
+  if (memcmp(symbols, p->symbols, sizeof(symbols)) == 0 && behind_prefix == p->behind_prefix) return;
+  p->behind_prefix = behind_prefix;
   memcpy(p->symbols, symbols, sizeof(symbols));
   for (const Patch& patch : p->patches) *patch.target = evaluate(patch.dim, symbols);
-  for (int64_t s = 0; s < p->steps.size(); ++s) p->steps[s].items = p->phases[s]->items(*p->steps[s].call);
+  const Vec<Node>& nodes = p->model->graph.nodes;
+  for (int64_t s = 0; s < p->steps.size(); ++s) {
+    const int64_t node = p->steps[s].call - p->calls.data();
+    const bool left_out = behind_prefix && node < nodes.size() && nodes[node].prefix_only;
+    p->steps[s].items = left_out ? 0 : p->phases[s]->items(*p->steps[s].call);
+  }
 }
 
 void poison(ps_program* p) {

@@ -6,6 +6,7 @@
 #include "base/crc32.h"
 #include "bundle/metadata.h"
 #include "bundle/validate.h"
+#include "program/prefix_only.h"
 #include "program/wanted_rows.h"
 
 namespace ps {
@@ -52,6 +53,7 @@ ps_status open_checked(ps_model* model, const char* path, bool map, bool verify)
   PS_TRY(validate_storage(&model->graph, end, model->file.bytes()));
   PS_TRY(validate_graph(&model->graph));
   PS_TRY(mark_wanted_only(&model->graph));
+  PS_TRY(mark_prefix_only(&model->graph));
   return verify ? verify_contents(*model, header) : PS_OK;
 }
 

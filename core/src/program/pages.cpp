@@ -98,12 +98,19 @@ ps_status check_page_table(const Ragged& batch, int32_t group, int32_t window, i
 }
 
 ps_status check_state_positions(const Ragged& batch, int32_t group, const uint8_t* pages, int64_t page_bytes,
-                                int64_t head_elements) {
+                                int64_t head_elements, bool of_prefix) {
   for (int32_t r = 0; r < batch.num_requests; ++r) {
     const int32_t begin = batch.positions[batch.request_starts[r]];
     if (begin == 0) continue;  // starts anew
     const int32_t page = batch.page_table[static_cast<int64_t>(r) * batch.width + (begin - 1) / PS_PAGE_TOKENS];
-    const float seen = reinterpret_cast<const float*>(pages + page * page_bytes)[head_elements - 1];
+    const float* cell = reinterpret_cast<const float*>(pages + page * page_bytes);
+    const float seen = cell[head_elements - 1];
+    if (of_prefix && seen == static_cast<float>(begin) && !(cell[0] > 0)) {
+      return fail(PS_UNSUPPORTED,
+                  "positions[%d]: expected 0, found %d: tokens of the encoder see later ones, so they run in one step with the "
+                  "first token of the decoder",
+                  batch.request_starts[r], begin);
+    }
     if (seen == static_cast<float>(begin)) continue;
     return fail(PS_INVALID_ARGUMENT,
                 "positions[%d]: expected the %g tokens that the recurrent state of page_tables[%d] has seen, found position %d: "

@@ -94,6 +94,7 @@ struct ProgramMemory {
   int64_t num_spans = 0;  // of the last run
   bool profiling = false;
   int64_t symbols[NUM_ROLES + 1] = {-1, -1, -1, -1, -1};  // of the last step
+  bool behind_prefix = false;                             // likewise: it left out the nodes of the encoder
   int32_t num_rows = -1;                                      // of the last step; -1: none yet
   int32_t num_wanted = 0;                                     // tokens of its wanted-only nodes
   bool has_hidden = false;                                    // the last step has its hidden rows

@@ -15,6 +15,7 @@ struct AttentionCase {
   int queries;            // the last tokens of each that ask
   bool sinks = false;
   int latent_dim = 0;     // of a row of latents
+  int reach = 0;          // of the biases by distance; 0: none
 };
 
 struct Ragged {
@@ -42,7 +43,7 @@ inline Ragged ragged(const std::vector<int>& lens, int count, int width, const s
 struct Prepared {
   AttentionCase c;
   Ragged all, asking;
-  Floats k, v, q, slopes, sinks;  // k, v of all tokens; q of those that ask
+  Floats k, v, q, slopes, sinks, biases;  // k, v of all tokens; q of those that ask
   int64_t page_bytes, num_pages;
 };
 
@@ -66,6 +67,7 @@ inline Prepared prepare(const AttentionCase& c, Random& random) {
   p.q = random.normals(int64_t(p.asking.positions.size()) * c.num_heads * c.head_dim, 0.7f);
   p.slopes = random.normals(c.num_heads, 0.05f);
   if (c.sinks) p.sinks = random.normals(c.num_heads, 3.f);
+  if (c.reach) p.biases = random.normals(c.num_heads * (2 * c.reach + 1), 3.f);
   const int64_t element = c.kv_layout == PS_KV_F32 ? 4 : c.kv_layout == PS_KV_BF16 ? 2 : 1;
   const int64_t pad = c.kv_layout == PS_KV_BF16 ? c.head_dim % 2 : 0;
   const int64_t rows = c.latent_dim ? 1 : 2;
@@ -108,6 +110,7 @@ inline Floats attend(const ps::Kernels* k, const Prepared& p, const Ragged& batc
                          c.causal,          c.window,
                          nullptr,           0};
   if (c.sinks) a.sinks = p.sinks.data();
+  if (c.reach) a.bias = p.biases.data(), a.bias_reach = c.reach;
   const int64_t width = c.latent_dim ? c.latent_dim : c.head_dim;
   Floats first, rest;  // of latents: the parts of each query
   if (c.latent_dim) {
@@ -177,6 +180,8 @@ inline void compare_attention(const Prepared& p, const Floats& out, const std::s
         s /= std::sqrt(double(dim));
         if (c.softcap != 0.f) s = c.softcap * std::tanh(s / c.softcap);
         if (c.alibi) s += p.slopes[size_t(h)] * double(j - position);
+        const int32_t distance = j - position < -c.reach ? -c.reach : j - position > c.reach ? c.reach : j - position;
+        if (c.reach) s += p.biases[size_t(h * (2 * c.reach + 1) + c.reach + distance)];
         w.push_back(s);
         highest = std::fmax(highest, s);
       }
@@ -217,7 +222,7 @@ inline void check_attention_case(const AttentionCase& c, Random& random, float m
   std::string what = "attention latent " + std::to_string(c.latent_dim) + " heads " + std::to_string(c.num_heads) + "/" + std::to_string(c.num_kv_heads) + " dim " +
                      std::to_string(c.head_dim) + " kv " + std::to_string(c.kv_layout) + " window " +
                      std::to_string(c.window) + " causal " + std::to_string(c.causal) + " len " +
-                     std::to_string(c.lens[0]) + (c.sinks ? " sinks" : "");
+                     std::to_string(c.lens[0]) + (c.sinks ? " sinks" : "") + (c.reach ? " biases" : "");
   Bytes pages = append(ps::kernels_generic, p);
   Ragged batch = p.asking;
   for (size_t i = 0; i < c.lens.size() && c.window; ++i) {  // pages that no query sees any more are gone
@@ -395,6 +400,7 @@ inline void check_attention() {
       check_attention_case({h, g, d, layout, 0, 0, 0.f, true, {70, 5}, 100}, random);
       check_attention_case({h, g, d, layout, 0, 9, 0.f, false, {290, 5}, 300}, random);
       check_attention_case({h, g, d, layout, 1, h % 2 ? 0 : 20, 0.f, h > 4, {300, 1}, 40, true}, random);
+      check_attention_case({h, g, d, layout, h % 2, 0, 0.f, false, {300, 1, 33}, 300, false, 0, h > 4 ? 5 : 40}, random);
     }
   const int latents[][3] = {{5, 32, 16}, {3, 17, 6}, {36, 40, 11}, {1, 128, 64}};
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})

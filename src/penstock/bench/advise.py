@@ -208,7 +208,7 @@ def _source(question: Advise, progress: ProgressCallback | None) -> tuple[Graph,
     else:
         graph, files = read_source(path)
         only_scheme = graph.scheme
-    attends = [node for node in graph.nodes if node.op in ("attention", "sink_attention")]
+    attends = [node for node in graph.nodes if node.op in ("attention", "sink_attention", "relative_attention")]
     if not attends or not all(node.attrs["causal"] for node in attends):
         raise UnsupportedError(f"model: expected one that generates text, found {graph.network}", param="model")
     if graph.values[graph.output].shape[-1].offset != graph.vocab_size:

@@ -30,8 +30,11 @@ _PER_ELEMENT = {
     "scale_channels": 1,
     "match_rms": 5,
     "gaussian_topk": 6,
+    "relu": 1,
 }
 """Nominal operations per element of the first output; an exponential counts as one.  These ops are memory-bound."""
+
+_ATTENTIONS = ("attention", "context_attention", "sink_attention", "latent_attention", "relative_attention")
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def peak_of(node: Node, kv_layout: str, cpu_level: str) -> str:
     Attention multiplies pairs of bf16.  It uses f32 for f32 pages and on the level ``amx``, whose tile registers add in
     an order that would change the bits of attention.
     """
-    if node.op in ("attention", "context_attention", "sink_attention"):
+    if node.op in ("attention", "context_attention", "sink_attention", "relative_attention"):
         return "f32" if kv_layout == "f32" or cpu_level == "amx" else "bf16"
     scheme = str(node.attrs.get("scheme", ""))
     return "int8" if scheme.startswith("w") or scheme in BLOCK_SCHEMES else "bf16" if scheme == "bf16" else "f32"
@@ -158,14 +161,11 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
             state = graph.states[operand.name]
             if state.recurrent:  # read and written once for each request
                 cost.num_bytes += 8 * len(step.lens) * state.num_kv_heads * state.head_dim
-                cost.num_ops += (
-                    6
-                    * _elements(outputs[0], sizes)
-                    * int(node.attrs["state_dim" if node.op == "ssm_scan" else "head_dim"])
-                )
+                name = "state_dim" if node.op == "ssm_scan" else "head_dim"
+                cost.num_ops += 6 * _elements(outputs[0], sizes) * int(node.attrs.get(name, 0))
                 continue
             token_bytes = kv_element_bytes * _row_width(state)
-            if node.op in ("attention", "context_attention", "sink_attention", "latent_attention"):
+            if node.op in _ATTENTIONS:
                 num_ranks = int(node.attrs.get("world", 1))
                 num_attended, read = _keys(step, int(node.attrs["window"]), bool(node.attrs["causal"]))
                 cost.num_bytes += read * token_bytes // num_ranks

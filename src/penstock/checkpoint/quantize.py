@@ -25,7 +25,8 @@ from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 __all__ = ["QuantizeReport", "plan_weights", "quantize_checkpoint"]
 
 EMBEDDING_WORDS: Final = ("embed", "wte", "wpe")
-FLOAT_LAYERS: Final = ("gate", "router", "wg", "shared_expert_gate", "conv", "conv1d")
+TOKEN_TABLES: Final = ("embed_tokens", "shared")
+FLOAT_LAYERS: Final = ("gate", "router", "wg", "shared_expert_gate", "conv", "conv1d", "relative_attention_bias")
 """The names of routers and convolutions, which networks compute in float32 under every scheme."""
 FLOATS: Final = ("f32", "f16", "bf16")
 QuantizeProgress = Callable[[int, int], None]
@@ -54,8 +55,8 @@ def plan_weights(checkpoint: Checkpoint, scheme: Scheme) -> dict[str, Scheme]:
         if len(info.shape) != 2 or info.dtype not in FLOATS or not name.endswith(".weight") or 0 in info.shape:
             continue
         layer = name.removesuffix(".weight").rpartition(".")[2]
-        if any(word in layer for word in EMBEDDING_WORDS):
-            if tied and layer == "embed_tokens":
+        if layer in TOKEN_TABLES or any(word in layer for word in EMBEDDING_WORDS):
+            if tied and layer in TOKEN_TABLES:
                 plan[name] = head
             continue
         if layer in FLOAT_LAYERS:

@@ -42,7 +42,8 @@ class Source:
     ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
     as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``.  With ``unit_rows`` every row is
     divided by its length (L2 norm) in float32.  ``times`` multiplies in float32.  With ``column`` the tensor is a
-    vector, read as a matrix of one column; with ``flat`` it is a matrix, read as a vector.
+    vector, read as a matrix of one column; with ``flat`` it is a matrix, read as a vector.  With ``has_gaps`` some
+    rows before the last one may not be read.
     """
 
     tensor: str
@@ -59,6 +60,7 @@ class Source:
     times: float | None = None
     column: bool = False
     flat: bool = False
+    has_gaps: bool = False
 
     @property
     def is_computed(self) -> bool:
@@ -267,7 +269,7 @@ class MappedCheckpoint(Checkpoint):
             num_rows = self._shape(own[0])[0]
             end = own[0].skipped
             for start, stop in sorted(rows for piece in own for rows in piece.rows or ((0, num_rows),)):
-                if start > end:
+                if start > end and not own[0].has_gaps:
                     break
                 end = max(end, stop)
             if end != num_rows:

@@ -149,6 +149,7 @@ class ModelInfoStruct(ctypes.Structure):
         ("known_format_minor", c_int32),
         ("bidirectional", c_int32),
         ("context_ranks", c_int32),
+        ("prefix_token", c_int64),
     ]
 
 

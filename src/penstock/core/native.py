@@ -72,7 +72,8 @@ class ModelInfo:
     ``CoreProgram.hidden``, 0 without one.  ``tail`` is "argmax" or "topk" when the graph ends in ``tail_k`` ids per
     row, "" when it ends in logits.  ``format_minor`` is the file's version, ``known_format_minor`` the core's.
     ``bidirectional``: attention is not causal, so a step takes only whole requests.  ``context_ranks``: the ranks that
-    the pages of a request are dealt out to.
+    the pages of a request are dealt out to.  ``prefix_token``: of an encoder-decoder the first token of the decoder, -1
+    of others; a request's first step has it and all tokens before it, which are those of the encoder.
     """
 
     network: str
@@ -94,6 +95,7 @@ class ModelInfo:
     known_format_minor: int = 0
     bidirectional: bool = False
     context_ranks: int = 1
+    prefix_token: int = -1
 
 
 class Model(Handle):

@@ -15,9 +15,10 @@ from penstock.validation import wrong_type
 
 if TYPE_CHECKING:
     from penstock.engine.params import SamplingParams
+    from penstock.engine.prompt_logits import PromptRows
     from penstock.runtime.program import ProgramInfo
 
-__all__ = ["check_continues", "check_sampling", "check_scoring", "refuse_logits", "refuse_sampling"]
+__all__ = ["check_continues", "check_halves", "check_sampling", "check_scoring", "refuse_logits", "refuse_sampling"]
 
 _NEED_LOGITS: Final = tuple(row for row in SAMPLING_FIELDS if row.needs_logits)
 _FILTERS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.is_filter)
@@ -67,6 +68,20 @@ def check_continues(max_tokens: int) -> None:
             "after the prompt can be computed.",
             param="max_tokens",
         )
+
+
+def check_halves(pooling: object, rows: PromptRows | None, info: ProgramInfo) -> None:
+    """Raise UnsupportedError if an encoder-decoder is asked for a vector or for the log-probabilities of a prompt.
+
+    Its prompt is of the encoder, which has no probabilities, and the hidden rows are those of the decoder.
+    """
+    if info.prefix_token < 0 or (pooling is None and (rows is None or rows.num_logprobs < 0)):
+        return
+    name = "embed" if pooling is not None else "prompt_logprobs"
+    raise UnsupportedError(
+        f"{name}: expected a network without an encoder of its own, found the encoder-decoder {info.network}",
+        param=name,
+    )
 
 
 def refuse_logits(name: str, tail: str) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.batch import BatchLayout, Step
-from penstock.engine.capabilities import check_sampling
+from penstock.engine.capabilities import check_halves, check_sampling
 from penstock.engine.deadlines import Deadlines
 from penstock.engine.fair_queue import displaced_error, heaviest
 from penstock.engine.interrupt import end_stuck_step, interrupt_after
@@ -28,7 +28,7 @@ from penstock.engine.page_journal import PageJournal
 from penstock.engine.pages import PageLedger
 from penstock.engine.params import ResolvedSampling, check_num_top
 from penstock.engine.pooling import Pooling, check_heads
-from penstock.engine.prompts import check_token_ids, longer_than_a_step, more_rows_than_a_step
+from penstock.engine.prompts import begin_decoder, check_token_ids, longer_than_a_step, more_rows_than_a_step
 from penstock.engine.request import BegunAnswer, Request, Status, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
@@ -68,7 +68,7 @@ class Engine:
         self.program = program
         self.options = options or EngineOptions()
         self.max_len = min(info.context_len, limits.context_len or info.context_len, limits.num_pages * PAGE_TOKENS)
-        if info.bidirectional:  # its prompts run in one step
+        if info.whole_prompts:  # its prompts run in one step
             self.max_len = min(self.max_len, limits.max_tokens, self.options.max_chunk or limits.max_tokens)
         self.journal = PageJournal()
         self.scheduler = self._new_scheduler()
@@ -105,13 +105,13 @@ class Engine:
             PageLedger(limits.num_pages, info.page_windows, info.context_ranks, info.group_pages),
             limits.max_tokens,
             limits.max_requests,
-            0 if info.bidirectional else max_chunk,
+            0 if info.whole_prompts else max_chunk,
             self.journal.keys if options.prefix_cache else None,
             max_rows=limits.max_rows,
             max_mixed_tokens=options.max_mixed_tokens,
             priority_s=options.priority_s,
         )
-        scheduler.whole_prompts, scheduler.num_stages = info.bidirectional, num_stages
+        scheduler.whole_prompts, scheduler.num_stages = info.whole_prompts, num_stages
         if options.prefix_cache:
             self.journal.watch(scheduler.ledger)
         return scheduler
@@ -143,6 +143,7 @@ class Engine:
         if prompt_rows is not None:
             check_num_top(max(0, prompt_rows.num_logprobs), self.program.info.vocab_size)
         check_heads(pooling, self.program.info.hidden_size, self.has_language_head)
+        check_halves(pooling, prompt_rows, self.program.info)
         num_new = 0 if pooling is not None else sampling.max_tokens
         ids = self.fit_prompt(prompt_ids, num_new, options)
         if self.scheduler.whole_prompts and prompt_rows is not None and len(ids) > self.program.limits.max_rows:
@@ -197,7 +198,7 @@ class Engine:
 
         The prompt is checked as by ``check_prompt``.  If it is too long and the options allow it, only its end is kept.
         """
-        answer_len = min(1, max_tokens)
+        answer_len, prompt_ids = min(1, max_tokens), begin_decoder(prompt_ids, self.program.info.prefix_token)
         if options.truncate_prompt and hasattr(prompt_ids, "__len__") and len(prompt_ids) + answer_len > self.max_len:
             prompt_ids = prompt_ids[-max(1, self.max_len - min(max_tokens, self.max_len // 2)) :]
         return self.check_prompt(prompt_ids, answer_len)
@@ -251,10 +252,10 @@ class Engine:
 
         Raises InvalidArgumentError if it is empty, too long, or has an id outside of the vocabulary.
         """
+        prompt_ids = begin_decoder(prompt_ids, self.program.info.prefix_token)
         if self.scheduler.whole_prompts and hasattr(prompt_ids, "__len__"):
-            num_tokens = len(prompt_ids) + answer_len
             limits, longest = self.program.limits, self.program.info.context_len
-            if self.max_len < num_tokens <= min(longest, limits.context_len or longest):
+            if self.max_len < len(prompt_ids) + answer_len <= min(longest, limits.context_len or longest):
                 raise longer_than_a_step(len(prompt_ids), self.max_len)
         return check_token_ids(prompt_ids, self.program.info.vocab_size, self.max_len, answer_len)
 

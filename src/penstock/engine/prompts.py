@@ -8,7 +8,18 @@ from operator import index as as_index
 from penstock.errors import InvalidArgumentError
 from penstock.validation import wrong_type
 
-__all__ = ["check_token_ids", "longer_than_a_step", "more_rows_than_a_step"]
+__all__ = ["begin_decoder", "check_token_ids", "longer_than_a_step", "more_rows_than_a_step"]
+
+
+def begin_decoder(prompt_ids: Sequence[int], token: int) -> Sequence[int]:
+    """Return the prompt of an encoder-decoder: with ``token``, the first of the decoder, at its end if it lacks it.
+
+    The prompt of another network (``token`` -1) stays as it is.
+    """
+    if token < 0 or isinstance(prompt_ids, (str, bytes, Mapping, Set)) or not hasattr(prompt_ids, "__len__"):
+        return prompt_ids
+    ids = list(prompt_ids)
+    return ids if not ids or token in ids[1:] else [*ids, token]
 
 
 def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, answer_len: int) -> list[int]:

@@ -170,7 +170,8 @@ class Scheduler:
         for request in self.running:
             num_left = request.num_tokens - request.num_computed
             if num_left:  # else its token is being sampled
-                (decodes if num_left == 1 and not self.whole_prompts else prompts).append(request)
+                is_decode = num_left == 1 and (request.num_computed > 0 or not self.whole_prompts)
+                (decodes if is_decode else prompts).append(request)
         for request in decodes[: -(-len(self.running) // self.num_stages)]:
             if request.status is not Status.RUNNING or not step.budget:
                 continue
@@ -298,7 +299,7 @@ class Scheduler:
         others = 0 if self.whole_prompts else len(self.running) - len(step.chunks) - 1
         max_tokens = max(0, first_row + step.rows - others - start)
         num_tokens = min(request.num_tokens - start, step.budget, self.max_chunk, max_tokens)
-        if self.whole_prompts and num_tokens < request.num_tokens:
+        if self.whole_prompts and num_tokens < request.num_tokens - start:
             return
         if not num_tokens or not self._make_room(step, request, num_tokens):
             return

@@ -31,10 +31,11 @@ _DTYPE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
 _KV_BYTES: Final = {"f32": 4.0, "bf16": 2.0, "int8": 1.0}
 
 _OTHER_KEYS: Final = {
-    "hidden_size": ("n_embd", "n_embed"),
-    "num_attention_heads": ("n_head",),
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "num_attention_heads": ("n_head", "num_heads"),
+    "head_dim": ("d_kv",),
     "num_hidden_layers": ("n_layer", "num_layers"),
-    "intermediate_size": ("ffn_hidden_size", "n_inner"),
+    "intermediate_size": ("ffn_hidden_size", "n_inner", "d_ff"),
     "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": ("n_positions", "seq_length", "model_max_length"),
 }
@@ -68,6 +69,8 @@ def _with_usual_keys(config: ConfigReader) -> ConfigReader:
 
 def _layer_counts(config: ConfigReader, num_layers: int) -> tuple[int, int]:
     """Return the number of layers that keep keys and values, and of those of a hybrid that keep a recurrent state."""
+    if config.has("num_decoder_layers"):  # each with keys and values of its own, and of the encoder
+        return num_layers + 2 * config.int("num_decoder_layers"), 0
     if config.has("hybrid_override_pattern"):
         pattern = config.str("hybrid_override_pattern")
         return pattern.count("*"), pattern.count("M")
@@ -146,11 +149,12 @@ class ModelShape:
             kv_heads, head_dim = 1, latent_dim + config.int("qk_rope_head_dim")
         layers, inner, vocab = (config.int(name) for name in ("num_hidden_layers", "intermediate_size", "vocab_size"))
         tied = config.bool("tie_word_embeddings", False)
+        has_halves = config.has("num_decoder_layers")
         by_layers = layers * hidden * (2 * heads * head_dim + 2 * kv_heads * head_dim + 3 * inner)
         from_sizes = by_layers + vocab * hidden * (1 if tied else 2)
         # The files may hold a copy of a tied output head, which a bundle leaves out.
         stored = weight_bytes // _DTYPE_BYTES[dtype]
-        count = min(stored, from_sizes) if tied and stored > from_sizes else stored
+        count = min(stored, from_sizes) if tied and stored > from_sizes and not has_halves else stored
         if config.foreign_quantization() is not None:  # the bytes of the files do not tell the number of weights
             count = from_sizes
         context_len = config.optional_int("max_position_embeddings") or MIN_CONTEXT

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.core import native
 from penstock.core.layouts import KV_NUMBERS, kv_layout_of, pages_by_group, pages_for
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.lite.affinity import BoundContext
 from penstock.lite.settings import ModelConfig
 
@@ -74,6 +74,12 @@ class Sequences:
 
     def __init__(self, model: native.Model, context: BoundContext, config: ModelConfig, batch_size: int) -> None:
         info = model.info
+        if info.prefix_token >= 0:
+            raise UnsupportedError(
+                f"model_path: expected a network that is one decoder or one encoder, found the encoder-decoder "
+                f"{info.network}; use penstock.LLM",
+                param="model_path",
+            )
         self.options = program_options(info, config, batch_size)
         self.context_len = config.context_len or info.context_len
         self.batch_size = batch_size

@@ -10,6 +10,7 @@ from penstock.nn.activation import (
     gaussian_topk,
     gelu,
     match_rms,
+    relu,
     relu_squared,
     scale,
     scale_channels,
@@ -28,6 +29,7 @@ from penstock.nn.module import Module
 from penstock.nn.norm import BareRMSNorm, LayerNorm, RMSNorm
 from penstock.nn.packing import SharedMatrix, load_weights, pack_network, shared_matrices
 from penstock.nn.recurrent import ConvWeight, GatedDelta, SsmScan
+from penstock.nn.relative import DistanceBias, PrefixLengths, RelativeAttention
 from penstock.nn.rope import RotaryEmbedding, apply_rope
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Batch",
     "ColumnParallelLinear",
     "ConvWeight",
+    "DistanceBias",
     "Embedding",
     "ExpertLinear",
     "GatedDelta",
@@ -49,7 +52,9 @@ __all__ = [
     "OutputRows",
     "PageGroup",
     "PagedLayer",
+    "PrefixLengths",
     "RMSNorm",
+    "RelativeAttention",
     "RotaryEmbedding",
     "Router",
     "Routing",
@@ -70,6 +75,7 @@ __all__ = [
     "match_rms",
     "pack_network",
     "paged_layers",
+    "relu",
     "relu_squared",
     "route",
     "scale",

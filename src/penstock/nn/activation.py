@@ -7,8 +7,8 @@ from torch import Tensor
 from penstock.ops.eager import ops
 
 __all__ = [
-    "clamped_swiglu", "gaussian_topk", "gelu", "match_rms", "relu_squared", "scale", "scale_channels", "sigmoid_mul",
-    "silu_mul", "softcap",
+    "clamped_swiglu", "gaussian_topk", "gelu", "match_rms", "relu", "relu_squared", "scale", "scale_channels",
+    "sigmoid_mul", "silu_mul", "softcap",
 ]  # fmt: skip
 
 
@@ -36,6 +36,12 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """Return the Gaussian error linear unit of x [T, dim]; ``approximate`` is "none" (erf) or "tanh"."""
     y: Tensor = ops.gelu(x, approximate=approximate)
+    return y
+
+
+def relu(x: Tensor) -> Tensor:
+    """Return the larger one of x and 0, for x [T, dim]."""
+    y: Tensor = ops.relu(x)
     return y
 
 

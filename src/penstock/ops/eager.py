@@ -166,7 +166,7 @@ def _describe(
     if argument.kind == "weight":
         return _describe_weight(op, argument, tensor, tensors, attrs)
     if argument.kind == "state":
-        heads = attrs.get("key_heads", attrs.get("blocks"))
+        heads = 1 if op == "prefix_lengths" else attrs.get("key_heads", attrs.get("blocks"))
         return _describe_state(op, tensor, tensors) if heads is None else _describe_cells(op, tensor, heads)
     return _plain(tensor)
 

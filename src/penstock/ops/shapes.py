@@ -24,6 +24,7 @@ Attrs = Mapping[str, Any]
 _SMALLEST: Final = 2.0**-126  # the smallest normal float32, and the largest
 _LARGEST: Final = (2 - 2.0**-23) * 2.0**127
 ROUTE_SCORES: Final = ("softmax", "softmax_of_chosen", "sigmoid")
+ATTENTION_KEYS: Final = ("all", "prefix", "rest")
 ROUTE_GROUP_RULES: Final = ("max", "best_two")
 
 # Outputs are float32 except these.
@@ -31,6 +32,7 @@ OUTPUT_DTYPES: Final[dict[str, tuple[str, ...]]] = {
     "argmax": ("int32",),
     "topk": ("float32", "int32"),
     "route": ("float32", "int32"),
+    "prefix_lengths": ("int32",),
 }
 
 
@@ -249,6 +251,31 @@ def _sink_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     q = _attention(shapes, attrs, "sink_attention")[0]
     _vector("sink_attention", shapes, "sinks", q[1])
     return [q]
+
+
+def _relative_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    op, keys, bias, prefix = "relative_attention", attrs["keys"], shapes["bias"], shapes["prefix"]
+    q = _attention(shapes, attrs, op)[0]
+    _vector(op, shapes, "sinks", q[1])
+    if bias is not None and (len(bias) != 2 or bias[0] != q[1] or bias[1] % 2 == 0):
+        raise _fail(op, "bias", f"shape [{q[1]}, an odd number]", list(bias))
+    if prefix is not None and prefix != (q[0],):
+        raise _fail(op, "prefix", f"shape [{q[0]}]", list(prefix))
+    expected = ATTENTION_KEYS[:1] if prefix is None else ATTENTION_KEYS[1:]
+    if keys not in expected:
+        raise _fail(op, "keys", " or ".join(expected) + (" without a prefix" if prefix is None else ""), keys)
+    if prefix is not None and attrs["window"]:
+        raise _fail(op, "window", "0 with a prefix", attrs["window"])
+    return [q]
+
+
+def _prefix_lengths(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    ids = _tensor("prefix_lengths", shapes, "ids", 1)
+    _tensor("prefix_lengths", shapes, "state", 2)
+    _step("prefix_lengths", shapes, ids[0], attrs)
+    if attrs["token"] < 0:
+        raise _fail("prefix_lengths", "token", "at least 0", attrs["token"])
+    return [ids]
 
 
 def _context_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
@@ -476,6 +503,8 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "latent_append": _latent_append,
     "latent_attention": _latent_attention,
     "head_linear": _head_linear,
+    "relative_attention": _relative_attention,
+    "prefix_lengths": _prefix_lengths,
     "gelu": _gelu,
     "scale": _scale,
     "softcap": _softcap,

@@ -73,6 +73,7 @@ OPS: tuple[Op, ...] = (
     Op("softcap", 1, "(Tensor x, *, float cap) -> Tensor", 1e-6),
     Op("relu_squared", 1, "(Tensor x) -> Tensor", 0.0),
     Op("sigmoid_mul", 1, "(Tensor gate, Tensor x) -> Tensor", 1e-6),
+    Op("relu", 1, "(Tensor x) -> Tensor", 0.0),
     Op("gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor", 0.0),
     Op("all_gather", 1, "(Tensor x, *, str starts, int rank) -> Tensor", 0.0),
     Op("sharded_embedding", 1, "(Tensor ids, Weight weight, *, int dim, str starts, int rank) -> Tensor", 0.0),
@@ -145,6 +146,14 @@ OPS: tuple[Op, ...] = (
     Op("scale_channels", 1, "(Tensor x, Weight weight) -> Tensor", 0.0),
     Op("match_rms", 1, "(Tensor x, Tensor target, *, float floor) -> Tensor", 1e-6),
     Op("gaussian_topk", 1, "(Tensor x, *, float deviations) -> Tensor", 1e-5),
+    Op(
+        "relative_attention",
+        1,
+        f"(Tensor q, State state, {_BATCH}, Weight? alibi, Weight? sinks, Weight? bias, Tensor? prefix, *, "
+        "float scale, int group, bool causal, int window, float softcap, str keys) -> Tensor",
+        1e-5,
+    ),
+    Op("prefix_lengths", 1, f"(Tensor ids, State(a!) state, {_BATCH}, *, int group, int token) -> Tensor", 0.0),
 )
 
 EXCHANGES = (

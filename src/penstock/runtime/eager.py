@@ -27,10 +27,12 @@ from penstock.models.sources import as_network
 from penstock.nn import (
     Batch,
     ConvWeight,
+    DistanceBias,
     ExpertLinear,
     Linear,
     LMHead,
     OutputRows,
+    PrefixLengths,
     ShortConv,
     allocate_states,
     assign_page_groups,
@@ -53,6 +55,8 @@ _FAILED = -2
 _KV_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 _FLOAT_BITS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _VECTOR = 0
+_PLAIN = ShortConv | ConvWeight | DistanceBias
+"""The layers whose ``weight`` is a matrix that is not packed."""
 
 
 class EagerProgram:
@@ -85,7 +89,8 @@ class EagerProgram:
         checkpoint = as_network(checkpoint, built.network)
         groups = assign_page_groups(self.network)
         bidirectional = any(not layer.causal for layer in paged_layers(self.network).values())
-        limits = _complete(limits, built.context_len, scheme, bidirectional)
+        token = next((layer.token for layer in self.network.modules() if isinstance(layer, PrefixLengths)), -1)
+        limits = _complete(limits, built.context_len, scheme, bidirectional or token >= 0)
         with use_context(self._context), torch.no_grad():
             _WeightReader(checkpoint, scheme).load(self.network)
             if checkpoint.rounding_note:
@@ -114,6 +119,7 @@ class EagerProgram:
             cpu_level=self._context.cpu_level,
             hidden_size=heads[0].cols if len(heads) == 1 else 0,
             bidirectional=bidirectional,
+            prefix_token=token,
             group_pages=group_pages,
         )
         self._hidden: Tensor = torch.zeros(0, self.info.hidden_size)
@@ -269,12 +275,12 @@ class EagerProgram:
             )
 
 
-def _complete(limits: ProgramLimits, max_context_len: int, scheme: str, bidirectional: bool) -> ProgramLimits:
+def _complete(limits: ProgramLimits, max_context_len: int, scheme: str, whole_prompts: bool) -> ProgramLimits:
     """Replace zeros in ``limits`` by defaults: one row and one whole context per request.
 
-    With ``bidirectional`` attention the default is one row per token, because a prompt runs whole.
+    With ``whole_prompts`` the default is one row per token.
     """
-    max_rows = max(limits.max_tokens, limits.max_requests) if bidirectional else limits.max_requests
+    max_rows = max(limits.max_tokens, limits.max_requests) if whole_prompts else limits.max_requests
     context_len = min(limits.context_len or max_context_len, max_context_len)
     return replace(
         limits,
@@ -305,7 +311,7 @@ class _WeightReader:
         """Set every weight of the network."""
         self._matrices = {matrix.name: matrix for matrix in shared_matrices(network)}
         vectors = {name for name, tensor in network.named_parameters() if tensor.ndim == 1}
-        convolutions = [path for path, module in network.named_modules() if isinstance(module, ShortConv | ConvWeight)]
+        convolutions = [path for path, module in network.named_modules() if isinstance(module, _PLAIN)]
         vectors |= {f"{path}.weight" for path in convolutions}
         experts = {path: module for path, module in network.named_modules() if isinstance(module, ExpertLinear)}
         vectors |= {f"{path}.bias" for path, module in experts.items() if module.bias is not None}

@@ -101,7 +101,8 @@ def fit_limits(
     context_len = min(limits.context_len or longest, longest)
     max_tokens = min(limits.max_tokens, context_len * limits.max_requests)
     # With bidirectional attention a prompt runs whole, so one step may need a row for each of its tokens.
-    max_rows = max(max_tokens, limits.max_requests) if model.info.bidirectional else limits.max_requests
+    runs_whole = model.info.bidirectional or model.info.prefix_token >= 0
+    max_rows = max(max_tokens, limits.max_requests) if runs_whole else limits.max_requests
     base = ProgramLimits(
         max_tokens=max_tokens,
         max_requests=limits.max_requests,
@@ -225,6 +226,7 @@ class NativeProgram:
             hidden_size=info.hidden_size,
             tail=info.tail,
             bidirectional=info.bidirectional,
+            prefix_token=info.prefix_token,
             num_stages=1 if group is None else group.layout.pp,
             num_ranks=1 if group is None else group.layout.num_computing,
             rank_plans=tuple(rank_plans),

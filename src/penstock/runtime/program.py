@@ -99,6 +99,8 @@ class ProgramInfo:
     empty is the ``num_pages`` of the limits for all.  ``hidden_size`` is the width of its hidden
     rows, 0 when it has none.  ``tail`` is "argmax" or "topk" when the program ends in token ids and has no logits.
     ``bidirectional``: attention is not causal, so a step takes only whole requests, and none can be continued.
+    ``prefix_token``: of an encoder-decoder the first token of the decoder, -1 of others.  A request is the tokens of
+    the encoder, which run in one step, and from this token on those of the decoder.
     ``num_stages``: of a pipeline; such a program is a PipelinedProgram.  ``num_ranks``: the ranks that have weights;
     ``num_threads`` and the bytes are those of the first of them, ``plan`` is that of rank 0, and ``rank_plans`` are
     those of all, if they are several.  ``context_ranks``: the ranks that the pages of a request are dealt out to.
@@ -118,11 +120,17 @@ class ProgramInfo:
     hidden_size: int = 0
     tail: str = ""
     bidirectional: bool = False
+    prefix_token: int = -1
     num_stages: int = 1
     num_ranks: int = 1
     rank_plans: tuple[Plan, ...] = ()
     context_ranks: int = 1
     group_pages: tuple[int, ...] = ()
+
+    @property
+    def whole_prompts(self) -> bool:
+        """True if a prompt runs in one step, because its tokens see later ones."""
+        return self.bidirectional or self.prefix_token >= 0
 
     @property
     def plans(self) -> tuple[Plan, ...]:

@@ -65,7 +65,7 @@ _CLASSIFIERS: Final = {
     "Qwen3ForSequenceClassification": _DECODER,
 }
 _BARE: Final = frozenset(name.replace("ForSequenceClassification", "Model") for name in _CLASSIFIERS) | {
-    "Gemma3TextModel", "NomicBertModel",
+    "Gemma3TextModel", "NomicBertModel", "T5EncoderModel", "UMT5EncoderModel",
 }  # fmt: skip
 
 

@@ -79,6 +79,11 @@ def _cut_stage(whole: Graph, stage: int, num_stages: int, owners: Owners | None)
     """Return the graph of a stage, or with ``stage`` -1 that of the coordinator."""
     if any(node.op in EXCHANGES for node in whole.nodes):
         raise UnsupportedError("pipeline_parallel_size: expected a bundle of the whole network, found one of a rank")
+    if any(node.op == "prefix_lengths" for node in whole.nodes):
+        raise UnsupportedError(
+            "pipeline_parallel_size: expected 1 for an encoder-decoder, whose encoder is read by every layer",
+            param="pipeline_parallel_size",
+        )
     graph = copy.deepcopy(whole)
     _split_add_norm(graph)
     everywhere = _take_first(graph)

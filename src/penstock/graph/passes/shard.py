@@ -25,7 +25,7 @@ __all__ = ["RowRanges", "shard"]
 RowRanges = tuple[tuple[int, int], ...]
 """The rows of a whole weight that a rank has, in order; of a vector the elements, of experts' biases the columns."""
 
-_BY_COLUMN = ("gelu", "silu_mul", "add", "mul", "scale", "softcap", "sigmoid_mul")
+_BY_COLUMN = ("gelu", "silu_mul", "add", "mul", "scale", "softcap", "sigmoid_mul", "relu")
 _BY_HEAD = ("rope", "rms_norm", "layer_norm")
 _BY_PAIR = "clamped_swiglu"
 """Makes one column of two."""
@@ -56,6 +56,10 @@ def shard(graph: Graph, rank: int, world: int, *, contexts: int = 1) -> tuple[Gr
     check_integer(name, world, 1, MAX_RANKS)
     if any(node.op in EXCHANGES and node.op not in ("send", "recv") for node in graph.nodes):
         raise UnsupportedError(f"{name}: expected a bundle of the whole network, found one of a rank")
+    if any(node.op == "relative_attention" for node in graph.nodes):
+        raise UnsupportedError(
+            f"{name}: expected 1 for a network with biases by distance, which are not cut", param=name
+        )
     sharder = _Sharder(copy.deepcopy(graph), rank, world, contexts)
     return sharder.run(), sharder.sources
 

@@ -12,9 +12,9 @@ from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
 from penstock.nn import Attention, Batch, ColumnParallelLinear, Module, RowParallelLinear, apply_rope, gelu
 
-__all__ = ["PlainMLP", "SelfAttention", "Sizes", "read_gelu", "read_sizes"]
+__all__ = ["GELU_FORMS", "PlainMLP", "SelfAttention", "Sizes", "read_gelu", "read_sizes"]
 
-_GELU_FORMS: Final = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
+GELU_FORMS: Final = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sizes:
 
 def read_gelu(reader: ConfigReader, key: str, default: str) -> str:
     """Return the form of GELU, "none" (erf) or "tanh", that the activation under ``key`` names."""
-    return _GELU_FORMS[reader.one_of(key, _GELU_FORMS, default)]
+    return GELU_FORMS[reader.one_of(key, GELU_FORMS, default)]
 
 
 def read_sizes(

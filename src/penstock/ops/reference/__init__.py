@@ -6,7 +6,7 @@ written for clarity, not for speed.
 """
 
 from penstock.ops.reference import elementwise
-from penstock.ops.reference.attention import attention, kv_append, short_conv, sink_attention
+from penstock.ops.reference.attention import attention, kv_append, relative_attention, short_conv, sink_attention
 from penstock.ops.reference.collectives import (
     all_gather,
     all_gather_rounded,
@@ -23,10 +23,12 @@ from penstock.ops.reference.latent import latent_append, latent_attention
 from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
 from penstock.ops.reference.packing import layout_of_tensor, shape_packed, unpack_weight
+from penstock.ops.reference.prefix import PREFIX_ELEMENTS, prefix_lengths
 from penstock.ops.reference.recurrent import gated_delta, ssm_scan, state_elements
 from penstock.ops.reference.rope import rope, rotary_embedding
 
 __all__ = [
+    "PREFIX_ELEMENTS",
     "add_rms_norm",
     "all_gather",
     "all_gather_rounded",
@@ -45,7 +47,9 @@ __all__ = [
     "layer_norm",
     "layout_of_tensor",
     "linear",
+    "prefix_lengths",
     "recv",
+    "relative_attention",
     "rms_norm",
     "rope",
     "rotary_embedding",

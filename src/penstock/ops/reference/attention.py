@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TypedDict, Unpack
 
@@ -13,8 +14,8 @@ from penstock.errors import InvalidArgumentError
 from penstock.ops.reference.linear import round_rows
 
 __all__ = [
-    "AttentionAttrs", "ShortConvAttrs", "attend", "attention", "find_page", "kv_append", "page_elements", "round_half",
-    "short_conv", "sink_attention",
+    "AttentionAttrs", "RelativeAttentionAttrs", "ShortConvAttrs", "attend", "attention", "find_page", "kv_append",
+    "page_elements", "relative_attention", "round_half", "short_conv", "sink_attention",
 ]  # fmt: skip
 
 _SCALE_BYTES = 4 * PAGE_TOKENS
@@ -29,6 +30,12 @@ class AttentionAttrs(TypedDict):
     causal: bool
     window: int
     softcap: float
+
+
+class RelativeAttentionAttrs(AttentionAttrs):
+    """The attributes of the relative_attention op."""
+
+    keys: str
 
 
 class ShortConvAttrs(TypedDict):
@@ -172,14 +179,54 @@ def sink_attention(
     return _attention(q, state, (positions, request_starts, page_tables), (alibi, sinks), attrs)
 
 
+def relative_attention(
+    q: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    alibi: Tensor | None,
+    sinks: Tensor | None,
+    bias: Tensor | None,
+    prefix: Tensor | None,
+    **attrs: Unpack[RelativeAttentionAttrs],
+) -> Tensor:
+    """Return attention as ``sink_attention`` does, with a bias by distance, over a part of the keys.
+
+    ``bias`` [heads, 2 r + 1] is added to the scores after the scale: column r + d for a key d positions after the
+    query, where d counts as -r below and as r above (T5, arXiv 1910.10683).  ``prefix`` [T] is the length of the
+    request's prefix.  ``keys`` "all" needs none.  With "prefix" every query attends to the prefix, as far as causal
+    attention does.  With "rest" a query behind the prefix does not attend to it.
+    """
+
+    def added(rows: slice, num_keys: int) -> Tensor:
+        places = positions[rows].long()
+        keys = torch.arange(num_keys)
+        extra = torch.zeros(q.shape[1], len(places), num_keys, dtype=torch.float64)
+        if bias is not None:
+            reach = bias.shape[1] // 2
+            extra = extra + bias.double()[:, (keys[None, :] - places[:, None]).clamp(-reach, reach) + reach]
+        if prefix is not None:
+            ends = prefix[rows].long().clamp(min=1)[:, None]
+            is_hidden = keys >= ends if attrs["keys"] == "prefix" else (keys < ends) & (ends <= places[:, None])
+            extra = torch.where(is_hidden, -torch.inf, extra)
+        return extra
+
+    return _attention(q, state, (positions, request_starts, page_tables), (alibi, sinks), attrs, added)
+
+
 def _attention(
     q: Tensor,
     state: Tensor,
     step: tuple[Tensor, Tensor, Tensor],
     heads: tuple[Tensor | None, Tensor | None],
     attrs: AttentionAttrs,
+    added: Callable[[slice, int], Tensor] | None = None,
 ) -> Tensor:
-    """Attend with the positions, request_starts and page_tables of ``step``, and the alibi and sinks of ``heads``."""
+    """Attend with the positions, request_starts and page_tables of ``step``, and the alibi and sinks of ``heads``.
+
+    ``added`` returns what is added to the scores [heads, rows, keys] of rows of ``q``.
+    """
     positions, request_starts, page_tables = step
     elements = page_elements(state.dtype, 1, q.shape[2])
     pages = _Pages("attention", state, state.shape[1] // elements, q.shape[2])
@@ -195,7 +242,8 @@ def _attention(
         num_tiles = int(places.max()) // PAGE_TOKENS + 1
         k, v = pages.read(page_tables[attrs["group"], request, :num_tiles].long().clamp(min=0))
         queries = q[start:end] if state.dtype == torch.float32 else round_half(q[start:end])
-        out[start:end] = attend(queries.double(), k, v, places, heads, attrs)
+        extra = None if added is None else added(slice(start, end), k.shape[1])
+        out[start:end] = attend(queries.double(), k, v, places, heads, attrs, extra)
     return out
 
 
@@ -241,10 +289,12 @@ def attend(
     places: Tensor,
     heads: tuple[Tensor | None, Tensor | None],
     attrs: AttentionAttrs,
+    extra: Tensor | None = None,
 ) -> Tensor:
     """Attend for one request: q [t, heads, dim], k [kv_heads, length, dim], v [kv_heads, length, value_dim].
 
-    ``places`` [t] are the positions of the queries.  Returns float32 [t, heads, value_dim].
+    ``places`` [t] are the positions of the queries; ``extra`` [heads, t, length] is added to the scores.  Returns
+    float32 [t, heads, value_dim].
     """
     alibi, sinks = heads
     shared = q.shape[1] // k.shape[0]
@@ -263,6 +313,8 @@ def attend(
         scores = attrs["softcap"] * torch.tanh(scores / attrs["softcap"])
     if alibi is not None:
         scores = scores + alibi.double()[:, None, None] * distance
+    if extra is not None:
+        scores = scores + extra
     scores = torch.where(valid, scores, -torch.inf)
     if sinks is not None:
         own = sinks.double()[:, None, None].expand(-1, len(places), 1)

@@ -16,6 +16,7 @@ __all__ = [
     "gelu",
     "match_rms",
     "mul",
+    "relu",
     "relu_squared",
     "scale",
     "scale_channels",
@@ -55,6 +56,11 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 def mul(a: Tensor, b: Tensor) -> Tensor:
     """Return a * b in float32; both are [T, dim]."""
     return a.float() * b.float()
+
+
+def relu(x: Tensor) -> Tensor:
+    """Return the larger one of x and 0, for x [T, dim]."""
+    return torch.relu(x.float())
 
 
 def scale(x: Tensor, *, factor: float) -> Tensor:

@@ -1,0 +1,1 @@
+"""Encoder-decoders, one file per model_type."""

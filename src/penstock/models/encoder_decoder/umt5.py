@@ -1,0 +1,23 @@
+"""UMT5 (Chung et al., arXiv 2304.09151): T5 1.1 with a bias by distance in each layer."""
+
+from __future__ import annotations
+
+from penstock.config import ConfigReader
+from penstock.models.encoder_decoder import t5
+
+__all__ = ["Config", "Network"]
+
+
+class Config:
+    """Reads config.json."""
+
+    @staticmethod
+    def read(reader: ConfigReader) -> t5.T5Config:
+        """Read and check config.json; errors name the key."""
+        return t5.read_t5(reader, "UMT5", feed_forward="gated-gelu", each_layer_has_bias=True)
+
+
+class Network(t5.Network):
+    """The encoder with the decoder and its head, or the encoder alone."""
+
+    unread_tensors = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")

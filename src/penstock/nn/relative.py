@@ -1,0 +1,94 @@
+"""Attention with a bias by distance, over the prefix of a request or over what follows it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from penstock.nn.attention import Attention, PagedLayer
+from penstock.nn.batch import Batch
+from penstock.nn.module import Module
+from penstock.ops.eager import ops
+from penstock.ops.reference import PREFIX_ELEMENTS
+
+__all__ = ["DistanceBias", "PrefixLengths", "RelativeAttention"]
+
+_STATE_WINDOW = 2  # a token reads the state of the token before it
+
+
+class DistanceBias(Module):
+    """The bias ``weight`` [num_heads, 2 * reach + 1] of each head by key position - query position from -reach on."""
+
+    def __init__(self, num_heads: int, reach: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, 2 * reach + 1), requires_grad=False)
+
+
+class PrefixLengths(PagedLayer):
+    """Finds the length of each request's prefix: its tokens before the first ``token``, those of the encoder.
+
+    A page holds [PREFIX_ELEMENTS] float32 numbers, from which the next step of a request goes on.
+    """
+
+    recurrent = True
+
+    def __init__(self, token: int) -> None:
+        super().__init__(1, PREFIX_ELEMENTS, _STATE_WINDOW)
+        self.token = token
+
+    def new_pages(self, num_pages: int, dtype: torch.dtype) -> Tensor:
+        """Return zeroed pages; ``dtype`` is that of keys and values, which a recurrent state does not follow."""
+        return torch.zeros(num_pages, PREFIX_ELEMENTS)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return for each token the length of its request's prefix, [T] int32."""
+        step = (batch.positions, batch.request_starts, batch.page_tables)
+        y: Tensor = ops.prefix_lengths(batch.token_ids, self.state, *step, group=self.group, token=self.token)
+        return y
+
+
+class RelativeAttention(Attention):
+    """Attention whose scores are not scaled, and get a bias by distance.
+
+    ``keys``: "all" attends to every position of the request, or up to the own one if ``causal``; "prefix" to the
+    prefix alone; "rest" to what follows the prefix, up to the own position.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, *, causal: bool, keys: str = "all") -> None:
+        super().__init__(num_heads, num_heads, head_dim, scale=1.0, causal=causal or keys != "all")
+        self.keys, self.is_causal = keys, causal
+
+    def store_and_attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: Batch,
+        *,
+        bias: Tensor | None = None,
+        prefix: Tensor | None = None,
+    ) -> Tensor:
+        """Store k and v and attend: q, k and v [T, heads * head_dim].
+
+        ``bias`` is the weight of a DistanceBias; ``prefix`` [T], the lengths that PrefixLengths returns, is needed
+        unless ``keys`` is "all".  Returns [T, heads * head_dim].
+        """
+        q, k, v = (x.view(-1, self.num_heads, self.head_dim) for x in (q, k, v))
+        step = (batch.positions, batch.request_starts, batch.page_tables)
+        ops.kv_append(k, v, self.state, *step, group=self.group)
+        y: Tensor = ops.relative_attention(
+            q,
+            self.state,
+            *step,
+            None,
+            None,
+            bias,
+            prefix,
+            scale=self.scale,
+            group=self.group,
+            causal=self.is_causal,
+            window=0,
+            softcap=0.0,
+            keys=self.keys,
+        )
+        return y.view(-1, self.num_heads * self.head_dim)

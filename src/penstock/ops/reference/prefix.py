@@ -1,0 +1,66 @@
+"""The reference of prefix_lengths, which finds where the tokens of the encoder end and those of the decoder begin."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from penstock.core.layouts import PAGE_TOKENS
+from penstock.errors import InvalidArgumentError
+
+__all__ = ["PREFIX_ELEMENTS", "PrefixAttrs", "prefix_lengths"]
+
+PREFIX_ELEMENTS: Final = 16
+"""The float32 numbers of a page: the length of the prefix, or 0 before it ends; as the last one the tokens seen."""
+
+
+class PrefixAttrs(TypedDict):
+    """The attributes of the prefix_lengths op."""
+
+    group: int
+    token: int
+
+
+def prefix_lengths(
+    ids: Tensor,
+    state: Tensor,
+    positions: Tensor,
+    request_starts: Tensor,
+    page_tables: Tensor,
+    **attrs: Unpack[PrefixAttrs],
+) -> Tensor:
+    """Return for each token the number of tokens in its request's prefix: [T] int32.
+
+    The prefix are the tokens before the first ``token`` behind position 0: those of the encoder in a request whose
+    decoder begins with ``token``.  In a request without one all tokens so far are its prefix.  ``state``
+    [num_pages, PREFIX_ELEMENTS] is written in place: the page of a token remembers the length.
+    """
+    lengths = torch.empty(len(ids), dtype=torch.int32)
+    for request, (start, end) in enumerate(pairwise(request_starts.tolist())):
+        table = page_tables[attrs["group"], request]
+        first = int(positions[start]) if end > start else 0
+        length = _length_before(state, table, first)
+        for token in range(start, end):
+            place = int(positions[token])
+            if length == 0 and place > 0 and int(ids[token]) == attrs["token"]:
+                length = place
+            cell = state[table[place // PAGE_TOKENS]]
+            cell[0], cell[-1] = length, place + 1
+        lengths[start:end] = length or first + end - start
+    return lengths
+
+
+def _length_before(state: Tensor, table: Tensor, position: int) -> int:
+    """Return the length of the prefix of a request that goes on at ``position``; 0 at position 0."""
+    if position == 0:
+        return 0
+    cell = state[table[(position - 1) // PAGE_TOKENS]]
+    if cell[-1] != position or cell[0] == 0:
+        raise InvalidArgumentError(
+            f"[prefix_lengths] positions: expected a request whose prefix ran in one step, found position {position}",
+            param="positions",
+        )
+    return int(cell[0])
