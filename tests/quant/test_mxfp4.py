@@ -15,13 +15,20 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.graph.bundle import read_graph
+from penstock.graph.export import export_bundle
+from penstock.graph.ir import Layout
+from penstock.graph.rank_bundle import write_rank_bundle
 from penstock.models.mapped import open_mapped
 from penstock.quant.mxfp4 import mxfp4_to_bf16
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
+from penstock.sharding.write import shard_folder
 from tests.models.steps import run_whole
 from tests.support.errors import raises
 from tests.support.families import prompt, save
+from tests.support.rank_threads import RankThreads, logits_of, steps, whole_logits
+from tests.support.sharded_folders import strategy_of
 
 CONFIG = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
 
@@ -113,6 +120,25 @@ def test_a_folder_keeps_its_blocks(tmp_path: Path) -> None:
         program.close()
     error = np.abs(logits[1] - logits[0]).max() / np.abs(logits[0]).max()
     assert 0 < error < 0.05
+
+
+def test_ranks_keep_the_blocks(tmp_path: Path) -> None:
+    """A rank has some rows of each expert, whose blocks are those of the whole: as few bytes, and the same bits."""
+    packed, whole = packed_folder(tmp_path)[1], tmp_path / "whole.psm"
+    export_bundle(packed, whole)
+    shard_folder(packed, tmp_path / "cut", strategy_of(packed, 2))
+    own_bytes, batches = 0, steps(len(read_graph(whole)[0].page_groups))
+    parts = [tmp_path / f"{rank}.psm" for rank in range(2)]
+    for rank, part in enumerate(parts):
+        assert export_bundle(tmp_path / "cut", part, rank=rank).scheme == "mxfp4"
+        write_rank_bundle(whole, tmp_path / "cut.psm", rank, 2)
+        graph, expected = (read_graph(path)[0] for path in (part, tmp_path / "cut.psm"))
+        assert graph.weights == expected.weights
+        own_bytes += sum(row.num_bytes for row in graph.weights.values() if row.layout is Layout.T16_MXFP4)
+    blocks = [row for row in read_graph(whole)[0].weights.values() if row.layout is Layout.T16_MXFP4]
+    assert own_bytes == sum(row.num_bytes for row in blocks) > 0
+    with RankThreads(parts) as ranks:
+        assert logits_of(ranks.program, batches) == whole_logits(whole, batches)
 
 
 def test_a_folder_is_quantized_again(tmp_path: Path) -> None:

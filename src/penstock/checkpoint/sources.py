@@ -157,7 +157,7 @@ class MappedCheckpoint(Checkpoint):
         pieces = self._sources.get(name)
         if pieces is None:
             return super().block_scheme(name)
-        if all(own.scales and not (own.transposed or own.rows or own.is_computed) for own in pieces):
+        if all(own.scales and not (own.transposed or own.is_computed) for own in pieces):
             return "mxfp4"
         is_whole = not any(
             piece.transposed

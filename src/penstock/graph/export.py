@@ -129,20 +129,23 @@ def _capture(
 
     Of a sharded folder they are those of a rank.
     """
-    from penstock.models.sources import as_network, as_rank, differs, sources_of
+    from penstock.models.sources import as_network, as_rank, differs, schemes_of, sources_of
 
     built = how.built
     whole: Checkpoint | ShardedFolder = folder or checkpoint
     is_mapped = differs(whole.config, whole.tensors, built.network)
     if folder is None:
         checkpoint = as_network(checkpoint, built.network)
-    graph, constants = build_graph(built, how.scheme, checkpoint.dtype, checkpoint.weight_schemes(how.scheme))
+        schemes, sources = checkpoint.weight_schemes(how.scheme), {}
+    else:
+        sources = sources_of(folder.config, folder.tensors, built.network)
+        schemes = schemes_of(how.scheme, folder.tensors, sources)
+    graph, constants = build_graph(built, how.scheme, checkpoint.dtype, schemes)
     graph.properties |= {OWN_NAMES: "true"} if is_mapped else {}
     if how.tail is not None:
         append_tail(graph, how.tail)
     if folder is None:
         return graph, constants, checkpoint
-    sources = sources_of(folder.config, folder.tensors, built.network)
     part = take_rank(graph, folder, rank, sources, constants)
     own = {name: _select(values, part.rows[name]) for name, values in constants.items() if name in part.rows}
     return part.graph, own, as_rank(checkpoint, built.network, part.sources, part.rows, part.columns)

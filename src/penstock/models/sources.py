@@ -24,12 +24,14 @@ from penstock.checkpoint.sources import (
     has_stacked_experts,
     resolve_sources,
 )
+from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader
 from penstock.nn import ExpertLinear, LayerNorm, RMSNorm
+from penstock.quant.scheme import default_scheme
 
 __all__ = [
-    "add_to_norms", "as_network", "as_rank", "differs", "fused_rows", "parameter_names", "renamed", "sources_of",
-    "stacked_experts", "stacked_gates", "transposed",
+    "add_to_norms", "as_network", "as_rank", "differs", "fused_rows", "parameter_names", "renamed", "schemes_of",
+    "sources_of", "stacked_experts", "stacked_gates", "transposed",
 ]  # fmt: skip
 
 
@@ -111,6 +113,22 @@ def as_rank(
         if name in sources
     }
     return MappedCheckpoint(part, shapes, sources, unread=unread, is_part=True)
+
+
+def schemes_of(
+    scheme: str, tensors: Mapping[str, TensorInfo], sources: Mapping[str, tuple[Source, ...]]
+) -> dict[str, str] | None:
+    """Return what ``Checkpoint.weight_schemes`` returns, for a folder of which no rank has all ``tensors``.
+
+    ``sources``: where the network's parameters come from.  Only those in MXFP4 have a scheme of their own.
+    """
+    if scheme != "mxfp4":
+        return None
+    floats = {name: info.dtype for name, info in tensors.items() if info.dtype in ("f32", "f16", "bf16")}
+    own = {name: scheme if pieces[0].scales else floats.get(pieces[0].tensor) for name, pieces in sources.items()}
+    return {name: default_scheme(dtype) for name, dtype in floats.items()} | {
+        name: chosen for name, chosen in own.items() if chosen is not None
+    }
 
 
 _MEMORY_NAMES: Final = (

@@ -248,7 +248,7 @@ class ShardedFolder:
             if digest.hexdigest() != checksum:
                 raise _damaged(f"{rank_name(rank)}/{WEIGHTS}", name)
         checkpoint = Checkpoint(self.folder, self.config, [file])
-        checkpoint.keeps_mxfp4 = False  # ranks read these matrices as floats
+        checkpoint.keeps_mxfp4 = self.config.has_mxfp4() and any(name.endswith("_blocks") for name in self.tensors)
         if checkpoint.scheme is None:
             checkpoint.dtype = stored_dtype(self.config, self.tensors)
         return checkpoint

@@ -58,7 +58,6 @@ class PlainFolder:
 
     def __init__(self, path: Path) -> None:
         self.checkpoint = Checkpoint.open(path)
-        self.checkpoint.keeps_mxfp4 = False  # ranks read these matrices as floats
         self.config = self.checkpoint.config
         self._files = {name: file for file in self.checkpoint.tensor_files for name in file.tensors}
         self.tensors = {name: file.tensors[name] for name, file in self._files.items()}

@@ -116,7 +116,7 @@ class _Mixture(Module):
 
 
 class Network(ExpertsLM):
-    """The language model.  Matrices of experts in MXFP4 are read as bf16, which is exact."""
+    """The language model.  Matrices of experts in MXFP4 keep their blocks, or are read as bf16, which is exact."""
 
     reads_mxfp4 = True
 
