@@ -98,7 +98,7 @@ def rank_memory(
             graph, path = cut_rank(captured.graph, rank, layout)[0], Path(folder) / f"{rank}.psm"
             write_without_weights(path, graph)
             with native.Model.open(path) as model:
-                own, plan = fit_limits(model, context, limits, _ANY_MEMORY)
+                own, plan = fit_limits(model, context, limits, _ANY_MEMORY, layout.cp)
             rest = plan.total_bytes - plan.weight_bytes - plan.kv_bytes + _HEADROOM_BYTES
             tokens = min(CONTEXT_TOKENS, own.context_len)
             kv_read = plan.kv_bytes * pages_for(tokens) // max(1, own.num_pages)
