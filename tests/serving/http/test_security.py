@@ -47,7 +47,7 @@ def test_no_field_names_a_file_an_address_or_code():
         "user", "cache_salt", "text_input", "id", "model_name", "model_version", "inputs.name", "outputs.name",
         "config",  # labels and versions of a servable
         "inputs.data",
-        "query", "documents", "documents.text", "text_1", "text_2",
+        "query", "documents", "documents.text", "text_1", "text_2", "instruction",
         "prompt_name",  # of those in the model's own file
         "metadata", "prompt_cache_key", "safety_identifier",  # which have no effect
     }  # fmt: skip
