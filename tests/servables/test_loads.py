@@ -330,6 +330,7 @@ def test_process_of_a_cancelled_stop_is_killed(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await ending
         await until(lambda: children() <= before)
+        await asyncio.sleep(0.1)  # a thread has waited for the process, and tells the loop now
 
     before = children()
     run(work)
