@@ -45,11 +45,7 @@ def test_families_match(family: str, world: int, long_context_of: BundleOf, part
     with Model.open(path) as model:
         num_groups = model.info.num_page_groups
     batches = context_steps(world, num_groups)
-    parts = parts_of(path, RankLayout(cp=world))
-    with Model.open(parts[0]) as model:
-        is_dealt_out = model.info.context_ranks > 1  # some attention is without sinks and latents
-    options = CONTEXT if is_dealt_out else whole_options(world)
-    with RankThreads(parts, options) as ranks:
+    with RankThreads(parts_of(path, RankLayout(cp=world)), CONTEXT, contexts=world) as ranks:
         actual = logits_of(ranks.program, batches)
     assert actual == whole_logits(path, batches, whole_options(world))
     assert not ranks.errors

@@ -37,7 +37,8 @@ WHOLE = dataclasses.replace(CONTEXT, num_pages=PAGES_OF_RANK * 3)
 
 
 def threads_of(parts: list[Path], layout: RankLayout, options: object = CONTEXT, num_threads: int = 1) -> RankThreads:
-    return RankThreads(parts, options, num_threads, stage_ranks=layout.stage_ranks if layout.pp > 1 else 0)
+    stage_ranks = layout.stage_ranks if layout.pp > 1 else 0
+    return RankThreads(parts, options, num_threads, stage_ranks=stage_ranks, contexts=layout.cp)
 
 
 @pytest.mark.long

@@ -39,7 +39,8 @@ class RankThreads:
     """The bundles of all ranks, open as one program; ``program`` is that of rank 0.
 
     ``comm_of``: makes the comm of a rank.  ``stage_ranks``: of a pipeline, ranks of each stage; 0: no pipeline.
-    ``errors``: what ranks raised, by rank.
+    ``contexts``: the ranks that the pages of a context are dealt out to; a rank that needs every page has
+    the pages of all, whereas ``options`` has those of one.  ``errors``: what ranks raised, by rank.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class RankThreads:
         num_threads: int = 1,
         comm_of: Callable[[int], SharedComm] | None = None,
         stage_ranks: int = 0,
+        contexts: int = 1,
     ) -> None:
         self.world = len(parts)
         memory = SharedMemory(self.world)
@@ -62,6 +64,7 @@ class RankThreads:
         ]  # of ranks 1, 2 ...
         self.errors: dict[int, Exception] = {}
         self._parts, self._options, self._num_threads = parts, options, num_threads
+        self._contexts = contexts
         self._followers = [
             threading.Thread(target=self._follow, args=(rank,), daemon=True) for rank in range(1, self.world)
         ]
@@ -81,7 +84,8 @@ class RankThreads:
             context = Context(self._num_threads, comm=self.comms[rank])
         context.agree("one bundle")
         model = Model.open(self._parts[rank])
-        program = CoreProgram(model, context, self._options)
+        num_pages = self._options.num_pages * max(1, self._contexts // model.info.context_ranks)
+        program = CoreProgram(model, context, dataclasses.replace(self._options, num_pages=num_pages))
 
         def close() -> None:
             for handle in (program, model, context):
