@@ -18,6 +18,7 @@ from tests.support.families import prompt, save
 from tests.support.marks import mostly_long
 
 _QUICK = (*((scheme, "f32") for scheme in LINEAR_SCHEMES), ("w8a8", "bf16"), ("w4a8", "int8"))
+RECURRENT = ("qwen3_next", "qwen3_5_moe_text", "granitemoehybrid", "falcon_h1", "bamba", "nemotron_h", "lfm2")
 SCHEMES_AND_LAYOUTS = mostly_long(product(LINEAR_SCHEMES, ("f32", "bf16", "int8")), *_QUICK)
 
 
@@ -41,6 +42,11 @@ def check(family: str, scheme: str, kv_layout: str, folder: Path) -> None:
 @pytest.mark.parametrize(("scheme", "kv_layout"), SCHEMES_AND_LAYOUTS)
 def test_graph_equals_eager_for_every_scheme(scheme: str, kv_layout: str, tmp_path: Path) -> None:
     check("qwen3_tied_head_dim", scheme, kv_layout, tmp_path)
+
+
+@pytest.mark.parametrize("family", mostly_long(RECURRENT, "granitemoehybrid"))
+def test_graph_equals_eager_with_recurrent_layers(family: str, tmp_path: Path) -> None:
+    check(family, "w8a8", "f32", tmp_path)
 
 
 @pytest.mark.parametrize("scheme", mostly_long(LINEAR_SCHEMES, "w4a8"))

@@ -23,7 +23,6 @@ from penstock.nn import (
     Module,
     ModuleList,
     RMSNorm,
-    Router,
     RowParallelLinear,
     sigmoid_mul,
     silu_mul,
@@ -136,8 +135,8 @@ class DeltaNet(Module):
         self.rule = GatedDelta(config.key_heads, heads, config.key_dim, config.value_dim, config.conv_len)
         self.in_proj_qkv = ColumnParallelLinear(hidden, self.rule.channels)
         self.in_proj_z = ColumnParallelLinear(hidden, self.values)
-        self.in_proj_b = Router(hidden, heads)  # float32 in every scheme: exponents of the decay depend on them
-        self.in_proj_a = Router(hidden, heads)
+        self.in_proj_b = ColumnParallelLinear(hidden, heads)
+        self.in_proj_a = ColumnParallelLinear(hidden, heads)
         self.conv1d = ConvWeight(self.rule.channels, config.conv_len)
         self.dt_bias = nn.Parameter(torch.zeros(heads), requires_grad=False)
         self.A_log = nn.Parameter(torch.zeros(heads), requires_grad=False)

@@ -21,7 +21,6 @@ from penstock.nn import (
     ConvWeight,
     Module,
     RMSNorm,
-    Router,
     RowParallelLinear,
     SsmScan,
     silu_mul,
@@ -174,7 +173,7 @@ class MambaMixer(Module):
         )
         self.in_proj_z = ColumnParallelLinear(hidden, config.width, config.bias)
         self.in_proj_x = ColumnParallelLinear(hidden, self.scan.channels, config.bias)
-        self.in_proj_dt = Router(hidden, config.heads, config.bias)  # float32 in every scheme: decays depend on it
+        self.in_proj_dt = ColumnParallelLinear(hidden, config.heads, config.bias)
         self.conv1d = ConvWeight(self.scan.channels, config.conv_len, config.conv_bias)
         self.dt_bias = nn.Parameter(torch.zeros(config.heads), requires_grad=False)
         self.A_log = nn.Parameter(torch.zeros(config.heads), requires_grad=False)
