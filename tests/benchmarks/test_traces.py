@@ -26,7 +26,7 @@ def test_prefixes_pay_where_caches_are_short() -> None:
     assert shape.pages < num_pages < shape.replicas * shape.pages, (
         "all caches hold the prefixes, but no single one does"
     )
-    least, prefix = (report_of("short", 1000, policy) for policy in ("least-loaded", "prefix"))
+    least, prefix = (report_of("short", 2000, policy) for policy in ("least-loaded", "prefix"))
     assert prefix.prefilled_tokens * 2 <= least.prefilled_tokens
     assert prefix.ttft["p90"] < least.ttft["p90"]
     assert prefix.load_imbalance < 0.1
