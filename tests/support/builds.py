@@ -86,7 +86,7 @@ def sanitized_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def thread_sanitized_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with ThreadSanitizer, without the levels that take longest to build: threads share the same at each.
 
-    The generic level alone is built sooner, and its tests take minutes longer.
+    With the generic level only, the build is faster, but its tests take minutes longer.
     """
     levels = ";".join(level for level, is_runnable in cpu_levels() if is_runnable and level not in ("avx512", "amx"))
     options = ("-DPENSTOCK_SANITIZE=thread", "-DPENSTOCK_TOOLS=ON", f"-DPENSTOCK_LEVELS={levels}")

@@ -50,8 +50,8 @@ class PrefixLengths(PagedLayer):
 class RelativeAttention(Attention):
     """Attention whose scores are not scaled, and get a bias by distance.
 
-    ``keys``: "all" attends to every position of the request, or up to the own one if ``causal``; "prefix" to the
-    prefix alone; "rest" to what follows the prefix, up to the own position.
+    ``keys``: "all" attends to every position of the request, or up to that of the query if ``causal``; "prefix" to the
+    prefix only; "rest" to what follows the prefix, up to the position of the query.
     """
 
     def __init__(self, num_heads: int, head_dim: int, *, causal: bool, keys: str = "all") -> None:

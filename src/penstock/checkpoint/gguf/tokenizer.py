@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.split_patterns import find_pre_tokenizer
 from penstock.checkpoint.gguf.tokenizer_pieces import unigram, word_piece
 from penstock.checkpoint.gguf.vocab import TokenType, Vocab
+from penstock.checkpoint.sentencepiece.steps import decoder_steps, normalizer_steps
 from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["tokenizer_files"]
-
-_SPACE_MARK: Final = "\u2581"
 
 
 def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, bytes]:
@@ -100,19 +99,11 @@ def _sentencepiece(metadata: Metadata, vocab: Vocab) -> tuple[dict[str, Any], bo
                 merges.append((-scores[token], token, normal[left], normal[right], left, right))
     merges.sort(key=lambda merge: merge[:4])
     has_prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK}
-    steps: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE_MARK}] if has_prefix else []
-    decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE_MARK}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if has_prefix:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    decoders = decoder_steps(has_prefix)
     unknown = next((text for token, text in enumerate(vocab.texts) if vocab.types[token] == TokenType.UNKNOWN), None)
     tokenizer = {
         "version": "1.0",
-        "normalizer": {"type": "Sequence", "normalizers": [*steps, replace]},
+        "normalizer": {"type": "Sequence", "normalizers": normalizer_steps(has_prefix)},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {

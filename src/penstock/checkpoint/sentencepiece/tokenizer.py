@@ -16,6 +16,7 @@ from penstock.checkpoint.sentencepiece.model import (
     SentencePieceModel,
     read_sentencepiece,
 )
+from penstock.checkpoint.sentencepiece.steps import SPACE_MARK, decoder_steps, normalizer_steps
 from penstock.checkpoint.tokenizer_limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES, check_json_size
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
@@ -24,7 +25,6 @@ __all__ = ["sentencepiece_tokenizer"]
 
 _CONFIG: Final = "tokenizer_config.json"
 _CLASSES: Final = ("LlamaTokenizer", "LlamaTokenizerFast")
-_SPACE_MARK: Final = "\u2581"
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -39,7 +39,7 @@ def sentencepiece_tokenizer(data: bytes, config: bytes) -> bytes | None:
         return None
     model = read_sentencepiece(data)
     has_rules = bool(model.charsmap) or model.remove_extra_whitespaces or model.treat_whitespace_as_suffix
-    marked = [t for t, kind in zip(model.texts, model.kinds, strict=True) if kind == USER_DEFINED and _SPACE_MARK in t]
+    marked = [t for t, kind in zip(model.texts, model.kinds, strict=True) if kind == USER_DEFINED and SPACE_MARK in t]
     if model.model_type != BPE or has_rules or not model.escape_whitespaces or marked:
         return None
     ids = {text: token for token, text in enumerate(model.texts)}
@@ -58,21 +58,13 @@ def _tokenizer(reader: ConfigReader, model: SentencePieceModel, ids: dict[str, i
     ``legacy`` false is transformers' other form: no mark behind a special token, nor before a text that has one.
     """
     has_prefix = reader.bool("add_prefix_space", model.add_dummy_prefix)
-    steps: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE_MARK}] if has_prefix else []
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE_MARK}
-    normalizer: dict[str, Any] | None = {"type": "Sequence", "normalizers": [*steps, replace]}
+    normalizer: dict[str, Any] | None = {"type": "Sequence", "normalizers": normalizer_steps(has_prefix)}
     pre_tokenizer: dict[str, Any] | None = None
     if not reader.bool("legacy", True):
         scheme = "first" if has_prefix else "never"
         normalizer = None
-        pre_tokenizer = {"type": "Metaspace", "replacement": _SPACE_MARK, "prepend_scheme": scheme, "split": False}
-    decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE_MARK}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if has_prefix:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        pre_tokenizer = {"type": "Metaspace", "replacement": SPACE_MARK, "prepend_scheme": scheme, "split": False}
+    decoders = decoder_steps(has_prefix)
     unknown = next((text for text, kind in zip(model.texts, model.kinds, strict=True) if kind == UNKNOWN), None)
     return {
         "version": "1.0",

@@ -18,6 +18,6 @@ class Config:
 
 
 class Network(t5.Network):
-    """The encoder with the decoder and its head, or the encoder alone."""
+    """An encoder with a decoder and an output head, or a bare encoder."""
 
     unread_tensors = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
