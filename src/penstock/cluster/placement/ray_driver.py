@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import Any, Final
 
@@ -25,7 +26,8 @@ from penstock.version import __version__
 
 __all__ = ["main"]
 
-_CALL_S: Final = 30.0
+_SUPERVISOR_S: Final = 30.0
+"""The least time that a node has to start a supervisor, a Python process that Ray starts and that imports Penstock."""
 _KILL_S: Final = 5.0
 
 
@@ -54,6 +56,7 @@ class _Driver:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        deadline = time.monotonic() + options["place_s"]
         group = _reserve(name, resources, options["place_s"], options["without"])
         try:
             actor = (
@@ -68,14 +71,18 @@ class _Driver:
                 )
                 .remote(epoch)
             )
-            pid = ray.get(actor.start.remote(epoch, command, config), timeout=_CALL_S)
+            limit_s = max(_SUPERVISOR_S, deadline - time.monotonic())
+            try:
+                pid = ray.get(actor.start.remote(epoch, command, config), timeout=limit_s)
+            except ray.exceptions.GetTimeoutError:
+                node, _ = _node_of(group)
+                raise UnavailableError(f"node {node}: Ray started no process there within {limit_s:.0f} s") from None
         except BaseException:
             ray.util.remove_placement_group(group)
             raise
         self._groups[name] = (epoch, actor, group)
-        node_id = _node_of(group)
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-        self.answer(name=name, pid=pid, node=addresses.get(node_id, ""), node_id=node_id)
+        node, node_id = _node_of(group)
+        self.answer(name=name, pid=pid, node=node, node_id=node_id)
         self._watch(name, epoch)
 
     def _watch(self, name: str, epoch: int) -> None:
@@ -171,11 +178,13 @@ def _free_resources() -> str:
     return "; ".join(parts) or "no node"
 
 
-def _node_of(group: Any) -> str:
+def _node_of(group: Any) -> tuple[str, str]:
+    """Return the address and the id of the node that a placement group is on."""
     import ray
 
-    nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    return str(nodes.get(0, ""))
+    node_id = str(ray.util.placement_group_table(group)["bundles_to_node_id"].get(0, ""))
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    return str(addresses.get(node_id, "")), node_id
 
 
 def main() -> int:
