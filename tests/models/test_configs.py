@@ -65,6 +65,9 @@ def test_defaults_of_decoders() -> None:
 
 def test_forms_of_families_with_their_own_code() -> None:
     assert read("internlm2", rope_scaling={"type": "dynamic", "factor": 2.0}).rope.type == "default"
+    internlm3 = read("internlm3", rope_scaling={"rope_type": "dynamic", "factor": 6.0}, qkv_bias=True, head_dim=24)
+    assert (internlm3.rope.type, internlm3.context_len, internlm3.head_dim) == ("default", 32768, 24)
+    assert (internlm3.attention_bias, internlm3.out_bias, internlm3.mlp_bias) == (True, False, False)
     internlm = read("internlm", rotary={"base": 500.0, "type": "dynamic"}, bias=False)
     assert (internlm.rope.theta, internlm.attention_bias, read("internlm").attention_bias) == (500.0, False, True)
     assert (read("baichuan").alibi, read("baichuan", max_position_embeddings=99).alibi) == (True, False)
@@ -190,6 +193,7 @@ BAD = {
     "minicpm_sparse": ("minicpm", {"sparse_config": {"kernel_size": 32}}, "null, found an object"),
     "internlm_rotary": ("internlm", {"rotary": {"base": 10000, "dim": 4}}, "dim: expected base"),
     "internlm2_rope": ("internlm2", {"rope_scaling": {"type": "yarn"}}, "dynamic, linear, found 'yarn'"),
+    "internlm3_bias": ("internlm3", {"qkv_bias": 1}, "true or false"),
     "internlm2_bias": ("internlm2", {"bias": "no"}, "true or false"),
     "baichuan_heads": ("baichuan", {"num_key_value_heads": 2}, r"\(4\), found 2"),
     "chatglm_1": ("chatglm", {"position_encoding_2d": True}, "false, found true"),

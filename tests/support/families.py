@@ -385,6 +385,11 @@ FAMILIES |= {  # the families of tests/support/own_references.py
     "minicpm": ("minicpm", {**_MINICPM, "num_key_value_heads": 1}),
     "internlm": ("internlm", {"bias": True}),
     "internlm2": ("internlm2", {**_FOUR_HEADS, "num_key_value_heads": 2, "bias": False, "rms_norm_eps": 1e-5}),
+    "internlm3": (
+        "internlm3",
+        {"num_key_value_heads": 1, "head_dim": 24, "qkv_bias": False, "bias": True}
+        | {"rope_scaling": {"rope_type": "dynamic", "factor": 6.0}},
+    ),
     "baichuan": ("baichuan", {"max_position_embeddings": None, "model_max_length": 256}),
     "baichuan_rope": ("baichuan", {}),
     "chatglm": (

@@ -169,6 +169,22 @@ class InternLM2(OwnReference):
         return self.linear(x, f"{layer}feed_forward.w1"), self.linear(x, f"{layer}feed_forward.w3")
 
 
+class InternLM3(OwnReference):
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.head_dim = values["head_dim"]
+
+    def fused_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes = super().fused_shapes()
+        sizes = {name.removesuffix("weight"): shape[0] for name, shape in shapes.items()}
+        sizes |= {"self_attn.o_proj.": self.hidden, "mlp.down_proj.": self.hidden}
+        has_bias = {True: self.values["qkv_bias"], False: self.values["bias"]}
+        biased = {
+            name: size for name, size in sizes.items() if has_bias[name.endswith(("q_proj.", "k_proj.", "v_proj."))]
+        }
+        return shapes | {f"{name}bias": (size,) for name, size in biased.items()}
+
+
 class Baichuan(OwnReference):
     def fused_shapes(self) -> dict[str, tuple[int, ...]]:
         gates = {f"mlp.{name}_proj.weight": (self.inner, self.hidden) for name in ("gate", "up")}
@@ -238,6 +254,7 @@ OWN_REFERENCES: dict[str, type[OwnReference]] = {
     "minicpm": MiniCPM,
     "internlm": InternLM,
     "internlm2": InternLM2,
+    "internlm3": InternLM3,
     "baichuan": Baichuan,
     "chatglm": ChatGLM,
 }

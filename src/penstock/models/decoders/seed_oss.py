@@ -9,7 +9,7 @@ from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import RowParallelLinear
 
-__all__ = ["Config", "Network"]
+__all__ = ["Config", "Network", "SeedOssAttention", "SeedOssConfig", "with_output_bias"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,12 @@ class SeedOssConfig(DecoderConfig):
     """The sizes of the network; ``out_bias`` is that of the output projection."""
 
     out_bias: bool = False
+
+
+def with_output_bias(config: DecoderConfig, *, qkv_bias: bool, out_bias: bool) -> SeedOssConfig:
+    """Return ``config`` with the switches for the biases of q, k and v, and of the output projection."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return SeedOssConfig(**(values | {"attention_bias": qkv_bias}), out_bias=out_bias)
 
 
 class Config:
@@ -27,9 +33,8 @@ class Config:
         """Read and check config.json; errors name the key."""
         windows = (0,) * read_num_layers(reader)
         config = read_decoder(reader, windows, context_len=524288, head_dim=128)
-        values = {field.name: getattr(config, field.name) for field in fields(config)}
-        values["attention_bias"] = reader.bool("attention_bias", True)
-        return SeedOssConfig(**values, out_bias=reader.bool("attention_out_bias", False))
+        qkv_bias, out_bias = reader.bool("attention_bias", True), reader.bool("attention_out_bias", False)
+        return with_output_bias(config, qkv_bias=qkv_bias, out_bias=out_bias)
 
 
 class SeedOssAttention(LlamaAttention):

@@ -8,22 +8,26 @@ from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 
-__all__ = ["Config", "Network", "read_internlm"]
+__all__ = ["Config", "Network", "fixed_rope", "read_internlm"]
 
 
-def read_internlm(reader: ConfigReader, rope_key: str) -> DecoderConfig:
-    """Read and check config.json; errors name the key.  ``rope_key`` is that of the scaling of rotary positions.
+def fixed_rope(reader: ConfigReader, key: str) -> ConfigReader:
+    """Return the values with dynamic scaling of rotary positions, under ``key``, replaced by positions as they are.
 
     Dynamic scaling changes angles only behind max_position_embeddings, where the context ends.
     """
-    section, values = reader.object(rope_key), dict(reader.values)
+    section, values = reader.object(key), dict(reader.values)
     if section is not None:
         kind_key = "rope_type" if section.has("rope_type") else "type"
         if section.one_of(kind_key, ("default", "dynamic", "linear"), "default") == "dynamic":
             section.float("factor", 1.0, min=1.0)
-            values[rope_key] = {key: section.values[key] for key in ("rope_theta",) if key in section.values}
-    plain = ConfigReader(values, reader.file)
-    config = read_decoder(plain, (0,) * read_num_layers(reader), context_len=2048)
+            values[key] = {name: section.values[name] for name in ("rope_theta",) if name in section.values}
+    return ConfigReader(values, reader.file)
+
+
+def read_internlm(reader: ConfigReader, rope_key: str) -> DecoderConfig:
+    """Read and check config.json; errors name the key.  ``rope_key`` is that of the scaling of rotary positions."""
+    config = read_decoder(fixed_rope(reader, rope_key), (0,) * read_num_layers(reader), context_len=2048)
     return replace(config, attention_bias=reader.bool("bias", True))
 
 
