@@ -117,7 +117,8 @@ PS_API ps_status ps_mpi_join(const ps_mpi_options* options, ps_comm** out);
 PS_API void ps_mpi_close(ps_comm* comm);
 
 /* Compares what all ranks must have in common: `text` (the checksum of a file, say), the ABI version and the instruction level of
- * the context, whose comm it uses.  Every rank calls this once, before its first step.  PS_INVALID_ARGUMENT names what differs. */
+ * the context, whose comm it uses.  Every rank calls this once, before its first step.  It waits for the others without a timeout,
+ * however long they open their files; a rank that ends, or abort, ends the wait.  PS_INVALID_ARGUMENT names what differs. */
 PS_API ps_status ps_context_agree(ps_context* context, const char* text);
 
 /* On a rank other than 0: waits for the next step of rank 0's program, and computes this rank's part of it.  Rank 0 runs

@@ -10,7 +10,8 @@ from penstock.errors import InvalidArgumentError
 
 __all__ = [
     "cache_dir", "cache_max_bytes", "child_environment", "cpu_level", "enter_export_child", "in_export_child",
-    "library_path", "model_folders", "mpi_library", "op_libraries", "pass_on_op_library", "state_dir", "use_reference",
+    "library_path", "model_folders", "mpi_library", "op_libraries", "pass_on_op_library", "rank_open_s", "state_dir",
+    "use_reference",
 ]  # fmt: skip
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "amx", "neon", "neon_dot")
@@ -45,6 +46,21 @@ def mpi_library() -> str | None:
     """
     packaged = Path(sys.prefix, "lib", "libmpi_abi.so.1")
     return os.environ.get("PENSTOCK_MPI_LIBRARY") or (str(packaged) if packaged.exists() else None)
+
+
+def rank_open_s() -> float:
+    """``PENSTOCK_RANK_OPEN_SECONDS``: the limit on the time in which all ranks of a group open, by default an hour.
+
+    It is for a rank that hangs.  One that ends or is stopped is noticed at once, however long the others take.
+    """
+    value = os.environ.get("PENSTOCK_RANK_OPEN_SECONDS", "3600")
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < float("inf"):
+        raise InvalidArgumentError(f"PENSTOCK_RANK_OPEN_SECONDS: expected seconds above 0, found {value!r}")
+    return limit
 
 
 def op_libraries() -> list[str]:

@@ -22,6 +22,7 @@ from penstock.core.comm import JoinedComm
 from penstock.core.library import library
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
 from penstock.launch.environment import read_rank_environment
+from penstock.lite.open_model import OpenModel
 from tests.support.builds import run, tool
 from tests.support.command import DEMO
 from tests.support.marks import mostly_long
@@ -299,6 +300,23 @@ def test_ranks_wait_for_each_other_no_longer_than_asked(demo_ranks: Path, meetin
         build(demo_ranks, 0, join_timeout_s=1)
     with pytest.raises(UnavailableError, match="ranks: rank 0 did not come within 1000 ms"):
         build(demo_ranks, 1, join_timeout_s=1)
+
+
+def test_ranks_wait_for_a_slow_one_no_longer_than_asked(
+    demo_ranks: Path, meeting: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have come, and one of them then takes too long to open its part."""
+    agree = OpenModel.agree
+
+    def agree_late(opened: OpenModel) -> None:
+        if opened.rank.rank == 1:
+            time.sleep(1.5)
+        agree(opened)
+
+    monkeypatch.setattr(OpenModel, "agree", agree_late)
+    for error in in_threads(lambda rank: build(demo_ranks, rank, join_timeout_s=1, rank_timeout_s=1)):
+        assert isinstance(error, UnavailableError)
+        assert "rank 0: the other ranks did not open within 1 s" in str(error)
 
 
 @pytest.mark.usefixtures("meeting")

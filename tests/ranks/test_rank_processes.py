@@ -11,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from penstock import env
+from penstock.core.comm import SharedComm
 from penstock.core.context import Context
 from penstock.engine.params import SamplingParams
-from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.runtime import rank_group
 from tests.support.errors import raises
@@ -29,6 +31,7 @@ from tests.support.rank_processes import (
     PROMPTS,
     ROOT,
     SHARED_MEMORY,
+    change_rank,
     left_in_shared_memory,
     rank_pids,
     tokens_of,
@@ -234,6 +237,53 @@ def test_a_rank_that_is_killed_while_programs_are_made_is_named(
         open_llm(2)
     assert rank_pids() == []
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_the_rank_that_fails_to_open_is_named_once(
+    is_ready: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Rank 1 fails too, because rank 2 ended the group: it is not the one that is reported."""
+    call = "on_opened()\n" if is_ready else ""
+    opening = f"{call}raise errors.InvalidFileError('weights: damaged')"
+    monkeypatch.setenv("PYTHONPATH", change_rank(tmp_path, 2, opening))
+    with pytest.raises(InvalidFileError, match=r"^Rank 2: weights: damaged$"):
+        open_llm(3)
+    assert rank_pids() == []
+
+
+def test_ranks_wait_for_one_that_opens_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The limit on a wait within a step does not hold while they open."""
+    monkeypatch.setattr(rank_group, "SharedComm", partial(SharedComm, timeout_s=0.05))
+    monkeypatch.setenv("PYTHONPATH", change_rank(tmp_path, 1, "time.sleep(0.5)\nreturn open_rank(*arguments)"))
+    with open_llm(2) as llm:
+        assert len(rank_pids()) == 1
+        assert llm.info.num_ranks == 2
+
+
+def test_a_rank_that_never_opens_has_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PENSTOCK_RANK_OPEN_SECONDS", "0.2")
+    monkeypatch.setenv("PYTHONPATH", change_rank(tmp_path, 1, "time.sleep(600)"))
+    expected = r"^Rank 1 ended before it was ready: the ranks did not open within 0\.2 s\.$"
+    with pytest.raises(UnavailableError, match=expected):
+        open_llm(2)
+    assert rank_pids() == []
+
+
+@pytest.mark.parametrize("value", ["0", "soon", "inf", "nan"])
+def test_a_wrong_limit_on_opening_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_RANK_OPEN_SECONDS", value)
+    with pytest.raises(
+        InvalidArgumentError, match=f"^PENSTOCK_RANK_OPEN_SECONDS: expected seconds above 0, found '{value}'"
+    ):
+        env.rank_open_s()
+
+
+def test_a_rank_starts_without_the_modules_of_checkpoints() -> None:
+    """They would double the time of its start."""
+    script = "import sys, penstock.runtime.rank_process; print([name for name in sys.modules if 'checkpoint' in name])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env.child_environment())
+    assert found.stdout == "[]\n", found.stderr
 
 
 def kill_a_rank(seconds: float) -> None:

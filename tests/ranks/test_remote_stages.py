@@ -21,7 +21,7 @@ from penstock.core.link_comm import ROWS
 from penstock.core.rank_layout import RankLayout
 from penstock.engine.params import SamplingParams
 from penstock.env import child_environment
-from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.processes.frames import FrameStream
 from penstock.processes.tls import TlsSession, client_context, connect
@@ -124,11 +124,11 @@ def test_a_stage_too_many_waits_for_the_next_group(stages: Stages) -> None:
 class Group:
     """A group of two stages, whose ends are connections of this process."""
 
-    def __init__(self, certificate: tuple[Path, Path]) -> None:
+    def __init__(self, certificate: tuple[Path, Path], layout: RankLayout) -> None:
         ports: list[int] = []
         self.certificate = certificate[0]
         server = StageServer("localhost", 0, *certificate, TOKEN, 10.0, ports.append)
-        self.group = RemoteGroup(server, RankLayout(pp=2), CHECKSUM)
+        self.group = RemoteGroup(server, layout, CHECKSUM)
         (self.port,) = ports
         self.streams: list[FrameStream[Frame]] = []
 
@@ -171,8 +171,8 @@ class Group:
 
 
 @pytest.fixture
-def group(certificate: tuple[Path, Path]) -> Iterator[Group]:
-    found = Group(certificate)
+def group(certificate: tuple[Path, Path], request: pytest.FixtureRequest) -> Iterator[Group]:
+    found = Group(certificate, getattr(request, "param", RankLayout(pp=2)))
     yield found
     found.group.close()
 
@@ -187,6 +187,62 @@ def test_a_stage_that_leaves_too_early_is_named(group: Group) -> None:
             await asyncio.sleep(0.01)
         with pytest.raises(UnavailableError, match=f"stage_server: the stage at {address} left before the pipeline"):
             group.group.connect(4096)
+
+    group.run(main())
+
+
+@pytest.mark.parametrize("group", [RankLayout(tp=2, pp=2)], indirect=True)
+@pytest.mark.parametrize(("reported", "named"), [(2, 2), (1, 1), (3, 1), (None, 1), (True, 1)])
+def test_one_rank_of_a_stage_that_fails_is_named(reported: object, named: int, group: Group) -> None:
+    """A stage has ranks 1 and 2, and the other one 3 and 4."""
+
+    async def main() -> None:
+        await group.join()
+        group.group.await_stages()
+        group.group.connect(4096)
+        group.group.start({"limits": {}})
+        failure = {"error": "InvalidFileError", "message": "weights: damaged", "rank": reported}
+        group.streams[0].send(Frame.of(Kind.FAILED, **failure))
+        with pytest.raises(InvalidFileError, match=f"^Rank {named}: weights: damaged$"):
+            await asyncio.to_thread(group.group.await_ready)
+
+    group.run(main())
+
+
+def test_stages_that_never_open_have_a_limit(monkeypatch: pytest.MonkeyPatch, certificate: tuple[Path, Path]) -> None:
+    monkeypatch.setenv("PENSTOCK_RANK_OPEN_SECONDS", "0.1")
+    monkeypatch.setattr("penstock.runtime.remote_group.BEAT_S", 0.05)
+    limited = Group(certificate, RankLayout(pp=2))
+
+    async def main() -> None:
+        await limited.join()
+        limited.group.await_stages()
+        limited.group.connect(4096)
+        limited.group.start({"limits": {}})
+        with pytest.raises(UnavailableError, match=r"^the ranks did not open within 0\.1 s$"):
+            await asyncio.to_thread(limited.group.await_ready)
+
+    try:
+        limited.run(main())
+    finally:
+        limited.group.close()
+
+
+def test_a_stage_that_is_silent_while_it_opens_is_lost(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.runtime.remote_group.BEAT_S", 0.05)
+    monkeypatch.setattr("penstock.runtime.remote_group._SILENCE_S", 0.3)
+
+    async def main() -> None:
+        await group.join()
+        group.group.await_stages()
+        group.group.connect(4096)
+        group.group.start({"limits": {}})
+        waiting = asyncio.ensure_future(asyncio.to_thread(group.group.await_ready))
+        for _ in range(12):
+            group.streams[1].send(Frame(Kind.BEAT))
+            await asyncio.sleep(0.05)
+        with pytest.raises(UnavailableError, match=r"^rank 1 at .* is lost: no message for 0\.3 s$"):
+            await waiting
 
     group.run(main())
 

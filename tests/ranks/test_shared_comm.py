@@ -178,6 +178,28 @@ def test_a_wait_for_a_rank_that_does_not_come_has_an_end() -> None:
         receive(memory.comm(1, 2), 0, 8)
 
 
+def test_ranks_that_open_have_no_timeout() -> None:
+    def work(comm: SharedComm) -> str:
+        with Context(1, comm=comm) as context:
+            time.sleep(0.3 * comm.rank)
+            context.agree("")
+            time.sleep(0.3 * comm.rank)
+            context.agree("")
+            return "opened"
+
+    assert on_ranks(3, work, timeout_s=0.05) == ["opened"] * 3
+
+
+def test_an_abort_ends_the_wait_of_ranks_that_open() -> None:
+    memory = SharedMemory(2)
+    comms = [memory.comm(rank, 2, timeout_s=0.05) for rank in range(2)]
+    ending = threading.Timer(0.2, comms[1].abort, ["rank 1 was killed"])
+    ending.start()
+    with Context(1, comm=comms[0]) as context, pytest.raises(UnavailableError, match="rank 1 was killed"):
+        context.agree("")
+    ending.join()
+
+
 def test_ranks_compare_what_they_must_have_in_common() -> None:
     def work(comm: SharedComm) -> None:
         with Context(1, comm=comm) as context:

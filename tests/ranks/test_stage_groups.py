@@ -13,7 +13,7 @@ import pytest
 
 from penstock.core.rank_layout import RankLayout
 from penstock.engine.params import SamplingParams
-from penstock.errors import FileAccessError, InvalidArgumentError, UnavailableError
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnavailableError
 from penstock.llm.llm import LLM
 from penstock.runtime.export_ranks import export_ranks
 from penstock.runtime.program import ProgramLimits
@@ -21,7 +21,7 @@ from penstock.runtime.ranks import threads_of
 from penstock.runtime.stage_bundle import find_bundle
 from tests.support.errors import raises
 from tests.support.link_proxy import LinkProxy
-from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, rank_pids, tokens_of
+from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, change_rank, rank_pids, tokens_of
 from tests.support.services import certificate
 from tests.support.stage_processes import Stages, stages
 
@@ -144,6 +144,19 @@ def test_the_ranks_end_with_the_process_of_their_stage(stages: Stages) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.long
+def test_the_rank_that_fails_to_open_is_named_once(stages: Stages, tmp_path: Path) -> None:
+    """The second rank of a stage is a child of its first rank, which tells rank 0."""
+    path = change_rank(tmp_path, 2, "raise errors.InvalidFileError('weights: damaged')")
+
+    def start() -> None:
+        for rank in (1, 3):
+            stages.start("--rank", rank, variables={"PYTHONPATH": path})
+
+    with pytest.raises(InvalidFileError, match=r"^Rank 2: weights: damaged$"):
+        open_square(stages, on_listen=start)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from penstock import env
 from penstock.engine.params import SamplingParams
 from penstock.llm.llm import LLM
 from penstock.runtime.program import ProgramLimits
@@ -29,6 +30,26 @@ def rank_pids(owner: int = 0) -> list[int]:
         if parent == (owner or os.getpid()) and b"penstock.runtime.rank_process" in command:
             found.append((int(command.split(b"\0")[-2]), int(name)))
     return [pid for _, pid in sorted(found)]
+
+
+def change_rank(folder: Path, rank: int, opening: str) -> str:
+    """PYTHONPATH with which the process of a rank calls ``opening``, the body of a function, to open its program.
+
+    ``on_opened`` and ``open_rank`` are those of ``penstock.runtime.ranks``, ``arguments`` those of ``open_rank``.
+    """
+    lines = "\n".join(f"        {line}" for line in opening.splitlines())
+    text = f"""import sys, time
+if "penstock.runtime.rank_process" in sys.orig_argv and sys.orig_argv[-1] == "{rank}":
+    from penstock import errors
+    from penstock.runtime import ranks
+    open_rank = ranks.open_rank
+    def changed(*arguments):
+        on_opened = arguments[-1]
+{lines}
+    ranks.open_rank = changed
+"""
+    (folder / "sitecustomize.py").write_text(text)
+    return os.pathsep.join([str(folder), env.child_environment()["PYTHONPATH"]])
 
 
 def tokens_of(llm: LLM, prompts: list, params: SamplingParams) -> list:

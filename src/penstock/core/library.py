@@ -23,10 +23,12 @@ from penstock.errors import (
 )
 from penstock.validation import refusal
 
-__all__ = ["CLOSED", "check", "library", "library_file", "load_ops", "sized", "warn_of_newer"]
+__all__ = ["CLOSED", "ENDED", "check", "library", "library_file", "load_ops", "sized", "warn_of_newer"]
 
 CLOSED: Final = "closed"
 """The reason with which a group of ranks ends that is not needed any more."""
+ENDED: Final = "ranks: the group was ended: "
+"""With this, before the reason, begins the error of a rank whose group was ended (core/src/comm/)."""
 _ABI_VERSION = 3
 _P32, _P64, _PP = POINTER(c_int32), POINTER(c_int64), POINTER(c_void_p)
 _ERRORS: dict[int, type[PenstockError]] = {
@@ -437,7 +439,7 @@ def check(status: int) -> None:
 def _raise(lib: ctypes.CDLL, status: int, prefix: str = "") -> None:
     if status:
         message = lib.ps_error_message().decode("utf-8", "replace")
-        code = "group_closed" if message == f"ranks: the group was ended: {CLOSED}" else None
+        code = "group_closed" if message == ENDED + CLOSED else None
         raise _ERRORS.get(status, InternalError)(prefix + message, code=code)
 
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock.core.library import CommStruct, library, sized
+from penstock.core.library import ENDED, CommStruct, library, sized
 from penstock.errors import PenstockError, UnavailableError
 
 __all__ = ["PART", "ROWS", "LinkComm"]
@@ -116,7 +116,7 @@ class LinkComm:
 
     def _check(self) -> None:
         if self._reason is not None:
-            raise UnavailableError(f"ranks: the group was ended: {self._reason}")
+            raise UnavailableError(ENDED + self._reason)
 
     def _wait(self, kind: int, source: int, *, forever: bool = False) -> deque[bytes]:
         """Wait until a message has arrived; return the messages of that kind and source."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -93,9 +94,18 @@ class OpenModel:
         self._comm = join_group(self.rank, self.config, self._num_threads)
 
     def agree(self) -> None:
-        """Wait until every rank has opened its part; the error names what differs."""
-        if self._comm is not None:
+        """Wait until every rank has opened its part, at most ``join_timeout_s``; the error names what differs."""
+        if self._comm is None:
+            return
+        limit_s = self.config.join_timeout_s
+        timer = threading.Timer(limit_s, self.abort, [f"the other ranks did not open within {limit_s} s"])
+        timer.daemon = True
+        timer.start()
+        try:
             self.bind().native.agree(agreement(self.path, self._stamp, self.config))
+        finally:
+            timer.cancel()
+            timer.join()  # the comm outlives its last abort
 
     def abort(self, reason: str) -> None:
         """End the other ranks' waits for this one."""

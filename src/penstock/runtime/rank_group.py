@@ -25,15 +25,14 @@ from typing import IO, Any, Final
 
 from penstock import errors
 from penstock.core.comm import RankComm, SharedComm, shared_bytes
-from penstock.core.library import CLOSED
+from penstock.core.library import CLOSED, ENDED
 from penstock.core.rank_layout import RankLayout
-from penstock.env import child_environment
+from penstock.env import child_environment, rank_open_s
 from penstock.errors import FileAccessError, PenstockError, UnavailableError, UnsupportedError
 from penstock.runtime.stage_links import RankLink
 
-__all__ = ["RankComms", "RankGroup", "error_of"]
+__all__ = ["RankComms", "RankGroup", "error_of", "failure_of"]
 
-_LOAD_S: Final = 600.0
 _END_S: Final = 0.5
 """A rank has this time to exit by itself before it is killed."""
 _LOOK_S: Final = 0.5
@@ -82,6 +81,7 @@ class RankGroup:
                 "tensor_parallel_size: expected Linux, whose shared memory ranks use; use 1",
                 param="tensor_parallel_size",
             )
+        self._opening_limit_s = rank_open_s()
         self.layout = layout
         self.links: dict[int, socket.socket] = {}
         self._ranks = range(first + 1, first + layout.stage_ranks if first else layout.world)
@@ -100,7 +100,10 @@ class RankGroup:
         self._supervisor: threading.Thread | None = None
         self._death = ""
         self._on_death: Callable[[str], None] | None = None
+        self._is_open = False
         self._lock = threading.Lock()
+        self.failure: dict[str, Any] | None = None
+        """What a rank reported that failed to open, once ``await_ready`` or ``first_error`` has raised it."""
         try:
             self._share_memory(layout.stage_ranks if first else layout.world)
             for _ in range(layout.pp if layout.pp > 1 and layout.stage_ranks > 1 and not first else 0):
@@ -130,7 +133,10 @@ class RankGroup:
             comm.abort(reason)
 
     def start(self, settings: Mapping[str, Any]) -> None:
-        """Start the processes, which open their part of the bundle as ``settings`` say."""
+        """Start the processes, which open their part of the bundle as ``settings`` say.
+
+        They have ``PENSTOCK_RANK_OPEN_SECONDS`` until ``opened``; after that the group ends.
+        """
         links = {rank: end.fileno() for rank, end in self._child_ends.items()}
         comms = {"options": self._options, "fds": self._fds, "links": links}
         layout = dataclasses.asdict(self.layout)
@@ -143,22 +149,31 @@ class RankGroup:
             raise FileAccessError(f"The process of a rank failed to start: {self._start_error}")
 
     def await_ready(self) -> None:
-        """Wait until every rank has opened its part.  Raises the error of a rank that failed."""
-        deadline = time.monotonic() + _LOAD_S
+        """Wait until every rank has opened its part, as long as all run.  Raises the error of a rank that failed."""
         for rank, child in zip(self._ranks, self._children, strict=True):
-            message = _read_message(child.stdout, deadline)
+            message = _read_message(child.stdout)
             if "error" in message:
-                raise error_of(rank, message)
+                self.failure = message
+                raise error_of(message)
             if "ready" not in message:
-                raise UnavailableError(f"Rank {rank} ended before it was ready.")
+                why = f": {self._death}" if self._death else ""
+                raise UnavailableError(f"Rank {rank} ended before it was ready{why}.")
+
+    def opened(self) -> None:
+        """End the limit on the time for opening, when all ranks have their programs."""
+        self._is_open = True
 
     def first_error(self) -> PenstockError | None:
-        """Return the error that a rank reported, if one did."""
-        for rank, child in zip(self._ranks, self._children, strict=False):
-            message = _read_message(child.stdout, time.monotonic() + _END_S)
-            if "error" in message:
-                return error_of(rank, message)
-        return None
+        """Return the error that a rank reported, if one did; rather that of the rank that failed first."""
+        failures = []
+        for child in self._children:
+            deadline = time.monotonic() + _END_S
+            while message := _read_message(child.stdout, deadline):
+                if "error" in message:
+                    failures.append(message)
+                    break
+        self.failure = min(failures, key=_is_of_another, default=None)
+        return None if self.failure is None else error_of(self.failure)
 
     def watch(self, on_death: Callable[[str], None]) -> None:
         """Call ``on_death`` with the reason when a rank ends, from another thread and before a step fails; at once if
@@ -216,8 +231,10 @@ class RankGroup:
                 os.close(descriptor)
 
     def _first_failure(self, descriptors: list[int]) -> str:
-        """Wait until a rank ends or stays stopped, and return what happened; "" if the group is closed first."""
+        """Wait until a rank ends, stays stopped or does not open in time, and return what happened; "" if the group is
+        closed first."""
         stopped: set[int] = set()
+        opening_end = time.monotonic() + self._opening_limit_s
         while True:
             readable, _, _ = select.select([self._wake, *descriptors], [], [], _LOOK_S)
             if self._wake in readable:
@@ -229,6 +246,8 @@ class RankGroup:
             before, stopped = stopped, {rank for rank, pid in ranks if _is_stopped(pid)}
             if lasting := before & stopped:
                 return f"rank {min(lasting)} is stopped by a signal"
+            if not self._is_open and time.monotonic() > opening_end:
+                return f"the ranks did not open within {self._opening_limit_s:g} s"
 
     def _report_death(self, reason: str) -> None:
         with self._lock:
@@ -271,9 +290,10 @@ def _close(stream: IO[str] | None) -> None:
             stream.close()
 
 
-def _read_message(stream: IO[str] | None, deadline: float) -> dict[str, Any]:
+def _read_message(stream: IO[str] | None, deadline: float | None = None) -> dict[str, Any]:
     """Return the next line of a rank; empty if it ended or the time is up."""
-    while stream is not None and (left := deadline - time.monotonic()) > 0:
+    while stream is not None:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not select.select([stream], [], [], left)[0]:
             break
         line = stream.readline()
@@ -286,10 +306,22 @@ def _read_message(stream: IO[str] | None, deadline: float) -> dict[str, Any]:
     return {}
 
 
-def error_of(rank: int, message: Mapping[str, Any]) -> PenstockError:
-    """Return the error that a rank reported."""
-    kind = getattr(errors, str(message.get("error")), None)
-    text = f"Rank {rank}: {message.get('message')}"
+def failure_of(rank: int, error: Exception) -> dict[str, Any]:
+    """Return what a rank reports when it fails: ``rank``, the name of the class of ``error``, and its ``message``."""
+    name = type(error).__name__ if isinstance(error, PenstockError) else ""
+    return {"rank": rank, "error": name, "message": str(error) if name else f"{type(error).__name__}: {error}"}
+
+
+def _is_of_another(failure: Mapping[str, Any]) -> bool:
+    """Return True for a failure of a rank whose group was ended; the reason names the rank that did."""
+    return str(failure.get("message")).startswith(ENDED)
+
+
+def error_of(failure: Mapping[str, Any]) -> PenstockError:
+    """Return the error of a failure that a rank reported, whose message names one rank."""
+    kind = getattr(errors, str(failure.get("error")), None)
+    message = str(failure.get("message"))
+    text = message if _is_of_another(failure) else f"Rank {failure.get('rank')}: {message}"
     if isinstance(kind, type) and issubclass(kind, PenstockError) and kind is not errors.ServiceError:
         return kind(text)
     return UnavailableError(text)

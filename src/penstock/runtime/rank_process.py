@@ -11,10 +11,10 @@ import sys
 from typing import Any
 
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import UnavailableError
 from penstock.processes.parent import die_with_parent
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.rank_group import RankComms
+from penstock.runtime.rank_group import RankComms, failure_of
 from penstock.runtime.ranks import open_rank
 
 __all__ = ["main"]
@@ -47,8 +47,7 @@ def main() -> int:
 
 def _fail(comms: RankComms, rank: int, error: Exception) -> int:
     comms.abort(f"rank {rank}: {error}")
-    name = type(error).__name__ if isinstance(error, PenstockError) else ""
-    _send(error=name, message=str(error) if name else f"{type(error).__name__}: {error}")
+    _send(**failure_of(rank, error))
     return 1
 
 

@@ -142,6 +142,7 @@ def open_ranks(
                 model.load_huge(context)
             group.await_ready()
             program = _make_program(model, context, limits, plan.plans, checksum, group, layout.cp)
+            group.opened()
             opened.pop_all()
     except UnavailableError as error:
         reported = group.first_error()

@@ -25,6 +25,7 @@ from penstock.config import is_integer
 from penstock.core.library import CLOSED
 from penstock.core.link_comm import PART, ROWS, LinkComm
 from penstock.core.rank_layout import RankLayout
+from penstock.env import rank_open_s
 from penstock.errors import InternalError, InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.tls import TlsSession, keep_alive, server_context
@@ -40,7 +41,8 @@ BEAT_S: Final = 0.5
 BEAT_LIMIT_S: Final = 1.7
 """Open requests have to fail within 2 s of the loss of a link; the rest of the time is for ending the group."""
 _JOIN_S: Final = 10.0
-_LOAD_S: Final = 600.0
+_SILENCE_S: Final = 30.0
+"""A stage that opens its part is busy; one without a message for this time is lost."""
 _FLUSH_S: Final = 1.0
 _MAX_JOINING: Final = 64
 """Limit on the connections that have not said yet who they are."""
@@ -78,7 +80,8 @@ class RemoteGroup:
         self._members: list[_Member] = []
         self._awaited: list[_Member] = []  # for which rank 0 has planned
         self._changed = threading.Condition()
-        self._is_full = self._is_closed = False
+        self._is_full = self._is_closed = self._is_ready = self._is_open = False
+        self._opening_limit_s = rank_open_s()
         self._num_joining = 0
         self._death = ""
         self._on_death: Callable[[str], None] | None = None
@@ -213,12 +216,36 @@ class RemoteGroup:
             with self._changed:
                 member.is_ready = frame.kind == Kind.READY
                 if frame.kind == Kind.FAILED:
-                    member.error = frame.message()
+                    member.error = self._failure_of(member, frame)
                 self._changed.notify_all()
-            if frame.kind == Kind.FAILED:
-                self._report_death(f"rank {member.rank}: {frame.message().get('message')}")
+            if member.error is not None:
+                self._report_death(f"rank {member.error['rank']}: {member.error.get('message')}")
         elif frame.kind == Kind.ENDED:
             self._report_death(str(frame.message().get("reason")))
+
+    def _failure_of(self, member: _Member, frame: Frame) -> dict[str, Any]:
+        """Return what a stage reported: its own failure, or that of a rank beside it."""
+        failure = frame.message()
+        rank: Any = failure.get("rank")
+        is_computing = is_integer(rank, 1, self.layout.num_computing)
+        if not is_computing or self._stage_of(rank) != self._stage_of(member.rank):
+            rank = member.rank
+        return {**failure, "rank": rank}
+
+    async def _watch_opening(self) -> None:
+        """End a group that does not open in time, or a stage of which is not heard of while it opens."""
+        end = time.monotonic() + self._opening_limit_s
+        for member in self._members:
+            member.stream.heard = time.monotonic()
+        while not self._is_open and not self._death:
+            if time.monotonic() > end:
+                self._report_death(f"the ranks did not open within {self._opening_limit_s:g} s")
+            for member in () if self._is_ready else self._members:
+                if time.monotonic() - member.stream.heard > _SILENCE_S:
+                    self._report_death(
+                        f"rank {member.rank} at {member.address} is lost: no message for {_SILENCE_S:g} s"
+                    )
+            await asyncio.sleep(BEAT_S)
 
     async def _beat(self) -> None:
         for member in self._members:
@@ -290,27 +317,34 @@ class RemoteGroup:
         return self._members[stage].stream.send(Frame(kind, 0, target, data, self._epoch))
 
     def start(self, settings: Mapping[str, Any]) -> None:
-        """Tell each stage to open its part of the bundle, as ``settings`` say."""
+        """Tell each stage to open its part of the bundle, as ``settings`` say.
+
+        All have ``PENSTOCK_RANK_OPEN_SECONDS`` until ``opened``; after that the group ends.
+        """
         comm = self._comm
         if comm is None:
             raise InternalError("stages: started before they were connected")
         group = {"layout": asdict(self.layout), "epoch": self._epoch, "part_bytes": comm.part_bytes}
         for member in self._members:
             member.stream.send(Frame.of(Kind.WELCOME, rank=member.rank, **group, **settings))
+        self._loop.call_soon_threadsafe(self._add_task, self._watch_opening())
 
     def await_ready(self) -> None:
         """Wait until every stage has opened its part.  Raises the error of one that failed."""
         with self._changed:
-            is_done = self._changed.wait_for(
-                lambda: self._death or all(member.is_ready for member in self._members), _LOAD_S
-            )
-        if not is_done or self._death:
-            raise self.first_error() or UnavailableError(self._death or f"no stage was ready within {_LOAD_S:g} s")
+            self._changed.wait_for(lambda: self._death or all(member.is_ready for member in self._members))
+        if self._death:
+            raise self.first_error() or UnavailableError(self._death)
+        self._is_ready = True
         self._loop.call_soon_threadsafe(self._add_task, self._beat())
+
+    def opened(self) -> None:
+        """End the limit on the time for opening, when all ranks have their programs."""
+        self._is_open = True
 
     def first_error(self) -> PenstockError | None:
         """Return the error that a stage reported, if one did."""
-        errors = [error_of(member.rank, member.error) for member in self._members if member.error is not None]
+        errors = [error_of(member.error) for member in self._members if member.error is not None]
         return errors[0] if errors else None
 
     def watch(self, on_death: Callable[[str], None]) -> None:

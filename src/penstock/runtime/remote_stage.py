@@ -17,16 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.core.library import CLOSED
+from penstock.core.library import CLOSED, ENDED
 from penstock.core.link_comm import PART, ROWS, LinkComm
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import InternalError, InvalidArgumentError, PenstockError, UnavailableError
+from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.tls import TlsSession, client_context, connect, keep_alive
 from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.rank_group import RankComms, RankGroup
+from penstock.runtime.rank_group import RankComms, RankGroup, failure_of
 from penstock.runtime.ranks import check_rank_bundle, default_threads, graph_of_rank, open_rank, threads_of
 from penstock.runtime.remote_group import ALPN, BEAT_LIMIT_S, BEAT_S, pause_s
 from penstock.runtime.stage_bundle import StageBundle, find_bundle
@@ -37,8 +37,6 @@ __all__ = ["StageSource", "join_pipeline"]
 
 _CONNECT_S: Final = 10.0
 _PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0)
-_ENDED_TEXT: Final = "ranks: the group was ended: "
-"""With this begins the error of a rank whose group was ended (core/src/comm/)."""
 
 
 async def join_pipeline(
@@ -148,10 +146,16 @@ class _OtherRanks:
         Raises the error of one that failed.
         """
         self._group.await_ready()
+        self._group.opened()  # rank 0 has the limit for the rest
         self._is_ready = True
         if self._first_reason:
             self._comm.abort(self._first_reason)
         self._group.watch(self._comm.abort)
+
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """What one of these ranks reported when it failed to open, as ``failure_of`` returns it."""
+        return self._group.failure
 
     def end(self, reason: str) -> None:
         """End every wait of these ranks, from any thread."""
@@ -303,12 +307,13 @@ class _Stage:
             while True:
                 program.core_program.follow()
         except UnavailableError as error:
-            comm.abort(str(error).removeprefix(_ENDED_TEXT))  # unless it has ended: a rank of this stage says why
+            comm.abort(str(error).removeprefix(ENDED))  # unless it has ended: a rank of this stage says why
             return comm.reason or str(error)
         except Exception as error:
-            name = type(error).__name__
-            text = str(error) if isinstance(error, PenstockError) else f"{name}: {error}"
-            stream.send(Frame.of(Kind.FAILED, error=name if isinstance(error, PenstockError) else "", message=text))
+            failure = None if self._others is None else self._others.failure
+            failure = failure or failure_of(comm.rank, error)
+            stream.send(Frame.of(Kind.FAILED, **failure))
+            text = str(failure["message"])
             self._end(text)
             return text
         finally:
