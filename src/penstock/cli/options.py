@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from penstock.runtime.program import ProgramLimits
 
 __all__ = [
-    "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SHORT_FORMS", "add_model", "add_options", "add_parser_of",
-    "check_writable", "host_and_port", "limits_of", "numbers_of", "open_llm", "sampling_params",
-    "sampling_values", "spellings", "utf8_text", "write_file",
+    "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SHORT_FORMS", "add_joining_options", "add_model",
+    "add_options", "add_parser_of", "check_writable", "host_and_port", "joining_of", "limits_of", "numbers_of",
+    "open_llm", "sampling_params", "sampling_values", "spellings", "utf8_text", "write_file",
 ]  # fmt: skip
 
 
@@ -205,6 +205,36 @@ def add_model(parser: CommandParser, group: argparse._ActionsContainer, name: st
     """Add the operand MODEL (``name``: "model" or "local model"), which may also be given as ``-m MODEL``."""
     add_options(group, name)
     parser.add_operand_flag(group, "-m", "--model", metavar="MODEL", is_first=True)
+
+
+def add_joining_options(parser: argparse._ActionsContainer, port: str, once: str) -> None:
+    """Add the options of a command that joins a process of another machine.
+
+    ``port``: whose address ``--primary`` is, for its help.  ``once``: the help of ``--once``.
+    """
+    parser.add_argument("--primary", required=True, metavar="HOST:PORT", help=f"address of {port} (required)")
+    parser.add_argument(
+        "--token-file", type=Path, required=True, metavar="FILE", help="file with the shared secret (required)"
+    )
+    parser.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="FILE",
+        help="PEM file with the certificates to trust (default: those of the system)",
+    )
+    parser.add_argument("--once", action="store_true", help=once)
+
+
+def joining_of(args: argparse.Namespace) -> tuple[tuple[str, int], str, bytes | None]:
+    """Return the address, the token and the certificates to trust; the parser has the options of
+    ``add_joining_options``.
+
+    Raises InvalidArgumentError, and what the files raise.
+    """
+    from penstock.serving.workers.remote_worker_client import read_bytes, read_token
+
+    address = host_and_port("primary", args.primary)
+    return address, read_token(args.token_file), None if args.ca_file is None else read_bytes(args.ca_file)
 
 
 def sampling_values(args: argparse.Namespace) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from penstock.cli.options import add_options, add_parser_of, host_and_port
+from penstock.cli.options import add_joining_options, add_options, add_parser_of, joining_of
 
 __all__ = ["add_parser", "run"]
 
@@ -35,19 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="compute the stage with rank N of the pipeline, from 1 (default: the only one in the folder; of a whole "
         "bundle any)",
     )
-    parser.add_argument("--primary", required=True, metavar="HOST:PORT", help="address of its --stage-port (required)")
-    parser.add_argument(
-        "--token-file", type=Path, required=True, metavar="FILE", help="file with the shared secret (required)"
-    )
-    parser.add_argument(
-        "--ca-file",
-        type=Path,
-        metavar="FILE",
-        help="PEM file with the certificates to trust (default: those of the system)",
-    )
-    parser.add_argument(
-        "--once", action="store_true", help="exit when the pipeline ends (default: wait for the next one)"
-    )
+    add_joining_options(parser, "its --stage-port", "exit when the pipeline ends (default: wait for the next one)")
     add_options(parser, "--scheme", "--threads", "--ops")
     parser.set_defaults(run=run)
 
@@ -59,10 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from penstock.config import check_integer
     from penstock.core.comm import MAX_RANKS
     from penstock.runtime.remote_stage import StageSource, join_pipeline
-    from penstock.serving.workers.remote_worker_client import read_bytes, read_token
 
-    address = host_and_port("primary", args.primary)
+    address, token, ca = joining_of(args)
     source = StageSource(Path(args.model), check_integer("rank", args.rank, 0, MAX_RANKS - 1), args.scheme)
-    ca = None if args.ca_file is None else read_bytes(args.ca_file)
-    token = read_token(args.token_file)
     return asyncio.run(join_pipeline(source, address, token, ca, threads=args.threads, again=not args.once))

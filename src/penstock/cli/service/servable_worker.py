@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from penstock.cli.options import add_parser_of, host_and_port
+from penstock.cli.options import add_joining_options, add_parser_of, joining_of
 from penstock.config import check_integer
 
 __all__ = ["add_parser", "run"]
@@ -27,17 +27,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="SERVABLES",
         help="the same folders of servables that the service serves, or some of their servables",
     )
-    parser.add_argument(
-        "--primary", required=True, metavar="HOST:PORT", help="address of the service's --worker-port (required)"
-    )
-    parser.add_argument(
-        "--token-file", type=Path, required=True, metavar="FILE", help="file with the shared secret (required)"
-    )
-    parser.add_argument(
-        "--ca-file",
-        type=Path,
-        metavar="FILE",
-        help="PEM file with the certificates to trust (default: those of the system)",
+    add_joining_options(
+        parser,
+        "the service's --worker-port",
+        "exit when the service stops or cannot be reached (default: wait until it is back)",
     )
     parser.add_argument(
         "--processes",
@@ -45,11 +38,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=1,
         metavar="N",
         help="processes of each model, and of the Python stages of each servable (default: 1)",
-    )
-    parser.add_argument(
-        "--once",
-        action="store_true",
-        help="exit when the service stops or cannot be reached (default: wait until it is back)",
     )
     parser.set_defaults(run=run)
 
@@ -63,15 +51,14 @@ def run(args: argparse.Namespace) -> int:
     from penstock.servables.api.settings import MAX_PROCESSES
     from penstock.servables.machines.stage_host import find_versions
     from penstock.serving.stages.join_service import StageHostConfig, join_service
-    from penstock.serving.workers.remote_worker_client import read_bytes, read_token
 
-    host_and_port("primary", args.primary)
+    _, token, ca = joining_of(args)
     check_integer("processes", args.processes, 1, MAX_PROCESSES)
     config = StageHostConfig(
         address=args.primary,
-        token=read_token(args.token_file),
+        token=token,
         sources=find_versions(args.folders),
         num_processes=args.processes,
-        ca=None if args.ca_file is None else read_bytes(args.ca_file),
+        ca=ca,
     )
     return asyncio.run(join_service(config, again=not args.once))

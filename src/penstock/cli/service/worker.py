@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from penstock.cli.options import add_options, add_parser_of, host_and_port
+from penstock.cli.options import add_joining_options, add_options, add_parser_of, joining_of
 from penstock.cli.service.serve import add_run_options, options_of
 from penstock.cli.stage_server import add_stage_options
 from penstock.errors import FileAccessError
@@ -23,22 +23,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_operand_flag(parser, "-m", "--model", metavar="MODEL", is_first=True)
     parser.add_argument("model", metavar="MODEL", help="the same .psm bundle that the service runs")
-    parser.add_argument(
-        "--primary", required=True, metavar="HOST:PORT", help="address of the service's --worker-port (required)"
-    )
-    parser.add_argument(
-        "--token-file", type=Path, required=True, metavar="FILE", help="file with the shared secret (required)"
+    add_joining_options(
+        parser, "the service's --worker-port", "exit when the service stops (default: wait until it is back)"
     )
     parser.add_argument("--name", default="", help="name of the model in the service (default: the name of the file)")
-    parser.add_argument(
-        "--ca-file",
-        type=Path,
-        metavar="FILE",
-        help="PEM file with the certificates to trust (default: those of the system)",
-    )
-    parser.add_argument(
-        "--once", action="store_true", help="exit when the service stops (default: wait until it is back)"
-    )
     add_run_options(parser)
     add_stage_options(parser)
     add_options(parser, "--ops")
@@ -53,19 +41,18 @@ def run(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as in a local worker: a service does not stop on SIGHUP either
     from penstock.runtime.stage_server import reserved_port
-    from penstock.serving.workers.remote_worker_client import join_primary, read_bytes, read_token
+    from penstock.serving.workers.remote_worker_client import join_primary
     from penstock.serving.workers.worker_config import WorkerConfig
 
-    host_and_port("primary", args.primary)
+    _, token, ca = joining_of(args)
     path = Path(args.model)
     if not path.is_file():
         raise FileAccessError(f"{path}: no such file; a worker needs the same .psm bundle that the service runs")
-    ca = None if args.ca_file is None else read_bytes(args.ca_file)
     options = options_of(args, 1)
     with reserved_port(options.stage_server) as server:
         config = WorkerConfig(
             address=args.primary,
-            token=read_token(args.token_file),
+            token=token,
             name=args.name or path.stem,
             path=str(path.absolute()),
             verify=args.verify,
