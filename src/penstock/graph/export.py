@@ -26,7 +26,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail
-from penstock.graph.rank_bundle import take_rank
+from penstock.graph.rank_part import take_rank
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from penstock.sharding.folder import ShardedFolder
 from penstock.sharding.strategy import RowRanges

@@ -172,7 +172,7 @@ class _Cuts:
 
     def _size_of(self, piece: Source) -> int:
         shape = self._info(piece.tensor, piece.tensor).shape[0 if piece.index is None else 1 :]
-        return (shape[1] if piece.transposed else shape[0]) if shape else 1
+        return (shape[1] if piece.transposed or piece.rows_transposed else shape[0]) if shape else 1
 
     def parameter(self, name: str, base: Parameter) -> Parameter:
         """Return ``base``, which is the tensor ``name`` or one of its scales, as the former is cut."""
