@@ -13,17 +13,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 from safetensors.numpy import load_file, save_file
 
+from penstock.checkpoint.convert import Conversion
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.checkpoint.tensor_file import TensorFile
 from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
-from penstock.sharding.folder import MANIFEST, STRATEGY, WEIGHTS, ShardedFolder
+from penstock.runtime.convert import convert
+from penstock.sharding.folder import MANIFEST, STRATEGY, WEIGHTS, ShardedFolder, kept_files
 from penstock.sharding.source import INDEX, open_whole
 from penstock.sharding.strategy import Parameter, Strategy, config_checksum
 from penstock.sharding.write import merge_folder, shard_folder
+from tests.support.encoders import build, sentence_transformer
 from tests.support.errors import raises
 from tests.support.families import save
 from tests.support.marks import mostly_long
@@ -139,6 +145,45 @@ def test_files_odd_types_and_a_tied_head_come_back(tmp_path: Path) -> None:
     assert np.array_equal(part["e.weight"], whole[:, :1000])
     merge_folder(tmp_path / "cut", tmp_path / "merged")
     assert files_of(tmp_path / "merged") == files_of(source)
+
+
+def test_a_sentence_transformer_keeps_its_modules(tmp_path: Path) -> None:
+    """1_Pooling and 2_Dense lie beside the ranks, each of which makes the pooling head of the whole folder."""
+    source = tmp_path / "source"
+    source.mkdir()
+    sentence_transformer(source, "pooling_mode_cls_token", has_dense=True)
+    check_head(source, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+def test_a_classifier_keeps_its_head(kind: str, tmp_path: Path) -> None:
+    """No rank has the tensors of the head; it is made from them when the folder is cut."""
+    source, more = tmp_path / "source", {"head_dim": 16} if kind == "qwen3" else {}
+    build(transformers.AutoModelForSequenceClassification, kind, num_labels=3, **more).save_pretrained(source)
+    check_head(source, tmp_path)
+
+
+def check_head(source: Path, folder: Path) -> None:
+    """Compare the heads that ranks make with that of the whole, after one cut, another one, and a merge."""
+    head = Checkpoint.open(source).side_files()[POOLING_FILE]
+    shard_folder(source, folder / "direct", strategy_of(source, RankLayout(1, 2)))
+    shard_folder(source, folder / "cut", strategy_of(source, 2))
+    shard_folder(folder / "cut", folder / "again", strategy_of(source, RankLayout(1, 2)))
+    assert files_of(folder / "again") == files_of(folder / "direct")
+    for name, world in (("cut", 2), ("again", 3)):
+        cut = ShardedFolder.open(folder / name)
+        assert [cut.rank(rank).side_files()[POOLING_FILE] for rank in range(world)] == [head] * world
+        merge_folder(folder / name, folder / f"{name}-merged")
+        assert files_of(folder / f"{name}-merged") == files_of(source)
+    convert(source, folder / "converted", Conversion())
+    assert Checkpoint.open(folder / "converted").side_files()[POOLING_FILE] == head
+
+
+@pytest.mark.parametrize("place", ["Pooling", "rank_0", "../1_Pooling", "1_Pooling/2_Dense"])
+def test_a_module_with_another_name_is_refused(place: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "Transformer"}, {"type": "Pooling", "path": place}]))
+    with raises(InvalidFileError, param="path", match="the name of a folder such as 1_Pooling"):
+        kept_files(tmp_path)
 
 
 def test_key_heads_of_several_ranks_are_stored_by_each(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def convert_checkpoint(
     files = _divide(targets, conversion)
     with new_folder(out) as folder:
         for name, data in sides.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
         writing = _Writing(checkpoint, adapter, conversion.dtype, progress)
         num_bytes = sum(writing.write(folder / name, own) for name, own in files.items())

@@ -5,10 +5,10 @@ Code and pickled weights are never downloaded: opening them can run a stranger's
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.checkpoint.pooling.files import MODULE_FILE
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.hub.remote import RemoteFile, RemoteModel, fetch_small
@@ -19,8 +19,6 @@ SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _SIDE_NAMES: Final = ("tokenizer.model", "merges.txt", "vocab.txt")
 _SIDE_SUFFIXES: Final = (".json", ".jinja")
-_MODULE_FILE: Final = re.compile(r"[0-9]{1,2}_[A-Za-z]{1,32}/(config\.json|model\.safetensors)")
-"""Files of a module of sentence-transformers, such as 1_Pooling or 2_Dense."""
 _PICKLED: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -70,7 +68,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _is_side_file(name: str, has_modules: bool) -> bool:
-    if has_modules and _MODULE_FILE.fullmatch(name):
+    if has_modules and MODULE_FILE.fullmatch(name):
         return True
     return _is_plain(name) and (name in _SIDE_NAMES or name.endswith(_SIDE_SUFFIXES))
 

@@ -13,7 +13,6 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.fused_layout import FUSED_TYPE
 from penstock.checkpoint.own_layout import Arrangement, join_rows_of_tensors, split_into_parameters
 from penstock.checkpoint.pickled import PICKLED, open_pickled
-from penstock.checkpoint.side_files import read_small_file
 from penstock.checkpoint.sources import has_own_names
 from penstock.config import OWN_NAMES, ConfigReader
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
@@ -21,7 +20,7 @@ from penstock.extras import install_command
 from penstock.graph.unpack_bundle import unpack_bundle
 from penstock.quant.folder import private_folder
 from penstock.runtime.build import build_in_child
-from penstock.sharding.folder import KEPT_FILES, is_sharded
+from penstock.sharding.folder import is_sharded, kept_files
 from penstock.sharding.write import merge_folder
 
 __all__ = ["convert"]
@@ -43,8 +42,7 @@ def convert(
         raise FileAccessError(f"{home}: no such folder", param="out")
     with private_folder(out) as temporary:
         with _opened(source, temporary) as checkpoint:
-            folder = checkpoint.folder
-            sides = {name: read_small_file(folder / name) for name in KEPT_FILES if (folder / name).exists()}
+            sides = kept_files(checkpoint.folder)
             if out.suffix == ".gguf":
                 return _write_gguf(checkpoint, out, conversion, temporary, progress)
             target = temporary / "folder" if out.suffix == ".psm" else out
@@ -71,8 +69,7 @@ def _write_gguf(
     folder, num_changed = checkpoint.folder, 0
     if conversion.lora is not None:
         folder = temporary / "folder"
-        sides = {name: read_small_file(checkpoint.folder / name) for name in KEPT_FILES
-                 if (checkpoint.folder / name).exists()}  # fmt: skip
+        sides = kept_files(checkpoint.folder)
         num_changed = convert_checkpoint(checkpoint, folder, replace(conversion, dtype=None), sides).num_changed
     written = temporary / "model.gguf"
     num_tensors = write_gguf(folder, written, conversion.dtype or checkpoint.dtype, progress or (lambda *_: None))

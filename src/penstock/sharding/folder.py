@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint, stored_dtype
+from penstock.checkpoint.pooling.files import MODULE_FILE, POOLING_INPUTS, pooling_files
 from penstock.checkpoint.side_files import SIDE_FILES, read_small_file
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
 from penstock.config import ConfigReader, check_integer, parse_object, show
@@ -26,17 +27,17 @@ from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.sharding.strategy import Parameter, Strategy
 
 __all__ = [
-    "KEPT_FILES", "MANIFEST", "STRATEGY", "WEIGHTS", "Manifest", "ShardedFolder", "is_sharded", "rank_bundle",
+    "MANIFEST", "STRATEGY", "WEIGHTS", "Manifest", "ShardedFolder", "is_sharded", "kept_files", "rank_bundle",
     "rank_name", "stream_tensor",
 ]  # fmt: skip
 
 MANIFEST: Final = "manifest.json"
 STRATEGY: Final = "strategy.json"
 WEIGHTS: Final = "model.safetensors"
-KEPT_FILES: Final = (
+_KEPT_FILES: Final = (
     *SIDE_FILES, "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "vocab.txt", *POOLING_INPUTS,
 )  # fmt: skip
-"""The files that stay beside the ranks."""
 _FORMAT: Final = "penstock sharded checkpoint"
 _VERSION: Final = 1
 _MAX_BYTES: Final = 1 << 30
@@ -52,6 +53,15 @@ def rank_name(rank: int) -> str:
 def rank_bundle(rank: int | str) -> str:
     """Return the name of a rank's bundle in a folder that ``penstock export --tp`` made."""
     return f"rank_{rank}.psm"
+
+
+def kept_files(folder: Path) -> dict[str, bytes]:
+    """Return the files of a checkpoint folder that a copy keeps beside its weights, by name.
+
+    Those of a module of sentence-transformers have its folder in their names.  Raises what ``pooling_files`` raises.
+    """
+    names = [name for name in _KEPT_FILES if (folder / name).exists()]
+    return {name: read_small_file(folder / name) for name in dict.fromkeys([*names, *pooling_files(folder)])}
 
 
 def is_sharded(folder: Path) -> bool:
@@ -74,7 +84,8 @@ class Manifest:
 
     ``strategy``: the checksum of strategy.json.  ``headers``: those of the whole files, by name.  ``index``:
     model.safetensors.index.json, or None.  ``sides``: the SHA-256 of each file beside the ranks.  ``wholes``: of each
-    tensor.  ``parts``: by rank, of each tensor that the rank has.
+    tensor.  ``parts``: by rank, of each tensor that the rank has.  ``made``: those of ``sides`` that were made from
+    whole tensors, because no rank has these; the source lacks them.
     """
 
     strategy: str
@@ -83,6 +94,7 @@ class Manifest:
     sides: Mapping[str, str]
     wholes: Mapping[str, str]
     parts: tuple[Mapping[str, str], ...]
+    made: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
         """Return the file."""
@@ -93,6 +105,7 @@ class Manifest:
             "headers": {name: header.decode() for name, header in self.headers.items()},
             "index": None if self.index is None else self.index.decode(),
             "sides": dict(self.sides),
+            **({"made": list(self.made)} if self.made else {}),
             "wholes": dict(self.wholes),
             "parts": [dict(part) for part in self.parts],
         }
@@ -126,6 +139,7 @@ class Manifest:
             _strings(reader, "sides"),
             _strings(reader, "wholes"),
             tuple(_strings(ConfigReader({"parts": part}, MANIFEST), "parts") for part in parts),
+            tuple(reader.text_list("made") or ()),
         )
 
 
@@ -207,12 +221,16 @@ class ShardedFolder:
     def check_sides(self) -> None:
         """Check the files beside the ranks against the manifest."""
         for name, checksum in self.manifest.sides.items():
-            if name not in KEPT_FILES:
+            if name not in _KEPT_FILES and MODULE_FILE.fullmatch(name) is None:
                 raise InvalidFileError(f"{MANIFEST}: sides: {show(name)} is not a file of a checkpoint", param="sides")
             if not (self.folder / name).exists():
                 raise InvalidFileError(f"{self.folder}: expected {name}, found no such file")
             if hashlib.sha256(read_small_file(self.folder / name)).hexdigest() != checksum:
                 raise InvalidFileError(f"{name}: expected the checksum in {MANIFEST}, found another: it was changed")
+
+        wrong = next((name for name in self.manifest.made if name not in self.manifest.sides), None)
+        if wrong is not None:
+            raise InvalidFileError(f"{MANIFEST}: made: {show(wrong)} is not one of sides", param="made")
 
     def file(self, rank: int) -> TensorFile:
         """Return the open file of a rank.  InvalidFileError names a tensor that differs from the strategy."""
@@ -315,8 +333,13 @@ class ShardedFolder:
             yield block.reshape(-1)
 
     def read_sides(self) -> dict[str, bytes]:
-        """Return the files beside the ranks."""
-        return {name: read_small_file(self.folder / name) for name in self.manifest.sides}
+        """Return the files beside the ranks that the whole folder has."""
+        made = self.manifest.made
+        return {name: read_small_file(self.folder / name) for name in self.manifest.sides if name not in made}
+
+    def make_sides(self) -> dict[str, bytes]:
+        """Return the files beside the ranks that were made from whole tensors."""
+        return {name: read_small_file(self.folder / name) for name in self.manifest.made}
 
 
 def _damaged(where: str, name: str) -> InvalidFileError:

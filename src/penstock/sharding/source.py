@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.pooling.files import make_pooling_head
+from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.side_files import read_small_file
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader
-from penstock.sharding.folder import KEPT_FILES, WEIGHTS, ShardedFolder, is_sharded, stream_tensor
+from penstock.sharding.folder import WEIGHTS, ShardedFolder, is_sharded, kept_files, stream_tensor
 
 __all__ = ["INDEX", "PlainFolder", "WholeTensors", "open_whole"]
 
@@ -52,6 +54,9 @@ class WholeTensors(Protocol):
     def read_sides(self) -> dict[str, bytes]:
         """Return the files beside the weights."""
 
+    def make_sides(self) -> dict[str, bytes]:
+        """Return files that ranks need beside those, because they are made from whole tensors: a pooling head."""
+
 
 class PlainFolder:
     """The tensors of a checkpoint folder."""
@@ -88,8 +93,15 @@ class PlainFolder:
 
     def read_sides(self) -> dict[str, bytes]:
         """Return the files beside the weights."""
+        return kept_files(self.checkpoint.folder)
+
+    def make_sides(self) -> dict[str, bytes]:
+        """Return the pooling head that the files beside the weights and the tensors describe, if they do."""
         folder = self.checkpoint.folder
-        return {name: read_small_file(folder / name) for name in KEPT_FILES if (folder / name).exists()}
+        if (folder / POOLING_FILE).exists():
+            return {}
+        head = make_pooling_head(folder, self.config, self.checkpoint)
+        return {} if head is None else {POOLING_FILE: head.to_bytes()}
 
 
 def open_whole(path: Path) -> WholeTensors:

@@ -72,9 +72,9 @@ def shard_folder(
     with new_folder(out) as folder:
         cutter = _Cutter(strategy, source_tensors, folder)
         cutter.run(progress)
-        sides = source_tensors.read_sides()
-        for name, data in {**sides, STRATEGY: strategy.to_json()}.items():
-            _write_synced(folder / name, data)
+        made = source_tensors.make_sides()
+        sides = {**source_tensors.read_sides(), **made}
+        _write_sides(folder, {**sides, STRATEGY: strategy.to_json()})
         manifest = Manifest(
             strategy.checksum,
             source_tensors.headers,
@@ -82,6 +82,7 @@ def shard_folder(
             {name: hashlib.sha256(data).hexdigest() for name, data in sides.items()},
             cutter.wholes,
             tuple(cutter.parts),
+            tuple(made),
         )
         _write_synced(folder / MANIFEST, manifest.to_json())
         written = ShardedFolder.open(folder)
@@ -112,8 +113,7 @@ def merge_folder(source: Path, out: Path, progress: Progress | None = None) -> S
         sides = whole.read_sides()
         if whole.manifest.index is not None:
             sides[INDEX] = whole.manifest.index
-        for name, data in sides.items():
-            _write_synced(folder / name, data)
+        _write_sides(folder, sides)
         _sync_folder(folder)
     _sync_folder(out.parent)
     return ShardReport(whole.manifest.wholes, num_bytes, time.monotonic() - start)
@@ -253,6 +253,16 @@ class _Columns:
         rows = piece.reshape(-1, self._row_bytes)
         ranges = [(start * self._element_bytes, stop * self._element_bytes) for start, stop in columns]
         yield np.concatenate([rows[:, start:stop] for start, stop in ranges], axis=1).reshape(-1)
+
+
+def _write_sides(folder: Path, sides: Mapping[str, bytes]) -> None:
+    """Write files beside the weights, those of modules of sentence-transformers in folders of their own."""
+    for name, data in sides.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        _write_synced(path, data)
+    for home in {(folder / name).parent for name in sides} - {folder}:
+        _sync_folder(home)
 
 
 def _write_synced(path: Path, data: bytes) -> None:

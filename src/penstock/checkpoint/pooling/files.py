@@ -6,6 +6,7 @@ The formats are those of transformers 5 (the class that ``architectures`` names)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -26,10 +27,16 @@ from penstock.checkpoint.tensor_file import TensorFile
 from penstock.config import ConfigReader, parse_json, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["POOLING_INPUTS", "classifier_tensors", "has_language_head", "has_segments", "make_pooling_head"]
+__all__ = [
+    "MODULE_FILE", "POOLING_INPUTS", "classifier_tensors", "has_language_head", "has_segments", "make_pooling_head",
+    "pooling_files",
+]  # fmt: skip
 
 POOLING_INPUTS: Final = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 """The files at the top of a folder that say how texts become vectors."""
+
+MODULE_FILE: Final = re.compile(r"[0-9]{1,2}_[A-Za-z]{1,32}/(config\.json|model\.safetensors)")
+"""The names of the files of a module, such as 1_Pooling or 2_Dense."""
 
 _MAX_BYTES: Final = 1 << 20
 
@@ -111,6 +118,29 @@ def make_pooling_head(folder: Path, config: ConfigReader, stored: Tensors) -> Po
     return PoolingHead("last", (layer,), labels=(LOGIT_LABEL,), score_function="sigmoid", pair_format="qwen3")
 
 
+def pooling_files(folder: Path) -> list[str]:
+    """Return the names of the files of sentence-transformers in a folder; a copy of the folder needs them.
+
+    Raises InvalidFileError for a module in a folder with a name of another form than 1_Pooling.
+    """
+    names = [name for name in POOLING_INPUTS if (folder / name).exists()]
+    for module in _modules(folder / "modules.json") if "modules.json" in names else ():
+        place = module.str("path", "")
+        for name in (f"{place}/config.json", f"{place}/model.safetensors") if place else ():
+            if MODULE_FILE.fullmatch(name) is None:
+                raise module.error("path", "the name of a folder such as 1_Pooling", place)
+            names += [name] if (folder / name).exists() else []
+    return names
+
+
+def _modules(path: Path) -> list[ConfigReader]:
+    """Return the modules that modules.json lists."""
+    listed = parse_json(read_small_file(path, _MAX_BYTES), path.name)
+    if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
+        raise InvalidFileError("modules.json: expected a list of objects")
+    return [ConfigReader(values, f"modules.json: {index}") for index, values in enumerate(listed)]
+
+
 def _read_classifier(config: ConfigReader, form: _Classifier, stored: Tensors) -> PoolingHead:
     layers = [read_linear(stored, name, activation) for name, activation in form.layers]
     pooling = form.pooling
@@ -186,10 +216,7 @@ def _torch_name(name: str, key: str, known: Sequence[str] | Mapping[str, object]
 
 def _read_modules(folder: Path, path: Path, config: ConfigReader, stored: Tensors) -> PoolingHead:
     """Return the head that modules.json of sentence-transformers describes."""
-    listed = parse_json(read_small_file(path, _MAX_BYTES), path.name)
-    if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
-        raise InvalidFileError("modules.json: expected a list of objects")
-    modules = [ConfigReader(values, f"modules.json: {index}") for index, values in enumerate(listed)]
+    modules = _modules(path)
     if [_kind(module) for module in modules] == ["Transformer", "LogitScore"]:
         return _read_logit_score(folder, modules[1], config, stored)
     pooling, normalize, layers = "", False, []
