@@ -157,6 +157,9 @@ def test_rows_may_repeat_and_leave_gaps(tmp_path: Path) -> None:
     stored = checkpoint(tmp_path / "own", fused=FUSED)
     own = mapped_as(stored, {"a": (4, 4)}, {"a": Source("fused", rows, rows_transposed=True, has_gaps=True)})
     assert (own.read("a") == FUSED[list(order)].T.numpy()).all()
+    part = Source("fused", rows, rows_transposed=True, has_gaps=True, columns=((0, 1), (2, 4)))
+    own = mapped_as(stored, {"a": (3, 4)}, {"a": part})
+    assert (own.read("a") == FUSED[list(order)].T.numpy()[[0, 2, 3]]).all()
     with raises(InvalidFileError, match=r"'fused': shape: expected 6 rows, found \[12"):
         mapped_as(stored, {"a": (3, 4)}, {"a": Source("fused", rows[1:], has_gaps=True)})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from safetensors.torch import save_file
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.sources import Source
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader
 from penstock.core.rank_layout import RankLayout
@@ -20,6 +22,7 @@ from penstock.graph.rank_bundle import write_rank_bundle
 from penstock.graph.strategy import capture_model, make_strategy
 from penstock.models.registry import load_network_script
 from penstock.sharding.folder import WEIGHTS
+from penstock.sharding.parts import select_rows
 from penstock.sharding.source import PlainFolder, open_whole
 from penstock.sharding.strategy import Strategy
 from penstock.sharding.write import merge_folder, shard_folder
@@ -32,9 +35,11 @@ from tests.support.sharded_folders import DEMO, strategy_of
 LAYOUTS = [RankLayout(), RankLayout(2), RankLayout(1, 2), RankLayout(2, 3), RankLayout(1, 1, 3), RankLayout(2, 2, 2)]
 STORED = (
     *("llama_tied_one_kv_head", "phi3_partial_window", "gpt2", "falcon_new", "bloom", "gemma2", "olmo2", "mixtral"),
-    *("granitemoe", "gpt_oss"),
+    *("granitemoe", "gpt_oss", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h", "qwen3_next"),
+    *("minicpm3", "deepseek_v2", "deepseek_v3"),
 )
-"""Own names, fused rows in all forms, transposed matrices, sums, whole norms, experts, also stacked and with biases."""
+"""Own names, fused rows in all forms, transposed matrices, sums, whole norms, experts, also stacked and with biases,
+recurrent layers of each kind, and latents, whose keys are the transposed rows of each head."""
 
 
 @pytest.mark.parametrize("family", mostly_long(STORED, "gpt2"))
@@ -54,6 +59,16 @@ def test_the_parts_of_ranks_are_the_rows_that_they_compute_with(family: str, tmp
             export_bundle(cut, tmp_path / "part.psm", rank=rank)
             write_rank_bundle(whole, tmp_path / "cut.psm", rank, layout)
             assert weights_of(tmp_path / "part.psm") == weights_of(tmp_path / "cut.psm"), (layout, rank)
+
+
+def test_transposed_rows_are_selected_by_column() -> None:
+    """A parameter [2 heads x 5, 3]: for each head the transpose of some rows of a tensor [12, 5]."""
+    heads = [Source("fused", ((start, start + 3),), rows_transposed=True) for start in (0, 6)]
+    first, second = (replace(head, columns=(columns,)) for head, columns in zip(heads, ((3, 5), (0, 5)), strict=True))
+    assert select_rows(heads, ((3, 10),), lambda piece: 5) == (first, second)
+    split = select_rows(heads, ((5, 6), (8, 10)), lambda piece: 5)
+    assert split == (replace(heads[1], columns=((0, 1), (3, 5))),)
+    assert select_rows(split, ((1, 2),), lambda piece: 5) == (replace(heads[1], columns=((3, 4),)),)
 
 
 def weights_of(path: Path) -> bytes:

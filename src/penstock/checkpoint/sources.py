@@ -40,8 +40,9 @@ class Source:
     the first dimension of a tensor with one dimension more, such as stacked experts.  ``plus`` is added in float32, and
     so is row ``added_row`` of the tensor ``add_row``.  The first ``skipped`` rows of ``tensor`` need not be read.  With
     ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
-    as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``.  With ``unit_rows`` every row is
-    divided by its length (L2 norm) in float32.  ``times`` multiplies in float32.  With ``column`` the tensor is a
+    as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``; a rank that has a part of it has the
+    ranges ``columns`` of the tensor, where none means all.  With ``unit_rows`` every row is divided by its length (L2
+    norm) in float32.  ``times`` multiplies in float32.  With ``column`` the tensor is a
     vector, read as a matrix of one column; with ``flat`` it is a matrix, read as a vector.  With ``has_gaps`` some
     rows before the last one may not be read.
     """
@@ -61,6 +62,7 @@ class Source:
     column: bool = False
     flat: bool = False
     has_gaps: bool = False
+    columns: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_computed(self) -> bool:
@@ -227,6 +229,8 @@ class MappedCheckpoint(Checkpoint):
             values = values[np.concatenate([np.arange(start, stop) for start, stop in piece.rows])]
         if piece.rows_transposed:
             values = values.T
+        if piece.columns:
+            values = np.concatenate([values[start:stop] for start, stop in piece.columns])
         if piece.plus:
             values, dtype = to_float32(np.ascontiguousarray(values), dtype) + np.float32(piece.plus), "f32"
         if piece.times is not None:
@@ -318,7 +322,8 @@ class MappedCheckpoint(Checkpoint):
                 )
             piece_rows = sum(stop - start for start, stop in piece.rows) if piece.rows else shape[0]
             if piece.rows_transposed and len(shape) == 2:
-                piece_rows, shape = shape[1], (shape[1], piece_rows)
+                num_columns = sum(stop - start for start, stop in piece.columns) or shape[1]
+                piece_rows, shape = num_columns, (num_columns, piece_rows)
             num_rows += piece_rows
             if shape[1:] != expected[1:]:
                 raise self._wrong_size(piece.tensor, f"{list(expected)} for {show(name)}", list(info.shape))

@@ -17,22 +17,32 @@ __all__ = ["join_rows", "local_sources", "select_rows"]
 def select_rows(pieces: Sequence[Source], rows: RowRanges, size_of: Callable[[Source], int]) -> tuple[Source, ...]:
     """Return the sources of the rows ``rows`` of a parameter that comes from ``pieces``.
 
-    ``size_of`` returns the number of rows of a piece's tensor; of a transposed one these are its columns.
+    ``size_of`` returns the number of rows of a piece's tensor; of a transposed one, or one whose rows are transposed,
+    these are its columns.
     """
     selected: list[Source] = []
     for start, stop in rows:
         end = 0
         for piece in pieces:
-            for first, last in piece.rows or ((0, size_of(piece)),):
+            for first, last in _ranges(piece) or ((0, size_of(piece)),):
                 begin, end = end, end + last - first
                 low, high = max(start, begin), min(stop, end)
                 if low < high:
                     own = (first + low - begin, first + high - begin)
-                    if selected and replace(selected[-1], rows=piece.rows) == piece:
-                        selected[-1] = replace(piece, rows=_append(selected[-1].rows, own))
+                    if selected and _with_ranges(selected[-1], _ranges(piece)) == piece:
+                        selected[-1] = _with_ranges(piece, _append(_ranges(selected[-1]), own))
                     else:
-                        selected.append(replace(piece, rows=(own,)))
+                        selected.append(_with_ranges(piece, (own,)))
     return tuple(selected)
+
+
+def _ranges(piece: Source) -> RowRanges:
+    """Return which of its tensor's rows, or columns, the rows of the parameter are."""
+    return piece.columns if piece.rows_transposed else piece.rows
+
+
+def _with_ranges(piece: Source, ranges: RowRanges) -> Source:
+    return replace(piece, columns=ranges) if piece.rows_transposed else replace(piece, rows=ranges)
 
 
 def local_sources(
