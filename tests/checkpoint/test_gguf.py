@@ -29,6 +29,7 @@ from transformers import (
 from penstock import LLM
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
+from penstock.checkpoint.sentencepiece import merges
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
 from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
 from tests.support.file_damage import mutate
@@ -187,6 +188,12 @@ def test_the_tokenizer_merges_by_scores(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "ab aé"
     assert json.loads(files["generation_config.json"]) == {"eos_token_id": [2], "bos_token_id": 1}
     assert json.loads(files["tokenizer_config.json"])["chat_template"] == "{{ messages[0].content }}"
+
+
+def test_too_many_merges_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merges, "MAX_MERGES", 3)
+    with pytest.raises(InvalidFileError, match=r"gguf: tokenizer\.ggml\.tokens: expected pieces with at most 3"):
+        Checkpoint.open(save(tmp_path, llama_file(text_metadata()))).side_files()
 
 
 @pytest.mark.parametrize(

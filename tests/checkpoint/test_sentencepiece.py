@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from penstock.checkpoint.sentencepiece import merges
 from penstock.checkpoint.sentencepiece.model import read_sentencepiece
 from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
 from penstock.checkpoint.side_files import read_folder_files
@@ -103,6 +104,31 @@ def test_other_kinds_are_left_to_transformers() -> None:
     charsmap = (3, message((4, 0), (2, b"map")))
     assert sentencepiece_tokenizer(message(piece, byte_pairs, charsmap), b"{}") is None
     assert sentencepiece_tokenizer(message(piece, byte_pairs, exact), b'{"add_bos_token": false}') is not None
+
+
+def test_merges_are_all_pairs_of_pieces() -> None:
+    source = random.Random(2)
+    texts = list(dict.fromkeys("".join(source.choices("ab\u2581", k=source.randint(1, 6))) for _ in range(400)))
+    scores = {text: float(source.randint(-3, 0)) for text in texts}
+    ids = {text: token for token, text in enumerate(texts)}
+    pairs = [(text[:at], text[at:]) for text in texts for at in range(1, len(text))]
+    found = [[left, right] for left, right in pairs if left in ids and right in ids]
+    found.sort(key=lambda pair: (-scores["".join(pair)], ids["".join(pair)], ids[pair[0]], ids[pair[1]]))
+    assert len(found) > 300
+    assert merges.merges_by_score(scores, ids, "pieces") == found
+
+
+def test_long_pieces_and_many_merges_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{number:04}" + "a" * 4000 for number in range(1000)]  # 4 million places to split a piece
+    ids = {text: token for token, text in enumerate(texts)}
+    assert merges.merges_by_score(dict.fromkeys(texts, 0.0), ids, "pieces") == []
+    chain = {"a" * num_chars: 0.0 for num_chars in range(1, 300)}
+    monkeypatch.setattr(merges, "MAX_MERGES", 40_000)
+    with pytest.raises(InvalidFileError, match="pieces: expected pieces with at most 40000 merges"):
+        merges.merges_by_score(chain, dict.fromkeys(chain, 0), "pieces")
+    monkeypatch.setattr(merges, "MAX_CHARS", 44_849)
+    with pytest.raises(InvalidFileError, match="pieces: expected at most 44849 characters, found 44850"):
+        merges.merges_by_score(chain, dict.fromkeys(chain, 0), "pieces")
 
 
 DAMAGED = {

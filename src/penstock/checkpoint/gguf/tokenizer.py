@@ -9,6 +9,7 @@ from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.split_patterns import find_pre_tokenizer
 from penstock.checkpoint.gguf.tokenizer_pieces import unigram, word_piece
 from penstock.checkpoint.gguf.vocab import TokenType, Vocab
+from penstock.checkpoint.sentencepiece.merges import merges_by_score
 from penstock.checkpoint.sentencepiece.steps import decoder_steps, normalizer_steps
 from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
@@ -90,14 +91,8 @@ def _sentencepiece(metadata: Metadata, vocab: Vocab) -> tuple[dict[str, Any], bo
     scores = metadata.numbers("tokenizer.ggml.scores", len(vocab.texts))
     if scores is None:
         raise metadata.error("tokenizer.ggml.scores", "an array of numbers")
-    normal = {text: token for text, token in vocab.ids.items() if vocab.types[token] == TokenType.NORMAL}
-    merges = []
-    for text, token in normal.items():
-        for at in range(1, len(text)):
-            left, right = text[:at], text[at:]
-            if left in normal and right in normal:
-                merges.append((-scores[token], token, normal[left], normal[right], left, right))
-    merges.sort(key=lambda merge: merge[:4])
+    normal = {text: scores[token] for text, token in vocab.ids.items() if vocab.types[token] == TokenType.NORMAL}
+    merges = merges_by_score(normal, vocab.ids, f"{metadata.file}: tokenizer.ggml.tokens")
     has_prefix = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     decoders = decoder_steps(has_prefix)
     unknown = next((text for token, text in enumerate(vocab.texts) if vocab.types[token] == TokenType.UNKNOWN), None)
@@ -112,7 +107,7 @@ def _sentencepiece(metadata: Metadata, vocab: Vocab) -> tuple[dict[str, Any], bo
             "fuse_unk": True,
             "byte_fallback": TokenType.BYTE in vocab.types,
             "vocab": vocab.ids,
-            "merges": [[left, right] for *_, left, right in merges],
+            "merges": merges,
         },
     }
     return tokenizer, True

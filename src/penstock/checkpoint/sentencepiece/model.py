@@ -26,8 +26,6 @@ BPE: Final = 2
 """The value of ``model_type`` of byte pair encoding; 1 is Unigram."""
 
 MAX_PIECE_CHARS: Final = 128
-MAX_CHARS: Final = 1 << 23
-"""Limit on the characters of all pieces: the time to find the merges grows with it."""
 
 _FILE: Final = "tokenizer.model"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -77,10 +75,6 @@ def read_sentencepiece(data: bytes) -> SentencePieceModel:
             normalizer += _message(value, "normalizer_spec")
     if not texts:
         raise InvalidFileError(f"{_FILE}: pieces: expected at least one, found none")
-    if sum(map(len, texts)) > MAX_CHARS:
-        raise InvalidFileError(
-            f"{_FILE}: pieces: expected at most {MAX_CHARS} characters, found {sum(map(len, texts))}"
-        )
     if len(set(texts)) != len(texts):
         raise InvalidFileError(f"{_FILE}: pieces: two have the same text")
     training, normalizing = dict(_fields(trainer)), dict(_fields(normalizer))

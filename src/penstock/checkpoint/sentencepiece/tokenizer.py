@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from penstock.checkpoint.generation import read_tokenizer_config
+from penstock.checkpoint.sentencepiece.merges import merges_by_score
 from penstock.checkpoint.sentencepiece.model import (
     BPE,
     BYTE,
@@ -77,24 +78,16 @@ def _tokenizer(reader: ConfigReader, model: SentencePieceModel, ids: dict[str, i
             "fuse_unk": True,
             "byte_fallback": BYTE in model.kinds,
             "vocab": ids,
-            "merges": _merges(model),
+            "merges": _merges(model, ids),
         },
     }
 
 
-def _merges(model: SentencePieceModel) -> list[list[str]]:
-    """Return every way to make a piece of two, in the order in which SentencePiece prefers them: the highest score."""
+def _merges(model: SentencePieceModel, ids: dict[str, int]) -> list[list[str]]:
+    """Return the merges of the normal pieces."""
     known = zip(model.texts, model.scores, model.kinds, strict=True)
     scores = {text: score for text, score, kind in known if kind == NORMAL}
-    token_ids = {text: token for token, text in enumerate(scores)}
-    merges = []
-    for text, score in scores.items():
-        for at in range(1, len(text)):
-            left, right = text[:at], text[at:]
-            if left in scores and right in scores:
-                merges.append((-score, token_ids[text], token_ids[left], token_ids[right], left, right))
-    merges.sort(key=lambda merge: merge[:4])
-    return [[left, right] for *_, left, right in merges]
+    return merges_by_score(scores, ids, "tokenizer.model: pieces")
 
 
 def _added_tokens(reader: ConfigReader, model: SentencePieceModel, ids: dict[str, int]) -> list[dict[str, Any]]:
