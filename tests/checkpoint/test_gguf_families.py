@@ -12,11 +12,12 @@ import torch
 
 from penstock import LLM
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
 from penstock.errors import InvalidFileError, UnsupportedError
 from tests.support.gguf_models import FAMILIES, gguf_arrays, random_model, write_gguf
 
 IDS = [3, 5, 7, 11, 13, 17, 19, 23, 29, 31]
-QUICK = ("gemma3", "qwen2moe", "gpt-oss", "lfm2")
+QUICK = ("gemma3", "qwen2moe", "gpt-oss", "lfm2", "qwen35")
 
 
 def eps_of(model: Any) -> dict[str, float]:
@@ -112,3 +113,50 @@ def test_experts_in_a_tensor_each_are_refused(tmp_path: Path) -> None:
     write_gguf(path, family.arch, arrays, {"attention.layer_norm_rms_epsilon": 1e-5, **family.keys})
     with pytest.raises(UnsupportedError, match=r"expected the experts of a layer in one tensor blk\.0\.ffn_gate_exps"):
         Checkpoint.open(path)
+
+
+def test_columns_move_in_whole_blocks_or_as_floats(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).normal(size=(3, 96)).astype(np.float32)
+    path, kind = tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0
+    write_gguf(path, gguf.MODEL_ARCH.LLAMA, {"a.weight": values}, {}, kind)
+    blocks = gguf.quantize(values, kind)
+    expected = gguf.dequantize(blocks, kind)
+    whole, apart = ((64, 96), (0, 64)), ((16, 96), (0, 16))
+    file = GgufWeights(GgufFile(path), {"whole": Source("a.weight", columns=whole),
+                                        "apart": Source("a.weight", columns=apart)})  # fmt: skip
+    assert [file.block_scheme(name) for name in ("whole", "apart")] == ["q8_0", None]
+    assert np.array_equal(file.read_blocks("whole"), np.roll(blocks, 34, axis=1))
+    assert np.array_equal(file.read("whole"), np.roll(expected, 32, axis=1))
+    assert np.array_equal(file.read("apart"), np.roll(expected, -16, axis=1))
+
+
+def test_older_forms_of_hybrids_have_the_same_parameters(tmp_path: Path) -> None:
+    family = FAMILIES["qwen3next"]
+    model = random_model(family)
+    arrays, keys = gguf_arrays(family, model), {**eps_of(model), **family.keys}
+    write_gguf(tmp_path / "new.gguf", family.arch, arrays, keys)
+    del arrays["blk.0.attn_qkv.weight"], arrays["blk.0.attn_gate.weight"]
+    arrays["blk.0.ssm_in.weight"] = model.model.layers[0].linear_attn.in_proj_qkvz.weight.detach().numpy()
+    arrays["blk.2.nextn.eh_proj.weight"] = np.zeros((64, 64), np.float32)  # predicts further tokens
+    write_gguf(tmp_path / "old.gguf", family.arch, arrays, keys | {"block_count": 3, "nextn_predict_layers": 1})
+    new, old = (Checkpoint.open(tmp_path / f"{name}.gguf") for name in ("new", "old"))
+    assert old.tensors.keys() == new.tensors.keys()
+    assert old.config.values == new.config.values
+    assert all(np.array_equal(old.read(name), new.read(name)) for name in new.tensors)
+
+
+@pytest.mark.parametrize(
+    ("keys", "change", "message"),
+    [
+        ({"ssm.time_step_rank": 3}, {}, r"ssm\.time_step_rank: expected a multiple of 2"),
+        ({"ssm.inner_size": 127}, {}, r"ssm\.inner_size: expected a multiple of 4"),
+        ({"ssm.inner_size": 256}, {}, "expected 320 rows, found the shape"),
+        ({}, {"blk.0.ssm_a": np.zeros(4, np.float32)}, r"ssm_a: expected finite numbers below 0"),
+    ],
+)
+def test_sizes_of_hybrids_are_checked(tmp_path: Path, keys: Any, change: Any, message: str) -> None:
+    family, path = FAMILIES["qwen35"], tmp_path / "model.gguf"
+    model = random_model(family)
+    write_gguf(path, family.arch, gguf_arrays(family, model) | change, {**eps_of(model), **family.keys, **keys})
+    with pytest.raises(InvalidFileError, match=message):
+        Checkpoint.open(path).read("model.layers.0.linear_attn.A_log")

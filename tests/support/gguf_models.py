@@ -23,6 +23,16 @@ SIZES: dict[str, Any] = {
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 COUNTS: dict[str, Any] = {"expert_count": 4, "expert_used_count": 2}
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+DELTA_KEYS = {"rope.dimension_count": 4, "full_attention_interval": 2, "ssm.conv_kernel": 4, "ssm.state_size": 16,
+              "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 128}  # fmt: skip
+SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
+SHARED = {"shared_expert_intermediate_size": 48}
+SHARED_KEYS: dict[str, Any] = {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 48}
 GRANITE = {"attention_multiplier": 0.3, "embedding_multiplier": 2.0, "logits_scaling": 1.5, "residual_multiplier": 0.5}
 GRANITE_KEYS = {"attention.scale": 0.3, "embedding_scale": 2.0, "logit_scale": 1.5, "residual_scale": 0.5}
 
@@ -96,13 +106,28 @@ FAMILIES = {
         {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False, "rope_theta": 1e4},
         {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},
     ),
+    "qwen3next": Family(
+        "Qwen3Next",
+        gguf.MODEL_ARCH.QWEN3NEXT,
+        {**QWEN_EXPERTS, **SHARED, **DELTA, "norm_topk_prob": True},
+        {**COUNTS, **SHARED_KEYS, **DELTA_KEYS},
+        plus=1.0,
+    ),
+    "qwen35": Family("Qwen3_5", gguf.MODEL_ARCH.QWEN35, DELTA, {**DELTA_KEYS, **SECTIONS}, plus=1.0),
+    "qwen35moe": Family(
+        "Qwen3_5Moe",
+        gguf.MODEL_ARCH.QWEN35MOE,
+        {**QWEN_EXPERTS, **SHARED, **DELTA},
+        {**COUNTS, **SHARED_KEYS, **DELTA_KEYS, **SECTIONS},
+        plus=1.0,
+    ),
 }  # fmt: skip
 
 
 def random_model(family: Family) -> PreTrainedModel:
     """Return a model whose every parameter is random, those of norms and sinks too."""
     torch.manual_seed(1)
-    prefix = "Gemma3Text" if family.name == "Gemma3" else family.name
+    prefix = f"{family.name}Text" if family.name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else family.name
     config = getattr(transformers, f"{prefix}Config")(**{**SIZES, **family.config})
     model: PreTrainedModel = getattr(transformers, f"{family.name}ForCausalLM")(config).eval()
     with torch.no_grad():
@@ -132,6 +157,37 @@ def _experts(name: str, array: np.ndarray, is_gpt_oss: bool) -> dict[str, np.nda
     return {own: np.ascontiguousarray(part) for own, part in zip(names, parts, strict=True)}
 
 
+def _delta_arrays(key: str, array: np.ndarray, arch: gguf.MODEL_ARCH) -> dict[str, np.ndarray]:
+    """Return the tensors of a delta layer, as llama.cpp's converter writes them, from one of transformers'."""
+    block, part = f"blk.{key.split('.')[2]}", key.split("linear_attn.")[1]
+    keys, values, key_dim, value_dim = 2, 4, 16, 32
+
+    def tiled(rows: np.ndarray, size: int) -> np.ndarray:
+        if arch == gguf.MODEL_ARCH.QWEN3NEXT:
+            return rows
+        heads = rows.reshape(keys, values // keys, size, *rows.shape[1:])
+        return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(rows.shape)
+
+    above = 2 * keys * key_dim
+    if part == "in_proj_qkvz.weight":
+        sizes = np.cumsum([key_dim, key_dim, values // keys * value_dim])
+        parts = np.split(array.reshape(keys, -1, array.shape[1]), sizes, axis=1)
+        q, k, v, z = (np.ascontiguousarray(rows).reshape(-1, array.shape[1]) for rows in parts)
+        return {f"{block}.attn_qkv.weight": np.concatenate([q, k, v]), f"{block}.attn_gate.weight": z}
+    if part in ("in_proj_qkv.weight", "conv1d.weight"):
+        own, array = ("attn_qkv", array) if "qkv" in part else ("ssm_conv1d", array.squeeze())
+        return {f"{block}.{own}.weight": np.concatenate([array[:above], tiled(array[above:], value_dim)])}
+    if part == "out_proj.weight":
+        return {f"{block}.ssm_out.weight": np.ascontiguousarray(tiled(array.T.copy(), value_dim).T)}
+    if part == "A_log":
+        return {f"{block}.ssm_a": -np.exp(tiled(array, 1))}
+    names = {"in_proj_z.weight": ("attn_gate.weight", value_dim), "in_proj_b.weight": ("ssm_beta.weight", 1),
+             "in_proj_a.weight": ("ssm_alpha.weight", 1), "dt_bias": ("ssm_dt.bias", 1)}  # fmt: skip
+    if part in names:
+        return {f"{block}.{names[part][0]}": tiled(array, names[part][1])}
+    return {f"{block}.{ {'in_proj_ba.weight': 'ssm_ba', 'norm.weight': 'ssm_norm'}[part] }.weight": array}
+
+
 def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]:
     """Return the float32 tensors of the file by name."""
     names, result = gguf.get_tensor_name_map(family.arch, 2), {}
@@ -141,6 +197,9 @@ def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]
             continue
         if ".experts." in key:
             result |= _experts(key, array, family.name == "GptOss")
+            continue
+        if ".linear_attn." in key:
+            result |= _delta_arrays(key, array, family.arch)
             continue
         for part, num_heads in (("q_proj", 4), ("k_proj", 2)):
             if family.has_pairs and part in key:
@@ -176,7 +235,7 @@ def write_gguf(
         kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
         kinds[type(value)](f"{name}.{key}", value)
     for tensor, array in arrays.items():
-        is_float = array.ndim == 1 or "ffn_gate_inp" in tensor or tensor.endswith(".bias") or "conv.conv" in tensor
+        is_float = array.ndim == 1 or "ffn_gate_inp" in tensor or tensor.endswith(".bias") or "conv" in tensor
         data = array if is_float else gguf.quantize(array, kind)
         writer.add_tensor(tensor, data, raw_dtype=None if is_float else kind)
     writer.write_header_to_file()

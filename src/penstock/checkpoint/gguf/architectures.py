@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from penstock.checkpoint.gguf.delta import DELTA_KEYS, DELTA_NAMES
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.config import show
 from penstock.errors import UnsupportedError
@@ -90,7 +91,11 @@ _SHARED: Final = {
 _WINDOW: Final = "attention.sliding_window"
 _CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
 
-_ARCHITECTURES: Final = {
+_DELTA_EXPERTS: Final = {
+    part: name for part, name in {**_experts("mlp"), **_SHARED, **DELTA_NAMES}.items() if part != "ffn_norm"
+}
+
+_ARCHITECTURES: Final[dict[str, Architecture]] = {
     "llama": Architecture("llama", has_pairs=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
@@ -179,6 +184,27 @@ _ARCHITECTURES: Final = {
         },
         keys=("shortconv.l_cache",),
         constants={"block_auto_adjust_ff_dim": False},
+    ),
+    "qwen3next": Architecture(
+        "qwen3_next",
+        layer_names=_DELTA_EXPERTS,
+        keys=(*_SIZES, "expert_shared_feed_forward_length", *DELTA_KEYS),
+        constants={"norm_topk_prob": True},
+        num_experts="num_experts",
+        is_own_form=True,
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text",
+        layer_names={**{part: name for part, name in _LAYER_NAMES.items() if part != "ffn_norm"}, **DELTA_NAMES},
+        keys=DELTA_KEYS,
+        is_own_form=True,
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        layer_names=_DELTA_EXPERTS,
+        keys=(*_SIZES, "expert_shared_feed_forward_length", *DELTA_KEYS),
+        num_experts="num_experts",
+        is_own_form=True,
     ),
 }
 _MIXTRAL: Final = replace(

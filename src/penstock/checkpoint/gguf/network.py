@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.architectures import TOP_NAMES, Architecture, find_architecture
+from penstock.checkpoint.gguf.delta import DELTA_ARCHITECTURES, DeltaSizes, delta_sources, delta_values
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.weights import Source
@@ -33,6 +34,7 @@ _LARGE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 """The number of layers of the 27B models: only their scores are divided by the root of hidden_size / heads."""
 _WINDOW: Final = "attention.sliding_window"
 _TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+(?:\.[a-z_]+)?)\.(weight|bias)")
+_BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,4})\.")
 
 _KNOWN_KEYS: Final = frozenset((
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
@@ -60,14 +62,14 @@ def config_values(
     hidden_size = metadata.integer(f"{name}.embedding_length", min=1)
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     head_dim = metadata.integer(f"{name}.attention.key_length", hidden_size // num_heads, min=1)
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", "rope.dimension_count")[: 1 if name in DELTA_ARCHITECTURES else 2]:
         if metadata.integer(f"{name}.{key}", head_dim) != head_dim:
             raise metadata.error(f"{name}.{key}", f"{head_dim}, the length of a key")
     values: dict[str, Any] = {
         "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
-        "intermediate_size": metadata.integer(f"{name}.feed_forward_length", min=1),
+        "intermediate_size": _intermediate_size(metadata, name),
         "num_hidden_layers": metadata.integer(f"{name}.block_count", min=1),
         "num_attention_heads": num_heads,
         "num_key_value_heads": max(_kv_heads(metadata, name)),
@@ -88,6 +90,12 @@ def config_values(
     values |= _family_values(metadata, name, values)
     scaling = _rope_scaling(metadata, name, values, rope_factors)
     return values if scaling is None else {**values, "rope_scaling": scaling}
+
+
+def _intermediate_size(metadata: Metadata, name: str) -> int:
+    """Return the width of a dense layer; files with experts in every layer may have only that of an expert."""
+    key, of_expert = f"{name}.feed_forward_length", f"{name}.expert_feed_forward_length"
+    return metadata.integer(key if key in metadata.values or of_expert not in metadata.values else of_expert, min=1)
 
 
 def _check_keys(metadata: Metadata, name: str, architecture: Architecture) -> None:
@@ -164,6 +172,8 @@ def _family_values(metadata: Metadata, name: str, values: Mapping[str, Any]) -> 
         result["layer_types"] = kinds if len(kinds) > 1 else kinds * values["num_hidden_layers"]
         result["norm_eps"] = values["rms_norm_eps"]
         result["conv_L_cache"] = metadata.integer(f"{name}.shortconv.l_cache", min=1)
+    if name in DELTA_ARCHITECTURES:
+        result |= delta_values(metadata, name)
     return result
 
 
@@ -242,10 +252,19 @@ def tensor_sources(metadata: Metadata, tensors: Iterable[StoredTensor]) -> dict[
     name, architecture = find_architecture(metadata)
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     heads = {"attn_q": num_heads, "attn_k": max(_kv_heads(metadata, name))}
-    sources = {}
+    delta = DeltaSizes.read(metadata, name) if name in DELTA_ARCHITECTURES else None
+    num_layers = metadata.integer(f"{name}.block_count", min=1) - metadata.integer(f"{name}.nextn_predict_layers", 0)
+    sources: dict[str, Source] = {}
     for tensor in tensors:
         if tensor.name == ROPE_FACTORS:
             continue
+        if delta is not None and (place := _BLOCK.match(tensor.name)):
+            if int(place[1]) >= num_layers:
+                continue  # predicts further tokens
+            own = delta_sources(delta, tensor, tensor.name[place.end() :], metadata.file)
+            if own is not None:
+                sources |= {f"model.layers.{place[1]}.{parameter}": source for parameter, source in own.items()}
+                continue
         match = _TENSOR.fullmatch(tensor.name)
         layer, part, kind = match.groups() if match else (None, "", "")
         if layer is not None and part in architecture.alternates.values():

@@ -21,6 +21,7 @@ from penstock.errors import FileAccessError, InvalidFileError
 
 __all__ = ["GgufFile", "GgufWeights", "Source"]
 
+_Ranges = tuple[tuple[int, int], ...]
 _FLOATS: Final[dict[str, str]] = {"f32": "<f4", "f16": "<u2", "bf16": "<u2"}
 
 
@@ -31,7 +32,8 @@ class Source:
     ``pair_heads`` is the number of heads whose rows the file has in adjacent pairs of the rotation; 0 keeps the order.
     ``index`` selects a matrix of a tensor of three dimensions.  ``alternate`` names a tensor of the same file whose
     rows (without ``index``, columns) go between those of ``name``, the first behind the first.  ``is_row``: the vector
-    is a matrix of one row.
+    is a matrix of one row.  ``rows`` and ``columns`` are ranges [start, stop) in the order of the parameter, within the
+    tensor; none means all.  ``is_log``: the parameter is the logarithm of the negated values, float32.
     """
 
     name: str
@@ -39,6 +41,9 @@ class Source:
     index: int | None = None
     alternate: str = ""
     is_row: bool = False
+    rows: _Ranges = ()
+    columns: _Ranges = ()
+    is_log: bool = False
 
 
 class GgufFile:
@@ -104,8 +109,10 @@ class GgufWeights:
             shape = (shape[0], 2 * shape[1]) if source.index is None else (2 * shape[0], shape[1])
         if source.is_row and len(shape) == 1:
             shape = (1, *shape)
+        if source.rows:
+            shape = (sum(stop - start for start, stop in source.rows), *shape[1:])
         dtypes = {part.kind.dtype or "f32" for part in parts}
-        dtype = dtypes.pop() if len(dtypes) == 1 else "f32"
+        dtype = dtypes.pop() if len(dtypes) == 1 and not source.is_log else "f32"
         num_bytes = math.prod(shape) * (4 if dtype == "f32" else 2)
         return TensorInfo(dtype, shape, self.path.name, _extent(first, source.index)[0], num_bytes)
 
@@ -127,16 +134,31 @@ class GgufWeights:
             data = self._file.raw(stored, source.index)
             if source.pair_heads:
                 data = _rows_in_halves(data, stored.shape[0], source.pair_heads)
+            if source.rows:
+                data = _chosen(data.reshape(stored.shape[0], -1), source.rows, 0).reshape(-1)
             if stored.kind.dtype:
                 values = data.view(_FLOATS[stored.kind.dtype])
                 arrays.append(values if stored.kind.dtype == info.dtype else to_float32(values, stored.kind.dtype))
             else:
                 arrays.append(dequantize(stored.kind, data))
-        return _alternating(arrays, source, info.shape).reshape(info.shape)
+        result = _alternating(arrays, source, info.shape).reshape(info.shape)
+        if source.columns:
+            result = _chosen(result, source.columns, 1)
+        return self._logarithm(source, result) if source.is_log else result
+
+    def _logarithm(self, source: Source, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the logarithm of the negated values, computed in float64 and rounded to float32."""
+        if not (np.isfinite(values) & (values < 0)).all():
+            raise InvalidFileError(f"{self.path.name}: tensor {source.name}: expected finite numbers below 0")
+        return np.log(-values.astype(np.float64)).astype(np.float32)
 
     def block_scheme(self, name: str) -> str | None:
         """Return the scheme that computes with the tensor's blocks as they are; None for any other tensor."""
-        schemes = {stored.kind.scheme for stored in self._stored(self._sources[name])}
+        source = self._sources[name]
+        schemes = {stored.kind.scheme for stored in self._stored(source)}
+        block_len = self._stored(source)[0].kind.block_len
+        if any(start % block_len or stop % block_len for start, stop in source.columns):
+            return None  # a block has columns that are apart in the parameter
         return schemes.pop() if len(self.tensors[name].shape) == 2 and len(schemes) == 1 else None
 
     def read_blocks(self, name: str) -> NDArray[np.uint8]:
@@ -145,8 +167,14 @@ class GgufWeights:
         arrays = []
         for stored in self._stored(source):
             data = self._file.raw(stored, source.index)
+            if source.rows:
+                data = _chosen(data.reshape(stored.shape[0], -1), source.rows, 0).reshape(-1)
             arrays.append(_rows_in_halves(data, shape[0], source.pair_heads) if source.pair_heads else data)
-        return _alternating(arrays, source, shape).reshape(shape[0], -1)
+        blocks = _alternating(arrays, source, shape).reshape(shape[0], -1)
+        kind = self._stored(source)[0].kind
+        bytes_of = [(a // kind.block_len * kind.block_bytes, b // kind.block_len * kind.block_bytes)
+                    for a, b in source.columns]  # fmt: skip
+        return _chosen(blocks, tuple(bytes_of), 1) if bytes_of else blocks
 
     def release(self, name: str, begin: int = 0, end: int | None = None) -> None:
         """Release the memory pages of the tensor, unless only a part of it was read (``begin``, ``end``)."""
@@ -154,6 +182,12 @@ class GgufWeights:
         if end is None or end == info.num_bytes:
             for stored in self._stored(self._sources[name]):
                 self._file.release(stored, self._sources[name].index)
+
+
+def _chosen(values: NDArray[Any], ranges: _Ranges, axis: int) -> NDArray[Any]:
+    """Return the ranges of a matrix along an axis, in their order; a view of one range of rows."""
+    parts = [values[start:stop] if axis == 0 else values[:, start:stop] for start, stop in ranges]
+    return parts[0] if len(parts) == 1 and axis == 0 else np.concatenate(parts, axis=axis)
 
 
 def _alternating(arrays: list[NDArray[Any]], source: Source, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -1,0 +1,161 @@
+"""Qwen's hybrids in GGUF files (``qwen3next``, ``qwen35``, ``qwen35moe``): sizes, and where the parameters come from.
+
+The forms are those of llama.cpp's converter (conversion/qwen.py).  ``attn_qkv`` has queries, keys and values one above
+another, ``attn_gate`` the gates z, and ``ssm_in``, of older files, both per key head, as the checkpoint.  ``ssm_ba``
+has b and a of the value heads of a key head together.  ``ssm_a`` is -exp(A_log).  In ``qwen35`` and ``qwen35moe`` the
+value heads are in tiled order: the first of every key head, then the second of every one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final
+
+from penstock.checkpoint.gguf.metadata import Metadata
+from penstock.checkpoint.gguf.reader import StoredTensor
+from penstock.checkpoint.gguf.weights import Source
+from penstock.errors import InvalidFileError
+
+__all__ = ["DELTA_ARCHITECTURES", "DELTA_KEYS", "DELTA_NAMES", "DeltaSizes", "delta_sources", "delta_values"]
+
+DELTA_ARCHITECTURES: Final = ("qwen3next", "qwen35", "qwen35moe")
+DELTA_KEYS: Final = (
+    "full_attention_interval", "nextn_predict_layers", "rope.dimension_sections", "ssm.conv_kernel", "ssm.group_count",
+    "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
+)  # fmt: skip
+"""Keys that these architectures have beside those of others.  The sections divide a position in three parts, which are
+equal for text; layers that predict further tokens are not read."""
+DELTA_NAMES: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ssm_norm": "linear_attn.norm",
+}
+"""Modules of a layer, in addition to those of ``delta_sources``."""
+_TILED: Final = ("qwen35", "qwen35moe")
+_Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class DeltaSizes:
+    """The heads of a delta layer and their sizes.  ``tiled``: the file has the value heads in tiled order."""
+
+    num_heads: int
+    head_dim: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    tiled: bool
+
+    @classmethod
+    def read(cls, metadata: Metadata, name: str) -> DeltaSizes:
+        """Read the sizes of architecture ``name``; InvalidFileError names a key."""
+        num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
+        key_heads = metadata.integer(f"{name}.ssm.group_count", min=1)
+        value_heads = metadata.integer(f"{name}.ssm.time_step_rank", min=1)
+        inner = metadata.integer(f"{name}.ssm.inner_size", min=1)
+        if value_heads % key_heads:
+            raise metadata.error(f"{name}.ssm.time_step_rank", f"a multiple of {key_heads}, the number of key heads")
+        if inner % value_heads:
+            raise metadata.error(f"{name}.ssm.inner_size", f"a multiple of {value_heads}, the number of value heads")
+        return cls(
+            num_heads=num_heads,
+            head_dim=metadata.integer(f"{name}.attention.key_length", min=1),
+            key_heads=key_heads,
+            value_heads=value_heads,
+            key_dim=metadata.integer(f"{name}.ssm.state_size", min=1),
+            value_dim=inner // value_heads,
+            tiled=name in _TILED and value_heads > key_heads,
+        )
+
+    def values(self, start: int, size: int) -> _Ranges:
+        """Return where the value heads are in the checkpoint's order, ``size`` rows each from ``start`` on."""
+        if not self.tiled:
+            return ((start, start + self.value_heads * size),)
+        shared = self.value_heads // self.key_heads
+        places = [which * self.key_heads + key for key in range(self.key_heads) for which in range(shared)]
+        return tuple((start + place * size, start + (place + 1) * size) for place in places)
+
+    def groups(self, sizes: tuple[int, ...]) -> list[_Ranges]:
+        """Return the rows of each part of a tensor that has, for each key head, ``sizes`` rows of its parts."""
+        return [
+            tuple((key * sum(sizes) + start, key * sum(sizes) + start + size) for key in range(self.key_heads))
+            for start, size in zip((sum(sizes[:part]) for part in range(len(sizes))), sizes, strict=True)
+        ]
+
+
+def delta_values(metadata: Metadata, name: str) -> dict[str, Any]:
+    """Return the values of config.json that only these architectures have."""
+    sizes = DeltaSizes.read(metadata, name)
+    return {
+        "num_hidden_layers": metadata.integer(f"{name}.block_count", min=1)
+        - metadata.integer(f"{name}.nextn_predict_layers", 0),
+        "partial_rotary_factor": metadata.integer(f"{name}.rope.dimension_count", min=1) / sizes.head_dim,
+        "full_attention_interval": metadata.integer(f"{name}.full_attention_interval", 4, min=1),
+        "linear_num_key_heads": sizes.key_heads,
+        "linear_num_value_heads": sizes.value_heads,
+        "linear_key_head_dim": sizes.key_dim,
+        "linear_value_head_dim": sizes.value_dim,
+        "linear_conv_kernel_dim": metadata.integer(f"{name}.ssm.conv_kernel", min=1),
+    }
+
+
+def delta_sources(sizes: DeltaSizes, tensor: StoredTensor, part: str, file: str) -> dict[str, Source] | None:
+    """Return the parameters of a layer that come from parts of a tensor; None for a tensor in the usual form.
+
+    ``part`` is its name without that of the layer.  Raises InvalidFileError for a tensor without the rows of all heads.
+    """
+    table = _tables(sizes).get(part)
+    if table is None:
+        return None
+    for source in table.values():
+        for ranges, axis in ((source.rows, 0), (source.columns, 1)):
+            if ranges and (len(tensor.shape) <= axis or tensor.shape[axis] != _expected(sizes, part)):
+                raise InvalidFileError(
+                    f"{file}: tensor {tensor.name}: expected {_expected(sizes, part)} {('rows', 'columns')[axis]}, "
+                    f"found the shape {list(tensor.shape)}"
+                )
+    return {name: replace(source, name=tensor.name) for name, source in table.items()}
+
+
+def _expected(sizes: DeltaSizes, part: str) -> int:
+    """Return the length of the axis that ``part`` is divided along."""
+    table = _tables(sizes)[part]
+    return sum(stop - start for source in table.values() for start, stop in source.rows or source.columns)
+
+
+@cache
+def _tables(sizes: DeltaSizes) -> Mapping[str, dict[str, Source]]:
+    """Return the sources by part, without the name of the tensor."""
+    keys, dim = sizes.key_heads * sizes.key_dim, sizes.head_dim
+    channels = ((0, 2 * keys), *sizes.values(2 * keys, sizes.value_dim))
+    queries = tuple((head * 2 * dim, head * 2 * dim + dim) for head in range(sizes.num_heads))
+    gates = tuple((stop, stop + dim) for _, stop in queries)
+    shared = sizes.value_heads // sizes.key_heads
+    q, k, v, z = sizes.groups((sizes.key_dim, sizes.key_dim, shared * sizes.value_dim, shared * sizes.value_dim))
+    b, a = sizes.groups((shared, shared))
+    heads = sizes.values(0, 1)
+    layer = "linear_attn"
+    return {
+        "attn_q.weight": {
+            "self_attn.q_proj.weight": Source("", rows=queries),
+            "self_attn.gate_proj.weight": Source("", rows=gates),
+        },
+        "attn_qkv.weight": {f"{layer}.in_proj_qkv.weight": Source("", rows=channels)},
+        "attn_gate.weight": {f"{layer}.in_proj_z.weight": Source("", rows=sizes.values(0, sizes.value_dim))},
+        "ssm_in.weight": {
+            f"{layer}.in_proj_qkv.weight": Source("", rows=q + k + v),
+            f"{layer}.in_proj_z.weight": Source("", rows=z),
+        },
+        "ssm_ba.weight": {
+            f"{layer}.in_proj_b.weight": Source("", rows=b),
+            f"{layer}.in_proj_a.weight": Source("", rows=a),
+        },
+        "ssm_beta.weight": {f"{layer}.in_proj_b.weight": Source("", rows=heads)},
+        "ssm_alpha.weight": {f"{layer}.in_proj_a.weight": Source("", rows=heads)},
+        "ssm_conv1d.weight": {f"{layer}.conv1d.weight": Source("", rows=channels)},
+        "ssm_dt.bias": {f"{layer}.dt_bias": Source("", rows=heads)},
+        "ssm_a": {f"{layer}.A_log": Source("", rows=heads, is_log=True)},
+        "ssm_out.weight": {f"{layer}.out_proj.weight": Source("", columns=sizes.values(0, sizes.value_dim))},
+    }
