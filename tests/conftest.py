@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 pytest_plugins = (
     "tests.support.builds",
     "tests.support.command",
+    "tests.support.export_zygote",
     "tests.support.fake_model",
     "tests.support.hub_server",
     "tests.support.services",

@@ -72,8 +72,9 @@ def test_code_in_a_pickle_does_not_run(protocol: int, tmp_path: Path) -> None:
     for number, value in enumerate([Runs(os.system, f"touch {mark}"), {"a": Runs(eval, "1")}, Runs(mark.touch)]):
         path = tmp_path / f"{number}.bin"
         path.write_bytes(pickle.dumps(value, protocol))
-        torch.save(value, tmp_path / f"{number}-zip.bin")
-        for file in (path, tmp_path / f"{number}-zip.bin"):
+        zipped = tmp_path / f"{number}-zip.bin"
+        torch.save(value, zipped, pickle_protocol=protocol)
+        for file in (path, zipped) if protocol == 2 else (path,):  # PyTorch writes archives of protocol 2
             with pytest.raises(InvalidFileError, match=rf"^{file.name}: "):
                 unpickle(file, file.with_suffix(".safetensors"))
     assert not mark.exists()

@@ -19,6 +19,8 @@ from tests.models.steps import run_whole
 from tests.support.errors import raises
 from tests.support.my_network import CONFIG, SCRIPT, SPEC, folder, tensors
 
+pytestmark = pytest.mark.usefixtures("cold_exports")
+
 __all__ = ["folder", "tensors"]
 
 NORM = "self.norm1(x)"

@@ -19,6 +19,8 @@ from penstock.runtime.build import Progress, build_in_child
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.slow_network import write_script
 
+pytestmark = pytest.mark.usefixtures("cold_exports")
+
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 

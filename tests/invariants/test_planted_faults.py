@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from penstock.core.native import Model
+from penstock.core.native import Model, cpu_levels
+from tests.support.builds import build, configured
 
 pytestmark = pytest.mark.long  # they build a library of their own
 ROOT = Path(__file__).parents[2]
@@ -57,11 +58,11 @@ Outcomes = dict[str, str]  # name of a test, with its parameters -> what it fail
 
 @pytest.fixture(scope="session")
 def planted_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    build = tmp_path_factory.mktemp("planted")
-    configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-DPENSTOCK_PLANTED=ON", "-DCMAKE_BUILD_TYPE=Release"]
-    subprocess.run(configure, check=True, capture_output=True)
-    subprocess.run(["cmake", "--build", str(build), "-j2", "--target", "penstock"], check=True, capture_output=True)
-    return build / "libpenstock.so"
+    """The core with the faults, and the levels that this machine runs."""
+    levels = ";".join(level for level, is_runnable in cpu_levels() if is_runnable)
+    folder = configured(tmp_path_factory, "planted", "-DPENSTOCK_PLANTED=ON", f"-DPENSTOCK_LEVELS={levels}")
+    build(folder, "penstock")
+    return folder / "libpenstock.so"
 
 
 def of_formats(names: Iterable[str], test: str, scheme: str, kv: str) -> list[str]:

@@ -31,8 +31,12 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run(script: str, folder: Path) -> str:
-    """Run shell lines as a user without settings of their own; return the output."""
+    """Run shell lines as a user without settings of their own; return the output.
+
+    Only the launcher of the compiler is the tests', which copies what another build of this run compiled.
+    """
     kept = ("PATH", "LANG", "PIP_", "SSL_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+    kept += ("CMAKE_CXX_COMPILER_LAUNCHER", "PENSTOCK_TEST_OBJECTS", "CCACHE_")
     env = {name: value for name, value in os.environ.items() if name.upper().startswith(kept)}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script], cwd=folder, env={**env, "HOME": str(folder / "home")},

@@ -21,8 +21,6 @@ PAGES = sorted(
     ]
 )
 RUNNABLE = [page for page in PAGES if any(block.is_runnable for block in blocks(page))]
-SHORT = [page for page in RUNNABLE if any(block.is_runnable and not block.is_long for block in blocks(page))]
-LONG = [page for page in RUNNABLE if any(block.is_long for block in blocks(page))]
 
 
 def known_options(command: str) -> set[str]:
@@ -36,29 +34,19 @@ def known_options(command: str) -> set[str]:
     return options
 
 
-def run_page(page: Path, folder: Path, with_long: bool) -> None:
-    shown = [block for block in blocks(page) if block.is_runnable and (with_long or not block.is_long)]
+@pytest.mark.long
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+def test_snippets_of_a_page_run(page: Path, short_folder: Path) -> None:
+    shown = [block for block in blocks(page) if block.is_runnable]
     needed = [name for name in PACKAGES if any(re.search(rf"\b{name} ", block.code) for block in shown)]
     if reason := skip_reason(*needed):
         pytest.skip(reason)
-    runner = Runner(folder)
+    runner = Runner(short_folder)
     try:
         for block in shown:
             runner.run(block)
     finally:
         runner.close()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("page", SHORT, ids=lambda page: page.stem)
-def test_snippets_of_a_page_run(page: Path, short_folder: Path) -> None:
-    run_page(page, short_folder, with_long=False)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("page", LONG, ids=lambda page: page.stem)
-def test_whole_page_runs(page: Path, short_folder: Path) -> None:
-    run_page(page, short_folder, with_long=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -127,7 +127,8 @@ def run_faulty(fault: str, world: int = 2) -> tuple[str, float]:
     """
     script = MPI_FAULT.replace("FAULT", fault)
     command = [mpiexec(), "-disable-auto-cleanup", "-n", str(world), sys.executable, "-c", script]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+    env = environment(PYTHONUNBUFFERED="")  # ranks write whole lines
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     error: dict[str, Any] = {}
     pids = []
     assert process.stdout is not None

@@ -32,6 +32,8 @@ import asyncio, json, sys
 import penstock
 from penstock import LLM, AsyncLLM, ProgramLimits, SamplingParams, register_network
 
+pytestmark = pytest.mark.usefixtures("cold_exports")
+
 FOLDER = sys.argv[1] if len(sys.argv) == 2 else "@FOLDER@"
 PARAMS = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
 def show(result):

@@ -21,6 +21,8 @@ from tests.support.servable_storms import CHAOS, KEY, TWICE, Ask, Traffic, asker
 from tests.support.serve_command import ask
 
 THREADS = 32
+CHANGES = 32 * CHAOS if CHAOS > 1 else 16
+"""Of each thread."""
 KINDS = {"load": 58, "other": 25, "steady": 3, "unload": 14}
 """Changes of a hundred.  One in seven unloads is told that there is nothing to unload, so that 12 % do."""
 REFUSALS = {
@@ -106,8 +108,8 @@ def test_loads_and_unloads_by_many_under_traffic(tmp_path: Path) -> None:
         finally:
             traffic.end()
         until(lambda: len(process.children(recursive=True)) == 2, "the end of other versions' processes")
-    assert sum(done.values()) == THREADS * 32 * CHAOS
-    assert 0.1 < done["unload"] / sum(done.values()) < 0.15, done
+    assert sum(done.values()) == THREADS * CHANGES
+    assert 0.08 < done["unload"] / sum(done.values()) < 0.16, done
     assert all(one["none"] for one in ends), "and each was told that nobody is there"
 
 
@@ -135,7 +137,7 @@ def change(url: str, place: int, done: Counter[str], errors: list[BaseException]
     random = Random(place)
     try:
         with Client(url, api_key=KEY, timeout_s=SECONDS, retries=0) as admin:
-            for _ in range(32 * CHAOS):
+            for _ in range(CHANGES):
                 kind = random.choices([*KINDS], [*KINDS.values()])[0]
                 chosen = {"versions": random.choice(("1", "2", "all")), "labels": {"stable": 2}}
                 try:

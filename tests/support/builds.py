@@ -65,6 +65,17 @@ def build(folder: Path, *targets: str) -> None:
         run(tool("cmake"), "--build", folder, "-j", "2", *(["--target", *targets] if targets else []))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Builds of this run share objects (``compile_once.py``), unless the environment names another launcher."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "CMAKE_CXX_COMPILER_LAUNCHER" not in os.environ:
+            script = Path(__file__).with_name("compile_once.py")
+            patch.setenv("CMAKE_CXX_COMPILER_LAUNCHER", f"{sys.executable};-I;{script}")
+            patch.setenv("PENSTOCK_TEST_OBJECTS", str(shared_folder(tmp_path_factory, "objects")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def release_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where CMake is configured for a release of the core; ``build`` makes targets there."""

@@ -124,7 +124,6 @@ class Runner:
             (programs / name).chmod(0o755)
         self.environment = environment(
             HOME=str(folder),
-            PENSTOCK_CACHE_DIR=str(folder / "cache"),
             PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
         )
         self.python: subprocess.Popen[str] | None = None

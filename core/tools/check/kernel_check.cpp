@@ -1,5 +1,6 @@
 // Compares every kernel of every level that this machine can run with a plain double-precision reference, and all
-// levels with the generic one bit for bit.  Prints what differs; the exit status is 1 if anything does.
+// levels with the generic one bit for bit.  Prints what differs; the exit status is 1 if anything does.  `--part`: fewer rows
+// of a shape.
 #include "base/cpu.h"
 #include "kernel_check.h"
 #include "kernel_check_attention.h"
@@ -37,7 +38,8 @@ inline void check_order() {
 
 }  // namespace check
 
-int main() {
+int main(int argc, char** argv) {
+  check::whole = argc < 2 || std::strcmp(argv[1], "--part") != 0;
   check::check_order();
   std::string names;
   for (const ps::Kernels* k : check::levels()) names += std::string(" ") + k->level;

@@ -237,7 +237,7 @@ inline void check_attention_case(const AttentionCase& c, Random& random, float m
     expect_same(out, expected, what, k->level);
     expect_same(attend(k, p, batch, p.q, own, 7), out, what + " split", k->level);
     expect_same(attend(k, p, batch, p.q, own, 0), out, what + " by partitions", k->level);
-    compare_attention(p, out, what, k->level);
+    if (k == ps::kernels_generic) compare_attention(p, out, what, k->level);  // the others have its bits
     compare_alone(k, p, batch, own, out, what);
   }
 }
@@ -394,13 +394,14 @@ inline void check_attention() {
                           {2, 1, 128}, {3, 3, 17}, {1, 1, 512}, {40, 1, 16}};
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})
     for (auto [h, g, d] : heads) {
+      const int many = whole || h == 6 || d == 17 ? 300 : 20;
       check_attention_case({h, g, d, layout, 1, 0, 0.f, false, {31, 1, 33}, 40}, random);
       check_attention_case({h, g, d, layout, 1, 20, 0.f, false, {255, 32}, 9}, random);
       check_attention_case({h, g, d, layout, 1, 40, 5.f, true, {257}, 33}, random);
       check_attention_case({h, g, d, layout, 0, 0, 0.f, true, {70, 5}, 100}, random);
-      check_attention_case({h, g, d, layout, 0, 9, 0.f, false, {290, 5}, 300}, random);
-      check_attention_case({h, g, d, layout, 1, h % 2 ? 0 : 20, 0.f, h > 4, {300, 1}, 40, true}, random);
-      check_attention_case({h, g, d, layout, h % 2, 0, 0.f, false, {300, 1, 33}, 300, false, 0, h > 4 ? 5 : 40}, random);
+      check_attention_case({h, g, d, layout, 0, 9, 0.f, false, {290, 5}, many}, random);
+      check_attention_case({h, g, d, layout, 1, h % 2 ? 0 : 20, 0.f, h > 4, {300, 1}, many < 40 ? many : 40, true}, random);
+      check_attention_case({h, g, d, layout, h % 2, 0, 0.f, false, {300, 1, 33}, many, false, 0, h > 4 ? 5 : 40}, random);
     }
   const int latents[][3] = {{5, 32, 16}, {3, 17, 6}, {36, 40, 11}, {1, 128, 64}};
   for (int layout : {PS_KV_F32, PS_KV_BF16, PS_KV_INT8})

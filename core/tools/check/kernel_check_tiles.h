@@ -35,6 +35,8 @@ inline void check_bf16_tiles(Random& random) {
 // More rows than the second-level cache holds, which tile registers take in another order: the same bits as by vectors, and of
 // bf16, which those round otherwise, as few rows have.
 inline void check_many_rows(Random& random) {
+  const std::vector<const ps::Kernels*> known = levels();
+  if (std::find(known.begin(), known.end(), ps::kernels_amx) == known.end()) return;
   const int64_t rows = 384, cols = 2817;
   const int32_t most = 401;
   for (const Scheme& scheme : kSchemes) {
