@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from penstock.checkpoint.gguf.architectures import architecture_of
 from penstock.models.families import family_modules
 
 RESULTS = Path(__file__).with_name("families.json")
@@ -19,10 +20,11 @@ error is the largest difference over the largest logit.
 
 The tests run every network of the table: the error is below 1e-4 with kernels and with the references of ops, the graph
 gives the same bits as eager mode, and a prompt in chunks the same bits as a whole one.
-[Getting a model](../guides/models.md) says what each family does not support.
+[Getting a model](../guides/models.md) says what each family does not support. The column GGUF has the values of
+`general.architecture` of the [GGUF files](../guides/models.md#gguf-files) that run.
 
-| model_type | also | reference | networks | largest error |
-|---|---|---|---|---|
+| model_type | also | GGUF | reference | networks | largest error |
+|---|---|---|---|---|---|
 """
 
 
@@ -38,7 +40,9 @@ def pages() -> dict[str, str]:
     rows = []
     for name, row in measured.items():
         others = [f"`{other}`" for other, module in modules.items() if module == modules[name] and other != name]
-        cells = [f"`{name}`", ", ".join(others), row["reference"], row["networks"], f"{row['error']:.1e}"]
+        found = architecture_of(name)
+        file = "" if found is None else f"`{found[0]}`"
+        cells = [f"`{name}`", ", ".join(others), file, row["reference"], row["networks"], f"{row['error']:.1e}"]
         rows.append(f"| {' | '.join(map(str, cells))} |")
     shown = {modules[name] for name in measured}
     rest = ", ".join(f"`{name}`" for name, module in sorted(modules.items()) if module not in shown)

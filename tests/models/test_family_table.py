@@ -38,3 +38,4 @@ def test_the_page_names_every_family() -> None:
 
     (text,) = pages().values()
     assert all(f"`{name}`" in text for name in built_in_families())
+    assert "| `qwen3_next` |  | `qwen3next` |" in text  # the architecture of its GGUF files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import gguf
@@ -16,18 +17,36 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.writer import quantize_q8_0
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.models.mapped import open_mapped
 from penstock.runtime.convert import convert
 from tests.support.errors import raises
 from tests.support.families import prompt, save
 from tests.support.gguf_blocks import DEMO_FOLDER
+from tests.support.gguf_models import FAMILIES as GGUF_FAMILIES
+from tests.support.gguf_models import random_model
 
-NAMES = ("llama", "gemma2", "mistral", "qwen2", "qwen3", "olmo2", "granite", "gemma", "gemma3_text")
+NAMES = (
+    "llama", "gemma2", "phi3", "qwen2_moe", "mistral", "qwen2", "qwen3", "olmo2", "granite", "gemma", "gemma3_text",
+    "smollm3", "mixtral", "qwen3_moe", "olmoe", "granitemoe",
+)  # fmt: skip
 Kind = gguf.GGMLQuantizationType
 
 
-@pytest.mark.parametrize("name", [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[2:])])
+def save_published(name: str, folder: Path) -> Path:
+    """Save a network of the family that has what GGUF has no key for as the published models have it."""
+    if name == "qwen3_moe":
+        random_model(GGUF_FAMILIES["qwen3moe"]).save_pretrained(folder)
+        return folder
+    save(name, folder)
+    if name == "olmoe":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"norm_topk_prob": False}))
+    return folder
+
+
+@pytest.mark.parametrize("name", [*NAMES[:3], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[3:])])
 def test_a_float_file_has_the_logits_of_its_folder(tmp_path: Path, name: str) -> None:
-    folder = save(name, tmp_path / "folder")
+    folder = save_published(name, tmp_path / "folder")
     if name.startswith("gemma"):  # what a file has no key for is as in the published models
         config = json.loads((folder / "config.json").read_text())
         removed = ("layer_types", "sliding_window_pattern", "attn_logit_softcapping" if "3" in name else "")
@@ -37,7 +56,7 @@ def test_a_float_file_has_the_logits_of_its_folder(tmp_path: Path, name: str) ->
     logits = []
     for path in (folder, tmp_path / "out.gguf"):
         with LLM(path, scheme="f32", mode="eager") as llm:
-            logits.append(llm.logits(prompt(20)))
+            logits.append(llm.logits([token % 300 for token in prompt(20)]))
     assert np.array_equal(logits[0], logits[1])
     assert (report.num_files, report.num_bytes) == (1, (tmp_path / "out.gguf").stat().st_size)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "out.gguf"]
@@ -100,6 +119,7 @@ def test_options_of_other_forms_are_refused(tmp_path: Path, conversion: Conversi
     ("changed", "param"),
     [
         ({"model_type": "phi"}, "model_type"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers"),
         ({"sliding_window": 8, "model_type": "mistral"}, "sliding_window"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64,
                            "beta_fast": 16.0}}, "rope_parameters"),
@@ -113,3 +133,32 @@ def test_what_a_file_cannot_say_is_refused(tmp_path: Path, changed: dict[str, ob
     with raises(UnsupportedError, param=param):
         convert(folder, tmp_path / "out.gguf", Conversion())
     assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "param"), [("qwen3_moe_renormalised", "mlp_only_layers"), ("olmoe", "norm_topk_prob")]
+)
+def test_experts_that_a_file_cannot_say_are_refused(tmp_path: Path, name: str, param: str) -> None:
+    with raises(UnsupportedError, param=param):
+        convert(save(name, tmp_path / "folder"), tmp_path / "out.gguf", Conversion())
+
+
+def test_experts_and_fused_rows_are_those_that_gguf_reads(tmp_path: Path) -> None:
+    """The package reads one tensor for all experts, and one for queries, keys and values."""
+    for name, stored, parameters in (
+        ("qwen2_moe", "blk.1.ffn_down_exps.weight", [f"mlp.experts.{i}.down_proj" for i in range(7)]),
+        ("phi3", "blk.1.attn_qkv.weight", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+    ):
+        folder, out = save(name, tmp_path / name), tmp_path / f"{name}.gguf"
+        convert(folder, out, Conversion("f16"))
+        source = open_mapped(folder)
+        values = [source.read(f"model.layers.1.{parameter}.weight") for parameter in parameters]
+        expected = np.stack(values) if name == "qwen2_moe" else np.concatenate(values)
+        reader = gguf.GGUFReader(out)
+        (tensor,) = (tensor for tensor in reader.tensors if tensor.name == stored)
+        assert np.array_equal(tensor.data, expected.astype(np.float16))
+        arch = reader.fields["general.architecture"].contents()
+        names = {gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[{v: k for k, v in
+                 gguf.MODEL_ARCH_NAMES.items()}[arch]]}  # fmt: skip
+        found = {re.sub(r"blk\.\d+", "blk.{bid}", tensor.name.rpartition(".")[0]) for tensor in reader.tensors}
+        assert found <= names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,19 @@ __all__ = ["GGUF_TYPES", "write_gguf"]
 
 GGUF_TYPES: Final = tuple(FILE_TYPES)
 """The element types that matrices can have; vectors and routers are float32."""
-_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "granite", "gemma", "gemma2", "gemma3_text")
+_FAMILIES: Final = (
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "smollm3", "granite", "gemma", "gemma2", "gemma3_text",
+    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe",
+)  # fmt: skip
+_FUSED: Final = {
+    "phi3": {"attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+             "ffn_up": ("mlp.gate_proj", "mlp.up_proj")},
+}  # fmt: skip
+"""Tensors of a layer that have the rows of several parameters one above another, by model_type."""
+_FLOAT32_PARTS: Final = ("ffn_gate_inp", "ffn_gate_inp_shexp")
+_NO_ROPE_INTERVAL: Final = 4
+"""Every such layer of SmolLM 3 has no rotary positions; GGUF has no key for it."""
+_EXPERT: Final = re.compile(r"(.+\.experts\.)\d+(\..+)")
 _PARAMETER: Final = re.compile(r"(?:model\.layers\.(\d+)\.)?(.+)\.(weight|bias)")
 _PIECE_VALUES: Final = 1 << 22
 _CAPS: Final = {"attn_logit_softcapping": "score_cap", "final_logit_softcapping": "logit_cap"}
@@ -34,10 +46,10 @@ _CAPS: Final = {"attn_logit_softcapping": "score_cap", "final_logit_softcapping"
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of the file: its entry, and the parameter that it has."""
+    """A tensor of the file: its entry, and the parameters that it has one after another."""
 
     entry: GgufEntry
-    parameter: str
+    parameters: tuple[str, ...]
     pair_heads: int = 0
 
 
@@ -65,18 +77,19 @@ def write_gguf(folder: Path, out: Path, kind: str, progress: Callable[[int, int]
         metadata["general.quantization_version"] = 2
     metadata |= {f"{name}.{key}": value for key, value in _keys(own, architecture, model_type).items()}
     metadata |= tokenizer_metadata(checkpoint.side_files(), own.vocab_size)
-    tensors = _tensors(checkpoint, architecture, own, kind)
+    tensors = _tensors(checkpoint, architecture, own, kind, _FUSED.get(model_type, {}))
     factors = _llama3_factors(_decoder(own).rope)
     entries = [tensor.entry for tensor in tensors]
     if factors is not None:
         entries.append(GgufEntry("rope_freqs.weight", "f32", factors.shape))
     writer = GgufWriter(out, metadata, entries)
-    total, done = sum(checkpoint.tensors[tensor.parameter].num_bytes for tensor in tensors), 0
-    for tensor in tensors:
-        for data in _data(checkpoint, tensor):
+    parameters = [(tensor, parameter) for tensor in tensors for parameter in tensor.parameters]
+    total, done = sum(checkpoint.tensors[parameter].num_bytes for _, parameter in parameters), 0
+    for tensor, parameter in parameters:
+        for data in _data(checkpoint, tensor, parameter):
             writer.add(data)
-        checkpoint.release(tensor.parameter)
-        done += checkpoint.tensors[tensor.parameter].num_bytes
+        checkpoint.release(parameter)
+        done += checkpoint.tensors[parameter].num_bytes
         progress(done, total)
     if factors is not None:
         writer.add(factors)
@@ -86,7 +99,8 @@ def write_gguf(folder: Path, out: Path, kind: str, progress: Callable[[int, int]
 
 def _decoder(config: Any) -> Any:
     """Return the sizes of the network; some families have them under ``decoder``."""
-    return getattr(config, "decoder", config)
+    own = getattr(config, "granite", config)
+    return getattr(own, "decoder", own)
 
 
 def _keys(config: Any, architecture: Architecture, model_type: str) -> dict[str, Any]:
@@ -109,15 +123,55 @@ def _keys(config: Any, architecture: Architecture, model_type: str) -> dict[str,
     if sizes.rope.rotary_dim != sizes.head_dim:
         raise UnsupportedError("partial_rotary_factor: expected 1 for a GGUF file", param="partial_rotary_factor")
     keys |= _rope_keys(sizes.rope)
-    keys |= {key: float(getattr(config, own)) for key, own in architecture.factors.items()}
+    factors = getattr(config, "granite", config)
+    keys |= {key: float(getattr(factors, own)) for key, own in architecture.factors.items()}
+    if architecture.num_experts:
+        keys |= _expert_keys(getattr(config, "mixture", config), architecture)
+    if model_type == "smollm3":
+        _check_rope_layers(sizes.rope_layers)
     if model_type in ("gemma2", "gemma3_text"):
         keys |= _gemma_keys(config, model_type)
+    elif model_type == "phi3":
+        keys["attention.sliding_window"] = sizes.windows[0]
     elif any(sizes.windows):
         raise UnsupportedError(
             f"sliding_window: expected none for a GGUF file of {model_type}, found {max(sizes.windows)}",
             param="sliding_window",
         )
     return keys
+
+
+def _expert_keys(mixture: Any, architecture: Architecture) -> dict[str, Any]:
+    """Return the keys of experts; what GGUF has no key for must be as llama.cpp takes it."""
+    if not all(mixture.sparse):
+        dense = mixture.sparse.index(False)
+        raise UnsupportedError(
+            f"mlp_only_layers: expected experts in every layer for a GGUF file, found none in layer {dense}",
+            param="mlp_only_layers",
+        )
+    expected = architecture.constants.get("norm_topk_prob", mixture.routing.renormalise)
+    if mixture.routing.renormalise != expected:
+        raise UnsupportedError(
+            f"norm_topk_prob: expected {str(expected).lower()} for a GGUF file, found "
+            f"{str(mixture.routing.renormalise).lower()}",
+            param="norm_topk_prob",
+        )
+    keys = {"expert_count": mixture.num_experts, "expert_used_count": mixture.routing.k}
+    if architecture.expert_size != "intermediate_size":
+        keys["expert_feed_forward_length"] = mixture.expert_size
+    if mixture.shared_size:
+        keys["expert_shared_feed_forward_length"] = mixture.shared_size
+    return keys
+
+
+def _check_rope_layers(rope_layers: tuple[bool, ...]) -> None:
+    """Refuse another choice of the layers without rotary positions than that of llama.cpp."""
+    usual = tuple((layer + 1) % _NO_ROPE_INTERVAL != 0 for layer in range(len(rope_layers)))
+    if rope_layers != usual:
+        raise UnsupportedError(
+            f"no_rope_layers: expected 0 in every layer of number {_NO_ROPE_INTERVAL} for a GGUF file, found others",
+            param="no_rope_layers",
+        )
 
 
 def _rope_keys(rope: RopeConfig) -> dict[str, Any]:
@@ -174,32 +228,57 @@ def _gemma_keys(config: Any, model_type: str) -> dict[str, Any]:
     return {"attention.sliding_window": window, **caps}
 
 
-def _tensors(checkpoint: Checkpoint, architecture: Architecture, config: Any, kind: str) -> list[_Tensor]:
+def _tensors(
+    checkpoint: Checkpoint, architecture: Architecture, config: Any, kind: str, fused: Mapping[str, tuple[str, ...]]
+) -> list[_Tensor]:
     """Return the tensors of the file, in the order of the checkpoint's."""
-    parts = {name: part for part, name in architecture.layer_names.items()}
-    top = {name: part for part, name in TOP_NAMES.items()}
-    sizes, redundant, result = _decoder(config), checkpoint.redundant_names(), []
+    sizes, redundant = _decoder(config), checkpoint.redundant_names()
+    places = {name: part for part, name in architecture.layer_names.items()}
+    places |= {name: part for part, names in fused.items() for name in names}
+    top, order = {name: part for part, name in TOP_NAMES.items()}, {}
+    parameters: dict[tuple[str | None, str, str], list[str]] = {}
     for name, info in checkpoint.tensors.items():
         match = _PARAMETER.fullmatch(name)
         layer, module, end = match.groups() if match else (None, "", "")
         if name in redundant or (module == "lm_head" and sizes.tied):
             continue
-        part = (top if layer is None else parts).get(module)
+        part = (top if layer is None else places).get(_EXPERT.sub(r"\1{}\2", module))
         if part is None:
             raise UnsupportedError(f"{info.file}: tensor {name}: GGUF has no name for it", param="source")
-        is_matrix = len(info.shape) == 2
-        own = kind if is_matrix and (kind != "q8_0" or info.shape[1] % 32 == 0) else "f16" if is_matrix else "f32"
+        order[name] = fused[part].index(module) if part in fused else _expert_number(module)
+        parameters.setdefault((layer, part, end), []).append(name)
+    result = []
+    for (layer, part, end), names in parameters.items():
+        names.sort(key=order.__getitem__)
+        shape = _joined_shape([checkpoint.tensors[name].shape for name in names], part in fused)
+        if part == "ffn_gate_inp_shexp":  # a matrix of one row is a vector
+            shape = shape[-1:]
+        is_matrix = len(shape) > 1 and part not in _FLOAT32_PARTS and end == "weight"
+        own = kind if is_matrix and (kind != "q8_0" or shape[-1] % 32 == 0) else "f16" if is_matrix else "f32"
         heads = {"attn_q": sizes.num_heads, "attn_k": sizes.num_kv_heads}
         pair_heads = heads.get(part, 0) if architecture.has_pairs and layer is not None else 0
         stored = f"{part}.{end}" if layer is None else f"blk.{layer}.{part}.{end}"
-        result.append(_Tensor(GgufEntry(stored, own, info.shape), name, pair_heads))
+        result.append(_Tensor(GgufEntry(stored, own, shape), tuple(names), pair_heads))
     return result
 
 
-def _data(checkpoint: Checkpoint, tensor: _Tensor) -> Iterator[NDArray[Any]]:
-    """Yield the data of a tensor in runs of rows."""
-    info, kind = checkpoint.tensors[tensor.parameter], tensor.entry.kind
-    values = checkpoint.read(tensor.parameter)
+def _expert_number(module: str) -> int:
+    """Return the number of the expert that a module is a part of; 0 for other modules."""
+    match = re.search(r"\.experts\.(\d+)\.", module)
+    return 0 if match is None else int(match[1])
+
+
+def _joined_shape(shapes: list[tuple[int, ...]], is_fused: bool) -> tuple[int, ...]:
+    """Return the shape of a tensor that has the rows of several parameters, or their matrices."""
+    if is_fused:
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    return shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
+
+
+def _data(checkpoint: Checkpoint, tensor: _Tensor, parameter: str) -> Iterator[NDArray[Any]]:
+    """Yield the data of a parameter in runs of rows."""
+    info, kind = checkpoint.tensors[parameter], tensor.entry.kind
+    values = checkpoint.read(parameter)
     if tensor.pair_heads:
         half = len(values) // tensor.pair_heads // 2
         values = values.reshape(tensor.pair_heads, 2, half, -1).swapaxes(1, 2).reshape(values.shape)
@@ -212,4 +291,4 @@ def _data(checkpoint: Checkpoint, tensor: _Tensor) -> Iterator[NDArray[Any]]:
             else:
                 yield convert_floats(rows, info.dtype, kind)
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"{info.file}: tensor {tensor.parameter}: {error}", param="dtype") from None
+            raise InvalidArgumentError(f"{info.file}: tensor {parameter}: {error}", param="dtype") from None
