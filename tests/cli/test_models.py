@@ -34,7 +34,7 @@ def test_models_are_loaded_updated_and_unloaded(tmp_path: Path, capsys: pytest.C
         refusal = models("load", spaced, *asked, status=1)
         assert "'my model'. Pass NAME=PATH" in refusal
         loaded = models("load", f"second={spaced}", *asked)
-        assert loaded.startswith("second  ready  version 1  my model.psm, w8a8  context 1024  1 of 1 workers ready")
+        assert loaded.startswith("second  ready  version 1  my model.psm, w8a8  context 1024  1 of 1 worker ready")
         assert "version 2" in models("update", f"second={DEMO}", *asked)
         found = json.loads(models(*asked, "--json"))
         assert [(one["id"], one["version"]) for one in found["models"]] == [("first", 1), ("second", 2)]
@@ -47,6 +47,8 @@ def test_models_are_loaded_updated_and_unloaded(tmp_path: Path, capsys: pytest.C
             AdminClient(path).load("relative.psm")
         assert (refused.value.status, refused.value.code) == (400, "invalid_value")
         assert refused.value.request_id
-        assert models(*asked).count("\n") == 1
+        assert [line.split("  ")[1:] for line in models(*asked).splitlines()[1:]] == [
+            ["first-1", "ready", "0 open requests"]
+        ]
     assert "no service answers" in models("--admin-socket", tmp_path / "gone.sock", status=1)
     assert "--admin-socket is required" in models(status=2)

@@ -46,13 +46,13 @@ def test_the_table_names_the_costs_and_two_ranks_are_faster(tmp_path, capsys) ->
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--replicas", "2,x"], "replicas: expected numbers separated by commas"),
+        (["--replicas", "2,x"], "replicas: expected numbers or MIN..MAX, separated by commas"),
         (["--policy", "prefix,best"], "policy: expected one of"),
         (["--replicas", "0"], "replicas: expected an integer from 1"),
         (["--tp", "99"], "tp: expected an integer from 1 to 64"),
         (["--pages", "0"], "num_pages: expected an integer from 1"),
         (["--max-requests", "64", "--max-tokens", "32"], "--max-tokens: expected at least --max-requests"),
-        (["--costs", "none.json"], "none.json"),
+        (["--costs", "none.json"], "none.json: No such file or directory"),
         (["--mtbf", "-1"], "mtbf_s: expected"),
         (["--restart", "nan"], "restart_s: expected"),
         (["--seed", "-1"], "seed: expected"),

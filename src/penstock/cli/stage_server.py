@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.listener import add_listener_options, read_listener
+from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.runtime.stage_server import StageServer
@@ -34,10 +35,14 @@ def stage_server(args: argparse.Namespace, join_s: float = 600.0) -> StageServer
     if listener is None:
         return None
     host, port, token = listener
+    if args.pp == 1:
+        raise InvalidArgumentError("--stage-port requires --pp 2 or more")
 
     def tell(port: int) -> None:
-        print(
-            f"Waiting for {args.pp} stages: penstock stage MODEL --primary {host}:{port}", file=sys.stderr, flush=True
-        )
+        command = f"penstock stage MODEL --token-file FILE --ca-file FILE --primary {host}:{port}"
+        print(f"Waiting for {args.pp} stages. Start on each machine: {command}", file=sys.stderr, flush=True)
 
-    return StageServer(host, port, args.stage_certificate, args.stage_key, token, join_s, tell)
+    def tell_joined(address: str, num_joined: int) -> None:
+        print(f"A stage has joined from {address} ({num_joined} of {args.pp})", file=sys.stderr, flush=True)
+
+    return StageServer(host, port, args.stage_certificate, args.stage_key, token, join_s, tell, tell_joined)

@@ -108,8 +108,10 @@ def read_costs(path: Path) -> StepCosts:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileAccessError(f"{path}: {error}") from None
+    except OSError as error:
+        raise FileAccessError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InvalidFileError(f"{path}: expected text in UTF-8") from None
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -161,4 +163,4 @@ def write_costs(costs: StepCosts, path: Path) -> None:
     try:
         path.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise FileAccessError(f"{path}: {error}") from None
+        raise FileAccessError(f"{path}: {error.strerror or error}") from None

@@ -57,8 +57,10 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
     try:
         with path.open(encoding="utf-8") as file:
             yield from parse_trace(file, str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileAccessError(f"{path}: {error}") from None
+    except OSError as error:
+        raise FileAccessError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InvalidFileError(f"{path}: expected text in UTF-8") from None
 
 
 def parse_trace(lines: Iterable[str], name: str = "trace") -> Iterator[TraceRequest]:

@@ -121,7 +121,11 @@ def rerank_documents(
 
 def ranking_head(head: PoolingHead | None) -> PoolingHead:
     """Return the head of a classifier with one class, whose score is a relevance.  Otherwise UnsupportedError."""
-    head = classifier_head(head)
+    if head is None or not head.labels:
+        raise UnsupportedError(
+            "rerank: expected a cross-encoder or a causal reranker; the files of this model have no head of classes",
+            param="model",
+        )
     if len(head.labels) != 1:
         raise UnsupportedError(
             f"rerank: expected a classifier with one class, found one with {len(head.labels)}", param="model"

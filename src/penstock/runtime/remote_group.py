@@ -177,6 +177,9 @@ class RemoteGroup:
             self._is_full = len(self._members) == self.layout.pp
             member.stream.listen(lambda frame: self._take(member, frame))
             self._changed.notify_all()
+            num_joined = len(self._members)
+        if self._server.on_join is not None:
+            self._server.on_join(member.address, num_joined)
         return None
 
     def _stage_of(self, rank: int) -> int:

@@ -20,8 +20,9 @@ from typing import Any, Final
 from penstock.core.library import CLOSED, ENDED
 from penstock.core.link_comm import PART, ROWS, LinkComm
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
+from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError, UnavailableError
 from penstock.processes.frames import FrameStream
+from penstock.processes.reconnect import RetryLines, connection_problem
 from penstock.processes.tls import TlsSession, client_context, connect, keep_alive
 from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram
@@ -50,12 +51,16 @@ async def join_pipeline(
     UnavailableError, unless rank 0 closed the pipeline.  Raises InvalidArgumentError if rank 0 refuses this stage, and
     the errors of ``find_bundle``.
     """
-    context = client_context(ca, [ALPN])
+    try:
+        context = client_context(ca, [ALPN])
+    except InvalidFileError as error:
+        raise InvalidFileError(f"--ca-file: {error}") from error
+    where = f"{address[0]}:{address[1]}"
+    lines = RetryLines("stage", where, _PAUSES_S)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    num_tries = 0
     while not stopped.is_set():
         with ExitStack() as stack:
             found = find_bundle(source.model, source.rank, source.scheme)
@@ -63,18 +68,17 @@ async def join_pipeline(
             try:
                 reason = await stage.serve(address, TlsSession(context, address[0]), token, stopped)
             except OSError as error:
-                reason = error.strerror or str(error) or f"no answer within {_CONNECT_S:g} s"  # of asyncio.timeout
+                reason = connection_problem(error, _CONNECT_S)
         if stopped.is_set() or (reason == CLOSED and not again):
             return 0
-        where = f"{address[0]}:{address[1]}"
         if not again:
             raise UnavailableError(f"{where}: {reason}")
-        num_tries = 0 if stage.has_begun else num_tries + 1
-        pause_s = _PAUSES_S[min(num_tries, len(_PAUSES_S) - 1)]
-        if reason != CLOSED:
-            print(f"penstock stage: {where}: {reason}; trying again in {pause_s:g} s", file=sys.stderr, flush=True)
+        if stage.has_begun:
+            lines.reset()
+        if reason == CLOSED:
+            reason = "the pipeline ended"
         with suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), pause_s)
+            await asyncio.wait_for(stopped.wait(), lines.next_pause_s(reason))
     return 0
 
 
@@ -266,6 +270,8 @@ class _Stage:
             threads = threads_of(self._threads, self._cores, layout)
             self._others = _OtherRanks(self._comm, layout, threads, self._send_away)
         self._settings.set_result(settings)
+        stage = layout.place(settings["rank"])[0] + 1
+        print(f"penstock stage: joined the pipeline as stage {stage} of {layout.pp}", file=sys.stderr, flush=True)
 
     def _transmit(self, kind: int, target: int, data: bytes) -> bool:
         if self._comm is None:

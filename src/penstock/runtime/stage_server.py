@@ -23,7 +23,8 @@ class StageServer:
     """Where the stages of other machines join.
 
     ``certificate`` and ``key`` are files in PEM.  Each stage proves itself with ``token``.  Port 0 takes a free one,
-    which ``on_listen`` is told.  ``join_s``: how long to wait for all stages, in seconds.  ``shared``: pipelines of
+    which ``on_listen`` is told.  ``on_join`` gets the address of each stage that joins, HOST:PORT, and how many have
+    joined.  ``join_s``: how long to wait for all stages, in seconds.  ``shared``: pipelines of
     several processes of this user wait at the port, each until it has its stages.  Raises InvalidArgumentError.
     """
 
@@ -34,6 +35,7 @@ class StageServer:
     token: str
     join_s: float = 600.0
     on_listen: Callable[[int], None] | None = None
+    on_join: Callable[[str, int], None] | None = None
     shared: bool = False
 
     def __post_init__(self) -> None:

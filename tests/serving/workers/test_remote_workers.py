@@ -19,14 +19,17 @@ import pytest
 from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnavailableError
 from penstock.processes.supervision import SupervisionPolicy
+from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import handshake, remote_worker_server
 from penstock.serving.workers.primary import Primary
+from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.remote_worker_client import join_primary, read_token
 from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 from penstock.serving.workers.worker_config import WorkerConfig
+from penstock.serving.workers.worker_connection import WorkerConnection
 from tests.support.joining_worker import TOKEN, joining_worker
-from tests.support.worker_processes import DEMO, faulty, pids, service, still, tokens_of, until
+from tests.support.worker_processes import DEMO, OPTIONS, faulty, pids, service, still, tokens_of, until
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
@@ -342,6 +345,17 @@ def test_a_worker_with_other_weights_is_refused(remote, certificate, tmp_path) -
             with joining_worker(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: process.poll() is not None)
                 assert "bundle differs" in process.stderr.read()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_joins_during_the_load_may_retry() -> None:
+    """A refusal with InvalidArgumentError would end its command."""
+
+    async def main() -> None:
+        backend = RemoteBackend("demo", Primary(), OPTIONS)
+        with pytest.raises(UnavailableError, match=r"^demo is still loading$"):
+            backend.adopt(WorkerConnection("demo", 1, Arrivals()))
 
     asyncio.run(main())
 

@@ -199,12 +199,12 @@ def test_serve_and_a_remote_worker_have_stages(stages: Stages) -> None:
         stages.port = port_of(worker)
         own = [stages.start(), stages.start()]
         assert worker.stdout is not None
-        while "is loaded and serves" not in (line := worker.stdout.readline()):
+        while "is loaded and joins" not in (line := worker.stdout.readline()):
             assert line, "the worker ended"
         own[0].kill()
         stages.port = port_of(worker)  # of the command that was started again
         stages.start(), stages.start()
-        while "is loaded and serves" not in (line := worker.stdout.readline()):
+        while "is loaded and joins" not in (line := worker.stdout.readline()):
             assert line, "the worker ended"
     finally:
         for process in (worker, serve):

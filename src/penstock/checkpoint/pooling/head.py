@@ -170,8 +170,9 @@ class PoolingHead:
         if name is None:
             return self.prompts[self.default_prompt] if self.default_prompt else ""
         if name not in self.prompts:
-            choices = ", ".join(sorted(self.prompts)) or "none, because the model's files have no prompts"
-            raise InvalidArgumentError(f"prompt_name: expected one of {choices}; got {name!r:.60}", param="prompt_name")
+            choices = ", ".join(sorted(self.prompts))
+            expected = f"expected one of {choices}" if choices else "the model's files have no prompts; expected none"
+            raise InvalidArgumentError(f"prompt_name: {expected}, got {name!r:.60}", param="prompt_name")
         return self.prompts[name]
 
     def to_bytes(self) -> bytes:

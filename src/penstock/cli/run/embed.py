@@ -29,7 +29,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock embed demo/demo.psm texts.txt --pooling last --normalize",
     )
     add_model(parser, parser)
-    parser.add_argument("file", metavar="FILE", help="a text in UTF-8 on each line; - is standard input")
+    parser.add_argument(
+        "file", metavar="FILE", help="a text in UTF-8 on each line; empty lines are skipped; - is standard input"
+    )
     group = parser.add_argument_group("vectors")
     group.add_argument(
         "--pooling",

@@ -24,7 +24,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         'penstock rerank my-reranker documents.txt --query "where is the cat?" --top-n 3',
     )
     add_model(parser, parser)
-    parser.add_argument("file", metavar="FILE", help="a document in UTF-8 on each line; - is standard input")
+    parser.add_argument(
+        "file", metavar="FILE", help="a document in UTF-8 on each line; empty lines are skipped; - is standard input"
+    )
     group = parser.add_argument_group("ranking")
     group.add_argument("--query", required=True, metavar="TEXT", help="what the documents should answer (required)")
     group.add_argument("--top-n", type=int, metavar="N", help="print only the N best documents (default: all)")

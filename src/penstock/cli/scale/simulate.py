@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.options import add_parser_of, check_writable, numbers_of, write_file
+from penstock.cli.options import add_parser_of, check_writable, write_file
 from penstock.cli.progress import format_seconds
+from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.cluster.autoscale import ScalePolicy
@@ -141,8 +142,12 @@ def _replicas_of(args: argparse.Namespace, text: str) -> tuple[int, ScalePolicy 
     from penstock.cluster.autoscale import ScalePolicy, parse_range
 
     if ".." not in text:
-        (number,) = numbers_of("replicas", text)
-        return number, None
+        if not text.strip().isdecimal():
+            raise InvalidArgumentError(
+                f"replicas: expected numbers or MIN..MAX, separated by commas, got {args.replicas!r:.100}",
+                param="replicas",
+            )
+        return int(text), None
     low, high = parse_range(text)
     policy = ScalePolicy(low, high, args.scale_queue_seconds, down_after_s=args.scale_down_seconds)
     return max(1, low), policy

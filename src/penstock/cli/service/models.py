@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         if metavar:
             subparser.add_argument("model", metavar=metavar, help=_MODEL_HELP[action])
         if action == "drain":
-            subparser.add_argument("worker", metavar="WORKER", help="name of the worker, which `list --json` prints")
+            subparser.add_argument("worker", metavar="WORKER", help="name of the worker, which `list` prints")
             subparser.add_argument(
                 "--replace", action="store_true", help="start another worker first (default: the others remain)"
             )
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _text(action: str, answer: dict[str, Any]) -> str:
     if action == "list":
-        lines = [_line(model) for model in answer["models"]]
+        lines = [line for model in answer["models"] for line in (_line(model), *map(_worker_line, model["workers"]))]
         return "\n".join(lines) if lines else "no models"
     return _line(answer) if action != "unload" else f"{answer['id']}  unloaded"
 
@@ -111,8 +111,14 @@ def _line(model: dict[str, Any]) -> str:
         parts += [f"version {model['version']}", f"{model['source']}, {model['scheme']}"]
         parts.append(f"context {model['max_model_len']}")
     workers = model["workers"]
-    parts.append(f"{sum(worker['status'] == 'ready' for worker in workers)} of {len(workers)} workers ready")
+    num_ready = sum(worker["status"] == "ready" for worker in workers)
+    parts.append(f"{num_ready} of {len(workers)} {'worker' if len(workers) == 1 else 'workers'} ready")
     parts.append(f"{model['num_running']} running, {model['num_waiting']} waiting")
     if restarts := sum(model["num_restarts"].values()):
         parts.append(f"{restarts} restarts")
     return "  ".join([*parts, *([model["error"]] if model["error"] else [])])
+
+
+def _worker_line(worker: dict[str, Any]) -> str:
+    num_open = worker["num_open"]
+    return f"  {worker['name']}  {worker['status']}  {num_open} open {'request' if num_open == 1 else 'requests'}"

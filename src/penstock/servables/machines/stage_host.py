@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,7 +26,7 @@ _LOAD_S: Final = 86_400.0
 _MAX_INSTANCE: Final = 2**31 - 1
 
 
-def find_versions(folders: Iterable[Path]) -> list[Source]:
+def find_versions(folders: Sequence[Path]) -> list[Source]:
     """Return the versions of the servables in folders, each of them a folder of servables or a servable.
 
     Raises the errors of scanning, and InvalidArgumentError if there are none or a name occurs twice.
@@ -49,7 +49,8 @@ def find_versions(folders: Iterable[Path]) -> list[Source]:
                     raise InvalidArgumentError(f"two folders contain version {number} of the servable {name}")
                 sources[key] = Source(name, servable.script, text, str(number), servable.version_path(number), root)
     if not sources:
-        raise InvalidArgumentError("expected a folder with servables that have versions, found none")
+        names = ", ".join(map(str, folders))
+        raise InvalidArgumentError(f"{names}: expected a folder with servables that have versions, found none")
     return [*sources.values()]
 
 
@@ -71,10 +72,11 @@ class StageHost:
         self._processes: dict[int, StageProcess] = {}
         self._is_leaving = False
 
-    async def run(self, offer: pb.Offer) -> None:
+    async def run(self, offer: pb.Offer, on_accept: Callable[[], None] = lambda: None) -> None:
         """Offer the versions, and run processes until the connection ends or a leave is complete.
 
-        Raises InvalidArgumentError if the service refuses the offer, UnavailableError if a later one may be accepted.
+        ``on_accept`` is called when the service has accepted the offer.  Raises InvalidArgumentError if it refuses the
+        offer, UnavailableError if a later one may be accepted.
         """
         self._stream.send(pb.FromMachine(offer=offer))
         answer = await self._stream.read()
@@ -83,6 +85,7 @@ class StageHost:
         if answer.HasField("refusal"):
             kind = UnavailableError if answer.refusal.may_retry else InvalidArgumentError
             raise kind(answer.refusal.text)
+        on_accept()
         self._stream.listen(self._hear)
         try:
             await self._stream.ended.wait()

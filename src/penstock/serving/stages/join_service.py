@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -70,6 +71,12 @@ async def join_service(config: StageHostConfig, *, again: bool = True) -> int:
     return await stay_joined(config.address, serve, "servable-worker", again=again)
 
 
+def _tell_joined(config: StageHostConfig) -> None:
+    versions = ", ".join(f"{source.name} {source.version}" for source in config.sources)
+    text = f"joined {config.address} with {versions}; processes of each: {config.num_processes}"
+    print(f"penstock servable-worker: {text}", file=sys.stderr, flush=True)
+
+
 async def _serve(
     config: StageHostConfig,
     offer: pb.Offer,
@@ -93,7 +100,7 @@ async def _serve(
                 raise InvalidArgumentError(answer.refusal.text or "it did not answer as a service does")
             host = StageHost(stream, config.sources)
             on_join(host)
-            await host.run(offer)
+            await host.run(offer, lambda: _tell_joined(config))
             return 0 if stopped.is_set() else 1
         finally:
             stream.close()

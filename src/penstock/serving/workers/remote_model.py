@@ -141,10 +141,13 @@ class RemoteBackend:
     def adopt(self, connection: WorkerConnection) -> None:
         """Let a worker of another machine share the load.
 
-        Raises InvalidArgumentError if its weights or its context length do not suit this model.
+        Raises InvalidArgumentError if its weights or its context length do not suit this model, and UnavailableError
+        while the model is loaded or unloaded.
         """
         weights_id = self._group.weights_id if self._group is not None else ""
-        if self._is_draining or not weights_id or connection.weights_id != weights_id:
+        if self._is_draining or not weights_id:  # the worker joins again later
+            raise UnavailableError(f"{self.name} is {'being unloaded' if self._is_draining else 'still loading'}")
+        if connection.weights_id != weights_id:
             raise InvalidArgumentError(
                 f"{self.name}: the worker's bundle differs from the bundle that this service runs"
             )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import ssl
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +20,7 @@ from penstock.errors import (
     NotFoundError,
     UnavailableError,
 )
+from penstock.processes.reconnect import RetryLines, connection_problem
 from penstock.processes.tls import client_context
 from penstock.serving.keys import read_secret
 from penstock.serving.workers import handshake
@@ -34,6 +33,8 @@ LEAVE_S: Final = 30.0
 """How long a worker that was told to end waits for the primary to move its requests."""
 
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
+_LASTING_S: Final = 60.0
+"""After a connection that lasted so long, the pauses begin again with the first one."""
 
 
 def read_token(path: Path) -> str:
@@ -82,8 +83,8 @@ async def stay_joined(
 ) -> int:
     """Serve a primary over one connection after the other, until a signal, and return the exit status.
 
-    ``serve`` gets what the first and the second signal set, and returns as ``serve_once`` does.  ``command`` and
-    ``again``: as for ``join_primary``, which has the name for its lines.
+    ``serve`` gets what the first and the second signal set, and returns as ``serve_once`` does.  ``command``: the name
+    of the command, for its lines.  ``again``: as for ``join_primary``.
     """
     stopped, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -93,21 +94,20 @@ async def stay_joined(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    num_tries = 0
+    lines = RetryLines(command, address, _PAUSES_S)
     try:
         while not stopped.is_set():
+            start = loop.time()
             status = await serve(stopped, hurry)
+            if loop.time() - start > _LASTING_S:
+                lines.reset()
             if isinstance(status, int):
                 return status
-            reason = f" ({status})" if status else ""
+            reason = status or "the connection was closed"
             if not again:
-                raise UnavailableError(f"{address}: failed to reach the primary, or the connection was closed{reason}")
-            pause_s = _PAUSES_S[min(num_tries, len(_PAUSES_S) - 1)]
-            num_tries += 1
-            message = f"penstock {command}: failed to reach {address}{reason}; trying again in {pause_s:g} s"
-            print(message, file=sys.stderr, flush=True)
+                raise UnavailableError(f"{address}: {reason}")
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), pause_s)
+                await asyncio.wait_for(stopped.wait(), lines.next_pause_s(reason))
         return 0
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -140,16 +140,8 @@ async def serve_once(
     except (UnavailableError, InternalError, DecodeError) as error:
         return str(error)
     except OSError as error:
-        return _reason(error)
+        return connection_problem(error, CONNECT_S)
     finally:
         for task in (serving, stopping, hurrying):
             task.cancel()
         await asyncio.gather(serving, stopping, hurrying, return_exceptions=True)
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
-    if isinstance(error, TimeoutError):
-        return f"no answer within {CONNECT_S:g} s"
-    return error.strerror or str(error)

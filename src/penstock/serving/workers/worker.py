@@ -152,7 +152,7 @@ class Worker:
         gc.freeze()  # objects of the load stay; without this each full collection looks at them while a step waits
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
         if self._is_remote:
-            message = f"penstock worker: {self._config.name} is loaded and serves the primary at {self._config.address}"
+            message = f"penstock worker: {self._config.name} is loaded and joins the service at {self._config.address}"
             print(message, file=sys.stderr, flush=True)
         heartbeats = asyncio.ensure_future(self._send_heartbeats(Heartbeat(longest_iteration_s)))
         try:
@@ -348,9 +348,14 @@ def _open_over_machines(config: WorkerConfig, server: StageServer, scheme: str |
         text = f"{config.name} waits for {options.pipeline_parallel_size} stages (penstock stage) at"
         print(f"penstock worker: {text} {server.host}:{port}", file=sys.stderr, flush=True)
 
+    def tell_joined(address: str, num_joined: int) -> None:
+        text = f"{config.name}: a stage has joined from {address} ({num_joined} of {options.pipeline_parallel_size})"
+        print(f"penstock worker: {text}", file=sys.stderr, flush=True)
+
     weights = "mmap" if options.weights == "auto" else options.weights
     limits = replace(options.limits, weights=weights, context_len=context_len)
-    return _open_model(config, limits, scheme=scheme, stage_server=replace(server, on_listen=tell_port))
+    server = replace(server, on_listen=tell_port, on_join=tell_joined)
+    return _open_model(config, limits, scheme=scheme, stage_server=server)
 
 
 def _open_model(config: WorkerConfig, limits: ProgramLimits, **more: Any) -> LLM:

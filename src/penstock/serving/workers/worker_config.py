@@ -29,7 +29,7 @@ class ModelOptions:
     pages if the memory that the plan leaves is at least twice their size.  ``network`` applies to a folder only.
     ``threads``: of each rank, if ``tensor_parallel_size``, ``pipeline_parallel_size`` or ``context_parallel_size`` make
     the worker a group of several.  ``stage_server``: where the stages of other machines join, at a port that
-    ``reserved_port`` keeps; its ``on_listen`` is not passed on.
+    ``reserved_port`` keeps; its ``on_listen`` and ``on_join`` are not passed on.
     """
 
     scheme: str | None = None
@@ -76,7 +76,7 @@ class WorkerConfig:
         fields = dataclasses.asdict(self)
         if (server := self.options.stage_server) is not None:
             paths = {name: os.fspath(getattr(server, name)) for name in ("certificate", "key")}
-            fields["options"]["stage_server"] |= paths | {"on_listen": None}
+            fields["options"]["stage_server"] |= paths | {"on_listen": None, "on_join": None}
         return json.dumps(fields)
 
     @staticmethod
