@@ -39,4 +39,4 @@ def test_a_model_that_ranks_nothing_is_refused(tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / "documents.txt"
     path.write_text("x = 1")
     assert main(["rerank", str(DEMO), str(path), "--query", "x"]) != 0
-    assert "not a classifier" in capsys.readouterr().err
+    assert "expected a cross-encoder or a causal reranker" in capsys.readouterr().err

@@ -76,7 +76,8 @@ async def join_pipeline(
         if stage.has_begun:
             lines.reset()
         if reason == CLOSED:
-            reason = "the pipeline ended"
+            print(f"penstock stage: {where}: the pipeline ended; waiting for the next one", file=sys.stderr, flush=True)
+            reason = ""
         with suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), lines.next_pause_s(reason))
     return 0
