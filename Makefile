@@ -61,9 +61,10 @@ demo: $(VENV)/.installed
 	@echo
 	@echo "Next: source $(BIN)/activate, then penstock chat demo/demo.psm, penstock serve demo/demo.psm, or penstock --help"
 
-# More workers than the usual two cores: many tests wait for processes.  A file's tests run in one worker.
+# More workers than the usual two cores: many tests wait for processes.  A file's tests run in one worker; which file comes
+# next says tests/support/order.py.
 TEST_WORKERS ?= 3
-PYTEST := $(BIN)/pytest --durations=20 -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
+PYTEST := $(BIN)/pytest --durations=20 -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: $(VENV)/.test system-packages lint
 	$(PYTEST) -m "not long and not exhaustive"

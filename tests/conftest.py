@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
+from tests.support.order import in_order  # found by the line above
+
 # Processes that tests start take the installed package too, not the source tree that they may be started in.
 os.environ["PYTHONSAFEPATH"] = "1"
 # Tools that came with the environment (cmake) are found as if it were activated.
@@ -46,7 +48,10 @@ PROCESS_FOLDERS = ("cli", "launch", "ranks", "servables", "serving")
 lists it (R)."""
 
 
+@pytest.hookimpl(trylast=True)  # after the deselection of others
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = in_order(items, lambda item: item.path)
     for item in items if config.pluginmanager.hasplugin("rerunfailures") else ():
         if item.path.relative_to(Path(__file__).parent).parts[0] in PROCESS_FOLDERS:
             item.add_marker(pytest.mark.flaky(reruns=1))

@@ -75,14 +75,15 @@ def name_of(path: Path) -> str:
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text()))]
 
 
+@cache
 def imports_of(path: Path) -> list[tuple[int, str]]:
     """Every absolute module name that the file imports, inside functions too."""
     found = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -164,7 +165,7 @@ def test_everything_else_runs_with_torch_blocked() -> None:
 def refuse_long_parts(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= MAX_FILE_LINES, f"{name_of(path)} has {text.count(chr(10))} lines"
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             assert lines <= MAX_FUNCTION_LINES, f"{name_of(path)}: {node.name} has {lines} lines"
@@ -190,7 +191,7 @@ def test_native_files_stay_short() -> None:
 
 def test_no_checks_by_assert_and_no_unsafe_loading() -> None:
     for path in modules():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             assert not isinstance(node, ast.Assert), f"{name_of(path)}:{node.lineno} checks by assert"
         for line, name in imports_of(path):
             assert name.split(".")[0] not in ("pickle", "marshal", "shelve", "dill"), f"{name_of(path)}:{line}"
@@ -215,13 +216,13 @@ def test_no_model_names_outside_models() -> None:
     for path in modules():
         if name_of(path).startswith("models/"):
             continue
-        names = [n.id for n in ast.walk(tree_of(path)) if isinstance(n, ast.Name)]
+        names = [n.id for n in nodes_of(path) if isinstance(n, ast.Name)]
         assert not {n for n in names if n.lower().startswith(("llama", "qwen", "mistral"))}, name_of(path)
 
 
 def test_classes_have_few_fields() -> None:
     for path in modules():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 count = sum(isinstance(line, ast.AnnAssign) for line in node.body)
                 assert count <= MAX_CONFIG_FIELDS, f"{name_of(path)}: {node.name} has {count} fields"
@@ -312,13 +313,13 @@ def is_of_self(node: ast.Attribute) -> bool:
 
 def private_reads(path: Path) -> set[str]:
     """The ``_private`` names that a file reads from other modules."""
-    tree = tree_of(path)
-    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    nodes = nodes_of(path)
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     own = {node.attr for node in attributes if isinstance(node.ctx, ast.Store) and is_of_self(node)}
-    own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     found = {node.attr for node in attributes if not is_of_self(node)} - own
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
             found |= {alias.name for alias in node.names}
     return {name for name in found if name.startswith("_") and not name.startswith("__")} - set(FOREIGN_PRIVATE)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from functools import cache
+import re
 from pathlib import Path
+
+from tests.support.order import SLOWEST, in_order
 
 ROOT = Path(__file__).parents[2]
 TESTS, PACKAGE = ROOT / "tests", ROOT / "src" / "penstock"
@@ -12,6 +14,8 @@ BESIDE = ("benchmarks", "devices", "examples", "golden", "invariants", "kernels"
 """Folders of tests and helpers that belong to no single folder of the package."""
 MAX_NAME_LEN = 59
 FILES = sorted(TESTS.rglob("*.py"))
+TEST = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
+IMPORT_OF_TESTS = re.compile(r"^\s*(?:from|import)\s+tests\b[^\n(]*(?:\([^)]*)?\btest_", re.MULTILINE)
 
 
 def name_of(path: Path) -> str:
@@ -26,15 +30,17 @@ def test_folders_mirror_those_of_the_package() -> None:
     assert not folders - tested, f"no tests: {folders - tested}"
 
 
-@cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(path.read_text())))
+def import_statements(text: str) -> list[ast.stmt]:
+    """The imports of a file that imports test modules, or looks like it."""
+    if not re.search(IMPORT_OF_TESTS, text):
+        return []
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 # One test for all files: a parameter for each would make a fifth of the suite's tests.
 def test_files_import_no_test_modules() -> None:
     """Shared helpers are in tests/support or a conftest.py."""
-    for file, node in ((one, node) for one in FILES for node in nodes_of(one)):
+    for file, node in ((one, node) for one in FILES for node in import_statements(one.read_text())):
         if isinstance(node, ast.ImportFrom):
             modules = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
@@ -49,9 +55,16 @@ def test_files_import_no_test_modules() -> None:
 
 def test_names_are_short() -> None:
     names = [(name_of(path), path.stem) for path in FILES]
-    for path in FILES:
-        for node in nodes_of(path):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                names.append((name_of(path), node.name))
+    names += [(name_of(path), name) for path in FILES for name in re.findall(TEST, path.read_text())]
     long = [(file, name) for file, name in names if len(name) > MAX_NAME_LEN]
     assert not long, f"{MAX_NAME_LEN} characters at most: {long}"
+
+
+def test_the_files_that_are_begun_first_exist() -> None:
+    assert not [name for name in SLOWEST if not (TESTS / name).is_file()]
+
+
+def test_the_slowest_files_are_begun_first() -> None:
+    files = [TESTS / name for name in ("auto/test_a.py", "auto/test_b.py", SLOWEST[1], "auto/test_b.py", SLOWEST[0])]
+    found = in_order([*enumerate(files)], lambda item: item[1])
+    assert [number for number, _ in found] == [4, 2, 1, 3, 0]
