@@ -140,7 +140,9 @@ def _settings(args: argparse.Namespace) -> NodeSettings:
         ) from None
     if ip in (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")) or ip.is_unspecified:
         raise InvalidArgumentError(
-            f"--address: expected the address of this machine in its network, got {address}", param="address"
+            f"--address: expected the address of this machine in its network, got {address}. To try it on one machine, "
+            "use 127.0.0.2",
+            param="address",
         )
     if not ip.is_private and not args.trusted_network:
         raise InvalidArgumentError(
