@@ -20,6 +20,8 @@ from penstock.runtime.program import ProgramLimits
 from penstock.sharding.folder import STRATEGY, WEIGHTS
 from penstock.sharding.strategy import Strategy
 from penstock.sharding.write import shard_folder
+from tests.support.encoders import LIMITS as ENCODER_LIMITS
+from tests.support.encoders import sentence_transformer
 from tests.support.errors import raises
 from tests.support.families import save
 from tests.support.marks import mostly_long
@@ -61,6 +63,21 @@ def test_a_sharded_folder_opens_as_the_model(sharded: Path, tmp_path: Path) -> N
     assert answer(sharded, 2) == expected
     assert export_ranks(DEMO, tmp_path / "bundles", 2) > 0
     assert answer(tmp_path / "bundles", 2) == expected
+
+
+@pytest.mark.long
+def test_a_sentence_transformer_embeds_from_its_parts(tmp_path: Path) -> None:
+    """Its pooling, its dense layer and its prompts come from the files beside the ranks."""
+    source = tmp_path / "source"
+    source.mkdir()
+    sentence_transformer(source, "pooling_mode_cls_token", has_dense=True)
+    shard_folder(source, tmp_path / "cut", strategy_of(source, 2))
+    vectors = []
+    for folder, world in ((source, 1), (tmp_path / "cut", 2)):
+        with LLM(folder, threads=1, limits=ENCODER_LIMITS, tensor_parallel_size=world) as llm:
+            vectors.append(list(llm.embed("the cats").vector))
+    assert len(vectors[0]) == 30
+    assert vectors[0] == vectors[1]
 
 
 @pytest.mark.long
