@@ -35,8 +35,10 @@ typedef enum ps_layout {
                        32g+4j+i, bit 4+j of 32g+16+4j+i */
   PS_T16_Q6_K = 27, /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; [4]{i8 s[16][4], of 16 columns each; u8 [2][4][16][4];
                        u8 [2][2][16][4]: bits 2j of byte i are bits 4 of column 32g+16h+4j+i}}: d * s * (q - 32) */
-  PS_T16_MXFP4 = 28 /* [rows/16][cols/128]{u8 e[16][4], of 32 columns each; u8 [4][4][16][4] as of t16_i4g32}:
+  PS_T16_MXFP4 = 28, /* [rows/16][cols/128]{u8 e[16][4], of 32 columns each; u8 [4][4][16][4] as of t16_i4g32}:
                        2^(e-128) * {0, 1, 2, 3, 4, 6, 8, 12, and these negated}[nibble], e from 2 to 252 */
+  PS_T16_UINT4 = 29 /* no type of GGUF, but packed as its blocks are. [rows/16][cols/128]{f16 d[4][16]; u8 zero[16][4];
+                       u8 [4][4][16][4] as of t16_i4g32}: d * (nibble - zero), zero from 0 to 16 */
 } ps_layout;
 
 /* The layout of a recurrent state in ps_op_run: each page is head_dim float32 numbers of each head. */

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from penstock import LLM
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.graph.export import export_bundle
 from penstock.models.loader import load_network, save_network
 from tests.support.errors import raises
-from tests.support.gguf_blocks import TYPES
+from tests.support.gguf_blocks import values_of
 from tests.support.quantized_folders import (
     Packed,
     awq_layer,
@@ -63,7 +62,7 @@ def carried(checkpoint: Checkpoint, name: str = "a.weight") -> np.ndarray:
     """The values of the blocks that a scheme computes with."""
     scheme, shape = checkpoint.block_scheme(name), checkpoint.tensors[name].shape
     assert scheme is not None
-    return dequantize(ELEMENT_TYPES[TYPES[scheme]], checkpoint.read_blocks(name).reshape(-1)).reshape(shape)
+    return values_of(scheme, checkpoint.read_blocks(name)).reshape(shape)
 
 
 def check_exact(folder: Path, weight: Tensor, scheme: str) -> None:
@@ -84,13 +83,13 @@ def test_gptq_is_exact_in_both_formats(tmp_path: Path, bits: int, group_len: int
             section = GPTQ | {"bits": bits, "group_size": group_len, "sym": sym}
             section["checkpoint_format"] = "gptq" if version == 1 or sym else "gptq_v2"
             folder = one_layer(tmp_path / f"{version}{sym}", section, packed)
-            check_exact(folder, packed.weight, "q4_0" if bits == 4 and sym else "q8_0")
+            check_exact(folder, packed.weight, "q8_0" if bits == 8 else "q4_0" if sym else "uint4")
 
 
 @pytest.mark.parametrize("group_len", [32, 128])
 def test_awq_is_exact(tmp_path: Path, group_len: int) -> None:
     packed = awq_layer(np.random.default_rng(1), 24, 256, group_len=group_len)
-    check_exact(one_layer(tmp_path, AWQ | {"group_size": group_len}, packed), packed.weight, "q8_0")
+    check_exact(one_layer(tmp_path, AWQ | {"group_size": group_len}, packed), packed.weight, "uint4")
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -99,7 +98,7 @@ def test_packed_integers_are_exact(tmp_path: Path, bits: int) -> None:
         for group_len in (32, 128, 256):
             packed = packed_layer(np.random.default_rng(1), 20, 256, bits=bits, group_len=group_len, sym=sym)
             folder = one_layer(tmp_path / f"{sym}{group_len}", compressed("pack-quantized", num_bits=bits), packed)
-            check_exact(folder, packed.weight, "q4_0" if bits == 4 and sym else "q8_0")
+            check_exact(folder, packed.weight, "q8_0" if bits == 8 else "q4_0" if sym else "uint4")
 
 
 def test_integers_of_8_bits_are_exact(tmp_path: Path) -> None:
@@ -257,7 +256,7 @@ def test_gptq_answers_as_its_values_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("section", "layer", "scheme"),
-    [(AWQ, awq_layer, "q8_0"), (PACKED, packed_layer, "q4_0"), (INTEGERS, integer_layer, "q8_0"),
+    [(AWQ, awq_layer, "uint4"), (PACKED, packed_layer, "q4_0"), (INTEGERS, integer_layer, "q8_0"),
      (FP8, partial(float8_layer, block=128), "q8_0")],
 )  # fmt: skip
 def test_other_formats_answer_as_their_values_do(

@@ -11,24 +11,38 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES
+from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
+from penstock.core.layouts import BLOCKS
+from penstock.quant.scheme import find_scheme
 
-__all__ = ["DEMO_FOLDER", "random_blocks", "write_demo"]
+__all__ = ["DEMO_FOLDER", "random_blocks", "values_of", "write_demo"]
 
 DEMO_FOLDER = Path(__file__).parents[2] / "demo/model"
 TYPES = {kind.name.lower(): number for number, kind in ELEMENT_TYPES.items()}
-_SCALES_AT = {"q8_0": (0,), "q4_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
+_SCALES_AT = {"q8_0": (0,), "q4_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "uint4": (0,)}
 
 
 def random_blocks(scheme: str, rows: int, cols: int, seed: int = 1) -> np.ndarray:
     """Return random blocks whose scales are small numbers, uint8 [rows, bytes of a row]."""
-    rng, kind = np.random.default_rng(seed), ELEMENT_TYPES[TYPES[scheme]]
-    blocks = rng.integers(0, 256, (rows * cols // kind.block_len, kind.block_bytes), dtype=np.uint8)
+    rng, layout = np.random.default_rng(seed), BLOCKS[find_scheme(scheme).layout]
+    blocks = rng.integers(0, 256, (rows * cols // layout.block_len, layout.block_bytes), dtype=np.uint8)
     if scheme == "mxfp4":
         blocks[:, 0] = rng.integers(118, 126, len(blocks))
+    if scheme == "uint4":
+        blocks[:, 2] = rng.integers(0, 17, len(blocks))
     for at in _SCALES_AT.get(scheme, ()):
         blocks[:, at : at + 2] = rng.normal(0, 0.01, (len(blocks), 1)).astype("<f2").view(np.uint8)
     return blocks.reshape(rows, -1)
+
+
+def values_of(scheme: str, blocks: np.ndarray) -> np.ndarray:
+    """Return the values of blocks [rows, bytes of a row] of a scheme, float32 [rows, cols]."""
+    if scheme != "uint4":
+        return dequantize(ELEMENT_TYPES[TYPES[scheme]], blocks.reshape(-1)).reshape(len(blocks), -1)
+    parts = blocks.reshape(len(blocks), -1, 19)
+    scales = np.ascontiguousarray(parts[..., :2]).view("<f2").astype(np.float32)
+    integers = np.concatenate([parts[..., 3:] & 15, parts[..., 3:] >> 4], axis=2).astype(np.int16)
+    return (scales * (integers - parts[..., 2:3].astype(np.int16))).reshape(len(blocks), -1)
 
 
 def _half(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -33,6 +33,7 @@ void quantize_groups(const float* x, int64_t x_stride, int64_t cols, const Quant
 // ---- a group of 32 columns of a tile, put into bytes and scales ---------------------------------------------------------
 
 // Four columns of each row a line; a value is (q - zero) * scale - minimum, in the first and last 16 columns times `half`.
+// Of UINT4 half[0] has the zero points.
 struct Slot {
   uint8_t q[8 * kLineBytes];
   float scale[16], minimum[16];  // minimum is negated
@@ -64,6 +65,10 @@ PS_INLINE I16 byte_at_place(I16 words, int place) {
 // The values of MXFP4 (OCP Microscaling Formats, version 1.0) times two, by nibble.
 alignas(16) constexpr int8_t kFloat4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
+// Group g of UINT4: the scales of its rows, and their zero points.
+PS_INLINE F16 scales_of(const uint8_t* block, int64_t g) { return f_load_f16((const uint16_t*)block + 16 * (g % 4)); }
+PS_INLINE I16 zeros_of(const uint8_t* block, int64_t g) { return byte_at_place(i_load(block + 2 * kLineBytes), int(g % 4)); }
+
 // Where the parameters of group g lie, and its values.
 struct GroupPlace {
   const uint8_t *block, *pair;
@@ -73,9 +78,10 @@ PS_INLINE GroupPlace place_of(int32_t layout, const uint8_t* tile, int64_t g) {
     const uint8_t* const pair = tile + g / 2 * (layout == PS_T16_Q8_0 ? kQ80PairBytes : kPairBytes);
     return {pair, pair};
   }
-  if (layout == PS_T16_MXFP4) {
-    const uint8_t* const block = tile + g / 4 * kMxfp4BlockBytes;
-    return {block, block + g % 4 / 2 * (2 * kGroupNibbleBytes)};
+  if (layout == PS_T16_MXFP4 || layout == PS_T16_UINT4) {
+    const bool zeros = layout == PS_T16_UINT4;
+    const uint8_t* const block = tile + g / 4 * (zeros ? kUint4BlockBytes : kMxfp4BlockBytes);
+    return {block, block + zeros * (2 * kLineBytes) + g % 4 / 2 * (2 * kGroupNibbleBytes)};
   }
   const int pair_bytes = layout == PS_T16_Q6_K ? kQ6KPairBytes : layout == PS_T16_Q5_K ? kQ5KPairBytes : kPairBytes;
   const int64_t block_bytes = kLineBytes + kBlockPairs * pair_bytes;
@@ -99,6 +105,12 @@ __attribute__((noinline)) const uint8_t* put_group(int32_t layout, const uint8_t
     put_nibbles(nibbles, nullptr, nullptr, 0, s);
 #pragma GCC unroll 1
     for (int j = 0; j < 2 * kGroupLines; ++j) i_store(s->q + kLineBytes * j, i_table(kFloat4, i_load(s->q + kLineBytes * j)));
+    return s->q;
+  }
+  if (layout == PS_T16_UINT4) {
+    f_store(s->scale, scales_of(at.block, g));
+    i_store(s->half[0], zeros_of(at.block, g));
+    put_nibbles(nibbles, nullptr, nullptr, 0, s);
     return s->q;
   }
   const I16 parameters = i_load(at.pair);
@@ -149,6 +161,10 @@ PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const 
     const I16 first = i_load(s.half[0]), second = i_load(s.half[1]);
     PS_UNROLL for (int i = 0; i < M; ++i) low[i] = i_mul(low[i], first), high[i] = i_mul(high[i], second);
   }
+  if (layout == PS_T16_UINT4) {
+    const I16 zeros = i_load(s.half[0]);
+    PS_UNROLL for (int i = 0; i < M; ++i) low[i] = low[i] - i_mul(zeros, i_set(x.group(i, g).sum));
+  }
   const F16 scale = f_load(s.scale);
   PS_UNROLL for (int i = 0; i < M; ++i)
     acc[i] = f_fma(f_from_i(low[i] + high[i]), scale * f_set(x.group(i, g).scale), acc[i]);
@@ -157,10 +173,10 @@ PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const 
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_set(x.group(i, g).scaled_sum), minimum, acc[i]);
 }
 
-// As block_rows, for Q4_K where products of nibbles need no bytes: they are multiplied as they lie.  Of fewer than M rows
-// the last is computed again.
+// As block_rows, for Q4_K and UINT4 where products of nibbles need no bytes: they are multiplied as they lie.  Of fewer
+// than M rows the last is computed again.
 constexpr int kNibbleRows = kGroupRows >= 4 ? 4 : 0;
-PS_INLINE bool as_nibbles(int32_t layout) { return kNibbleRows && layout == PS_T16_Q4_K; }
+PS_INLINE bool as_nibbles(int32_t layout) { return kNibbleRows && (layout == PS_T16_Q4_K || layout == PS_T16_UINT4); }
 
 template <int M>
 __attribute__((noinline)) void nibble_rows(const WeightView& w, const uint8_t* tile, const BlockRows& x, int m, int64_t ahead, F16* y) {
@@ -168,7 +184,7 @@ __attribute__((noinline)) void nibble_rows(const WeightView& w, const uint8_t* t
   F16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_set(0.f), rows[i] = x.x + (i < m ? i : m - 1) * x.stride;
   for (int64_t g = 0; g < w.cols / kGroupColumns; ++g) {
-    const GroupPlace at = place_of(PS_T16_Q4_K, tile, g);
+    const GroupPlace at = place_of(w.layout, tile, g);
     const int odd = int(g % 2);
     const uint8_t* const p = at.pair + kParameterBytes + odd * kGroupNibbleBytes;
     G16 sum[M];
@@ -182,6 +198,15 @@ __attribute__((noinline)) void nibble_rows(const WeightView& w, const uint8_t* t
         const int8_t* const x4 = ((const RoundedGroup*)rows[i])[g].q + kRowBytes * j;
         sum[i] = w4_dot(sum[i], v, x4, x4 + 16);
       }
+    }
+    if (w.layout == PS_T16_UINT4) {
+      const F16 scale = scales_of(at.block, g);
+      const I16 zeros = zeros_of(at.block, g);
+      PS_UNROLL for (int i = 0; i < M; ++i) {
+        const RoundedGroup& own = ((const RoundedGroup*)rows[i])[g];
+        acc[i] = f_fma(f_from_i(w4_sum(sum[i]) - i_mul(zeros, i_set(own.sum))), scale * f_set(own.scale), acc[i]);
+      }
+      continue;
     }
     const I16 pair = i_load(at.pair), parameters = odd ? i_srl<16>(pair) : pair, byte = i_set(255);
     const F16 scale = f_load_f16((const uint16_t*)at.block) * f_from_i(parameters & byte);
@@ -260,7 +285,8 @@ inline void blocks_to_f32(int32_t layout, const uint8_t* tile, int lane, int64_t
     for (int i = 0; i < kGroupColumns; ++i) {
       float scale = s.scale[lane];
       if (layout == PS_T16_Q6_K) scale = scale * float(s.half[i / 16][lane]);
-      y[i] = scale * float(int8_t(q[byte_at(i, lane)]) - zero_of(layout));
+      const int zero = layout == PS_T16_UINT4 ? s.half[0][lane] : zero_of(layout);
+      y[i] = scale * float(int8_t(q[byte_at(i, lane)]) - zero);
       if (has_minimum(layout)) y[i] = y[i] + s.minimum[lane];
     }
   }

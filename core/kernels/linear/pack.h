@@ -29,7 +29,8 @@ inline int64_t tile_bytes_of(int32_t layout, int64_t cols) {
     case PS_T16_Q4_K: return round_up(cols, kBlockColumns) / kBlockColumns * kQ4KBlockBytes;
     case PS_T16_Q5_K: return round_up(cols, kBlockColumns) / kBlockColumns * kQ5KBlockBytes;
     case PS_T16_Q6_K: return round_up(cols, kBlockColumns) / kBlockColumns * kQ6KBlockBytes;
-    case PS_T16_MXFP4: return round_up(cols, kMxfp4Columns) / kMxfp4Columns * kMxfp4BlockBytes;
+    case PS_T16_MXFP4: return round_up(cols, kQuadColumns) / kQuadColumns * kMxfp4BlockBytes;
+    case PS_T16_UINT4: return round_up(cols, kQuadColumns) / kQuadColumns * kUint4BlockBytes;
     default: return i4_tile_bytes(cols);
   }
 }

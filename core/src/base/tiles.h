@@ -37,8 +37,10 @@ constexpr int kQ5KPairBytes = kPairBytes + 2 * kFifthBytes, kQ6KPairBytes = kPai
 constexpr int kQ4KBlockBytes = kLineBytes + kBlockPairs * kPairBytes;
 constexpr int kQ5KBlockBytes = kLineBytes + kBlockPairs * kQ5KPairBytes;
 constexpr int kQ6KBlockBytes = kLineBytes + kBlockPairs * kQ6KPairBytes;
-// MXFP4: a line of exponents, a byte for each group of 32 columns of a row, then the nibbles of the four groups.
-constexpr int kMxfp4Columns = 4 * kGroupColumns, kMxfp4BlockBytes = kLineBytes + 4 * kGroupNibbleBytes;
+// Four groups of 32 columns.  MXFP4: a line of exponents, a byte for each group of a row, then the nibbles.  UINT4: two
+// lines of f16 scales, a line of zero points, a byte for each group of a row, then the nibbles.
+constexpr int kQuadColumns = 4 * kGroupColumns, kMxfp4BlockBytes = kLineBytes + 4 * kGroupNibbleBytes;
+constexpr int kUint4BlockBytes = 3 * kLineBytes + 4 * kGroupNibbleBytes;
 
 // A group of 32 columns of a tile as kernels multiply it: a byte for each value, two floats and two integers a row.
 constexpr int kSlotBytes = kGroupColumns * kTileRows + 4 * kLineBytes;

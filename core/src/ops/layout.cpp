@@ -28,7 +28,8 @@ constexpr LayoutRow kLayouts[] = {
     {PS_T16_Q4_K, "t16_q4_k", kTileRows, kBlockColumns, 0, kQ4KBlockBytes, kBlockColumns},
     {PS_T16_Q5_K, "t16_q5_k", kTileRows, kBlockColumns, 0, kQ5KBlockBytes, kBlockColumns},
     {PS_T16_Q6_K, "t16_q6_k", kTileRows, kBlockColumns, 0, kQ6KBlockBytes, kBlockColumns},
-    {PS_T16_MXFP4, "t16_mxfp4", kTileRows, kMxfp4Columns, 0, kMxfp4BlockBytes, kGroupColumns},
+    {PS_T16_MXFP4, "t16_mxfp4", kTileRows, kQuadColumns, 0, kMxfp4BlockBytes, kGroupColumns},
+    {PS_T16_UINT4, "t16_uint4", kTileRows, kQuadColumns, 0, kUint4BlockBytes, kGroupColumns},
 };
 
 constexpr int32_t kOldI8 = 19, kOldI4 = 20;  // numbers are never given a second meaning

@@ -62,7 +62,7 @@ constexpr SchemeRow kSchemes[NUM_LINEAR_SCHEMES] = {
     {"w4a8", PS_T16_I4G32, true, builds_scheme("w4a8")},  {"q8_0", PS_T16_Q8_0, false, builds_scheme("q8_0")},
     {"q4_0", PS_T16_Q4_0, false, builds_scheme("q4_0")},  {"q4_k", PS_T16_Q4_K, false, builds_scheme("q4_k")},
     {"q5_k", PS_T16_Q5_K, false, builds_scheme("q5_k")},  {"q6_k", PS_T16_Q6_K, false, builds_scheme("q6_k")},
-    {"mxfp4", PS_T16_MXFP4, false, builds_scheme("mxfp4")},
+    {"mxfp4", PS_T16_MXFP4, false, builds_scheme("mxfp4")}, {"uint4", PS_T16_UINT4, false, builds_scheme("uint4")},
 };
 
 }  // namespace

@@ -120,6 +120,16 @@ bool put_mxfp4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return zeros || (src[0] >= 2 && src[0] <= 252);
 }
 
+// {f16 d; u8 zero; u8 q[16]}: nibbles as of Q4_0.  No type of GGUF: 4-bit integers of GPTQ, AWQ and compressed-tensors.
+bool put_uint4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  uint8_t* const block = tile + index / 4 * kUint4BlockBytes;
+  uint8_t* const values = block + 3 * kLineBytes + index % 4 * kGroupNibbleBytes;
+  memcpy(block + 32 * (index % 4) + 2 * lane, src, 2);
+  block[2 * kLineBytes + lane * kRowBytes + index % 4] = src[2];
+  for (int64_t b = 0; b < kGroupColumns / 2; b += kRowBytes) memcpy(values + byte_at(b, lane), src + 3 + b, kRowBytes);
+  return is_finite_half(src) && src[2] <= 16;
+}
+
 }  // namespace
 
 BlockFormat block_format(int32_t layout) {
@@ -129,6 +139,7 @@ BlockFormat block_format(int32_t layout) {
     case PS_T16_Q4_K: return {kBlockColumns, 144, put_k<false>};
     case PS_T16_Q5_K: return {kBlockColumns, 176, put_k<true>};
     case PS_T16_MXFP4: return {kGroupColumns, 17, put_mxfp4};
+    case PS_T16_UINT4: return {kGroupColumns, 19, put_uint4};
     default: return {kBlockColumns, 210, put_q6_k};
   }
 }

@@ -42,6 +42,8 @@ inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
       return tiles * (cols / 256 * 3392);
     case PS_T16_MXFP4:
       return tiles * ((cols + 127) / 128 * 1088);
+    case PS_T16_UINT4:
+      return tiles * ((cols + 127) / 128 * 1216);
     default:
       return tiles * (64 + (cols + 63) / 64 * 576);
   }
@@ -234,7 +236,7 @@ constexpr Scheme kSchemes[] = {
     {"w4a8", ps::LINEAR_W4A8, PS_T16_I4G32, 1}, {"q8_0", ps::LINEAR_Q8_0, PS_T16_Q8_0, 0},
     {"q4_0", ps::LINEAR_Q4_0, PS_T16_Q4_0, 0},  {"q4_k", ps::LINEAR_Q4_K, PS_T16_Q4_K, 0},
     {"q5_k", ps::LINEAR_Q5_K, PS_T16_Q5_K, 0},  {"q6_k", ps::LINEAR_Q6_K, PS_T16_Q6_K, 0},
-    {"mxfp4", ps::LINEAR_MXFP4, PS_T16_MXFP4, 0},
+    {"mxfp4", ps::LINEAR_MXFP4, PS_T16_MXFP4, 0}, {"uint4", ps::LINEAR_UINT4, PS_T16_UINT4, 0},
 };
 inline bool has_blocks(const Scheme& scheme) { return scheme.layout >= PS_T16_Q8_0; }
 inline int64_t block_columns(const Scheme& scheme) {
@@ -255,13 +257,16 @@ inline Bytes make_weight(const Scheme& scheme, int64_t rows, int64_t cols, Rando
       for (size_t i = 0; i < 64; ++i) packed[at + i] = uint8_t(118 + packed[at + i] % 8);
     return packed;
   }
+  const bool zeros = scheme.layout == PS_T16_UINT4;
   const size_t step = scheme.layout == PS_T16_Q8_0 ? 1088 : scheme.layout == PS_T16_Q4_0 ? 576
-                    : scheme.layout == PS_T16_Q4_K ? 2368 : scheme.layout == PS_T16_Q5_K ? 2880 : 3392;
-  for (size_t at = 0; at < packed.size(); at += step)
-    for (size_t i = 0; i < 64; i += 2) {
+                    : scheme.layout == PS_T16_Q4_K ? 2368 : scheme.layout == PS_T16_Q5_K ? 2880 : zeros ? 1216 : 3392;
+  for (size_t at = 0; at < packed.size(); at += step) {
+    for (size_t i = 128; zeros && i < 192; ++i) packed[at + i] = uint8_t(packed[at + i] % 17);
+    for (size_t i = 0; i < (zeros ? 128 : 64); i += 2) {
       const Half h = Half(0.01f * random.normal());
       std::memcpy(&packed[at + i], &h, 2);
     }
+  }
   return packed;
 }
 

@@ -129,6 +129,7 @@ const Kernels* plant_level(const Kernels* kernels) {
   table.linear[LINEAR_Q5_K] = linear<level, LINEAR_Q5_K>;
   table.linear[LINEAR_Q6_K] = linear<level, LINEAR_Q6_K>;
   table.linear[LINEAR_MXFP4] = linear<level, LINEAR_MXFP4>;
+  table.linear[LINEAR_UINT4] = linear<level, LINEAR_UINT4>;
   return &table;
 }
 

@@ -12,7 +12,7 @@ namespace ps {
 namespace {
 
 constexpr const char* kSchemeNames[] = {"f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8",
-                                        "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4"};
+                                        "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4", "uint4"};
 
 struct Needs {
   bool ops[NUM_OPS];

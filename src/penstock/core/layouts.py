@@ -11,8 +11,8 @@ __all__ = [
     "BF16", "BLOCKS", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS",
     "KV_NUMBERS", "PAGE_TOKENS", "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "STATE_F32",
     "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8", "T16_MXFP4", "T16_Q4_0", "T16_Q4_K", "T16_Q5_K",
-    "T16_Q6_K", "T16_Q8_0", "TILE_ROWS", "U8", "BlockLayout", "kv_layout_of", "pages_by_group", "pages_for",
-    "whole_partitions",
+    "T16_Q6_K", "T16_Q8_0", "T16_UINT4", "TILE_ROWS", "U8", "BlockLayout", "kv_layout_of", "pages_by_group",
+    "pages_for", "whole_partitions",
 ]  # fmt: skip
 
 F32: Final = 1
@@ -40,10 +40,11 @@ T16_Q4_K: Final = 25
 T16_Q5_K: Final = 26
 T16_Q6_K: Final = 27
 T16_MXFP4: Final = 28
+T16_UINT4: Final = 29
 
 
 class BlockLayout(NamedTuple):
-    """A layout of GGUF's blocks.
+    """A layout of GGUF's blocks, or of 4-bit integers with zero points, which are packed in the same way.
 
     ``block_len`` values take ``block_bytes`` bytes in a file.  A tile has ``tile_lines`` lines of 64 bytes for each
     ``tile_columns`` columns.
@@ -62,8 +63,9 @@ BLOCKS: Final = {
     T16_Q5_K: BlockLayout(256, 176, 256, 45),
     T16_Q6_K: BlockLayout(256, 210, 256, 53),
     T16_MXFP4: BlockLayout(32, 17, 128, 17),
+    T16_UINT4: BlockLayout(32, 19, 128, 19),
 }
-"""The layouts of GGUF's blocks by their numbers."""
+"""The layouts of blocks by their numbers."""
 
 TILE_ROWS: Final = 16
 """Rows of a tile in every ``T16`` layout."""

@@ -49,6 +49,7 @@ class Layout(IntEnum):
     T16_Q5_K = layouts.T16_Q5_K
     T16_Q6_K = layouts.T16_Q6_K
     T16_MXFP4 = layouts.T16_MXFP4
+    T16_UINT4 = layouts.T16_UINT4
 
 
 class KvLayout(IntEnum):

@@ -173,15 +173,16 @@ def take_rows(weight: Weight, data: npt.NDArray[np.uint8], ranges: RowRanges) ->
 def _scales_by_row(weight: Weight, data: npt.NDArray[np.uint8], *, back: bool = False) -> npt.NDArray[np.uint8]:
     """Return tiles whose lines of scales have 4 bytes of each row, as other lines have; ``back`` is the inverse.
 
-    In tiles of GGUF's blocks such a line has the first f16 of all rows, then the second.  The exponents of MXFP4 lie by
-    row as they are.
+    In tiles of blocks such a line has the first f16 of all rows, then the second.  The exponents of MXFP4 lie by row as
+    they are, and so do the zero points of UINT4.
     """
     if weight.layout not in BLOCKS or weight.layout is Layout.T16_MXFP4:
         return data
     line_bytes = 4 * TILE_ROWS
     lines = data.reshape(-1, BLOCKS[weight.layout].tile_lines, line_bytes).copy()
     shape = (TILE_ROWS, 2, 2) if back else (2, TILE_ROWS, 2)
-    lines[:, 0] = lines[:, 0].reshape(-1, *shape).swapaxes(1, 2).reshape(-1, line_bytes)
+    for line in range(2 if weight.layout is Layout.T16_UINT4 else 1):
+        lines[:, line] = lines[:, line].reshape(-1, *shape).swapaxes(1, 2).reshape(-1, line_bytes)
     return lines.reshape(-1)
 
 

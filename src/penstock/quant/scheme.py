@@ -63,6 +63,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
         Scheme("q5_k", 5, 32, 8, layout=layouts.T16_Q5_K, head="q5_k", in_blocks=True),
         Scheme("q6_k", 6, 16, 8, layout=layouts.T16_Q6_K, head="q6_k", in_blocks=True),
         Scheme("mxfp4", 4, 32, 8, layout=layouts.T16_MXFP4, head="mxfp4", in_blocks=True),
+        Scheme("uint4", 4, 32, 8, layout=layouts.T16_UINT4, head="uint4", in_blocks=True),
     )
 }
 

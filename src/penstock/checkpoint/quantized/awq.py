@@ -46,7 +46,7 @@ def _matrix(group_len: int, stored: StoredTensors, base: str) -> QuantizedMatrix
     num_groups = -(-cols // group_len) if group_len > 0 else 1
     stored.expect(zeros, ("i32",), [(num_groups, num_words)])
     stored.expect(scales, FLOAT_SCALES, [(num_groups, num_words * 8)])
-    scheme = integer_scheme(cols, group_index(cols, group_len), fits_4_bits=False)
+    scheme = integer_scheme(cols, group_index(cols, group_len), _BITS, has_zero_points=True)
     return QuantizedMatrix(
         (num_words * 8, cols), (weight, zeros, scales), scheme, partial(_read, group_len, stored, base)
     )

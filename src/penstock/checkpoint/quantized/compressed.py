@@ -125,7 +125,7 @@ def _packed(stored: StoredTensors, base: str, bits_of_groups: set[int]) -> Quant
         stored.expect(zero, ("i32",), [(-(-rows * bits // 32), groups)])
         tensors.append(zero)
     group_of = _group_of(stored, base, cols, groups)
-    scheme = integer_scheme(cols, group_of, fits_4_bits=bits == 4 and zero not in stored)
+    scheme = integer_scheme(cols, group_of, bits, has_zero_points=zero in stored)
     return QuantizedMatrix((rows, cols), tuple(tensors), scheme, partial(_read_packed, stored, base, bits, group_of))
 
 
@@ -149,7 +149,7 @@ def _integers(stored: StoredTensors, base: str) -> QuantizedMatrix:
         stored.expect(zero, ("i8",), [stored.expect(f"{base}.weight_scale", FLOAT_SCALES).shape])
         tensors.append(zero)
     group_of = _group_of(stored, base, cols, groups)
-    scheme = integer_scheme(cols, group_of, fits_4_bits=False)
+    scheme = integer_scheme(cols, group_of, 8, has_zero_points=zero in stored)
     return QuantizedMatrix((rows, cols), tuple(tensors), scheme, partial(_read_integers, stored, base, group_of))
 
 

@@ -87,7 +87,7 @@ def _matrix(form: _Format, stored: StoredTensors, base: str) -> QuantizedMatrix:
         group_of = stored.read(index).astype(np.int64)
         if cols and group_of.max() >= num_groups:  # a negative index is a large number here
             raise stored.error(index, "values", f"groups from 0 to {num_groups - 1}", int(group_of.max()))
-    scheme = integer_scheme(cols, group_of, fits_4_bits=form.bits == 4 and form.is_symmetric)
+    scheme = integer_scheme(cols, group_of, form.bits, has_zero_points=not form.is_symmetric)
     return QuantizedMatrix((rows, cols), tuple(tensors), scheme, partial(_read, form, stored, base, group_of))
 
 

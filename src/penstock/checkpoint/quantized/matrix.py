@@ -1,7 +1,8 @@
 """A matrix that another tool quantized: its exact values, and the blocks that a scheme computes with.
 
-The blocks are those of GGUF: 32 columns of a row with one float16 scale, and integers of 4 bits (``q4_0``, -8 to 7) or
-8 bits (``q8_0``, -128 to 127).  A matrix of integers with float16 scales for 32 columns or more is exact in them.
+A block has 32 columns of a row: one float16 scale, and integers of 4 bits (``q4_0``, -8 to 7), of 4 bits from which a
+zero point of the block is subtracted (``uint4``), or of 8 bits (``q8_0``, -128 to 127).  A matrix of integers with
+float16 scales for 32 columns or more is exact in one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ __all__ = ["BLOCK_LEN", "Blocks", "GroupedIntegers", "QuantizedMatrix", "group_i
 
 BLOCK_LEN: Final = 32
 _PIECE_VALUES: Final = 1 << 22
-_RANGES: Final = {"q4_0": (-8, 7), "q8_0": (-128, 127)}
+_RANGES: Final = {"q4_0": (-8, 7), "uint4": (-16, 15), "q8_0": (-128, 127)}
+_BLOCK_BYTES: Final = {"q4_0": 18, "uint4": 19, "q8_0": 34}
 
 Floats: TypeAlias = NDArray[np.float32]
 Halves: TypeAlias = NDArray[np.float16]
@@ -80,14 +82,17 @@ def group_index(cols: int, group_len: int) -> NDArray[np.int64]:
     return np.arange(cols) // (group_len if group_len > 0 else max(cols, 1))
 
 
-def integer_scheme(cols: int, group_of: NDArray[np.int64], *, fits_4_bits: bool) -> str | None:
-    """Return the scheme for integers with one scale for each group of columns.
+def integer_scheme(cols: int, group_of: NDArray[np.int64], bits: int, *, has_zero_points: bool) -> str | None:
+    """Return the scheme for integers of ``bits`` bits with one scale and zero point for each group of columns.
 
-    4-bit blocks need groups of whole blocks and integers from -8 to 7; all others become 8-bit blocks.
+    Without zero points half of the range is subtracted.  4-bit blocks need groups of whole blocks; all other integers
+    become 8-bit blocks.
     """
     if cols % BLOCK_LEN or not cols:
         return None
-    return "q4_0" if fits_4_bits and _has_whole_blocks(group_of) else "q8_0"
+    if bits != 4 or not _has_whole_blocks(group_of):
+        return "q8_0"
+    return "uint4" if has_zero_points else "q4_0"
 
 
 def _has_whole_blocks(group_of: NDArray[np.int64]) -> bool:
@@ -96,12 +101,12 @@ def _has_whole_blocks(group_of: NDArray[np.int64]) -> bool:
 
 
 def to_blocks(data: Values, scheme: str) -> Blocks:
-    """Return the blocks of ``scheme`` ("q4_0" or "q8_0"), exact where the values are those of such blocks.
+    """Return the blocks of ``scheme`` ("q4_0", "uint4" or "q8_0"), exact where the values are those of such blocks.
 
     Other values are rounded to the nearest of 8 bits, with a scale of the largest magnitude / 127 for 32 columns.
     """
     rows, cols = data.integers.shape if isinstance(data, GroupedIntegers) else data.shape
-    row_bytes = cols // BLOCK_LEN * (2 + (BLOCK_LEN // 2 if scheme == "q4_0" else BLOCK_LEN))
+    row_bytes = cols // BLOCK_LEN * _BLOCK_BYTES[scheme]
     out = np.empty((rows, row_bytes), np.uint8)
     step = max(1, _PIECE_VALUES // max(cols, 1))
     squares = [0.0, 0.0]
@@ -147,9 +152,14 @@ def _rounded(piece: Values) -> tuple[NDArray[np.int16], Halves, bool]:
 def _stored(integers: NDArray[np.int16], halves: Halves, scheme: str) -> NDArray[np.uint8]:
     rows, num_blocks = halves.shape
     head = np.ascontiguousarray(halves).view(np.uint8).reshape(rows, num_blocks, 2)
-    if scheme == "q4_0":
-        nibbles = (integers + 8).astype(np.uint8)
-        body = nibbles[..., : BLOCK_LEN // 2] | nibbles[..., BLOCK_LEN // 2 :] << 4
-    else:
+    if scheme == "q8_0":
         body = integers.astype(np.int8).view(np.uint8)
+        return np.concatenate([head, body], axis=2).reshape(rows, -1)
+    if scheme == "uint4":  # of the zero points that a block may have had, the least
+        zeros = np.maximum(0, -integers.min(axis=2, keepdims=True))
+        head = np.concatenate([head, zeros.astype(np.uint8)], axis=2)
+    else:
+        zeros = np.int16(8)
+    nibbles = (integers + zeros).astype(np.uint8)
+    body = nibbles[..., : BLOCK_LEN // 2] | nibbles[..., BLOCK_LEN // 2 :] << 4
     return np.concatenate([head, body], axis=2).reshape(rows, -1)

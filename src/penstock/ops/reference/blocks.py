@@ -32,6 +32,11 @@ def unpack_blocks(weight: Tensor, layout: int) -> Tensor:
         exponents = _split(lines[..., :_LINE], (1, 16, 4)).transpose(-2, -1)  # [tiles, blocks, 1, group, row]
         nibbles = _nibbles(lines[:, :, None, _LINE:], 4).long()
         return _rows(torch.tensor(_FLOAT4).double()[nibbles] * torch.exp2(exponents.double() - 128).unsqueeze(-1))
+    if layout == layouts.T16_UINT4:
+        scale = _split(_halves(lines[..., : 2 * _LINE]), (1, 4, 16))  # [tiles, blocks, 1, group, row]
+        zeros = _split(lines[..., 2 * _LINE : 3 * _LINE], (1, 16, 4)).transpose(-2, -1).double()
+        integers = _nibbles(lines[:, :, None, 3 * _LINE :], 4).double() - zeros.unsqueeze(-1)
+        return _rows(integers * scale.unsqueeze(-1))
     pairs = _split(lines[..., _LINE:], (4, -1))  # [tiles, blocks, pair, bytes]
     halves = _split(_halves(lines[..., :_LINE]), (2, 1, 1, 16))
     d, minimum = halves[..., 0, :, :, :], halves[..., 1, :, :, :]  # [tiles, blocks, 1, 1, row]
