@@ -9,9 +9,9 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
-from tests.support.file_damage import count_refusals
+from tests.support.file_damage import count_refusals, num_mutants
 
-NUM_MUTANTS = 10_000
+NUM_MUTANTS = num_mutants(10_000)
 TEXTS = ["def add(a, b):\n    return a + b\n", "Grüße, 世界 🙂", "<|begin|> a <|end|>", ""]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 
@@ -9,6 +10,11 @@ from penstock.errors import PenstockError
 
 INTERESTING = (b"\0", b"\xff", b"{", b"}", b"[", b"]", b'"', b",", b":", b"-", b"1e999", b"true", b"null", b"9" * 30,
                b"\\ud800", b"-1", b"0", b"[[[[", b'"a"', b"18446744073709551615", b"NaN")  # fmt: skip
+
+
+def num_mutants(default: int) -> int:
+    """Return how many mutants of a file a test tries: ``default``, or what ``make fuzz`` sets."""
+    return int(os.environ.get("PENSTOCK_MUTANTS", default))
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
