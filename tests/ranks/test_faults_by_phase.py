@@ -13,7 +13,7 @@ from penstock.core.rank_layout import RankLayout
 from penstock.engine.params import SamplingParams
 from penstock.errors import UnavailableError
 from penstock.llm.llm import LLM
-from penstock.runtime import rank_group
+from penstock.runtime.ranks import rank_group
 from tests.support.faulty_rank import plant
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, SHARED_MEMORY, left_in_shared_memory, rank_pids
 

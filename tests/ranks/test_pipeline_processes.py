@@ -15,7 +15,7 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, OutOfMemoryError, UnavailableError, UnsupportedError
 from penstock.llm.llm import LLM
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.ranks import plan_ranks
+from penstock.runtime.ranks.open_ranks import plan_ranks
 from tests.support.marks import mostly_long
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, rank_pids, tokens_of
 

@@ -22,7 +22,7 @@ from penstock.core.context import Context
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableError, UnsupportedError
 from penstock.llm.llm import LLM
-from penstock.runtime import rank_group
+from penstock.runtime.ranks import rank_group
 from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.rank_processes import (
@@ -281,7 +281,9 @@ def test_a_wrong_limit_on_opening_is_refused(value: str, monkeypatch: pytest.Mon
 
 def test_a_rank_starts_without_the_modules_of_checkpoints() -> None:
     """They would double the time of its start."""
-    script = "import sys, penstock.runtime.rank_process; print([name for name in sys.modules if 'checkpoint' in name])"
+    script = (
+        "import sys, penstock.runtime.ranks.rank_process; print([name for name in sys.modules if 'checkpoint' in name])"
+    )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env.child_environment())
     assert found.stdout == "[]\n", found.stderr
 

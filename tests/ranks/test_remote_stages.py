@@ -25,10 +25,10 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableE
 from penstock.llm.llm import LLM
 from penstock.processes.frames import FrameStream
 from penstock.processes.tls import TlsSession, client_context, connect
-from penstock.runtime.remote_group import ALPN, RemoteGroup
-from penstock.runtime.remote_stage import StageSource, join_pipeline
-from penstock.runtime.stage_links import MAX_FRAME_BYTES, Frame, Kind
-from penstock.runtime.stage_server import StageServer
+from penstock.runtime.ranks.remote_group import ALPN, RemoteGroup
+from penstock.runtime.ranks.remote_stage import StageSource, join_pipeline
+from penstock.runtime.ranks.stage_links import MAX_FRAME_BYTES, Frame, Kind
+from penstock.runtime.ranks.stage_server import StageServer
 from penstock.version import __version__
 from tests.support.marks import mostly_long
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
@@ -211,7 +211,7 @@ def test_one_rank_of_a_stage_that_fails_is_named(reported: object, named: int, g
 
 def test_stages_that_never_open_have_a_limit(monkeypatch: pytest.MonkeyPatch, certificate: tuple[Path, Path]) -> None:
     monkeypatch.setenv("PENSTOCK_RANK_OPEN_SECONDS", "0.1")
-    monkeypatch.setattr("penstock.runtime.remote_group.BEAT_S", 0.05)
+    monkeypatch.setattr("penstock.runtime.ranks.remote_group.BEAT_S", 0.05)
     limited = Group(certificate, RankLayout(pp=2))
 
     async def main() -> None:
@@ -229,8 +229,8 @@ def test_stages_that_never_open_have_a_limit(monkeypatch: pytest.MonkeyPatch, ce
 
 
 def test_a_stage_that_is_silent_while_it_opens_is_lost(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.remote_group.BEAT_S", 0.05)
-    monkeypatch.setattr("penstock.runtime.remote_group._SILENCE_S", 0.3)
+    monkeypatch.setattr("penstock.runtime.ranks.remote_group.BEAT_S", 0.05)
+    monkeypatch.setattr("penstock.runtime.ranks.remote_group._SILENCE_S", 0.3)
 
     async def main() -> None:
         await group.join()
@@ -250,7 +250,7 @@ def test_a_stage_that_is_silent_while_it_opens_is_lost(group: Group, monkeypatch
 def test_a_peer_that_breaks_the_protocol_is_disconnected(
     group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.runtime.remote_group._FLUSH_S", 0.05)
+    monkeypatch.setattr("penstock.runtime.ranks.remote_group._FLUSH_S", 0.05)
 
     async def main() -> None:
         deep = await group.connect()
@@ -268,8 +268,8 @@ def test_a_peer_that_breaks_the_protocol_is_disconnected(
 
 
 def test_a_slow_message_is_a_sign_of_life(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.remote_group.BEAT_S", 0.05)
-    monkeypatch.setattr("penstock.runtime.remote_group.BEAT_LIMIT_S", 0.4)
+    monkeypatch.setattr("penstock.runtime.ranks.remote_group.BEAT_S", 0.05)
+    monkeypatch.setattr("penstock.runtime.ranks.remote_group.BEAT_LIMIT_S", 0.4)
 
     async def main() -> None:
         deaths: list[str] = []
@@ -361,7 +361,7 @@ def test_stages_that_do_not_come_are_named(stages: Stages) -> None:
 
 
 def test_rank_0_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.remote_stage._CONNECT_S", 0.2)
+    monkeypatch.setattr("penstock.runtime.ranks.remote_stage._CONNECT_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(UnavailableError, match=r"127\.0\.0\.1:\d+: no answer within 0\.2 s$"),

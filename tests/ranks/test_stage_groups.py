@@ -17,8 +17,8 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.llm.llm import LLM
 from penstock.runtime.export_ranks import export_ranks
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.ranks import threads_of
-from penstock.runtime.stage_bundle import find_bundle
+from penstock.runtime.ranks.open_ranks import threads_of
+from penstock.runtime.ranks.stage_bundle import find_bundle
 from tests.support.errors import raises
 from tests.support.link_proxy import LinkProxy
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, change_rank, rank_pids, tokens_of

@@ -13,8 +13,8 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.llm.llm import LLM
 from penstock.runtime.export_ranks import export_ranks
-from penstock.runtime.ranks import graph_of_rank
-from penstock.runtime.stage_bundle import StageBundle, find_bundle
+from penstock.runtime.ranks.open_ranks import graph_of_rank
+from penstock.runtime.ranks.stage_bundle import StageBundle, find_bundle
 from penstock.sharding.write import shard_folder
 from tests.support.rank_processes import DEMO, LIMITS, PROMPTS, tokens_of
 from tests.support.services import certificate

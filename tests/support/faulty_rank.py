@@ -40,7 +40,7 @@ def install() -> None:
     if "stage" in sys.orig_argv:
         _install_in_stage(fault)
         return
-    if "penstock.runtime.rank_process" not in sys.orig_argv or sys.orig_argv[-1] != str(fault["rank"]):
+    if "penstock.runtime.ranks.rank_process" not in sys.orig_argv or sys.orig_argv[-1] != str(fault["rank"]):
         return
     from penstock.core import comm
 

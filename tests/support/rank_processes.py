@@ -27,7 +27,7 @@ def rank_pids(owner: int = 0) -> list[int]:
             command = Path(f"/proc/{name}/cmdline").read_bytes()
         except OSError:
             continue
-        if parent == (owner or os.getpid()) and b"penstock.runtime.rank_process" in command:
+        if parent == (owner or os.getpid()) and b"penstock.runtime.ranks.rank_process" in command:
             found.append((int(command.split(b"\0")[-2]), int(name)))
     return [pid for _, pid in sorted(found)]
 
@@ -35,11 +35,12 @@ def rank_pids(owner: int = 0) -> list[int]:
 def change_rank(folder: Path, rank: int, opening: str) -> str:
     """PYTHONPATH with which the process of a rank calls ``opening``, the body of a function, to open its program.
 
-    ``on_opened`` and ``open_rank`` are those of ``penstock.runtime.ranks``, ``arguments`` those of ``open_rank``.
+    ``on_opened`` and ``open_rank`` are those of ``penstock.runtime.ranks.open_ranks``, ``arguments`` those of
+    ``open_rank``.
     """
     lines = "\n".join(f"        {line}" for line in opening.splitlines())
     text = f"""import sys, time
-if "penstock.runtime.rank_process" in sys.orig_argv and sys.orig_argv[-1] == "{rank}":
+if "penstock.runtime.ranks.rank_process" in sys.orig_argv and sys.orig_argv[-1] == "{rank}":
     from penstock import errors
     from penstock.runtime import ranks
     open_rank = ranks.open_rank

@@ -14,7 +14,7 @@ import pytest
 from penstock.env import child_environment
 from penstock.llm.llm import LLM
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.stage_server import StageServer
+from penstock.runtime.ranks.stage_server import StageServer
 from tests.support.rank_processes import DEMO, LIMITS
 
 TOKEN = "ab" * 32

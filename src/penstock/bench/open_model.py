@@ -15,7 +15,7 @@ from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.open import Opened, OpenOptions, open_program
 from penstock.runtime.program import MAX_REQUESTS, ProgramLimits
-from penstock.runtime.stage_server import StageServer
+from penstock.runtime.ranks.stage_server import StageServer
 
 __all__ = ["OpenModel", "check_size", "describe_threads", "open_model"]
 

@@ -11,7 +11,7 @@ from penstock.cli.listener import add_listener_options, read_listener
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.runtime.stage_server import StageServer
+    from penstock.runtime.ranks.stage_server import StageServer
 
 __all__ = ["SERVICE_JOIN_S", "add_stage_options", "stage_server"]
 
@@ -29,7 +29,7 @@ def add_stage_options(parser: argparse.ArgumentParser) -> None:
 
 def stage_server(args: argparse.Namespace, join_s: float = 600.0) -> StageServer | None:
     """Return where the stages join; None if they are processes of this machine.  ``join_s``: how long to wait."""
-    from penstock.runtime.stage_server import StageServer
+    from penstock.runtime.ranks.stage_server import StageServer
 
     listener = read_listener(args, "stage", ("stage_token_file", "stage_certificate", "stage_key"))
     if listener is None:

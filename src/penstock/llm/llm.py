@@ -68,8 +68,8 @@ class LLM:
     per process.  ``pipeline_parallel_size``: number of stages that its layers are divided into (1), each of
     ``tensor_parallel_size`` processes.  ``context_parallel_size``: number of processes that each context and the
     network are divided over (1), for long prompts.  Tokens and logits do not depend on any of them.
-    ``stage_server``: where the stages of other machines join, a ``penstock.runtime.stage_server.StageServer``; None
-    starts them here.
+    ``stage_server``: where the stages of other machines join, a StageServer of ``penstock.runtime.ranks.stage_server``;
+    None starts them here.
     ``prefix_cache``, ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``, ``priority_s``: see EngineOptions.
 
     Any number of threads may use one LLM.  Their requests share each step and get the tokens that they would get alone.

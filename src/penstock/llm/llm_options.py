@@ -14,7 +14,7 @@ from penstock.runtime.program import ProgramLimits
 from penstock.validation import nearest
 
 if TYPE_CHECKING:
-    from penstock.runtime.stage_server import StageServer
+    from penstock.runtime.ranks.stage_server import StageServer
 
 __all__ = ["LLMFields", "LLMOptions", "local_path", "network_name", "read_llm_options"]
 

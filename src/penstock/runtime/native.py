@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.runtime.rank_group import RankGroup
-    from penstock.runtime.remote_group import RemoteGroup
+    from penstock.runtime.ranks.rank_group import RankGroup
+    from penstock.runtime.ranks.remote_group import RemoteGroup
 
 __all__ = ["NativeProgram", "fit_limits", "plan_limits"]
 

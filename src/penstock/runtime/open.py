@@ -22,7 +22,7 @@ from penstock.runtime.verify import check_verify
 from penstock.validation import refusal, wrong_type
 
 if TYPE_CHECKING:
-    from penstock.runtime.stage_server import StageServer
+    from penstock.runtime.ranks.stage_server import StageServer
     from penstock.sharding.folder import ShardedFolder
 
 __all__ = [
@@ -219,7 +219,7 @@ def _open_bundle(
     from penstock.checkpoint.side_files import SIDE_FILES
     from penstock.core.tokenizer import TOKENIZER_SEGMENT
     from penstock.runtime.native import NativeProgram
-    from penstock.runtime.ranks import open_ranks
+    from penstock.runtime.ranks.open_ranks import open_ranks
 
     start = time.perf_counter()
     if options.layout.world == 1 and options.stage_server is None:
@@ -259,7 +259,7 @@ def _open_bundle(
 
 def _notes(program: Program, limits: ProgramLimits, longest: int, *, is_local: bool) -> list[str]:
     """Return lines for the user.  ``longest``: the context length of the model.  ``is_local``: all ranks are here."""
-    from penstock.runtime.ranks import default_threads
+    from penstock.runtime.ranks.open_ranks import default_threads
 
     notes = []
     num_threads = program.info.num_ranks * program.info.num_threads

@@ -128,7 +128,7 @@ def test_a_group_is_planned_before_weights_are_read(monkeypatch: pytest.MonkeyPa
     def opened(*_: object, **__: object) -> None:
         raise AssertionError("a rank was started")
 
-    monkeypatch.setattr("penstock.runtime.ranks.RankGroup", opened)
+    monkeypatch.setattr("penstock.runtime.ranks.open_ranks.RankGroup", opened)
     plans: list[object] = []
     with pytest.raises(OutOfMemoryError, match="are available"):
         open_llm(replace(config, reserved_bytes=2**50), plans.append)

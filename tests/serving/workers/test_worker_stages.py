@@ -20,7 +20,7 @@ from penstock.env import child_environment
 from penstock.errors import FileAccessError, UnavailableError
 from penstock.llm.llm import LLM
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.stage_server import StageServer, listen_for_stages, reserved_port
+from penstock.runtime.ranks.stage_server import StageServer, listen_for_stages, reserved_port
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker_config import WorkerConfig
 from tests.support.marks import mostly_long

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     from penstock.config import check_integer
     from penstock.core.comm import MAX_RANKS
-    from penstock.runtime.remote_stage import StageSource, join_pipeline
+    from penstock.runtime.ranks.remote_stage import StageSource, join_pipeline
 
     address, token, ca = joining_of(args)
     source = StageSource(Path(args.model), check_integer("rank", args.rank, 0, MAX_RANKS - 1), args.scheme)

@@ -263,7 +263,7 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it by reloading its keys
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC writes its own lines between the JSON lines of the log
     from penstock.logs import JsonLines, TextLines
-    from penstock.runtime.stage_server import reserved_port
+    from penstock.runtime.ranks.stage_server import reserved_port
     from penstock.serving.service import run_service
 
     settings = settings_of(args)

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as in a local worker: a service does not stop on SIGHUP either
-    from penstock.runtime.stage_server import reserved_port
+    from penstock.runtime.ranks.stage_server import reserved_port
     from penstock.serving.workers.remote_worker_client import join_primary
     from penstock.serving.workers.worker_config import WorkerConfig
 

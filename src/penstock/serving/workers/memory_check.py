@@ -36,7 +36,7 @@ def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[Progra
     available = max(0, machine.available - config.reserved_bytes) if machine.total else None
     requested = replace(options.limits, weights="mmap" if options.weights == "auto" else options.weights)
     if options.layout.world > 1:
-        from penstock.runtime.ranks import plan_ranks
+        from penstock.runtime.ranks.open_ranks import plan_ranks
 
         group = plan_ranks(
             list(parts) or Path(config.path),

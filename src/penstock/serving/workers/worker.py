@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.llm.engine_thread import EngineThread, StepEvent
     from penstock.llm.llm import LLM
     from penstock.runtime.program import ProgramLimits
-    from penstock.runtime.stage_server import StageServer
+    from penstock.runtime.ranks.stage_server import StageServer
 
 __all__ = ["CONNECT_S", "Stream", "Worker", "main", "ready", "serve_over_tls", "weights_id"]
 

@@ -12,7 +12,7 @@ from penstock.core.rank_layout import RankLayout
 from penstock.engine.options import EngineOptions
 from penstock.errors import InvalidArgumentError
 from penstock.runtime.program import WEIGHTS, ProgramLimits
-from penstock.runtime.stage_server import StageServer
+from penstock.runtime.ranks.stage_server import StageServer
 from penstock.runtime.verify import check_verify
 
 __all__ = ["ModelOptions", "WorkerConfig"]

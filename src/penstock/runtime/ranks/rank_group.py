@@ -29,7 +29,7 @@ from penstock.core.library import CLOSED, ENDED
 from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment, rank_open_s
 from penstock.errors import FileAccessError, PenstockError, UnavailableError, UnsupportedError
-from penstock.runtime.stage_links import RankLink
+from penstock.runtime.ranks.stage_links import RankLink
 
 __all__ = ["RankComms", "RankGroup", "error_of", "failure_of"]
 
@@ -258,7 +258,7 @@ class RankGroup:
 
     def _spawn(self, rank: int, settings: str) -> subprocess.Popen[str]:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "penstock.runtime.rank_process", str(rank)],
+            [sys.executable, "-P", "-m", "penstock.runtime.ranks.rank_process", str(rank)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -29,9 +29,9 @@ from penstock.env import rank_open_s
 from penstock.errors import InternalError, InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.tls import TlsSession, keep_alive, server_context
-from penstock.runtime.rank_group import RankComms, error_of
-from penstock.runtime.stage_links import MAX_FRAME_BYTES, Frame, Kind
-from penstock.runtime.stage_server import StageServer, listen_for_stages
+from penstock.runtime.ranks.rank_group import RankComms, error_of
+from penstock.runtime.ranks.stage_links import MAX_FRAME_BYTES, Frame, Kind
+from penstock.runtime.ranks.stage_server import StageServer, listen_for_stages
 from penstock.version import __version__
 
 __all__ = ["ALPN", "BEAT_LIMIT_S", "BEAT_S", "RemoteGroup", "pause_s"]

@@ -16,7 +16,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.graph.metadata import decode_metadata
 from penstock.graph.rank_bundle import WHOLE
 from penstock.runtime.open import bundle_of
-from penstock.runtime.ranks import layout_of
+from penstock.runtime.ranks.open_ranks import layout_of
 from penstock.sharding.folder import ShardedFolder, is_sharded, rank_bundle, rank_name
 
 __all__ = ["StageBundle", "find_bundle"]

@@ -24,12 +24,12 @@ from penstock.graph.without_weights import write_without_weights
 from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram, fit_limits, plan_limits
 from penstock.runtime.program import ProgramLimits, pages_for
-from penstock.runtime.rank_group import RankComms, RankGroup
+from penstock.runtime.ranks.rank_group import RankComms, RankGroup
 from penstock.runtime.verify import open_verified
 
 if TYPE_CHECKING:
-    from penstock.runtime.remote_group import RemoteGroup
-    from penstock.runtime.stage_server import StageServer
+    from penstock.runtime.ranks.remote_group import RemoteGroup
+    from penstock.runtime.ranks.stage_server import StageServer
 
 __all__ = [
     "RankPlan", "check_rank_bundle", "default_threads", "graph_of_rank", "layout_of", "open_rank", "open_ranks",
@@ -175,7 +175,7 @@ def _gather_stages(
     server: StageServer, source: Path | Sequence[Path], layout: RankLayout, limits: ProgramLimits | None, verify: str
 ) -> tuple[RemoteGroup, RankPlan]:
     """Wait for the stages of other machines, and plan for the one with the least memory."""
-    from penstock.runtime.remote_group import RemoteGroup
+    from penstock.runtime.ranks.remote_group import RemoteGroup
 
     own = source if isinstance(source, Path) else source[0]
     model, verify_s = open_verified(own, verify)

@@ -14,8 +14,8 @@ from penstock.core.rank_layout import RankLayout
 from penstock.errors import UnavailableError
 from penstock.processes.parent import die_with_parent
 from penstock.runtime.program import ProgramLimits
-from penstock.runtime.rank_group import RankComms, failure_of
-from penstock.runtime.ranks import open_rank
+from penstock.runtime.ranks.open_ranks import open_rank
+from penstock.runtime.ranks.rank_group import RankComms, failure_of
 
 __all__ = ["main"]
 

@@ -1,0 +1,1 @@
+"""Programs over several processes: ranks on this host, and the stages of a pipeline on other machines."""
