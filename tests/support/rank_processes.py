@@ -42,12 +42,12 @@ def change_rank(folder: Path, rank: int, opening: str) -> str:
     text = f"""import sys, time
 if "penstock.runtime.ranks.rank_process" in sys.orig_argv and sys.orig_argv[-1] == "{rank}":
     from penstock import errors
-    from penstock.runtime import ranks
-    open_rank = ranks.open_rank
+    from penstock.runtime.ranks import open_ranks
+    open_rank = open_ranks.open_rank
     def changed(*arguments):
         on_opened = arguments[-1]
 {lines}
-    ranks.open_rank = changed
+    open_ranks.open_rank = changed
 """
     (folder / "sitecustomize.py").write_text(text)
     return os.pathsep.join([str(folder), env.child_environment()["PYTHONPATH"]])
