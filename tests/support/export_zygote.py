@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -82,7 +83,7 @@ def serve(path: str, pid: int) -> None:
         if os.fork() == 0:
             _wait_for_child(connection)
         connection.close()
-    os.unlink(path)
+    shutil.rmtree(Path(path).parent, ignore_errors=True)  # of tests that were killed
 
 
 def _wait_for_child(connection: socket.socket) -> None:
@@ -141,8 +142,7 @@ def warm_exports() -> Iterator[None]:
         patch.setattr(build, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
         yield
     for path in started:
-        path.unlink(missing_ok=True)
-        path.parent.rmdir()
+        shutil.rmtree(path.parent, ignore_errors=True)
 
 
 @pytest.fixture
