@@ -35,7 +35,7 @@ def test_the_answer_is_one_object(tmp_path, capsys) -> None:
 def test_the_table_names_the_costs_and_two_ranks_are_faster(tmp_path, capsys) -> None:
     trace = write_trace(tmp_path / "trace.jsonl")
     assert main(["simulate", trace, "--tp", "2", "--pages", "64"]) == 0
-    assert "1 replicas of 2 ranks, prefix; costs of 348M w8a8" in capsys.readouterr().out
+    assert "1 replica of 2 ranks, prefix; costs of 348M w8a8" in capsys.readouterr().out
     p50 = []
     for tp in ("1", "2"):
         assert main(["simulate", trace, "--tp", tp, "--json"]) == 0

@@ -199,9 +199,9 @@ def _comparison(reports: list[Report]) -> str:
 
 
 def _table(report: Report) -> str:
+    number = f"{'up to ' * bool(report.scalings)}{report.replicas:,} replica{'s' if report.replicas > 1 else ''}"
     lines = [
-        f"{report.replicas:,} replicas of {report.tp} rank{'s' if report.tp > 1 else ''}, {report.policy}; "
-        f"{_costs(report)[0]}",
+        f"{number} of {report.tp} rank{'s' if report.tp > 1 else ''}, {report.policy}; {_costs(report)[0]}",
         *_costs(report)[1:],
         f"requests         {report.requests:14,}  in {format_seconds(report.seconds)}",
         f"prompt tokens    {report.prefilled_tokens:14,}  computed, {report.cached_tokens:,} from caches "
@@ -209,7 +209,7 @@ def _table(report: Report) -> str:
         f"answer tokens    {report.output_tokens:14,}",
         f"preemptions      {report.preemptions:14,}",
         f"failures         {report.failures:14,}  {report.retries:,} requests started again",
-        f"replica time     {format_seconds(report.replica_seconds):>14}  {report.scalings:,} changes of their number",
+        f"replica time     {format_seconds(report.replica_seconds):>14}  number changed {report.scalings:,} times",
         f"utilisation      {report.utilisation:14.1%}  busiest replica {report.load_imbalance:+.1%}",
         "",
         f"{'ms':<16} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10}",
