@@ -76,6 +76,15 @@ def test_ids_are_those_of_the_source(kind: str) -> None:
         assert ours.encode(text) == theirs.encode(text).ids, repr(text)
 
 
+def test_a_separator_divides_two_texts() -> None:
+    metadata = unigram_metadata()[0] | {"tokenizer.ggml.seperator_token_id": 2, "tokenizer.ggml.add_sep_token": True}
+    files = tokenizer_files(Metadata(metadata, "model.gguf"), 10_000)
+    first, last = metadata["tokenizer.ggml.tokens"][0], metadata["tokenizer.ggml.tokens"][2]
+    template = json.loads(files["tokenizer.json"])["post_processor"]
+    found = [next(iter(part.values()))["id"] for part in template["pair"]]
+    assert found == [first, "A", last, last, "B", last]
+
+
 @pytest.mark.parametrize(
     ("metadata", "change", "message"),
     [

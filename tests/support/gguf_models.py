@@ -223,7 +223,10 @@ def write_gguf(
     keys: Mapping[str, Any],
     kind: gguf.GGMLQuantizationType = Kind.F32,
 ) -> None:
-    """Write a file of two layers; matrices have the element type ``kind``, except for routers."""
+    """Write a file of two layers; matrices have the element type ``kind``, except for routers.
+
+    ``keys`` are those of the architecture, without its name, and of the tokenizer.
+    """
     name = gguf.MODEL_ARCH_NAMES[arch]
     writer = gguf.GGUFWriter(path, name)
     sizes = {
@@ -233,7 +236,7 @@ def write_gguf(
     }  # fmt: skip
     for key, value in (sizes | dict(keys)).items():
         kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
-        kinds[type(value)](f"{name}.{key}", value)
+        kinds[type(value)](key if key.startswith("tokenizer.") else f"{name}.{key}", value)
     for tensor, array in arrays.items():
         is_float = array.ndim == 1 or "ffn_gate_inp" in tensor or tensor.endswith(".bias") or "conv" in tensor
         data = array if is_float else gguf.quantize(array, kind)

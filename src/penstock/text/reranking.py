@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from penstock.checkpoint.pooling.head import PoolingHead
+from penstock.checkpoint.pooling.yes_no import YES_NO_INSTRUCTION, YES_NO_PROMPT
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.cut import FILLERS, num_shared
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import wrong_type
 
 __all__ = ["encode_pair"]
-
-_SYSTEM: Final = (
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
-    'Note that the answer can only be "yes" or "no".'
-)
-_INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
 
 
 def encode_pair(
@@ -47,7 +42,7 @@ def encode_pair(
 
     def render(text: str) -> str:
         if head.pair_format == "qwen3":
-            return _yes_no_prompt(query, text, chosen)
+            return YES_NO_PROMPT.format(instruction=chosen or YES_NO_INSTRUCTION, query=query, document=text)
         if tokenizer.chat_template is None:
             raise UnsupportedError(
                 "The reranker has no chat template, which says how it reads a query and a document.", param="model"
@@ -63,14 +58,6 @@ def encode_pair(
         )
 
     return _encode_prompt(partial(tokenizer.encode, add_special_tokens=False), render, document, max_len)
-
-
-def _yes_no_prompt(query: str, document: str, instruction: str) -> str:
-    """Return the prompt of Qwen3-Reranker's model card; "" is the card's own instruction."""
-    return (
-        f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction or _INSTRUCTION}\n"
-        f"<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
 
 
 def _messages_of(query: str, document: str, instruction: str, *, is_structured: bool) -> list[dict[str, Any]]:

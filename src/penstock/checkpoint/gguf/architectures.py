@@ -11,6 +11,7 @@ from typing import Final
 
 from penstock.checkpoint.gguf.delta import DELTA_KEYS, DELTA_NAMES
 from penstock.checkpoint.gguf.metadata import Metadata
+from penstock.checkpoint.gguf.pooling import POOLING_KEYS, RERANK_KEYS
 from penstock.config import show
 from penstock.errors import UnsupportedError
 
@@ -21,6 +22,7 @@ TOP_NAMES: Final = {
     "output_norm": "model.norm",
     "token_embd_norm": "model.embedding_norm",
     "output": "lm_head",
+    "cls.output": "score",
 }
 _LAYER_NAMES: Final = {
     "attn_norm": "input_layernorm",
@@ -96,9 +98,9 @@ _DELTA_EXPERTS: Final = {
 }
 
 _ARCHITECTURES: Final[dict[str, Architecture]] = {
-    "llama": Architecture("llama", has_pairs=True),
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
+    "llama": Architecture("llama", has_pairs=True, keys=POOLING_KEYS),
+    "qwen2": Architecture("qwen2", keys=POOLING_KEYS),
+    "qwen3": Architecture("qwen3", keys=RERANK_KEYS),
     "phi3": Architecture(
         "phi3",
         layer_names={**_LAYER_NAMES, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
@@ -206,6 +208,7 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
         num_experts="num_experts",
         is_own_form=True,
     ),
+    "bert": Architecture("bert"),
 }
 _MIXTRAL: Final = replace(
     _ARCHITECTURES["llama"],

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from penstock.checkpoint.gguf.architectures import find_architecture
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.network import ROPE_FACTORS, config_values, tensor_sources
+from penstock.checkpoint.gguf.pooling import pooling_head
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.tokenizer import tokenizer_files
 from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
+from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
 
@@ -62,7 +65,9 @@ def open_gguf(path: Path) -> GgufParts:
     ]
 
     def side_files() -> dict[str, bytes]:
-        return {"config.json": config, **tokenizer_files(metadata, values["vocab_size"])}
+        made = {"config.json": config, **tokenizer_files(metadata, values["vocab_size"])}
+        head = pooling_head(metadata, find_architecture(metadata)[0], files)
+        return made if head is None else {**made, POOLING_FILE: head.to_bytes()}
 
     return GgufParts(ConfigReader.parse(config, path.name), homes, side_files)
 

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.architectures import TOP_NAMES, Architecture, find_architecture
 from penstock.checkpoint.gguf.delta import DELTA_ARCHITECTURES, DeltaSizes, delta_sources, delta_values
+from penstock.checkpoint.gguf.encoder import ENCODERS, encoder_sources, encoder_values
 from penstock.checkpoint.gguf.metadata import Metadata
+from penstock.checkpoint.gguf.pooling import pooling_values
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.weights import Source
 from penstock.config import OWN_NAMES, show
@@ -55,6 +57,9 @@ def config_values(
     Raises UnsupportedError for an architecture or a key that Penstock does not know, InvalidFileError for a value.
     """
     name, architecture = find_architecture(metadata)
+    if name in ENCODERS:
+        pooling_values(metadata, name)
+        return encoder_values(metadata, name, tensors)
     _check_keys(metadata, name, architecture)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -87,7 +92,7 @@ def config_values(
         values |= _expert_values(metadata, name, architecture, tensors)
     if architecture.is_own_form:
         values[OWN_NAMES] = True
-    values |= _family_values(metadata, name, values)
+    values |= _family_values(metadata, name, values) | pooling_values(metadata, name)
     scaling = _rope_scaling(metadata, name, values, rope_factors)
     return values if scaling is None else {**values, "rope_scaling": scaling}
 
@@ -250,6 +255,8 @@ def tensor_sources(metadata: Metadata, tensors: Iterable[StoredTensor]) -> dict[
     A tensor with an unknown name keeps it, so that the network refuses it by this name.
     """
     name, architecture = find_architecture(metadata)
+    if name in ENCODERS:
+        return encoder_sources(tensors)
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     heads = {"attn_q": num_heads, "attn_k": max(_kv_heads(metadata, name))}
     delta = DeltaSizes.read(metadata, name) if name in DELTA_ARCHITECTURES else None

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from penstock.checkpoint.gguf.metadata import Metadata
+from penstock.checkpoint.gguf.pooling import RERANK_TEMPLATE
 from penstock.checkpoint.gguf.split_patterns import find_pre_tokenizer
 from penstock.checkpoint.gguf.tokenizer_pieces import unigram, word_piece
 from penstock.checkpoint.gguf.vocab import TokenType, Vocab
@@ -114,8 +115,12 @@ def _sentencepiece(metadata: Metadata, vocab: Vocab) -> tuple[dict[str, Any], bo
 
 
 def _template(vocab: Vocab, adds_bos: bool, adds_eos: bool) -> dict[str, Any] | None:
-    """Return the post-processor, which adds the first and the last token; None if it adds neither."""
-    around: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    """Return the post-processor, which adds the first and the last token; None if it adds neither.
+
+    A file may name a token that separates two texts; then the second one has a last token too.
+    """
+    first = {"Sequence": {"id": "A", "type_id": 0}}
+    around: list[dict[str, Any]] = [first]
     special = {}
     for role, is_added, at in (("bos_token", adds_bos, 0), ("eos_token", adds_eos, 2)):
         token = vocab.roles.get(role)
@@ -126,14 +131,22 @@ def _template(vocab: Vocab, adds_bos: bool, adds_eos: bool) -> dict[str, Any] | 
     if not special:
         return None
     pair = [*around, {"Sequence": {"id": "B", "type_id": 1}}]
+    separator = vocab.id_of("seperator")  # the key is spelled so
+    if vocab.metadata.flag("tokenizer.ggml.add_sep_token", False) and separator is not None:
+        text = vocab.texts[separator]
+        special[text] = {"id": text, "ids": [separator], "tokens": [text]}
+        pair.insert(-1, {"SpecialToken": {"id": text, "type_id": 0}})
+        pair += around[around.index(first) + 1 :]
     return {"type": "TemplateProcessing", "single": around, "pair": pair, "special_tokens": special}
 
 
 def _chat_templates(metadata: Metadata) -> str | list[dict[str, str]] | None:
-    """Return the chat template, or all of them with their names."""
+    """Return the chat template, or all of them with their names; that of a reranker belongs to its pooling head."""
     key = "tokenizer.chat_template"
     named = {
-        name.removeprefix(f"{key}."): metadata.text(name) for name in metadata.values if name.startswith(f"{key}.")
+        name.removeprefix(f"{key}."): metadata.text(name)
+        for name in metadata.values
+        if name.startswith(f"{key}.") and name != RERANK_TEMPLATE
     }
     default = metadata.text(key) if key in metadata.values else None
     if not named:

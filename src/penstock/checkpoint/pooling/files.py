@@ -15,13 +15,13 @@ from penstock.checkpoint.generation import read_tokenizer_config
 from penstock.checkpoint.pooling.head import SCORE_FUNCTIONS, HeadLayer, PoolingHead, read_prompts
 from penstock.checkpoint.pooling.logit_score import (
     DECLARED,
-    LOGIT_LABEL,
     check_architecture,
     declared_tokens,
     message_format,
     token_layer,
 )
 from penstock.checkpoint.pooling.stored import Tensors, read_linear, read_vector
+from penstock.checkpoint.pooling.yes_no import LOGIT_LABEL
 from penstock.checkpoint.side_files import read_small_file
 from penstock.checkpoint.tensor_file import TensorFile
 from penstock.config import ConfigReader, parse_json, show

@@ -16,13 +16,10 @@ from penstock.checkpoint.side_files import read_small_file
 from penstock.config import ConfigReader, parse_object, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["DECLARED", "LOGIT_LABEL", "check_architecture", "declared_tokens", "message_format", "token_layer"]
+__all__ = ["DECLARED", "check_architecture", "declared_tokens", "message_format", "token_layer"]
 
 DECLARED: Final = "is_original_qwen3_reranker"
 """The key of config.json that is true in an original folder of Qwen3-Reranker, by its user's declaration."""
-
-LOGIT_LABEL: Final = "LABEL_0"
-"""The name of the one class, as transformers names it."""
 
 _TOKENS: Final = "classifier_from_token"
 _ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

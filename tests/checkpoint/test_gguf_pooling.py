@@ -1,0 +1,162 @@
+"""GGUF files of embedding models and rerankers have the vectors and the scores of the models they were made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertModel,
+    PreTrainedModel,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+)
+
+from penstock import LLM
+from penstock.checkpoint.folder import Checkpoint
+from penstock.errors import InvalidFileError, UnsupportedError
+from tests.support.errors import raises
+from tests.support.gguf_files import text_metadata
+from tests.support.gguf_models import Family, gguf_arrays, random_model, write_gguf
+
+ARCH = gguf.MODEL_ARCH.QWEN3
+IDS = [3, 5, 7, 11, 13]
+PROMPT = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+    "<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+"""What llama.cpp's converter writes."""
+RERANK = {"pooling_type": 4, "classifier.output_labels": ["yes", "no"], "tokenizer.chat_template.rerank": PROMPT}
+FAMILY = Family("Qwen3", ARCH, {"tie_word_embeddings": True, "max_position_embeddings": 1024})
+
+
+def save(path: Path, keys: dict[str, Any], answers: np.ndarray | None = None) -> PreTrainedModel:
+    """Write a file of a random model, with the rows of the answers of a reranker; return the model."""
+    model = random_model(FAMILY)
+    arrays = gguf_arrays(FAMILY, model)
+    if answers is not None:
+        arrays["cls.output.weight"] = answers
+    sizes = {"attention.layer_norm_rms_epsilon": model.config.rms_norm_eps, "context_length": 1024}
+    write_gguf(path, ARCH, arrays, {**sizes, **text_metadata(), **keys})
+    return model
+
+
+def hidden_rows(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        return model.model(torch.tensor([ids])).last_hidden_state[0].double().numpy()
+
+
+def test_vectors_are_pooled_as_the_file_says(tmp_path: Path) -> None:
+    for kind, pooled in ((1, lambda rows: rows.mean(0)), (2, lambda rows: rows[0]), (3, lambda rows: rows[-1])):
+        path = tmp_path / f"{kind}.gguf"
+        model = save(path, {"pooling_type": kind})
+        expected = pooled(hidden_rows(model, IDS))
+        with LLM(path, mode="eager") as llm:
+            found = np.array(llm.embed(IDS).vector)
+        assert np.abs(found - expected / np.linalg.norm(expected)).max() < 1e-5
+
+
+def test_a_reranker_scores_the_answer_yes(tmp_path: Path) -> None:
+    answers = np.random.default_rng(1).normal(size=(2, 64)).astype(np.float32)
+    path = tmp_path / "model.gguf"
+    model, documents = save(path, RERANK, answers), ["ab", "b a b", "aab"]
+    with LLM(path, mode="eager") as llm:
+        ranked = {found.index: found.score for found in llm.rerank("a", documents)}
+        for index, document in enumerate(documents):
+            prompt = PROMPT.replace("{query}", "a").replace("{document}", document)
+            logits = answers @ hidden_rows(model, llm.tokenizer.encode(prompt, add_special_tokens=False))[-1]
+            assert abs(ranked[index] - 1 / (1 + np.exp(logits[1] - logits[0]))) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "answers", "param", "error"),
+    [
+        ({"pooling_type": 7}, 2, "qwen3.pooling_type", UnsupportedError),
+        ({"classifier.output_labels": ["no", "yes"]}, 2, "qwen3.classifier.output_labels", UnsupportedError),
+        ({"tokenizer.chat_template.rerank": "{query}"}, 2, "tokenizer.chat_template.rerank", UnsupportedError),
+        ({}, 3, None, InvalidFileError),
+        ({}, None, None, InvalidFileError),
+    ],
+)
+def test_other_heads_are_refused(
+    tmp_path: Path, change: dict[str, Any], answers: int | None, param: str | None, error: type[Exception]
+) -> None:
+    rows = None if answers is None else np.zeros((answers, 64), np.float32)
+    save(tmp_path / "model.gguf", RERANK | change, rows)
+    with raises(error, param=param):
+        Checkpoint.open(tmp_path / "model.gguf").side_files()
+
+
+def save_encoder(path: Path, model: PreTrainedModel, keys: dict[str, Any], skipped: int = 0) -> None:
+    """Write the file of a BERT, or of a RoBERTa whose first ``skipped`` positions are those of padding."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.2 + ("LayerNorm.weight" in name))
+    names, arrays = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, 2), {}
+    for key, tensor in model.state_dict().items():
+        plain = key.removeprefix("roberta.")
+        if not plain.startswith("pooler."):
+            array = tensor.numpy()[skipped:] if plain.startswith("embeddings.position") else tensor.numpy()
+            arrays[names.get_name(plain, (".weight", ".bias"))] = array
+    writer = gguf.GGUFWriter(path, "bert")
+    sizes = {"block_count": 2, "context_length": 40, "embedding_length": 64, "feed_forward_length": 96,
+             "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5, "attention.causal": False}  # fmt: skip
+    kinds = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool, list: writer.add_array}
+    for key, value in (sizes | keys).items():
+        kinds[type(value)](f"bert.{key}", value)
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+ENCODER = {"vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+           "num_attention_heads": 4, "layer_norm_eps": 1e-5}  # fmt: skip
+
+
+def test_a_bert_gives_the_vectors_of_its_original(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = BertModel(BertConfig(**ENCODER, max_position_embeddings=40)).eval()
+    save_encoder(tmp_path / "model.gguf", model, {"pooling_type": 2})
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).last_hidden_state[0, 0].numpy()
+    with LLM(tmp_path / "model.gguf", mode="eager") as llm:
+        found = llm.embed(IDS).vector
+    assert np.abs(found - expected / np.linalg.norm(expected)).max() < 1e-5
+
+
+def test_a_roberta_scores_as_its_original(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    config = XLMRobertaConfig(**ENCODER, max_position_embeddings=42, type_vocab_size=1, num_labels=1, pad_token_id=1)
+    model = XLMRobertaForSequenceClassification(config).eval()
+    save_encoder(tmp_path / "model.gguf", model, {"pooling_type": 4}, skipped=2)
+    with torch.no_grad():
+        expected = torch.sigmoid(model(torch.tensor([IDS])).logits[0]).numpy()
+    with LLM(tmp_path / "model.gguf", mode="eager") as llm:
+        found = llm.classify(IDS)
+    assert np.abs(found.scores - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"pooling_type": 4}, "expected a matrix cls.weight, found none"),
+        ({"rope.freq_base": 1e4}, "bert.rope.freq_base is not supported"),
+        ({"attention.causal": True}, "bert.attention.causal: expected false"),
+    ],
+)
+def test_encoders_that_are_not_exact_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    model = BertModel(BertConfig(**ENCODER, max_position_embeddings=40))
+    save_encoder(tmp_path / "model.gguf", model, keys)
+    with pytest.raises((InvalidFileError, UnsupportedError), match=message):
+        Checkpoint.open(tmp_path / "model.gguf").side_files()
