@@ -95,6 +95,11 @@ def test_gates_need_their_up_projections(tmp_path: Path, name: str, shape: Any, 
         ("gemma3", {"attention.sliding_window": 0}, r"gemma3\.attention\.sliding_window: expected a window"),
         ("gemma3", {"attention.sliding_window_pattern": [1, 0]}, "expected a number, or an array of 2 booleans"),
         ("gemma2", {"attention.head_count_kv": [0, 2]}, "expected a number of heads in every layer"),
+        (
+            "lfm2",
+            {"block_count": 1 << 30, "attention.head_count_kv": 2},
+            "block_count: expected an integer from 1 to 65",
+        ),
         ("lfm2", {"attention.head_count_kv": [1, 2]}, "expected the same number of heads in all layers"),
     ],
 )
@@ -149,6 +154,8 @@ def test_older_forms_of_hybrids_have_the_same_parameters(tmp_path: Path) -> None
     ("keys", "change", "message"),
     [
         ({"ssm.time_step_rank": 3}, {}, r"ssm\.time_step_rank: expected a multiple of 2"),
+        ({"ssm.time_step_rank": 1 << 30}, {}, r"ssm\.time_step_rank: expected an integer from 1 to 4096"),
+        ({"attention.head_count": 1 << 30}, {}, r"attention\.head_count: expected an integer from 1 to 4096"),
         ({"ssm.inner_size": 127}, {}, r"ssm\.inner_size: expected a multiple of 4"),
         ({"ssm.inner_size": 256}, {}, "expected 320 rows, found the shape"),
         ({}, {"blk.0.ssm_a": np.zeros(4, np.float32)}, r"ssm_a: expected finite numbers below 0"),

@@ -32,6 +32,8 @@ DELTA_NAMES: Final = {
     "ssm_norm": "linear_attn.norm",
 }
 """Modules of a layer, in addition to those of ``delta_sources``."""
+_MAX_HEADS: Final = 4096
+"""Limit on the numbers of heads, for each of which the sources have a range of rows."""
 _TILED: Final = ("qwen35", "qwen35moe")
 _Ranges = tuple[tuple[int, int], ...]
 
@@ -51,9 +53,9 @@ class DeltaSizes:
     @classmethod
     def read(cls, metadata: Metadata, name: str) -> DeltaSizes:
         """Read the sizes of architecture ``name``; InvalidFileError names a key."""
-        num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
-        key_heads = metadata.integer(f"{name}.ssm.group_count", min=1)
-        value_heads = metadata.integer(f"{name}.ssm.time_step_rank", min=1)
+        num_heads = metadata.integer(f"{name}.attention.head_count", min=1, max=_MAX_HEADS)
+        key_heads = metadata.integer(f"{name}.ssm.group_count", min=1, max=_MAX_HEADS)
+        value_heads = metadata.integer(f"{name}.ssm.time_step_rank", min=1, max=_MAX_HEADS)
         inner = metadata.integer(f"{name}.ssm.inner_size", min=1)
         if value_heads % key_heads:
             raise metadata.error(f"{name}.ssm.time_step_rank", f"a multiple of {key_heads}, the number of key heads")

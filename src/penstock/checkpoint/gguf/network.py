@@ -34,6 +34,7 @@ _ROW_PARTS: Final = ("ffn_gate_inp_shexp",)
 """Matrices of one row, which a file has as vectors."""
 _LARGE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 """The number of layers of the 27B models: only their scores are divided by the root of hidden_size / heads."""
+_MAX_LAYERS: Final = 1 << 16
 _WINDOW: Final = "attention.sliding_window"
 _TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+(?:\.[a-z_]+)?)\.(weight|bias)")
 _BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,4})\.")
@@ -75,7 +76,7 @@ def config_values(
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": _intermediate_size(metadata, name),
-        "num_hidden_layers": metadata.integer(f"{name}.block_count", min=1),
+        "num_hidden_layers": metadata.integer(f"{name}.block_count", min=1, max=_MAX_LAYERS),
         "num_attention_heads": num_heads,
         "num_key_value_heads": max(_kv_heads(metadata, name)),
         "head_dim": head_dim,
