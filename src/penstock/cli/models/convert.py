@@ -18,9 +18,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "convert",
-        "Write a checkpoint folder from another folder, from pickled PyTorch weights, from a sharded folder or from a "
-        "bundle; or a bundle, if OUT ends in .psm; or a GGUF file, if it ends in .gguf. Everything else stays as it "
-        "is, bit for bit.",
+        "Write a model in another form: a checkpoint folder, a bundle if OUT ends in .psm, or a GGUF file if it ends "
+        "in .gguf. SOURCE may also have pickled PyTorch weights. What no option changes stays as it is, bit for bit.",
         "penstock convert my-model my-model-bf16 --dtype bf16\npenstock convert old-model-with-bin my-model\n"
         "penstock convert my-model.psm my-model\npenstock convert phi3-model split-model --layout split\n"
         "penstock convert my-model my-model-tuned --lora adapter\npenstock convert my-model my-model.gguf --dtype q8_0",
@@ -31,7 +30,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a checkpoint folder, a sharded folder, a bundle, or ORG/NAME of a downloaded model",
     )
     parser.add_argument(
-        "out", metavar="OUT", help="the folder to write, which must not exist, or a name with .psm or .gguf"
+        "out",
+        metavar="OUT",
+        help="the folder to write, which must not exist, or a file that ends in .psm or .gguf, which is replaced",
     )
     parser.add_argument(
         "--dtype",
@@ -41,8 +42,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--layout",
         metavar="LAYOUT",
-        help="split: q, k, v, gate and up apart, as llama; fused: q|k|v and gate|up, as phi3; of gpt_neox, bloom and "
-        "falcon, the own tensors of Penstock's network, and the published ones (default: as stored)",
+        help="split: q, k, v, gate and up in separate tensors, as in llama; fused: q|k|v and gate|up, as in phi3. For "
+        "gpt_neox, bloom and falcon: split writes the tensors of Penstock's network, fused the published ones "
+        "(default: as stored)",
     )
     parser.add_argument(
         "--lora", metavar="FOLDER", help="add the LoRA adapter in FOLDER to the weights (default: none)"

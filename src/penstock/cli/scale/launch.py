@@ -29,7 +29,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--rdzv",
         metavar="HOST:PORT",
-        help="where the launchers of several machines meet; one of the machines has this address (default: none)",
+        help="address of one of the machines, with a free port; all launchers connect to it (default: none, for one "
+        "machine)",
     )
     parser.add_argument(
         "--rdzv-id", default="", metavar="TEXT", help="a name of the run; all machines need the same (default: none)"
@@ -55,14 +56,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="MASTER_PORT of the ranks; 0 (default): a free port of the host",
     )
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="S", help="wait this long for other machines (default: 300)"
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds to wait for the other machines (default: 300)",
     )
     parser.add_argument(
         "--no-prefix",
         action="store_true",
-        help="pass the output on without the rank (default: each line begins with it)",
+        help="print the output without the rank (default: each line begins with it)",
     )
-    parser.add_argument("command_line", nargs="+", metavar="COMMAND", help="the command and its arguments, behind --")
+    parser.add_argument("command_line", nargs="+", metavar="COMMAND", help="the command and its arguments, after --")
     parser.set_defaults(run=run)
 
 
