@@ -152,6 +152,7 @@ RULES: dict[str, tuple[Patch, str]] = {
     "gelu": (gelu("exact"), 'approximate: expected "none" or "tanh", found "exact"'),
     "scale": (scaled("scale", "factor", 1e39), "factor: expected a finite number, found 1e\\+39"),
     "softcap": (scaled("softcap", "cap", -1.0), "cap: expected a normal float32 above 0, found -1"),
+    "clamp": (scaled("clamp", "limit", 0.0), "limit: expected a normal float32 above 0, found 0"),
     "sinks": (sinks("first.weight"), r"sinks: expected a rows_f32 weight \[1, 4\]"),
     "no_sinks": (sinks(None), "sinks: expected a weight, found nothing"),
     "bias": (relative("first.weight"), r"bias: expected a rows_f32 weight \[4, an odd number\]"),

@@ -61,6 +61,11 @@ def test_defaults_of_decoders() -> None:
     assert read("phi3").norm_eps == read("olmo2").norm_eps == read("hunyuan_v1_dense").norm_eps == 1e-5
     assert read("seed_oss").attention_bias
     assert not read("seed_oss").out_bias
+    clips = (read("olmo").clip, read("olmo", clip_qkv=8).clip, read("olmoe", num_experts=8, clip_qkv=3.5).clip)
+    assert clips == (0.0, 8.0, 3.5)
+    apertus = read("apertus", hidden_act="xielu")
+    assert (apertus.rope.type, apertus.rope.theta, apertus.context_len) == ("llama3", 12e6, 65536)
+    assert read("apertus", hidden_act="xielu", rope_parameters={"rope_type": "default"}).rope.type == "default"
 
 
 def test_forms_of_families_with_their_own_code() -> None:
@@ -205,7 +210,10 @@ BAD = {
         "a divisor of 4 heads, found 3",
     ),
     "eurobert_tokens": ("eurobert", {"architectures": ["EuroBertForTokenClassification"]}, "EuroBertForMaskedLM"),
-    "olmo_clip": ("olmo", {"clip_qkv": 8.0}, "null, found 8"),
+    "apertus_activation": ("apertus", {"hidden_act": "silu"}, "xielu, found 'silu'"),
+    "apertus_norm": ("apertus", {"qk_norm": False}, "true, found false"),
+    "olmoe_clip": ("olmoe", {"clip_qkv": 0, "num_experts": 8}, "found 0"),
+    "olmo_clip": ("olmo", {"clip_qkv": -8.0}, "found -8"),
     "nomic_norm": ("nomic_bert", {"prenorm": True}, "false, found true"),
     "nomic_activation": ("nomic_bert", {"n_embd": 64, "n_head": 4, "activation_function": "gelu"}, "swiglu"),
     "nomic_rope": ("nomic_bert", {"n_embd": 64, "n_head": 4, "rotary_emb_fraction": 0.5}, "1, found 0.5"),

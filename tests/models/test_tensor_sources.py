@@ -78,6 +78,13 @@ def test_rows_of_unit_length(tmp_path: Path) -> None:
     assert torch.allclose(torch.from_numpy(own.read("head")), expected, atol=1e-6)
 
 
+def test_values_that_are_made_by_softplus(tmp_path: Path) -> None:
+    own = mapped(tmp_path, {"alpha": Source("fused", softplus=True)}, {"alpha": (12, 4)})
+    expected = torch.nn.functional.softplus(FUSED.double()).float()
+    assert own.tensors["alpha"].dtype == "f32"
+    assert torch.allclose(torch.from_numpy(own.read("alpha")), expected, rtol=1e-7)
+
+
 def test_transposed_matrices_and_added_constants(tmp_path: Path) -> None:
     sources = {
         "a": Source("fused", ((0, 1),), transposed=True),

@@ -556,6 +556,8 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "relu_squared": _unary,
     "sigmoid_mul": _binary,
     "relu": _unary,
+    "clamp": lambda: _scaled("limit"),
+    "elu": _unary,
     "add": _binary,
     "mul": _binary,
     "gather_rows": _gather_rows,

@@ -124,6 +124,7 @@ BAD = {
     "gelu-approximate": ("gelu", {"approximate": "sigmoid"}),
     "scale-factor": ("scale", {"factor": 1e300}),
     "softcap-cap": ("softcap", {"cap": 0.0}),
+    "clamp-limit": ("clamp", {"limit": 0.0}),
     "topk-k": ("topk", {"k": 2000}),
     "route-k": ("route", {"k": 2}),
     "route-score": ("route", {"score": "relu"}),

@@ -77,7 +77,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
-    "olmo": ("olmo", {"num_key_value_heads": 1, "pad_token_id": 0}),
+    "olmo": ("olmo", {"num_key_value_heads": 1, "pad_token_id": 0, "clip_qkv": 0.9}),
     "olmo2": ("olmo2", {}),
     "olmo2_tied_biases": ("olmo2", {"num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": True}),
     "olmo3": ("olmo3", {"num_hidden_layers": 4, "sliding_window": 20}),
@@ -116,6 +116,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 100.0, "factor": 1.0},
         },
     ),
+    "apertus": ("apertus", {"num_key_value_heads": 1, "pad_token_id": 0}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3_tied_head_dim": (
         "qwen3",
@@ -156,7 +157,11 @@ FAMILIES |= {
         _MIXTURE | {"num_experts": 6, "head_dim": 32, "norm_topk_prob": True, "decoder_sparse_step": 2},
     ),
     "qwen2_moe": ("qwen2_moe", _MIXTURE | {"num_experts": 7, "shared_expert_intermediate_size": 84}),
-    "olmoe": ("olmoe", {"num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 1, "norm_topk_prob": True}),
+    "olmoe": (
+        "olmoe",
+        {"num_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 1, "norm_topk_prob": True}
+        | {"clip_qkv": 0.9},
+    ),
     "glm4_moe": (
         "glm4_moe",
         _MIXTURE
@@ -475,6 +480,8 @@ def build(name: str) -> transformers.PreTrainedModel | OwnReference:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn_like(buffer))
+            elif buffer_name.endswith("act_fn.beta"):
+                buffer.fill_(0.3)
             elif buffer_name.endswith("layer_scalar"):
                 buffer.copy_(0.7 + 0.2 * torch.rand_like(buffer))
     return model

@@ -52,7 +52,7 @@ constexpr int32_t kAttentionCausal = attr_at(OP_ATTENTION, "bool causal");
 constexpr int32_t kAttentionWindow = attr_at(OP_ATTENTION, "int window");
 constexpr int32_t kAttentionSoftcap = attr_at(OP_ATTENTION, "float softcap");
 constexpr int32_t kScaledBy = attr_at(OP_SCALE, "float factor");
-static_assert(kScaledBy == attr_at(OP_SOFTCAP, "float cap"), "");
+static_assert(kScaledBy == attr_at(OP_SOFTCAP, "float cap") && kScaledBy == attr_at(OP_CLAMP, "float limit"), "");
 constexpr int32_t kShortConvGroup = attr_at(OP_SHORT_CONV, "int group");
 constexpr int32_t kShortConvWindow = attr_at(OP_SHORT_CONV, "int window");
 constexpr int32_t kGeluApproximate = attr_at(OP_GELU, "str approximate");

@@ -275,13 +275,16 @@ ps_status infer_gelu(const Spec* in, AttrValue* attrs, Spec* out) {
 
 ps_status infer_scale(const Spec* in, AttrValue* attrs, Spec* out) { return infer_unary(in, attrs, out); }
 
-ps_status infer_softcap(const Spec* in, AttrValue* attrs, Spec* out) {
+static ps_status infer_capped(const Spec* in, AttrValue* attrs, Spec* out, const char* name) {
   const double cap = attrs[kScaledBy].f;
   if (!(cap >= FLT_MIN)) {
-    return fail(PS_INVALID_ARGUMENT, "cap: expected a normal float32 above 0, found %g", cap);
+    return fail(PS_INVALID_ARGUMENT, "%s: expected a normal float32 above 0, found %g", name, cap);
   }
   return infer_unary(in, attrs, out);
 }
+
+ps_status infer_softcap(const Spec* in, AttrValue* attrs, Spec* out) { return infer_capped(in, attrs, out, "cap"); }
+ps_status infer_clamp(const Spec* in, AttrValue* attrs, Spec* out) { return infer_capped(in, attrs, out, "limit"); }
 
 ps_status infer_clamped_swiglu(const Spec* in, AttrValue* attrs, Spec* out) {
   PS_TRY(expect_f32(in[0], "x", 2, 2));

@@ -31,6 +31,8 @@ _PER_ELEMENT = {
     "match_rms": 5,
     "gaussian_topk": 6,
     "relu": 1,
+    "clamp": 2,
+    "elu": 5,
 }
 """Nominal operations per element of the first output; an exponential counts as one.  These ops are memory-bound."""
 

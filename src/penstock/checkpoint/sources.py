@@ -42,9 +42,9 @@ class Source:
     ``scales``, the name of another tensor, ``tensor`` has MXFP4 blocks [..., rows, groups, 16], and the values are read
     as bf16.  With ``rows_transposed`` the parameter is the transpose of ``rows``; a rank that has a part of it has the
     ranges ``columns`` of the tensor, where none means all.  With ``unit_rows`` every row is divided by its length (L2
-    norm) in float32.  ``times`` multiplies in float32.  With ``column`` the tensor is a
-    vector, read as a matrix of one column; with ``flat`` it is a matrix, read as a vector.  With ``has_gaps`` some
-    rows before the last one may not be read.
+    norm) in float32.  ``times`` multiplies in float32.  With ``softplus`` the values are log(1 + exp(x)) of the
+    tensor's, computed in float64.  With ``column`` the tensor is a vector, read as a matrix of one column; with
+    ``flat`` it is a matrix, read as a vector.  With ``has_gaps`` some rows before the last one may not be read.
     """
 
     tensor: str
@@ -63,11 +63,12 @@ class Source:
     flat: bool = False
     has_gaps: bool = False
     columns: tuple[tuple[int, int], ...] = ()
+    softplus: bool = False
 
     @property
     def is_computed(self) -> bool:
         """True if the values are computed from the tensor's, in float32."""
-        return bool(self.plus or self.add_row or self.unit_rows or self.times is not None)
+        return bool(self.plus or self.add_row or self.unit_rows or self.softplus or self.times is not None)
 
 
 Sources = Mapping[str, Source | tuple[Source, ...]]
@@ -235,6 +236,9 @@ class MappedCheckpoint(Checkpoint):
             values, dtype = to_float32(np.ascontiguousarray(values), dtype) + np.float32(piece.plus), "f32"
         if piece.times is not None:
             values, dtype = to_float32(np.ascontiguousarray(values), dtype) * np.float32(piece.times), "f32"
+        if piece.softplus:
+            wide = to_float32(np.ascontiguousarray(values), dtype).astype(np.float64)
+            values, dtype = np.logaddexp(0.0, wide).astype(np.float32), "f32"
         if piece.unit_rows:
             values, dtype = to_float32(np.ascontiguousarray(values), dtype), "f32"
             values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-12))

@@ -6,7 +6,9 @@ It knows no model.
 from torch.nn import ModuleList
 
 from penstock.nn.activation import (
+    clamp,
     clamped_swiglu,
+    elu,
     gaussian_topk,
     gelu,
     match_rms,
@@ -66,8 +68,10 @@ __all__ = [
     "allocate_states",
     "apply_rope",
     "assign_page_groups",
+    "clamp",
     "clamped_swiglu",
     "combine",
+    "elu",
     "gather_rows",
     "gaussian_topk",
     "gelu",

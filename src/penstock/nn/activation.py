@@ -7,8 +7,8 @@ from torch import Tensor
 from penstock.ops.eager import ops
 
 __all__ = [
-    "clamped_swiglu", "gaussian_topk", "gelu", "match_rms", "relu", "relu_squared", "scale", "scale_channels",
-    "sigmoid_mul", "silu_mul", "softcap",
+    "clamp", "clamped_swiglu", "elu", "gaussian_topk", "gelu", "match_rms", "relu", "relu_squared", "scale",
+    "scale_channels", "sigmoid_mul", "silu_mul", "softcap",
 ]  # fmt: skip
 
 
@@ -48,6 +48,20 @@ def relu(x: Tensor) -> Tensor:
 def relu_squared(x: Tensor) -> Tensor:
     """Return max(x, 0) squared of x [T, dim] (So et al., arXiv 2109.08668)."""
     y: Tensor = ops.relu_squared(x)
+    return y
+
+
+def clamp(x: Tensor, limit: float) -> Tensor:
+    """Return x, [T, dim] or [T, heads, dim], cut to -limit and limit; a limit of 0 adds no op."""
+    if limit == 0.0:
+        return x
+    y: Tensor = ops.clamp(x, limit=limit)
+    return y
+
+
+def elu(x: Tensor) -> Tensor:
+    """Return x where it is above 0, otherwise exp(x) - 1, for x [T, dim]."""
+    y: Tensor = ops.elu(x)
     return y
 
 

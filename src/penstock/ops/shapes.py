@@ -362,6 +362,12 @@ def _softcap(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [_tensor("softcap", shapes, "x", 2, 3)]
 
 
+def _clamp(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    if not _SMALLEST <= attrs["limit"] <= _LARGEST:
+        raise _fail("clamp", "limit", "a normal float32 above 0", attrs["limit"])
+    return [_tensor("clamp", shapes, "x", 2, 3)]
+
+
 def _elementwise(op: str, shapes: Shapes) -> list[Shape]:
     """The rule of an op without a special rule: all arguments have one shape, and so has the output."""
     first, *others = shapes
@@ -508,6 +514,7 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "gelu": _gelu,
     "scale": _scale,
     "softcap": _softcap,
+    "clamp": _clamp,
     "gather_rows": _gather_rows,
     "argmax": _argmax,
     "topk": _topk,

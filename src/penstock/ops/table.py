@@ -74,6 +74,8 @@ OPS: tuple[Op, ...] = (
     Op("relu_squared", 1, "(Tensor x) -> Tensor", 0.0),
     Op("sigmoid_mul", 1, "(Tensor gate, Tensor x) -> Tensor", 1e-6),
     Op("relu", 1, "(Tensor x) -> Tensor", 0.0),
+    Op("clamp", 1, "(Tensor x, *, float limit) -> Tensor", 0.0),
+    Op("elu", 1, "(Tensor x) -> Tensor", 1e-6),
     Op("gather_rows", 1, "(Tensor x, Tensor rows) -> Tensor", 0.0),
     Op("all_gather", 1, "(Tensor x, *, str starts, int rank) -> Tensor", 0.0),
     Op("sharded_embedding", 1, "(Tensor ids, Weight weight, *, int dim, str starts, int rank) -> Tensor", 0.0),

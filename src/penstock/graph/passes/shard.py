@@ -25,7 +25,7 @@ __all__ = ["RowRanges", "shard"]
 RowRanges = tuple[tuple[int, int], ...]
 """The rows of a whole weight that a rank has, in order; of a vector the elements, of experts' biases the columns."""
 
-_BY_COLUMN = ("gelu", "silu_mul", "add", "mul", "scale", "softcap", "sigmoid_mul", "relu")
+_BY_COLUMN = ("gelu", "silu_mul", "add", "mul", "scale", "softcap", "sigmoid_mul", "relu", "clamp", "elu")
 _BY_HEAD = ("rope", "rms_norm", "layer_norm")
 _BY_PAIR = "clamped_swiglu"
 """Makes one column of two."""

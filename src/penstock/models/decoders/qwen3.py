@@ -10,7 +10,7 @@ from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.decoders.qwen2 import read_windows
 from penstock.nn import RMSNorm
 
-__all__ = ["Config", "Network"]
+__all__ = ["Config", "Network", "Qwen3Attention"]
 
 
 class Config:

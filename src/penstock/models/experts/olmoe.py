@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
 from penstock.config import ConfigReader
-from penstock.errors import UnsupportedError
 from penstock.models.decoder import read_decoder, read_num_layers
 from penstock.models.decoders.olmo2 import Olmo2Attention
 from penstock.models.experts.mixture import ExpertsLM, Mixture, MixtureConfig, read_mixture
-from penstock.nn import Routing
+from penstock.models.layer_norm.olmo import read_clip
+from penstock.nn import Routing, clamp
 
-__all__ = ["Config", "Network", "Olmo2Attention"]
+__all__ = ["Config", "Network"]
+
+
+@dataclass(frozen=True)
+class OlmoeConfig(MixtureConfig):
+    """The sizes of the network; ``clip`` is the limit of q, k and v, 0 for none."""
+
+    clip: float = 0.0
 
 
 class Config:
     """Reads config.json."""
 
     @staticmethod
-    def read(reader: ConfigReader) -> MixtureConfig:
+    def read(reader: ConfigReader) -> OlmoeConfig:
         """Read and check config.json; errors name the key."""
-        if reader.has("clip_qkv"):
-            raise UnsupportedError(
-                f"{reader.file}: clip_qkv: expected null, because no limit on q, k and v is implemented",
-                param="clip_qkv",
-            )
         decoder = read_decoder(reader, (0,) * read_num_layers(reader), context_len=4096, norm_eps=1e-5)
         routing = Routing(reader.int("num_experts_per_tok", 8), renormalise=reader.bool("norm_topk_prob", False))
         key = "num_experts" if reader.has("num_experts") else "num_local_experts"
-        return read_mixture(reader, decoder, routing, experts_key=key, size_key="intermediate_size")
+        config = read_mixture(reader, decoder, routing, experts_key=key, size_key="intermediate_size")
+        values = {field.name: getattr(config, field.name) for field in fields(config)}
+        return OlmoeConfig(**values, clip=read_clip(reader))
+
+
+class OlmoeAttention(Olmo2Attention):
+    """OLMo 2's attention with a limit of q, k and v."""
+
+    def __init__(self, config: OlmoeConfig, window: int) -> None:
+        super().__init__(config.decoder, window)
+        self.clip = config.clip
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v of x, cut to the limit."""
+        q, k, v = super().project(x)
+        return clamp(q, self.clip), clamp(k, self.clip), clamp(v, self.clip)
 
 
 class Network(ExpertsLM):
     """The language model."""
 
-    def __init__(self, config: MixtureConfig) -> None:
-        attentions = [Olmo2Attention(config.decoder, window) for window in config.decoder.windows]
+    def __init__(self, config: OlmoeConfig) -> None:
+        attentions = [OlmoeAttention(config, window) for window in config.decoder.windows]
         super().__init__(config, attentions, [Mixture(config) for _ in attentions])

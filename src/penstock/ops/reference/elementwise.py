@@ -10,7 +10,9 @@ from penstock.errors import InvalidArgumentError
 __all__ = [
     "add",
     "argmax",
+    "clamp",
     "clamped_swiglu",
+    "elu",
     "gather_rows",
     "gaussian_topk",
     "gelu",
@@ -61,6 +63,17 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
 def relu(x: Tensor) -> Tensor:
     """Return the larger one of x and 0, for x [T, dim]."""
     return torch.relu(x.float())
+
+
+def clamp(x: Tensor, *, limit: float) -> Tensor:
+    """Return x cut to -limit and limit, with the limit rounded to float32; x is [T, dim] or [T, heads, dim]."""
+    bound = torch.tensor(limit, dtype=torch.float32)
+    return x.float().clamp(-bound, bound)
+
+
+def elu(x: Tensor) -> Tensor:
+    """Return x where it is above 0, otherwise exp(x) - 1, for x [T, dim] (Clevert et al., arXiv 1511.07289)."""
+    return torch.nn.functional.elu(x.double()).float()
 
 
 def scale(x: Tensor, *, factor: float) -> Tensor:
