@@ -40,7 +40,7 @@ def save_published(name: str, folder: Path) -> Path:
     save(name, folder)
     if name == "olmoe":
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"norm_topk_prob": False}))
+        (folder / "config.json").write_text(json.dumps(config | {"norm_topk_prob": False, "clip_qkv": None}))
     return folder
 
 
@@ -141,6 +141,14 @@ def test_what_a_file_cannot_say_is_refused(tmp_path: Path, changed: dict[str, ob
 def test_experts_that_a_file_cannot_say_are_refused(tmp_path: Path, name: str, param: str) -> None:
     with raises(UnsupportedError, param=param):
         convert(save(name, tmp_path / "folder"), tmp_path / "out.gguf", Conversion())
+
+
+def test_a_limit_of_queries_is_refused(tmp_path: Path) -> None:
+    folder = save("olmoe", tmp_path / "folder")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"norm_topk_prob": False}))
+    with raises(UnsupportedError, param="clip_qkv", match=r"null for a GGUF file, found 0\.9"):
+        convert(folder, tmp_path / "out.gguf", Conversion())
 
 
 def test_experts_and_fused_rows_are_those_that_gguf_reads(tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ def _expert_keys(mixture: Any, architecture: Architecture) -> dict[str, Any]:
             f"{str(mixture.routing.renormalise).lower()}",
             param="norm_topk_prob",
         )
+    if clip := getattr(mixture, "clip", 0.0):
+        raise UnsupportedError(f"clip_qkv: expected null for a GGUF file, found {clip:g}", param="clip_qkv")
     keys = {"expert_count": mixture.num_experts, "expert_used_count": mixture.routing.k}
     if architecture.expert_size != "intermediate_size":
         keys["expert_feed_forward_length"] = mixture.expert_size
