@@ -22,6 +22,8 @@ from penstock.runtime.cache import Cache
 from tests.support.command import environment
 from tests.support.errors import raises
 
+pytestmark = pytest.mark.usefixtures("cold_exports")
+
 NETWORK = (Path(__file__).parents[2] / "examples" / "my_network.py").read_text()
 CONFIG = {"model_type": "mine", "vocab_size": 32, "max_position_embeddings": 32, "width": 16}
 CONFIG |= {"num_layers": 1, "num_heads": 1}
@@ -31,8 +33,6 @@ IMPORTS = """
 import asyncio, json, sys
 import penstock
 from penstock import LLM, AsyncLLM, ProgramLimits, SamplingParams, register_network
-
-pytestmark = pytest.mark.usefixtures("cold_exports")
 
 FOLDER = sys.argv[1] if len(sys.argv) == 2 else "@FOLDER@"
 PARAMS = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
