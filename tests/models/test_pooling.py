@@ -69,7 +69,7 @@ def test_files_of_sentence_transformers(tmp_path: Path) -> None:
             assert relative_error(one.vector, vector(ids)) < 1e-4
         assert relative_error(llm.embed(plain, dimensions=7).vector, vector(plain, 7)) < 1e-4
         assert relative_error(llm.embed(plain, "last").vector, hidden_rows(model, plain)[-1]) < 1e-4
-        with raises(InvalidArgumentError, param="prompt_name", match=r"one of plain, query; got 'x'"):
+        with raises(InvalidArgumentError, param="prompt_name", match=r"one of plain, query, got 'x'"):
             llm.embed("the", prompt_name="x")
         with raises(InvalidArgumentError, param="dimensions"):
             llm.embed(plain, dimensions=31)
