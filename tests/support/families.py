@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -455,7 +456,8 @@ _OWN_CLASSES = {"mistral4": "Mistral4ForCausalLM"}
 def sizes_of(name: str) -> dict[str, Any]:
     """The values of a row's config, under the family's own keys."""
     model_type, changes = FAMILIES[name]
-    return {_OWN_KEYS.get(model_type, {}).get(key, key): value for key, value in _SMALL.items()} | changes
+    sizes = {_OWN_KEYS.get(model_type, {}).get(key, key): value for key, value in _SMALL.items()} | changes
+    return copy.deepcopy(sizes)  # configs of transformers change nested values, which several rows share
 
 
 @cache
