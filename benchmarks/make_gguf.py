@@ -2,50 +2,33 @@
 
     python -m benchmarks.make_gguf OUT.gguf --shape 0.6b --type Q4_K_M
 
-``348m`` has the architecture llama, ``0.6b`` that of Qwen3-0.6B, with tied embeddings.  The blocks are random bytes,
-with scales that make values of about 0.02: speed does not depend on the values, so nothing is quantized.  The tokenizer
-is that of make_checkpoint.py.  Needs the packages gguf and tokenizers.
+``gguf_shapes.py`` has the sizes: of a llama, of Qwen3-0.6B (for text and for embeddings), of Qwen3.5-0.8B and, with
+fewer layers, of Qwen3-30B-A3B and gpt-oss-20b.  With MXFP4, the matrices that are not of experts are Q8_0.  The blocks
+are random bytes, with scales that make values of about 0.02: speed does not depend on the values, so nothing is
+quantized.  The tokenizer is that of make_checkpoint.py.  Needs the packages gguf and tokenizers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.gguf_shapes import SHAPES, Shape, keys, matrices, vectors
 from benchmarks.make_checkpoint import write_tokenizer
 
 Blocks = NDArray[np.uint8]
-Q4_K, Q6_K, Q8_0 = (gguf.GGMLQuantizationType[name] for name in ("Q4_K", "Q6_K", "Q8_0"))
+Q4_K, Q6_K, Q8_0, MXFP4 = (gguf.GGMLQuantizationType[name] for name in ("Q4_K", "Q6_K", "Q8_0", "MXFP4"))
+FILE_TYPES = {"Q8_0": "MOSTLY_Q8_0", "Q4_K_M": "MOSTLY_Q4_K_M", "MXFP4": "MOSTLY_MXFP4_MOE"}
 POOL_BLOCKS = 1 << 15
 CORPUS_BYTES = 4_000_000
-
-
-class Shape(NamedTuple):
-    """Sizes of a network."""
-
-    arch: str
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    is_tied: bool
-
-
-SHAPES = {
-    "348m": Shape("llama", 1024, 2816, 24, 16, 8, 64, 32000, False),
-    "0.6b": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151936, True),
-}
 
 
 def _f16(value: float) -> Blocks:
@@ -74,48 +57,31 @@ def _q6_k(rng: np.random.Generator) -> Blocks:
     return blocks
 
 
+def _mxfp4(rng: np.random.Generator) -> Blocks:
+    """Return blocks of an exponent and 16 bytes of nibbles."""
+    blocks = rng.integers(0, 256, (POOL_BLOCKS, 17), np.uint8)
+    blocks[:, 0] = 127 - 7
+    return blocks
+
+
 MAKERS: dict[gguf.GGMLQuantizationType, Callable[[np.random.Generator], Blocks]] = {
     Q8_0: _q8_0,
     Q4_K: _q4_k,
     Q6_K: _q6_k,
+    MXFP4: _mxfp4,
 }
-BLOCK_LEN = {Q8_0: 32, Q4_K: 256, Q6_K: 256}
-
-
-def matrices(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return the rows and columns of each matrix."""
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    found = {"token_embd": (shape.vocab, shape.hidden)}
-    for layer in range(shape.layers):
-        found |= {
-            f"blk.{layer}.attn_q": (q, shape.hidden),
-            f"blk.{layer}.attn_k": (kv, shape.hidden),
-            f"blk.{layer}.attn_v": (kv, shape.hidden),
-            f"blk.{layer}.attn_output": (shape.hidden, q),
-            f"blk.{layer}.ffn_gate": (shape.inner, shape.hidden),
-            f"blk.{layer}.ffn_up": (shape.inner, shape.hidden),
-            f"blk.{layer}.ffn_down": (shape.hidden, shape.inner),
-        }
-    return found if shape.is_tied else found | {"output": (shape.vocab, shape.hidden)}
-
-
-def norms(shape: Shape) -> dict[str, int]:
-    """Return the length of each norm's weight."""
-    found = {"output_norm": shape.hidden}
-    for layer in range(shape.layers):
-        found |= {f"blk.{layer}.attn_norm": shape.hidden, f"blk.{layer}.ffn_norm": shape.hidden}
-        if shape.arch == "qwen3":
-            found |= {f"blk.{layer}.attn_q_norm": shape.head_dim, f"blk.{layer}.attn_k_norm": shape.head_dim}
-    return found
+BLOCK_LEN = {Q8_0: 32, Q4_K: 256, Q6_K: 256, MXFP4: 32}
 
 
 def type_of(name: str, shape: Shape, kind: str) -> gguf.GGMLQuantizationType:
     """Return the type that llama-quantize gives a matrix: Q4_K_M has half of attn_v and ffn_down in Q6_K."""
+    if kind == "MXFP4":
+        return MXFP4 if name.endswith("_exps") else Q8_0
     if kind == "Q8_0":
         return Q8_0
     if name == "output" or (name == "token_embd" and shape.is_tied):
         return Q6_K
-    if not name.endswith(("attn_v", "ffn_down")):
+    if not name.endswith(("attn_v", "attn_qkv", "ffn_down", "ffn_down_exps")):
         return Q4_K
     layer, eighth = int(name.split(".")[1]), shape.layers // 8
     more = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
@@ -123,20 +89,14 @@ def type_of(name: str, shape: Shape, kind: str) -> gguf.GGMLQuantizationType:
 
 
 def write_config(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    writer.add_context_length(4096)
-    writer.add_embedding_length(shape.hidden)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.inner)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(shape.vocab)
-    if shape.arch == "qwen3":
-        writer.add_key_length(shape.head_dim)
-        writer.add_value_length(shape.head_dim)
-    else:
-        writer.add_rope_dimension_count(shape.head_dim)
+    for key, value in keys(shape).items():
+        name = f"{shape.arch}.{key}"
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        else:
+            writer.add_uint32(name, value)
 
 
 def write_words(writer: gguf.GGUFWriter, vocab: int) -> None:
@@ -160,29 +120,38 @@ def write_tensors(writer: gguf.GGUFWriter, shape: Shape, kind: str) -> None:
     """Add all tensors; each matrix repeats a pool of random blocks from a random position."""
     rng = np.random.default_rng(0)
     pools = {of: make(rng) for of, make in MAKERS.items()}
-    for name, length in norms(shape).items():
-        writer.add_tensor(f"{name}.weight", np.ones(length, np.float32))
-    for name, (rows, cols) in matrices(shape).items():
+    for name, size in vectors(shape).items():
+        writer.add_tensor(name, vector(rng, name, size))
+    for name, size in matrices(shape).items():
         of = type_of(name, shape, kind)
         pool = pools[of]
         first = int(rng.integers(0, POOL_BLOCKS))
-        count = rows * (cols // BLOCK_LEN[of])
+        count = math.prod(size) // BLOCK_LEN[of]
         blocks = np.take(pool, np.arange(first, first + count), axis=0, mode="wrap")
-        writer.add_tensor(f"{name}.weight", blocks.reshape(rows, -1), raw_dtype=of)
+        writer.add_tensor(f"{name}.weight", blocks.reshape(*size[:-1], -1), raw_dtype=of)
+
+
+def vector(rng: np.random.Generator, name: str, size: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return the values of a tensor that is not quantized."""
+    if name.endswith(("ffn_gate_inp.weight", "ssm_conv1d.weight")):
+        return rng.normal(0, 0.2, size).astype(np.float32)
+    if name.endswith("ssm_a"):
+        return np.full(size, -0.1, np.float32)
+    return np.full(size, "bias" not in name and "sinks" not in name, np.float32)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="348m")
-    parser.add_argument("--type", choices=("Q8_0", "Q4_K_M"), default="Q4_K_M")
+    parser.add_argument("--type", choices=FILE_TYPES, default="Q4_K_M")
     args = parser.parse_args()
     shape = SHAPES[args.shape]
     writer = gguf.GGUFWriter(args.out, shape.arch)
     writer.add_name(args.shape)
     write_config(writer, shape)
     write_words(writer, shape.vocab)
-    writer.add_file_type(gguf.LlamaFileType["MOSTLY_" + args.type])
+    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[args.type]])
     write_tensors(writer, shape, args.type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
