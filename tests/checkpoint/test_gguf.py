@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import resource
 from pathlib import Path
@@ -177,6 +178,33 @@ def test_llama_3_factors_become_its_rope_scaling(tmp_path: Path) -> None:
     tensors["rope_freqs.weight"] = (0, (half,), (factors * 1.01).astype(np.float32).tobytes())
     with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight: expected the factors of Llama 3"):
         Checkpoint.open(save(tmp_path, gguf_bytes(metadata, tensors)))
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ([1.0] * 7, "expected 8 numbers, one for each pair of dimensions, found 7"),
+        ([1.0] * 9, "expected 8 numbers, one for each pair of dimensions, found 9"),
+        ([1.0] * 7 + [0.0], "expected finite numbers above 0, found 0"),
+        ([1.0] * 7 + [-8.0], "expected finite numbers above 0, found -8"),
+        ([1.0] * 7 + [math.nan], "expected finite numbers above 0, found nan"),
+        ([1.0] * 7 + [math.inf], "expected finite numbers above 0, found inf"),
+    ],
+)
+def test_factors_of_positions_are_checked(tmp_path: Path, factors: list[float], message: str) -> None:
+    tensors = {name: (0, array.shape, array.tobytes()) for name, array in llama_tensors(300).items()}
+    tensors["rope_freqs.weight"] = (0, (len(factors),), np.array(factors, np.float32).tobytes())
+    with pytest.raises(InvalidFileError, match=rf"tensor rope_freqs\.weight: {message}"):
+        Checkpoint.open(save(tmp_path, gguf_bytes(METADATA, tensors)))
+
+
+def test_a_factor_without_a_type_is_linear(tmp_path: Path) -> None:
+    for key in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):
+        checkpoint = Checkpoint.open(save(tmp_path, llama_file({key: 2.0})))
+        assert checkpoint.config.values["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    with pytest.raises(UnsupportedError, match=r"llama\.rope\.scaling\.attn_factor: expected 1, found 3"):
+        Checkpoint.open(save(tmp_path, llama_file({**linear, "llama.rope.scaling.attn_factor": 3.0})))
 
 
 def test_the_tokenizer_merges_by_scores(tmp_path: Path) -> None:

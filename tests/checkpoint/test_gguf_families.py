@@ -111,6 +111,30 @@ def test_values_of_layers_are_checked(tmp_path: Path, name: str, keys: dict[str,
         Checkpoint.open(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "width"), [("qwen3moe", "expert_feed_forward_length", 32),
+                               ("qwen2moe", "expert_shared_feed_forward_length", 48)]
+)  # fmt: skip
+def test_the_width_of_experts_is_that_of_their_tensors(tmp_path: Path, name: str, key: str, width: int) -> None:
+    family, path = FAMILIES[name], tmp_path / "model.gguf"
+    model = random_model(family)
+    write_gguf(path, family.arch, gguf_arrays(family, model), {**eps_of(model), **family.keys, key: 31})
+    with pytest.raises(InvalidFileError, match=rf"{name}\.{key}: expected {width}, the rows of blk\.0\.ffn_gate_"):
+        Checkpoint.open(path)
+
+
+def test_recurrent_layers_are_those_of_the_file(tmp_path: Path) -> None:
+    family, path = FAMILIES["qwen35"], tmp_path / "model.gguf"
+    model = random_model(family)
+    keys = {**eps_of(model), **family.keys, "attention.recurrent_layers": [True, False, False]}
+    del keys["full_attention_interval"]
+    write_gguf(path, family.arch, gguf_arrays(family, model), keys | {"block_count": 3, "nextn_predict_layers": 1})
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    with LLM(path, mode="eager") as llm:
+        assert np.abs(llm.logits(IDS) - expected).max() < 1e-4
+
+
 def test_experts_in_a_tensor_each_are_refused(tmp_path: Path) -> None:
     family, path = FAMILIES["mixtral"], tmp_path / "model.gguf"
     arrays = {"token_embd.weight": np.zeros((300, 64), np.float32),
@@ -158,6 +182,9 @@ def test_older_forms_of_hybrids_have_the_same_parameters(tmp_path: Path) -> None
         ({"attention.head_count": 1 << 30}, {}, r"attention\.head_count: expected an integer from 1 to 4096"),
         ({"ssm.inner_size": 127}, {}, r"ssm\.inner_size: expected a multiple of 4"),
         ({"ssm.inner_size": 256}, {}, "expected 320 rows, found the shape"),
+        ({"attention.recurrent_layers": [True]}, {}, r"recurrent_layers: expected an array of 2 booleans, found an ar"),
+        ({"attention.recurrent_layers": [1, 0]}, {}, r"recurrent_layers: expected an array of 2 booleans"),
+        ({"nextn_predict_layers": 2}, {}, r"nextn_predict_layers: expected an integer from 0 to 1, found 2"),
         ({}, {"blk.0.ssm_a": np.zeros(4, np.float32)}, r"ssm_a: expected finite numbers below 0"),
     ],
 )

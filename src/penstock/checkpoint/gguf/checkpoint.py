@@ -11,9 +11,10 @@ from typing import Final
 
 from penstock.checkpoint.gguf.architectures import find_architecture
 from penstock.checkpoint.gguf.metadata import Metadata
-from penstock.checkpoint.gguf.network import ROPE_FACTORS, config_values, tensor_sources
+from penstock.checkpoint.gguf.network import config_values, tensor_sources
 from penstock.checkpoint.gguf.pooling import pooling_head
 from penstock.checkpoint.gguf.reader import StoredTensor
+from penstock.checkpoint.gguf.rope import ROPE_FACTORS
 from penstock.checkpoint.gguf.tokenizer import tokenizer_files
 from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
 from penstock.checkpoint.pooling.head import POOLING_FILE

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
+
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.weights import Source
@@ -22,8 +24,8 @@ __all__ = ["DELTA_ARCHITECTURES", "DELTA_KEYS", "DELTA_NAMES", "DeltaSizes", "de
 
 DELTA_ARCHITECTURES: Final = ("qwen3next", "qwen35", "qwen35moe")
 DELTA_KEYS: Final = (
-    "full_attention_interval", "nextn_predict_layers", "rope.dimension_sections", "ssm.conv_kernel", "ssm.group_count",
-    "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
+    "attention.recurrent_layers", "full_attention_interval", "nextn_predict_layers", "rope.dimension_sections",
+    "ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
 )  # fmt: skip
 """Keys that these architectures have beside those of others.  The sections divide a position in three parts, which are
 equal for text; layers that predict further tokens are not read."""
@@ -32,6 +34,7 @@ DELTA_NAMES: Final = {
     "ssm_norm": "linear_attn.norm",
 }
 """Modules of a layer, in addition to those of ``delta_sources``."""
+_MAX_LAYERS: Final = 1 << 16
 _MAX_HEADS: Final = 4096
 """Limit on the numbers of heads, for each of which the sources have a range of rows."""
 _TILED: Final = ("qwen35", "qwen35moe")
@@ -90,9 +93,11 @@ class DeltaSizes:
 def delta_values(metadata: Metadata, name: str) -> dict[str, Any]:
     """Return the values of config.json that only these architectures have."""
     sizes = DeltaSizes.read(metadata, name)
+    stored_layers = metadata.integer(f"{name}.block_count", min=1, max=_MAX_LAYERS)
+    num_layers = stored_layers - metadata.integer(f"{name}.nextn_predict_layers", 0, max=stored_layers - 1)
     return {
-        "num_hidden_layers": metadata.integer(f"{name}.block_count", min=1)
-        - metadata.integer(f"{name}.nextn_predict_layers", 0),
+        "num_hidden_layers": num_layers,
+        **_layer_kinds(metadata, f"{name}.attention.recurrent_layers", stored_layers, num_layers),
         "partial_rotary_factor": metadata.integer(f"{name}.rope.dimension_count", min=1) / sizes.head_dim,
         "full_attention_interval": metadata.integer(f"{name}.full_attention_interval", 4, min=1),
         "linear_num_key_heads": sizes.key_heads,
@@ -101,6 +106,17 @@ def delta_values(metadata: Metadata, name: str) -> dict[str, Any]:
         "linear_value_head_dim": sizes.value_dim,
         "linear_conv_kernel_dim": metadata.integer(f"{name}.ssm.conv_kernel", min=1),
     }
+
+
+def _layer_kinds(metadata: Metadata, key: str, stored_layers: int, num_layers: int) -> dict[str, Any]:
+    """Return the kind of each layer that is read, from an array with a boolean for each stored one; {} without it."""
+    recurrent = metadata.values.get(key)
+    if recurrent is None:
+        return {}
+    if not isinstance(recurrent, np.ndarray) or recurrent.dtype.kind != "b" or len(recurrent) != stored_layers:
+        raise metadata.error(key, f"an array of {stored_layers} booleans")
+    kinds = ["linear_attention" if is_recurrent else "full_attention" for is_recurrent in recurrent.tolist()]
+    return {"layer_types": kinds[:num_layers]}
 
 
 def delta_sources(sizes: DeltaSizes, tensor: StoredTensor, part: str, file: str) -> dict[str, Source] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,16 +16,12 @@ from penstock.checkpoint.gguf.encoder import ENCODERS, encoder_sources, encoder_
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.pooling import pooling_values
 from penstock.checkpoint.gguf.reader import StoredTensor
+from penstock.checkpoint.gguf.rope import ROPE_FACTORS, rope_scaling
 from penstock.checkpoint.gguf.weights import Source
-from penstock.config import OWN_NAMES, show
+from penstock.config import OWN_NAMES
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["ROPE_FACTORS", "config_values", "tensor_sources"]
-
-ROPE_FACTORS: Final = "rope_freqs.weight"
-_FACTOR_TOLERANCE: Final = 1e-5
-_LLAMA3_CONTEXT: Final = 8192
-_LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
+__all__ = ["config_values", "tensor_sources"]
 
 _BARE_PARTS: Final = ("attn_sinks",)
 """Tensors whose names in a checkpoint do not end in ".weight"."""
@@ -34,6 +29,11 @@ _ROW_PARTS: Final = ("ffn_gate_inp_shexp",)
 """Matrices of one row, which a file has as vectors."""
 _LARGE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 """The number of layers of the 27B models: only their scores are divided by the root of hidden_size / heads."""
+_EXPERT_SIZES: Final = {
+    "ffn_gate_exps": "expert_feed_forward_length",
+    "ffn_gate_shexp": "expert_shared_feed_forward_length",
+}
+"""Tensors whose rows are the width of an expert, and the keys that may have the width too."""
 _MAX_LAYERS: Final = 1 << 16
 _WINDOW: Final = "attention.sliding_window"
 _TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+(?:\.[a-z_]+)?)\.(weight|bias)")
@@ -47,7 +47,11 @@ _KNOWN_KEYS: Final = frozenset((
     "rope.scaling.original_context_length", "rope.scaling.type", "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_ext_factor", "vocab_size",
 ))  # fmt: skip
-"""Keys of an architecture that are read.  Others may change the computation, so they are refused."""
+"""Keys of an architecture that are read.  Others may change the computation, so they are refused.
+
+Two of them say nothing that is computed: ``rope.scaling.finetuned``, and ``vocab_size``, for which the rows of the
+embedding stand.
+"""
 
 
 def config_values(
@@ -94,8 +98,12 @@ def config_values(
     if architecture.is_own_form:
         values[OWN_NAMES] = True
     values |= _family_values(metadata, name, values) | pooling_values(metadata, name)
-    scaling = _rope_scaling(metadata, name, values, rope_factors)
-    return values if scaling is None else {**values, "rope_scaling": scaling}
+    scaling = rope_scaling(metadata, name, values, rope_factors)
+    if scaling is None:
+        return values
+    if name == "gpt-oss":  # no key has it, and every published model has it so
+        scaling["truncate"] = False
+    return {**values, "rope_scaling": scaling}
 
 
 def _intermediate_size(metadata: Metadata, name: str) -> int:
@@ -136,10 +144,14 @@ def _expert_values(
 ) -> dict[str, Any]:
     """Return the numbers and the widths of experts; the widths are those of the tensors."""
     widths = {}
-    for part in ("ffn_gate_exps", "ffn_gate_shexp"):
+    for part in _EXPERT_SIZES:
         tensor = tensors.get(f"blk.0.{part}.weight")
         if tensor is not None and len(tensor.shape) >= 2:
             widths[part] = tensor.shape[-2]
+    for part, width in widths.items():
+        key = f"{name}.{_EXPERT_SIZES[part]}"
+        if metadata.integer(key, width) != width:
+            raise metadata.error(key, f"{width}, the rows of blk.0.{part}.weight")
     if "ffn_gate_exps" not in widths:
         raise UnsupportedError(
             f"{metadata.file}: expected the experts of a layer in one tensor blk.0.ffn_gate_exps.weight, found none"
@@ -193,61 +205,6 @@ def _window_pattern(metadata: Metadata, key: str, num_layers: int) -> dict[str, 
     if pattern.dtype.kind != "b" or len(pattern) != num_layers:
         raise metadata.error(key, f"a number, or an array of {num_layers} booleans")
     return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in pattern.tolist()]}
-
-
-def _rope_scaling(
-    metadata: Metadata, name: str, values: Mapping[str, Any], factors: NDArray[np.float32] | None
-) -> dict[str, Any] | None:
-    kind = metadata.text(f"{name}.rope.scaling.type", "none")
-    if factors is not None and kind == "none":
-        return _llama3_scaling(factors, values, metadata.file)
-    if factors is not None or kind not in ("none", "linear", "yarn"):
-        raise UnsupportedError(
-            f"{metadata.file}: {name}.rope.scaling.type: expected none, linear or yarn"
-            f"{', and none beside ' + ROPE_FACTORS if factors is not None else ''}, found {show(kind)}",
-            param=f"{name}.rope.scaling.type",
-        )
-    if kind == "none":
-        factor = metadata.number(f"{name}.rope.scale_linear", 1.0)
-        return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": metadata.number(f"{name}.rope.scaling.factor")}
-    if kind == "yarn":
-        key = f"{name}.rope.scaling.original_context_length"
-        scaling["original_max_position_embeddings"] = metadata.integer(key, min=1)
-        for part in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
-            if metadata.number(f"{name}.rope.scaling.{part}", 1.0) != 1.0:
-                raise UnsupportedError(f"{metadata.file}: {name}.rope.scaling.{part}: expected 1")
-        for part in ("beta_fast", "beta_slow"):
-            if f"{name}.rope.scaling.yarn_{part}" in metadata.values:
-                scaling[part] = metadata.number(f"{name}.rope.scaling.yarn_{part}")
-        if name == "gpt-oss":  # no key has it, and every published model has it so
-            scaling["truncate"] = False
-    return scaling
-
-
-def _llama3_scaling(factors: NDArray[np.float32], values: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Return Llama 3's scaling whose factors the file has.
-
-    The file has only the result.  The largest factor is that of the scaling; the other parameters are those of every
-    published Llama 3 model, and a file with factors of other parameters is refused.
-    """
-    factor, head_dim = float(factors.max(initial=1.0)), values["head_dim"]
-    expected = np.empty(head_dim // 2)
-    for index in range(head_dim // 2):
-        turns = _LLAMA3_CONTEXT * values["rope_theta"] ** -(2 * index / head_dim) / (2 * math.pi)
-        share = min(max((turns - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW), 0.0), 1.0)
-        expected[index] = 1 / ((1 - share) / factor + share)
-    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=_FACTOR_TOLERANCE, atol=0):
-        raise UnsupportedError(
-            f"{file}: tensor {ROPE_FACTORS}: expected the factors of Llama 3 ({head_dim // 2} of them), found others"
-        )
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LLAMA3_LOW,
-        "high_freq_factor": _LLAMA3_HIGH,
-        "original_max_position_embeddings": _LLAMA3_CONTEXT,
-    }
 
 
 def tensor_sources(metadata: Metadata, tensors: Iterable[StoredTensor]) -> dict[str, Source]:
