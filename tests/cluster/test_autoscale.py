@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -75,3 +76,20 @@ def test_a_range() -> None:
         ScalePolicy(5, 4)
     with pytest.raises(InvalidArgumentError, match="replicas: expected an integer from 1"):
         ScalePolicy(0, 0)
+
+
+@pytest.mark.parametrize(("up_after_s", "down_after_s"), [(1.0, 12.0), (0.0, 3.0), (5.0, 2.0)])
+def test_the_extremes_are_those_of_all_samples(up_after_s: float, down_after_s: float) -> None:
+    """The numbers that are wanted, against those from every sample in the two windows; at most a few are kept."""
+    draw, now = random.Random(5), 0.0
+    scaler = Autoscaler(ScalePolicy(1, 50, up_after_s=up_after_s, down_after_s=down_after_s), 1)
+    samples: list[tuple[float, float]] = []
+    for _ in range(4000):
+        now += draw.choice([0.0, 0.25, 0.5, 2.0])
+        demand = draw.choice([0.0, 3.0, draw.uniform(0, 20)])
+        scaler.update(now, Load(queued_s=demand * 2.0))
+        samples.append((now, demand))
+        window = [(at, value) for at, value in samples if at > now - max(up_after_s, down_after_s)]
+        assert scaler._least[0][1] == min(value for at, value in window if at >= now - up_after_s)
+        assert scaler._most[0][1] == max(value for _, value in window)
+        samples = window

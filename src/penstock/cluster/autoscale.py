@@ -71,7 +71,10 @@ class Autoscaler:
     def __init__(self, policy: ScalePolicy, num_replicas: int) -> None:
         self.policy = policy
         self.wanted = min(max(num_replicas, policy.min_replicas), policy.max_replicas)
-        self._demands: deque[tuple[float, float]] = deque()  # time and demand, of the last down_after_s
+        self._times: deque[float] = deque()  # of the samples of the last down_after_s
+        # Time and demand of the samples that are less, or more, than all later ones: the first is the window's extreme
+        self._least: deque[tuple[float, float]] = deque()
+        self._most: deque[tuple[float, float]] = deque()
         self._since = -math.inf  # the time of the first sample, or of the last change upwards
 
     def update(self, now: float, load: Load) -> int:
@@ -80,19 +83,34 @@ class Autoscaler:
         demand = max(load.queued_s / policy.queue_s, load.num_busy / policy.full_share)
         if self._since == -math.inf:
             self._since = now
-        self._demands.append((now, demand))
-        while self._demands[0][0] <= now - max(policy.down_after_s, policy.up_after_s):
-            self._demands.popleft()
-        up = self._clamped(min(demand for at, demand in self._demands if at >= now - policy.up_after_s))
-        is_seen = self._demands[0][0] <= now - policy.up_after_s or now - self._since >= policy.up_after_s
+        self._note(now, demand)
+        up = self._clamped(self._least[0][1])
+        is_seen = self._times[0] <= now - policy.up_after_s or now - self._since >= policy.up_after_s
         if not self.wanted and demand > 0:
             up, is_seen = self._clamped(demand), True  # a request waits for it
         if up > self.wanted and is_seen:
             self.wanted, self._since = up, now
         elif now - self._since >= policy.down_after_s:
-            down = self._clamped(max(demand for _, demand in self._demands) / policy.low_share)
+            down = self._clamped(self._most[0][1] / policy.low_share)
             self.wanted = min(self.wanted, down)
         return self.wanted
+
+    def _note(self, now: float, demand: float) -> None:
+        """Add a sample, and drop those that are older than the time in which they count."""
+        while self._least and self._least[-1][1] >= demand:
+            self._least.pop()
+        while self._most and self._most[-1][1] <= demand:
+            self._most.pop()
+        for samples in (self._least, self._most):
+            samples.append((now, demand))
+        self._times.append(now)
+        end = now - max(self.policy.down_after_s, self.policy.up_after_s)
+        while self._times[0] <= end:
+            self._times.popleft()
+        while self._most[0][0] <= end:
+            self._most.popleft()
+        while self._least[0][0] <= end or self._least[0][0] < now - self.policy.up_after_s:
+            self._least.popleft()
 
     def _clamped(self, demand: float) -> int:
         return min(max(math.ceil(demand), self.policy.min_replicas), self.policy.max_replicas)

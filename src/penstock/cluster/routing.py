@@ -104,6 +104,16 @@ class StepTimes:
             kept = [total * _DECAY + value for total, value in zip(sums, values, strict=True)]
             self._n, self._x, self._y, self._xx, self._xy = kept
 
+    @property
+    def has_prefill(self) -> bool:
+        """True if a prefill was measured."""
+        return bool(self._prefill_tokens)
+
+    @property
+    def has_decode(self) -> bool:
+        """True if an answer was measured."""
+        return bool(self._n)
+
     def figures(self, default: Figures) -> Figures:
         """Return the measured figures; those of ``default`` where nothing was measured."""
         prefill_s = self._prefill_s / self._prefill_tokens if self._prefill_tokens else default.prefill_token_s
@@ -226,6 +236,19 @@ class Router:
         self._prefill_s[place] = figures.prefill_token_s
         self._step_s[place], self._row_s[place] = figures.decode_step_s, figures.decode_row_s
         self._set_open(place, float(self._open[place]))
+
+    def measure_prefill(self, places: np.ndarray, figures: Figures) -> None:
+        """Set the time per prefill token of many replicas."""
+        self._prefill_s[places] = figures.prefill_token_s
+
+    def measure_decode(self, places: np.ndarray, figures: Figures) -> None:
+        """Set the times of the decode steps of many replicas."""
+        self._step_s[places], self._row_s[places] = figures.decode_step_s, figures.decode_row_s
+        max_requests = self._places[places]
+        num_open = self._open[places] + 1
+        waits = np.maximum(num_open - max_requests, 0.0) / max_requests
+        batch = np.minimum(num_open, max_requests)
+        self._token_s[places] = (figures.decode_step_s + batch * figures.decode_row_s) * (1 + waits)
 
     def route(
         self, num_tokens: int, keys: Sequence[bytes], session: str = "", places: Sequence[int] | None = None
@@ -362,6 +385,13 @@ class Router:
         self._set_open(place, num_open)
         if not num_open:
             self._queued[place] = 0
+
+    def correct_all(self, places: Sequence[int], num_open: Sequence[int]) -> None:
+        """Set the numbers of open requests of many replicas, as ``correct`` does for one."""
+        at, counts = np.array(places, np.int64), np.array(num_open, np.float64)
+        self._queued[at[counts == 0]] = 0
+        for index in np.flatnonzero(self._open[at] != counts):
+            self._set_open(places[index], float(counts[index]))
 
     def queued_s(self, place: int) -> float:
         """Return the seconds of prefill that wait in a replica."""

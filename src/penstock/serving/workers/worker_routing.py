@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.cluster.routing import MAX_KEYS, Figures, Route, Router, StepTimes
 from penstock.runtime.program import PAGE_TOKENS
 
@@ -30,6 +32,9 @@ class WorkerRouting:
         self._places: dict[WorkerConnection, int] = {}
         self._local_times = StepTimes()
         self._remote_times: dict[WorkerConnection, StepTimes] = {}
+        self._followers: tuple[np.ndarray, np.ndarray] | None = None
+        """The places whose prefill and whose decode steps are those of this machine's workers; None: find them anew.
+        Workers of other machines are among them until they have measured their own."""
 
     def choose(
         self, connections: Sequence[WorkerConnection], num_tokens: int, keys: Sequence[bytes], client: str
@@ -38,13 +43,14 @@ class WorkerRouting:
         for connection in [one for one in self._places if one.gone.is_set()]:
             self.router.remove(self._places.pop(connection))
             self._remote_times.pop(connection, None)
+            self._followers = None
         for connection in connections:
             if connection not in self._places:
                 self._add(connection)
-            place = self._places[connection]
-            self.router.correct(place, connection.num_open)
         by_place = {self._places[connection]: connection for connection in connections}
-        route = self.router.route(num_tokens, keys, client, [*by_place])
+        places = [*by_place]
+        self.router.correct_all(places, [connection.num_open for connection in connections])
+        route = self.router.route(num_tokens, keys, client, places)
         return RoutedRequest(self, by_place[route.place], route, num_tokens, keys, client)
 
     def _add(self, connection: WorkerConnection) -> None:
@@ -54,6 +60,7 @@ class WorkerRouting:
             self._remote_times[connection] = StepTimes()
         figures = self._local_times.figures(Figures())
         self._places[connection] = self.router.add(figures, max_requests, num_pages or MAX_KEYS)
+        self._followers = None
         connection.follow_pages(partial(self._report, connection))
 
     def _report(self, connection: WorkerConnection, report: PageReport) -> None:
@@ -72,14 +79,28 @@ class WorkerRouting:
 
     def measure(self, connection: WorkerConnection, answer: EventAnswer) -> None:
         """Note the times of a complete answer."""
-        times, timings = self._remote_times.get(connection, self._local_times), answer.timings
-        computed = answer.num_prompt_tokens - answer.num_cached_tokens
-        times.note_prefill(computed, timings.get("prefill_s", 0.0))
+        own, timings = self._remote_times.get(connection), answer.timings
+        times = self._local_times if own is None else own
+        had_own = (times.has_prefill, times.has_decode)
+        times.note_prefill(answer.num_prompt_tokens - answer.num_cached_tokens, timings.get("prefill_s", 0.0))
         times.note_decode(connection.num_open + 1, timings.get("per_token_s", 0.0))
         local = self._local_times.figures(Figures())
-        for other, place in self._places.items():
-            own = self._remote_times.get(other)
-            self.router.measure(place, local if own is None else own.figures(local))
+        if own is not None:
+            self.router.measure(self._places[connection], own.figures(local))
+            if had_own != (own.has_prefill, own.has_decode):
+                self._followers = None
+            return
+        if self._followers is None:
+            self._followers = self._find_followers()
+        prefill, decode = self._followers
+        self.router.measure_prefill(prefill, local)
+        self.router.measure_decode(decode, local)
+
+    def _find_followers(self) -> tuple[np.ndarray, np.ndarray]:
+        own = [(place, self._remote_times.get(connection)) for connection, place in self._places.items()]
+        prefill = [place for place, times in own if times is None or not times.has_prefill]
+        decode = [place for place, times in own if times is None or not times.has_decode]
+        return np.array(prefill, np.int64), np.array(decode, np.int64)
 
 
 class RoutedRequest:
