@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +67,14 @@ class Service:
 
 
 @contextmanager
-def penstock_serve(*arguments: object, folder: Path | None = None) -> Iterator[Service]:
-    """Start the command with these arguments on a free port; temporary files go to ``folder``."""
-    command = [sys.executable, "-m", "penstock", "serve", *map(str, arguments), "--port", "0", "--log", "warning"]
+def penstock_serve(
+    *arguments: object, folder: Path | None = None, program: Sequence[str] = ("-m", "penstock")
+) -> Iterator[Service]:
+    """Start the command with these arguments on a free port; temporary files go to ``folder``.
+
+    ``program``: the arguments of Python that run Penstock's command line.
+    """
+    command = [sys.executable, *program, "serve", *map(str, arguments), "--port", "0", "--log", "warning"]
     environment = os.environ | ({"TMPDIR": str(folder)} if folder is not None else {})
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
