@@ -78,8 +78,9 @@ def answer(args: argparse.Namespace, way: Way, requests: Path) -> bool:
     in_steps = sum(one["seconds"] for one in engines)
     span_s = max(one["last_s"] for one in engines) - min(one["first_s"] for one in engines)
     print(
-        f"{way.name:24} {way.threads:8} {wall_s:9.1f} {num_done / wall_s:12,.0f} {num_done / span_s:14,.0f}"
-        f" {1 - in_steps / (wall_s * num_engines):14.1%} {1 - in_steps / (span_s * num_engines):16.1%}"
+        f"{way.name:24} {way.threads:8}"
+        f" {wall_s:9.1f} {num_done / wall_s:7,.0f} {1 - in_steps / (wall_s * num_engines):15.1%}"
+        f" {span_s:9.1f} {num_done / span_s:7,.0f} {1 - in_steps / (span_s * num_engines):15.1%}"
         f" {1e3 * in_steps / sum(one['num'] for one in engines):8.2f}",
         flush=True,
     )
@@ -103,8 +104,9 @@ def main() -> int:
     ]
     print(f"{args.requests:,} requests of {NUM_PROMPT} + {NUM_NEW} tokens on {cores} cores")
     print(
-        f"{'':24} {'threads':>8} {'seconds':>9} {'requests/s':>12} {'first to last':>14}"
-        f" {'not inference':>14} {'first to last':>16} {'ms/step':>8}"
+        f"{'':24} {'':8} {'whole command':>33} {'first to last step':>33}\n"
+        f"{'':24} {'threads':>8} {'seconds':>9} {'1/s':>7} {'not inference':>15} {'seconds':>9} {'1/s':>7}"
+        f" {'not inference':>15} {'ms/step':>8}"
     )
     with tempfile.TemporaryDirectory() as name:
         requests = Path(name) / "requests.jsonl"
