@@ -29,6 +29,14 @@ _DEEPSEEK_3: Final = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
     r" ?[\p{P}\p{S}]+[\r\n]*|" + _TAIL,
 )
+_DEEPSEEK_LETTERS: Final = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫ"
+    "ᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-"
+    "ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-"
+    "𞥃"
+)
+_GPT_2_WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_HAN_AND_HANGUL: Final = "[一-龥ࠀ-一가-퟿]+"
 
 
 @dataclass(frozen=True)
@@ -58,34 +66,80 @@ class PreTokenizer:
 _GPT_2: Final = PreTokenizer(has_gpt2_split=True)
 _SINGLE_DIGITS: Final = PreTokenizer((r"\p{N}",), has_gpt2_split=True)
 _LLAMA_3: Final = PreTokenizer((_WORDS % "{1,3}",), ignores_merges=True, adds_bos=True)
+_GLM_4: Final = PreTokenizer(_LLAMA_3.patterns, ignores_merges=True)
 _QWEN_2: Final = PreTokenizer((_WORDS % "",), is_nfc=True)
 _GPT_4O: Final = PreTokenizer((_CASED_WORDS % (_CONTRACTIONS + "?", _CONTRACTIONS + "?", "{1,3}"),))
+
+_FALCON: Final = PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT_2_WORDS, "[0-9][0-9][0-9]"))
+_BLOOM: Final = PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+",))
+_SEED: Final = PreTokenizer((
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|" + _TAIL,
+))  # fmt: skip
+_DEEPSEEK_LLM: Final = PreTokenizer((
+    r"[\r\n]", rf"\s?[{_DEEPSEEK_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _HAN_AND_HANGUL,
+    r"\p{N}+",
+))  # fmt: skip
+_DEEPSEEK_CODER: Final = PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, r"\p{N}"))
 
 _PRE_TOKENIZERS: Final = {
     "gpt-2": _GPT_2,
     "phi-2": _GPT_2,
     "olmo": _GPT_2,
     "exaone4": _GPT_2,
+    "mpt": _GPT_2,
+    "gigachat": _GPT_2,
+    "a.x-4.0": _GPT_2,
+    "mellum": _GPT_2,
+    "trillion": _GPT_2,
+    "granite-docling": _GPT_2,
+    "modern-bert": _GPT_2,
+    "roberta-bpe": _GPT_2,
     "starcoder": _SINGLE_DIGITS,
     "refact": _SINGLE_DIGITS,
     "command-r": _SINGLE_DIGITS,
     "smollm": _SINGLE_DIGITS,
+    "exaone": _SINGLE_DIGITS,
+    "codeshell": _SINGLE_DIGITS,
+    "minerva-7b": _SINGLE_DIGITS,
+    "mellum2": _SINGLE_DIGITS,
     "llama3": _LLAMA_3,
     "llama-v3": _LLAMA_3,
     "llama-bpe": _LLAMA_3,
     "falcon3": _LLAMA_3,
+    "falcon-h1": _LLAMA_3,
+    "lfm2": _LLAMA_3,
+    "pixtral": _LLAMA_3,
+    "midm-2.0": _LLAMA_3,
     "dbrx": PreTokenizer(_LLAMA_3.patterns),
     "smaug-bpe": PreTokenizer(_LLAMA_3.patterns),
     "chatglm-bpe": PreTokenizer(_LLAMA_3.patterns),
-    "glm4": PreTokenizer(_LLAMA_3.patterns, ignores_merges=True),
+    "glm4": _GLM_4,
+    "glm5": _GLM_4,
     "qwen2": _QWEN_2,
     "deepseek-r1-qwen": _QWEN_2,
     "megrez": _QWEN_2,
-    "qwen35": PreTokenizer((_MARKED_WORDS,)),
+    "kormo": _QWEN_2,
+    "f2llmv2": _QWEN_2,
+    "hunyuan": PreTokenizer(_QWEN_2.patterns),
+    "stablelm2": PreTokenizer(_QWEN_2.patterns),
+    "solar-open": PreTokenizer(_QWEN_2.patterns),
+    "grok-2": PreTokenizer(_QWEN_2.patterns),
+    "qwen35": PreTokenizer((_MARKED_WORDS,), is_nfc=True),
     "tekken": PreTokenizer((_CASED_WORDS % ("", "", ""),), ignores_merges=True, adds_bos=True),
     "gpt-4o": _GPT_4O,
     "llama4": _GPT_4O,
+    "kanana2": _GPT_4O,
+    "minimax-m2": _GPT_4O,
     "deepseek-v3": PreTokenizer(_DEEPSEEK_3),
+    "hunyuan-dense": PreTokenizer(_DEEPSEEK_3),
+    "joyai-llm": PreTokenizer(_DEEPSEEK_3),
+    "deepseek-llm": _DEEPSEEK_LLM,
+    "deepseek-coder": _DEEPSEEK_CODER,
+    "falcon": _FALCON,
+    "bloom": _BLOOM,
+    "poro-chat": _BLOOM,
+    "gpt3-finnish": _BLOOM,
+    "seed-coder": _SEED,
 }
 
 

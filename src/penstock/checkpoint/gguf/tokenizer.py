@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.pooling import RERANK_TEMPLATE
@@ -16,6 +16,9 @@ from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["tokenizer_files"]
+
+_KEEP_SPACE: Final = {("phi3", "llama"): ("<unk>", "<s>", "<|endoftext|>")}
+"""Architectures and tokenizers whose special tokens take the white space behind them, but for these; no key says so."""
 
 
 def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, bytes]:
@@ -44,7 +47,8 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, bytes]:
     adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", adds_bos)
     adds_eos = metadata.flag("tokenizer.ggml.add_eos_token", adds_eos)
     if model != "bert":
-        tokenizer["added_tokens"] = vocab.added_tokens()
+        keep_space = _KEEP_SPACE.get((metadata.text("general.architecture", ""), model))
+        tokenizer["added_tokens"] = vocab.added_tokens(keep_space)
         tokenizer["post_processor"] = _template(vocab, adds_bos, adds_eos)
     config: dict[str, Any] = {role: vocab.texts[i] for role, i in vocab.roles.items()}
     config |= {"add_bos_token": adds_bos and "bos_token" in vocab.roles, "add_eos_token": adds_eos}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import IntEnum
 from typing import Any, Final
 
@@ -65,8 +66,12 @@ class Vocab:
             raise self.metadata.error(key, f"a token from 0 to {len(self.texts) - 1}")
         return token
 
-    def added_tokens(self) -> list[dict[str, Any]]:
-        """Return the tokens that are found in a text before it is split: control tokens and those of the user."""
+    def added_tokens(self, keep_space: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Return the tokens that are found in a text before it is split: control tokens and those of the user.
+
+        ``keep_space``: control tokens that leave the white space behind them in the text, where others take it; None
+        is all of them.
+        """
         found = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
         return [
             {
@@ -74,7 +79,7 @@ class Vocab:
                 "content": text,
                 "single_word": False,
                 "lstrip": False,
-                "rstrip": False,
+                "rstrip": kind == TokenType.CONTROL and keep_space is not None and text not in keep_space,
                 "normalized": False,
                 "special": kind != TokenType.USER_DEFINED,
             }
