@@ -11,6 +11,7 @@ from penstock.cli.main import make_parser
 from penstock.cli.service.serve import settings_of
 from penstock.hub.aliases import ALIASES
 from penstock.hub.names import parse_name
+from tests.support.gguf_files import llama_file
 from tests.support.hub_server import demo_files
 
 NAME = "demo/tiny"
@@ -24,15 +25,22 @@ def test_list_shows_what_is_here_and_what_is_wrong(hub, hub_command, tmp_path):
     assert "penstock pull smollm2-135m" in empty.stdout
     hub.add(NAME, demo_files())
     hub.add("demo/gguf", {"q4.gguf": b"GGUF"})
+    hub.add("demo/whole", {"q8/m-00001-of-00001.gguf": llama_file()})
     hub.add("demo/other", demo_files(model_type="gpt9"))
     hub.add("demo/half", demo_files())
-    for args in ((NAME,), ("demo/gguf", "--gguf", "q4.gguf"), ("demo/other", "--force"), ("demo/half",)):
+    files = (("demo/gguf", "--gguf", "q4.gguf"), ("demo/whole", "--gguf", "q8/m-00001-of-00001.gguf"))
+    for args in ((NAME,), *files, ("demo/other", "--force"), ("demo/half",)):
         assert hub_command("pull", *args).returncode == 0
     (next((tmp_path / "hf").rglob("models--demo--half/snapshots/*")) / "model.safetensors").unlink()
     lines = hub_command("list", **OFFLINE).stdout.splitlines()
     assert lines[0].split() == ["NAME", "COMMIT", "FAMILY", "SIZE", "LAST", "USED"]
     problems = {line.split()[0]: line for line in lines[1:-1]}
-    assert problems["demo/gguf"].endswith("cannot run: GGUF")
+    assert problems["demo/gguf"].endswith("cannot run: a damaged GGUF file")
+    assert "llama" in problems["demo/whole"]
+    assert problems["demo/whole"].endswith("GGUF: penstock show demo/whole has the paths")
+    shown = hub_command("show", "demo/whole", **OFFLINE).stdout
+    assert "family      llama" in shown
+    assert shown.strip().endswith("q8/m-00001-of-00001.gguf")
     assert problems["demo/other"].endswith("cannot run: no network for gpt9")
     assert not problems[NAME].endswith("run")
     objects = json.loads(hub_command("list", "--json", **OFFLINE).stdout)

@@ -217,6 +217,14 @@ def test_a_gguf_file_comes_by_itself(hub, hub_command):
     assert not hub.gets("q8.gguf")
 
 
+def test_every_file_of_a_split_gguf_model_comes(hub, hub_command):
+    hub.add("demo/gguf", {"q8/m-00001-of-00002.gguf": b"GGUF1", "q8/m-00002-of-00002.gguf": b"GGUF2", "q4.gguf": b"x"})
+    done = hub_command("pull", "demo/gguf", "--gguf", "q8/m-00002-of-00002.gguf")
+    first = Path(done.stdout.strip())
+    assert first.name == "m-00001-of-00002.gguf"
+    assert sorted(path.read_bytes() for path in first.parent.iterdir()) == [b"GGUF1", b"GGUF2"]
+
+
 @pytest.mark.long
 def test_run_downloads_with_consent_and_then_needs_no_hub(hub, hub_command, tmp_path):
     hub.add(NAME, demo_files())

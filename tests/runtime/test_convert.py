@@ -22,6 +22,7 @@ from penstock.runtime.convert import convert
 from penstock.sharding.write import shard_folder
 from tests.support.errors import raises
 from tests.support.families import build, prompt, save
+from tests.support.gguf_files import llama_file
 from tests.support.sharded_folders import DEMO, strategy_of
 
 AS_IS = Conversion()
@@ -48,6 +49,15 @@ def logits(folder: Path) -> torch.Tensor:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
     with torch.no_grad():
         return model(torch.tensor([prompt(20)])).logits
+
+
+@pytest.mark.parametrize("out", ["out", "out.psm", "out.gguf"])
+def test_a_gguf_file_is_refused_with_the_command_to_use(tmp_path: Path, out: str) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(llama_file())
+    with raises(UnsupportedError, param="source", match=r"`penstock export .*model\.gguf OUT\.psm` makes"):
+        convert(path, tmp_path / out, AS_IS)
+    assert not (tmp_path / out).exists()
 
 
 def test_a_folder_is_written_again_as_it_is(tmp_path: Path) -> None:

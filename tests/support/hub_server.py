@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         parts = path.strip("/").split("/")
         if parts[0] == "cdn":
-            self._send_cdn(*parts[1:])
+            self._send_cdn(parts[1], "/".join(parts[2:]))
         elif parts[:2] == ["api", "models"] and len(parts) >= 4:
             self._send_info("/".join(parts[2:4]), "/".join(parts[5:]) or "main")
         elif len(parts) >= 5 and parts[2] == "resolve":

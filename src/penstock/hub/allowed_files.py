@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.checkpoint.gguf.file_name import split_names
 from penstock.checkpoint.pooling.files import MODULE_FILE
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -40,14 +41,21 @@ def choose_files(model: RemoteModel) -> tuple[RemoteFile, ...]:
     return (*sides, *(file for file in model.files if file.name in weights))
 
 
-def choose_gguf(model: RemoteModel, name: str) -> RemoteFile:
-    """Return the GGUF file called ``name``; InvalidArgumentError lists those that the repository has."""
-    available = [file.name for file in model.files if file.name.endswith(".gguf") and _is_plain(file.name)]
-    file = model.find(name)
-    if file is None or name not in available:
+def choose_gguf(model: RemoteModel, name: str) -> tuple[RemoteFile, ...]:
+    """Return the GGUF file called ``name``, or all files of the split model that it is one of, the first one first.
+
+    InvalidArgumentError lists the files that the repository has; InvalidFileError names a missing file of the model.
+    """
+    available = [file.name for file in model.files if file.name.endswith(".gguf") and _is_in_one_folder(file.name)]
+    if name not in available:
         choice = f"one of {', '.join(sorted(available))}" if available else "none, because the repository has no GGUF"
         raise InvalidArgumentError(f"--gguf: expected {choice}, found {name!r:.200}", param="gguf")
-    return file
+    files = {file.name: file for file in model.files}
+    parts = split_names(name)
+    missing = next((part for part in parts if part not in files), None)
+    if missing is not None:
+        raise InvalidFileError(f"{model.name}: expected {show(missing)} beside {show(name)} in the repository")
+    return tuple(files[part] for part in parts)
 
 
 def shards_of(index: bytes) -> list[str]:
@@ -65,6 +73,11 @@ def shards_of(index: bytes) -> list[str]:
 def _is_plain(name: str) -> bool:
     """Return True for the name of a file at the top of the repository."""
     return name.isprintable() and not name.startswith(".") and not any(char in name for char in "/\\:")
+
+
+def _is_in_one_folder(name: str) -> bool:
+    """Return True for the name of a file at the top of the repository, or in a folder there."""
+    return len(parts := name.split("/")) <= 2 and all(map(_is_plain, parts))
 
 
 def _is_side_file(name: str, has_modules: bool) -> bool:

@@ -41,7 +41,7 @@ MIN_COMMIT_LEN: Final = 7
 class Downloaded:
     """A revision of a repository on this machine; ``num_bytes`` counts its files, ``last_used`` is seconds since 1970.
 
-    ``state``: "" if Penstock can open it, else why not ("incomplete", "GGUF", "no safetensors").
+    ``state``: "" if Penstock can open the folder, else why not ("incomplete", "GGUF", "no safetensors").
     """
 
     name: ModelName
@@ -53,7 +53,8 @@ class Downloaded:
 
     def files(self) -> dict[str, int]:
         """Return the size in bytes of each file."""
-        return {path.name: path.stat().st_size for path in sorted(self.path.iterdir()) if path.is_file()}
+        paths = sorted(path for path in self.path.rglob("*") if path.is_file())
+        return {path.relative_to(self.path).as_posix(): path.stat().st_size for path in paths}
 
     def config(self) -> ConfigReader | None:
         """Return config.json, or None if it is missing or damaged."""
@@ -63,7 +64,8 @@ class Downloaded:
 
     def shape(self) -> ModelShape | None:
         """Return the sizes that decide the memory, or None if config.json does not give them."""
-        weights = sum(size for name, size in self.files().items() if name.endswith(".safetensors"))
+        sizes = self.files().items()
+        weights = sum(size for name, size in sizes if name.endswith(".safetensors") and "/" not in name)
         with contextlib.suppress(PenstockError):
             if (config := self.config()) is not None:
                 return ModelShape.of(config, weights)
@@ -145,7 +147,7 @@ def _state(folder: Path) -> str:
             weights = shards_of(read_small_file(folder / INDEX))
         except PenstockError:
             return "incomplete"
-    elif any(folder.glob("*.gguf")):
+    elif any(folder.rglob("*.gguf")):
         return "GGUF"
     else:
         return "no safetensors"

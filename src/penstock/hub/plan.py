@@ -70,9 +70,9 @@ def plan_download(name: ModelName) -> DownloadPlan:
 
 
 def plan_gguf(name: ModelName, file: str) -> DownloadPlan:
-    """Ask the hub for one GGUF file; errors as in ``plan_download``."""
+    """Ask the hub for one GGUF file, or the files that its model is split into; errors as in ``plan_download``."""
     model = fetch_listing(name)
-    return DownloadPlan(model, (choose_gguf(model, file),))
+    return DownloadPlan(model, choose_gguf(model, file))
 
 
 def check_family(plan: DownloadPlan) -> None:

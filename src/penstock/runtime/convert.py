@@ -11,6 +11,7 @@ from pathlib import Path
 from penstock.checkpoint.convert import Conversion, ConvertReport, convert_checkpoint
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.fused_layout import FUSED_TYPE
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.own_layout import Arrangement, join_rows_of_tensors, split_into_parameters
 from penstock.checkpoint.pickled import PICKLED, open_pickled
 from penstock.checkpoint.sources import has_own_names
@@ -37,6 +38,12 @@ def convert(
     """
     if not source.exists():
         raise FileAccessError(f"{source}: no such file or folder", param="source")
+    if is_gguf(source):
+        raise UnsupportedError(
+            f"source: expected a checkpoint folder or a bundle, found a GGUF file. `penstock export {source} OUT.psm` "
+            "makes a bundle of it; run, chat and serve take the file itself.",
+            param="source",
+        )
     home = out.parent
     if not home.is_dir():
         raise FileAccessError(f"{home}: no such folder", param="out")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from penstock.checkpoint.gguf.architectures import find_architecture
+from penstock.checkpoint.gguf.file_name import MAX_SPLITS, split_names
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.network import config_values, tensor_sources
 from penstock.checkpoint.gguf.pooling import pooling_head
@@ -22,9 +21,6 @@ from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
 
 __all__ = ["GgufParts", "open_gguf"]
-
-MAX_SPLITS: Final = 4096
-_SPLIT_NAME: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -80,13 +76,12 @@ def _open_files(path: Path) -> list[GgufFile]:
     count = metadata.integer("split.count", 1, max=MAX_SPLITS)
     if count <= 1:
         return [first]
-    match = _SPLIT_NAME.fullmatch(path.name)
-    if match is None or int(match["count"]) != count:
+    names = split_names(path.name)
+    if len(names) != count:
         raise InvalidFileError(
             f"{path.name}: expected a name that ends in -00001-of-{count:05d}.gguf, because the model is split into "
             f"{count} files"
         )
-    names = [f"{match['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
     if metadata.integer("split.no") != 0:
         raise InvalidFileError(f"{path.name}: expected the first of {count} files, {names[0]}")
     files = [first]

@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
 def _row(entry: Downloaded) -> tuple[str, ...]:
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
     size = format_bytes(entry.num_bytes)
-    return (_shown_name(entry), entry.commit[:7], family_of(entry) or "-", size, used, problem_of(entry))
+    note = problem_of(entry) or (f"GGUF: penstock show {entry.name} has the paths" if entry.state == "GGUF" else "")
+    return (_shown_name(entry), entry.commit[:7], family_of(entry) or "-", size, used, note)
 
 
 def _shown_name(entry: Downloaded) -> str:
@@ -71,7 +72,11 @@ def _shown_name(entry: Downloaded) -> str:
 
 
 def family_of(entry: Downloaded) -> str:
-    """Return the model_type of a downloaded model, "" if config.json does not say."""
+    """Return the model_type of a downloaded model, of GGUF files the architecture; "" if it is not known."""
+    if entry.state == "GGUF":
+        from penstock.hub.gguf_files import gguf_models
+
+        return next((model.architecture for model in gguf_models(entry) if model.architecture), "")
     config = entry.config()
     value = config.values.get("model_type") if config is not None else None
     return value if isinstance(value, str) and value.isprintable() else ""
@@ -83,6 +88,11 @@ def problem_of(entry: Downloaded) -> str:
 
     if entry.state == "incomplete":
         return "incomplete: pull it again"
+    if entry.state == "GGUF":
+        from penstock.hub.gguf_files import gguf_models
+
+        problems = [model.problem for model in gguf_models(entry)]
+        return problems[0] if all(problems) else ""
     if entry.state:
         return f"cannot run: {entry.state}"
     family = family_of(entry)

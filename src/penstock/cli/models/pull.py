@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--gguf",
         metavar="FILE",
-        help="download only this GGUF file (default: the safetensors)",
+        help="download only this GGUF file, with the others that its model is split into (default: the safetensors)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be downloaded and stop (default: download)"
@@ -63,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
     is_new = bool(plan.missing_bytes)
     path = download_model(plan)
     if args.gguf is not None:
-        print(path / args.gguf)
-        print(f'To use it: penstock run {path / args.gguf} "Once upon a time"', file=sys.stderr)
+        first = path / plan.files[0].name
+        print(first)
+        print(f'To use it: penstock run {first} "Once upon a time"', file=sys.stderr)
         return 0
     if not is_new:
         print(f"{name} is up to date (commit {plan.model.commit[:7]})", file=sys.stderr)

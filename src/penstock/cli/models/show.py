@@ -94,4 +94,10 @@ def _text(entry: Downloaded) -> str:
         lines.append(f"memory      {describe_memory(shape)}")
     lines.append("files")
     lines += [f"  {name:<36} {format_bytes(size):>10}" for name, size in entry.files().items()]
+    if entry.state == "GGUF":
+        from penstock.hub.gguf_files import gguf_models
+
+        lines += ["GGUF models, which MODEL of penstock run may be"]
+        for model in gguf_models(entry):
+            lines.append(f"  {entry.path / model.name}{f' ({model.problem})' if model.problem else ''}")
     return "\n".join(lines)
