@@ -75,15 +75,15 @@ def make_streams(prompts: Sequence[Sequence[int]], seed: int = 0) -> list[Stream
     return streams
 
 
-def run_step(program: Runs, work: Sequence[tuple[Stream, int]]) -> None:
+def run_step(program: Runs, work: Sequence[tuple[Stream, int]], groups: int = 1) -> None:
     """One step: ``count`` further tokens of each stream; keeps a row of logits for every token."""
     width = max(len(stream.pages) for stream, _ in work)
-    tables = np.full((1, len(work), width), -1, np.int32)
+    tables = np.full((groups, len(work), width), -1, np.int32)
     ids: list[int] = []
     positions: list[int] = []
     starts = [0]
     for index, (stream, count) in enumerate(work):
-        tables[0, index, : len(stream.pages)] = stream.pages
+        tables[:, index, : len(stream.pages)] = stream.pages
         span = range(stream.num_computed, stream.num_computed + count)
         ids += [stream.token_ids[p] for p in span]
         positions += span
@@ -96,15 +96,19 @@ def run_step(program: Runs, work: Sequence[tuple[Stream, int]]) -> None:
         stream.rows.append(np.array(logits[starts[index] : starts[index + 1]]))
 
 
-def run_alone(program: Runs, prompt: Sequence[int], chunk: int | None = None, seed: int = 0) -> np.ndarray:
-    """Logits [len, vocab] of a prompt by itself, whole or in chunks."""
+def run_alone(
+    program: Runs, prompt: Sequence[int], chunk: int | None = None, seed: int = 0, groups: int = 1
+) -> np.ndarray:
+    """Logits [len, vocab] of a prompt by itself, whole or in chunks, with ``groups`` groups of pages."""
     stream = make_streams([prompt], seed)[0]
     while (left := len(prompt) - stream.num_computed) > 0:
-        run_step(program, [(stream, min(left, chunk or left))])
+        run_step(program, [(stream, min(left, chunk or left))], groups)
     return stream.logits()
 
 
-def run_together(program: Runs, prompts: Sequence[Sequence[int]], chunks: Iterable[int]) -> list[np.ndarray]:
+def run_together(
+    program: Runs, prompts: Sequence[Sequence[int]], chunks: Iterable[int], groups: int = 1
+) -> list[np.ndarray]:
     """Logits of prompts that advance in one batch; request i takes chunks of its own size, so that prefill and
     decode mix and requests leave at different steps."""
     streams = make_streams(prompts, seed=1)
@@ -115,7 +119,7 @@ def run_together(program: Runs, prompts: Sequence[Sequence[int]], chunks: Iterab
             for s, size in zip(streams, sizes, strict=True)
             if s.num_computed < len(s.token_ids)
         ]
-        run_step(program, work)
+        run_step(program, work, groups)
     return [s.logits() for s in streams]
 
 
