@@ -391,7 +391,7 @@ class Router:
         at, counts = np.array(places, np.int64), np.array(num_open, np.float64)
         self._queued[at[counts == 0]] = 0
         for index in np.flatnonzero(self._open[at] != counts):
-            self._set_open(places[index], float(counts[index]))
+            self._set_open(places[int(index)], float(counts[index]))
 
     def queued_s(self, place: int) -> float:
         """Return the seconds of prefill that wait in a replica."""
