@@ -88,25 +88,26 @@ def run_primary(rate: str, core: str, arguments: Sequence[str]) -> int:
     from penstock.cluster.placement.local import LocalPlacement
     from penstock.serving.workers import primary
 
+    others = os.sched_getaffinity(0) - {int(core)} or {int(core)}
     os.sched_setaffinity(0, {int(core)})
-    command = (sys.executable, __file__, "worker", rate, core)
+    command = (sys.executable, __file__, "worker", rate, ",".join(map(str, others)))
     placed: Any = partial(LocalPlacement, command)
     vars(primary)["LocalPlacement"] = placed
     return cli.main(arguments)
 
 
-def run_worker(rate: float, core: int) -> int:
+def run_worker(rate: float, cores: set[int]) -> int:
     """Run the worker that standard input describes, on the other cores."""
     from penstock.serving.workers import worker
 
-    os.sched_setaffinity(0, set(range(os.cpu_count() or 1)) - {core} or {core})
+    os.sched_setaffinity(0, cores)
     paced: Any = partial(PacedEngine, rate)
     vars(engine_thread)["EngineThread"] = paced
     return worker.main()
 
 
 if __name__ == "__main__":
-    role, token_rate, own_core, *rest = sys.argv[1:]
+    role, token_rate, cores_of_it, *rest = sys.argv[1:]
     if role == "primary":
-        sys.exit(run_primary(token_rate, own_core, rest))
-    sys.exit(run_worker(float(token_rate), int(own_core)))
+        sys.exit(run_primary(token_rate, cores_of_it, rest))
+    sys.exit(run_worker(float(token_rate), set(map(int, cores_of_it.split(",")))))

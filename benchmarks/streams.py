@@ -100,7 +100,7 @@ def hold_streams(url: str, due: list[float], num_tokens: int, core: int, pipe: P
 
 def other_cores(core: int) -> set[int]:
     """Return the cores that the primary leaves."""
-    return set(range(os.cpu_count() or 1)) - {core} or {core}
+    return os.sched_getaffinity(0) - {core} or {core}
 
 
 def wait_until(at_s: float) -> None:
