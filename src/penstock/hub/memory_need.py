@@ -11,6 +11,7 @@ from typing import Final
 
 from penstock.config import ConfigReader
 from penstock.core.layouts import PAGE_TOKENS, pages_by_group, pages_for
+from penstock.models.families import DEFAULT_SIZES
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, find_scheme
 
 __all__ = ["SMALLEST_SCHEME", "ModelShape", "memory_need"]
@@ -52,7 +53,8 @@ def _with_usual_keys(config: ConfigReader) -> ConfigReader:
     The sizes of the text part of a larger network come from ``text_config``.
     """
     text = config.object("text_config") if config.has("text_config") else None
-    values = config.values | (text.values if text is not None else {})
+    defaults = DEFAULT_SIZES.get(config.str("model_type", ""), {})
+    values = defaults | config.values | (text.values if text is not None else {})
     config = ConfigReader(values, config.file)
     for key, names in _OTHER_KEYS.items():
         own = next((name for name in names if config.has(name)), None)

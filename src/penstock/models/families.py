@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["built_in_families", "family_modules", "maps_tensors"]
+__all__ = ["DEFAULT_SIZES", "built_in_families", "family_modules", "maps_tensors"]
 
 # A file of a subfolder defines a network if it defines or re-exports a class Network.
 _DEFINES_NETWORK: Final = re.compile(
@@ -18,6 +18,14 @@ _MAPS_TENSORS: Final = re.compile(r"^    (def tensor_sources\(|(unread_tensors|t
 
 _ALIASES: Final[dict[str, str]] = {"xlm-roberta": "roberta", "kimi_k2": "deepseek_v3"}
 """Further values of model_type, with the file name of the family whose network they have."""
+
+DEFAULT_SIZES: Final[dict[str, dict[str, int]]] = {
+    "gemma3": {
+        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
+    },
+}  # fmt: skip
+"""The sizes that the config.json of published folders leaves out, by model_type: transformers' defaults."""
 
 
 @cache

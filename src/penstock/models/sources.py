@@ -2,8 +2,9 @@
 
 A network whose checkpoint stores every parameter under its own name, in its own form, needs none.  Beside the method
 it may have ``unread_tensors``, patterns of names of tensors that it need not read, and ``tensor_prefix``, with which
-the names of its tensors begin except in folders of the bare model.  ``bare_prefix`` is such a prefix of a network that
-needs no table otherwise.
+the names of its tensors begin except in folders of the bare model.  ``other_prefixes`` are pairs: if no tensor begins
+with the first text, names in the table that do so begin with the second.  ``bare_prefix`` is such a prefix of a network
+that needs no table otherwise.
 """
 
 from __future__ import annotations
@@ -87,8 +88,21 @@ def sources_of(config: ConfigReader, tensors: Collection[str], network: nn.Modul
     table: Sources = {} if declare is None else declare()
     if has_stacked_experts(tensors):
         table = {**table, **_in_memory_names(tensors, network, table)}
+    for own, other in getattr(network, "other_prefixes", ()):
+        if not any(name.startswith(own) for name in tensors):
+            table = {name: _with_prefix(sources, own, other) for name, sources in table.items()}
     prefix = getattr(network, "tensor_prefix", "") or getattr(network, "bare_prefix", "")
     return resolve_sources(table, _shapes(network), tensors, prefix)
+
+
+def _with_prefix(sources: Source | tuple[Source, ...], own: str, other: str) -> tuple[Source, ...]:
+    """Return the sources with ``other`` instead of ``own`` where the name of a tensor begins with it."""
+    pieces = sources if isinstance(sources, tuple) else (sources,)
+    begin = len(own)
+    return tuple(
+        replace(piece, tensor=other + piece.tensor[begin:]) if piece.tensor.startswith(own) else piece
+        for piece in pieces
+    )
 
 
 def as_rank(
