@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.main import main
+from penstock.cli.scale import simulate as simulate_command
+from penstock.cluster.simulate import Report
 
 
 def write_trace(path: Path, num_requests: int = 20) -> str:
@@ -117,3 +121,59 @@ def test_a_number_that_follows_the_load(tmp_path, capsys) -> None:
     assert report["requests"] == 20
     assert 1 <= report["replicas"] <= 3
     assert report["replica_seconds"] > 0
+
+
+@pytest.mark.parametrize("replicas", ["2", "2,3"])
+def test_a_pipe_is_read_once(replicas: str, tmp_path, capsys) -> None:
+    """Each simulation has all requests, though a pipe can be read only once."""
+    trace = write_trace(tmp_path / "trace.jsonl")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(Path(trace).read_bytes()), daemon=True)
+    writer.start()
+    assert main(["simulate", str(pipe), "--replicas", replicas, "--json"]) == 0
+    writer.join(10)
+    from_pipe = json.loads(capsys.readouterr().out)
+    assert main(["simulate", trace, "--replicas", replicas, "--json"]) == 0
+    assert from_pipe == json.loads(capsys.readouterr().out)
+    assert all(run["requests"] == 20 for run in from_pipe.get("runs", [from_pipe]))
+
+
+def test_a_dash_is_standard_input(penstock_command, tmp_path) -> None:
+    write_trace(tmp_path / "trace.jsonl")
+    text = (tmp_path / "trace.jsonl").read_text()
+    done = penstock_command("simulate", "-", "--replicas", "2,3", "--json", stdin=text)
+    assert done.returncode == 0, done.stderr
+    assert [run["requests"] for run in json.loads(done.stdout)["runs"]] == [20, 20]
+    done = penstock_command("simulate", "-", stdin="{}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "penstock: standard input: line 1: time: expected a value, got none\n"
+
+
+def test_columns_hold_long_names_and_large_numbers() -> None:
+    """Every line of a table is as wide as the others, and each number ends where its column's name ends."""
+    costs = {"model": "m", "machine": "n", "source": "s"}
+    small = Report("prefix", 1, 1, costs, ttft={"p50": 0.1, "p90": 0.2, "p99": 0.3}, tpot={"p50": 0.01})
+    large = Report("a-policy-with-a-long-name", 100_000, 1, costs, prefilled_tokens=10**13)
+    large.ttft = {"mean": 1e6, "p50": 1e7, "p90": 1e8, "p99": 1e9}
+    large.tpot, large.load_imbalance = {"p50": 1e5}, 12345.0
+    lines = simulate_command._comparison([small, large]).splitlines()[3:]
+    assert len({len(line) for line in lines[1:]}) == 1
+    for name in ("p50", "p90", "p99", "computed", "busiest"):
+        stop = lines[1].index(name) + len(name)
+        assert all(line[stop - 1] != " " and line[stop : stop + 1] in ("", " ") for line in lines[2:]), name
+    times = simulate_command._table(large).splitlines()[-4:]
+    assert times[1].endswith("1,000,000,000,000.0")
+    assert len({len(line) for line in times}) == 1
+
+
+def test_ranks_without_the_cost_of_exchanges_are_named(tmp_path, capsys) -> None:
+    trace, costs = write_trace(tmp_path / "trace.jsonl"), tmp_path / "costs.json"
+    fields = {"model": "m", "machine": "n", "source": "s", "tp": 1, "prefill_token_s": 0.001, "exchange_s": 0.0}
+    costs.write_text(json.dumps(fields | {"decode_step_s": {"1": 0.01}}))
+    assert main(["simulate", trace, "--costs", str(costs), "--tp", "4", "--json"]) == 0
+    text = "penstock: tp: the costs have no exchange_s, so the estimate for 4 ranks leaves out their exchanges\n"
+    assert capsys.readouterr().err == text
+    assert main(["simulate", trace, "--costs", str(costs), "--json"]) == 0
+    assert main(["simulate", trace, "--tp", "4", "--json"]) == 0
+    assert capsys.readouterr().err == ""

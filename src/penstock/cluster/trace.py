@@ -50,17 +50,19 @@ class TraceRequest:
 
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:
-    """Return the requests of a file, one after another.
+    """Return the requests of a file, one after another; those of standard input for the path "-".
 
     Raises FileAccessError if it cannot be read, and InvalidFileError that names the line and the field.
     """
+    is_stdin = str(path) == "-"
+    name = "standard input" if is_stdin else str(path)
     try:
-        with path.open(encoding="utf-8") as file:
-            yield from parse_trace(file, str(path))
+        with open(0 if is_stdin else path, encoding="utf-8", closefd=not is_stdin) as file:
+            yield from parse_trace(file, name)
     except OSError as error:
-        raise FileAccessError(f"{path}: {error.strerror or error}") from None
+        raise FileAccessError(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise InvalidFileError(f"{path}: expected text in UTF-8") from None
+        raise InvalidFileError(f"{name}: expected text in UTF-8") from None
 
 
 def parse_trace(lines: Iterable[str], name: str = "trace") -> Iterator[TraceRequest]:

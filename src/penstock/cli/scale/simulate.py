@@ -13,8 +13,11 @@ from penstock.cli.progress import format_seconds
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from penstock.cluster.autoscale import ScalePolicy
     from penstock.cluster.simulate import Report
+    from penstock.cluster.trace import TraceRequest
 
 __all__ = ["add_parser", "run"]
 
@@ -24,6 +27,9 @@ _LIMITS: Final = {
     "max-tokens": ("max_tokens", "tokens of a step without decodes (default: 512)"),
     "max-mixed-tokens": ("max_mixed_tokens", "prompt tokens of a step that decodes, too (default: 128)"),
 }
+
+_GROUPS: Final = (("", 1), ("", 1), ("first token, ms", 3), ("per token", 1), ("prompt tokens", 2), ("", 1), ("", 1))
+"""The names above the columns of a comparison, and how many columns each one has."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,9 +45,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock simulate trace.jsonl --replicas 8 --policy least-loaded --json\n"
         "penstock simulate trace.jsonl --replicas 4,8,16 --policy prefix,least-loaded --svg policies.svg\n"
         "penstock simulate trace.jsonl --replicas 8,1..8 --scale-down-seconds 60\n"
-        "penstock simulate trace.jsonl --costs costs.json",
+        "penstock simulate trace.jsonl --costs costs.json\n"
+        "gunzip -c trace.jsonl.gz | penstock simulate - --replicas 4,8",
     )
-    parser.add_argument("trace", metavar="TRACE", type=Path, help="the trace, JSON lines (required)")
+    parser.add_argument(
+        "trace", metavar="TRACE", type=Path, help="the trace, JSON lines; - is standard input (required)"
+    )
     parser.add_argument(
         "--replicas",
         default="1",
@@ -112,7 +121,6 @@ def run(args: argparse.Namespace) -> int:
     from penstock.cluster.costs import COSTS_348M, read_costs
     from penstock.cluster.replica import ReplicaLimits
     from penstock.cluster.simulate import Simulation, simulate
-    from penstock.cluster.trace import read_trace
 
     given = {name: getattr(args, option.replace("-", "_")) for option, (name, _) in _LIMITS.items()}
     limits = ReplicaLimits(**{name: value for name, value in given.items() if value is not None})
@@ -125,16 +133,34 @@ def run(args: argparse.Namespace) -> int:
     ]
     if args.svg is not None:
         check_writable("svg", args.svg)
-    reports = [simulate(read_trace(args.trace), settings, _Progress()) for settings in runs]
+    if tp not in (1, costs.tp) and not costs.exchange_s:
+        text = f"tp: the costs have no exchange_s, so the estimate for {tp} ranks leaves out their exchanges"
+        print(f"penstock: {text}", file=sys.stderr)
+    requests = _reader(args.trace, len(runs))
+    reports = [simulate(requests(), settings, _Progress()) for settings in runs]
     if args.svg is not None and reports[0].requests:
         from penstock.bench.latency_chart import draw_policies
 
-        write_file("svg", args.svg, draw_policies(reports, f"{args.trace.name} on simulated replicas"))
+        write_file("svg", args.svg, draw_policies(reports, f"{_name(args.trace)} on simulated replicas"))
     if args.json:
         print(json.dumps(asdict(reports[0]) if len(reports) == 1 else {"runs": [asdict(one) for one in reports]}))
     else:
         print(_table(reports[0]) if len(reports) == 1 else _comparison(reports))
     return 0
+
+
+def _name(trace: Path) -> str:
+    return "standard input" if str(trace) == "-" else trace.name
+
+
+def _reader(trace: Path, num_runs: int) -> Callable[[], Iterable[TraceRequest]]:
+    """Return what reads the trace for each simulation.  A pipe can be read once, so its requests are kept."""
+    from penstock.cluster.trace import read_trace
+
+    if num_runs == 1 or trace.is_file():
+        return lambda: read_trace(trace)
+    requests = [*read_trace(trace)]
+    return lambda: requests
 
 
 def _replicas_of(args: argparse.Namespace, text: str) -> tuple[int, ScalePolicy | None]:
@@ -183,41 +209,66 @@ def _costs(report: Report) -> list[str]:
 def _comparison(reports: list[Report]) -> str:
     """Return a table with a line for each simulation."""
     first = reports[0]
-    lines = [
-        f"{first.requests:,} requests; {_costs(first)[0]}",
-        *_costs(first)[1:],
-        f"{'':23} {'first token, ms':>29} {'per token':>9} {'prompt tokens':>18}",
-        f"replicas  policy        {'p50':>9} {'p90':>9} {'p99':>9} {'p50, ms':>9} {'computed':>11} cached  busy"
-        "  busiest",
-    ]
+    rows = [["replicas", "policy", "p50", "p90", "p99", "p50, ms", "computed", "cached", "busy", "busiest"]]
     for report in reports:
-        shares = f"{report.hit_rate:6.0%} {report.utilisation:5.0%} {report.load_imbalance:+8.1%}"
         times = [report.ttft.get("p50"), report.ttft.get("p90"), report.ttft.get("p99"), report.tpot.get("p50")]
-        cells = " ".join(f"{'-':>9}" if value is None else f"{value * 1e3:9,.1f}" for value in times)
-        lines.append(f"{report.replicas:8,}  {report.policy:<13} {cells} {report.prefilled_tokens:11,} {shares}")
-    return "\n".join(lines)
+        rows.append(
+            [
+                f"{report.replicas:,}",
+                report.policy,
+                *("-" if value is None else f"{value * 1e3:,.1f}" for value in times),
+                f"{report.prefilled_tokens:,}",
+                f"{report.hit_rate:.0%}",
+                f"{report.utilisation:.0%}",
+                f"{report.load_imbalance:+.1%}",
+            ]
+        )
+    return "\n".join([f"{first.requests:,} requests; {_costs(first)[0]}", *_costs(first)[1:], *_aligned(rows)])
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table, with the names of ``_GROUPS`` above their columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    groups, start = [], 0
+    for name, num_columns in _GROUPS:
+        width = sum(widths[start : start + num_columns]) + 2 * (num_columns - 1)
+        widths[start] += max(0, len(name) - width)
+        groups.append(name.rjust(width))
+        start += num_columns
+    lines = ["  ".join(groups)]
+    for replicas, policy, *numbers in rows:
+        cells = [text.rjust(width) for text, width in zip(numbers, widths[2:], strict=True)]
+        lines.append("  ".join([replicas.rjust(widths[0]), policy.ljust(widths[1]), *cells]))
+    return lines
 
 
 def _table(report: Report) -> str:
     number = f"{'up to ' * bool(report.scalings)}{report.replicas:,} replica{'s' if report.replicas > 1 else ''}"
+    counts = [
+        ("requests", f"{report.requests:,}", f"in {format_seconds(report.seconds)}"),
+        (
+            "prompt tokens",
+            f"{report.prefilled_tokens:,}",
+            f"computed, {report.cached_tokens:,} from caches ({report.hit_rate:.0%})",
+        ),
+        ("answer tokens", f"{report.output_tokens:,}", ""),
+        ("preemptions", f"{report.preemptions:,}", ""),
+        ("failures", f"{report.failures:,}", f"{report.retries:,} requests started again"),
+        ("replica time", format_seconds(report.replica_seconds), f"number changed {report.scalings:,} times"),
+        ("utilisation", f"{report.utilisation:.1%}", f"busiest replica {report.load_imbalance:+.1%}"),
+    ]
+    width = max(14, *(len(value) for _, value, _ in counts))
     lines = [
         f"{number} of {report.tp} rank{'s' if report.tp > 1 else ''}, {report.policy}; {_costs(report)[0]}",
         *_costs(report)[1:],
-        f"requests         {report.requests:14,}  in {format_seconds(report.seconds)}",
-        f"prompt tokens    {report.prefilled_tokens:14,}  computed, {report.cached_tokens:,} from caches "
-        f"({report.hit_rate:.0%})",
-        f"answer tokens    {report.output_tokens:14,}",
-        f"preemptions      {report.preemptions:14,}",
-        f"failures         {report.failures:14,}  {report.retries:,} requests started again",
-        f"replica time     {format_seconds(report.replica_seconds):>14}  number changed {report.scalings:,} times",
-        f"utilisation      {report.utilisation:14.1%}  busiest replica {report.load_imbalance:+.1%}",
+        *(f"{name:<16} {value:>{width}}  {text}".rstrip() for name, value, text in counts),
         "",
-        f"{'ms':<16} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10}",
     ]
+    keys = ("mean", "p50", "p90", "p99")
+    rows = [["ms", *keys]]
     for name, label in (("ttft", "first token"), ("tpot", "per token"), ("e2e", "whole answer")):
         values = getattr(report, name)
-        cells = (
-            f"{values[key] * 1e3:10,.1f}" if key in values else f"{'-':>10}" for key in ("mean", "p50", "p90", "p99")
-        )
-        lines.append(f"{label:<16} {' '.join(cells)}")
+        rows.append([label, *(f"{values[key] * 1e3:,.1f}" if key in values else "-" for key in keys)])
+    width = max(10, *(len(cell) for row in rows for cell in row[1:]))
+    lines += [" ".join([f"{row[0]:<16}", *(cell.rjust(width) for cell in row[1:])]) for row in rows]
     return "\n".join(lines)
