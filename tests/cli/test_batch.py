@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -15,7 +16,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.cli.main import main
-from penstock.cli.run import batch_sources
+from penstock.cli.run import batch_models, batch_sources
 from penstock.cli.run.batch_sources import local_sources
 from penstock.errors import FileAccessError, InvalidArgumentError, UnavailableError
 from tests.support.command import DEMO, FOLDER, environment
@@ -302,6 +303,37 @@ def test_a_lost_worker_loses_no_request_of_a_batch(tmp_path):
     assert len(read(tmp_path / "out.jsonl")) == 60
 
 
+def test_an_outage_stops_a_batch_which_continues_later(tmp_path, monkeypatch, capsys):
+    """The only worker is killed and the model's file is gone; with the file the same command answers the others."""
+    monkeypatch.setattr(batch_models, "_PAUSE_S", 0.05)
+    model, output = tmp_path / "demo.psm", tmp_path / "out.jsonl"
+    shutil.copy(DEMO, model)
+    write(tmp_path / "in.jsonl", [request(f"r{i}", prompt=f"x = {i}", max_tokens=100) for i in range(60)])
+    command = ["batch", str(model), str(tmp_path / "in.jsonl"), str(output)]
+    command += ["--workers", "1", "--threads", "1", "--max-requests", "4", "--context-len", "128"]
+
+    def end_the_worker() -> None:
+        while not output.exists() or output.read_bytes().count(b"\n") < 5:
+            time.sleep(0.01)
+        model.rename(tmp_path / "away")
+        for child in psutil.Process().children():
+            if "penstock.serving.workers.worker" in child.cmdline():
+                child.kill()
+
+    killer = threading.Thread(target=end_the_worker, daemon=True)
+    killer.start()
+    assert main(command) == 1
+    killer.join()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "the batch stopped" in line]
+    assert line.endswith("The results so far are kept; run the same command again to continue")
+    results = read(output)
+    assert 5 <= len(results) < 60
+    assert all(result["error"] is None for result in results.values())
+    (tmp_path / "away").rename(model)
+    assert main(command) == 0
+    assert output.read_bytes().count(b"\n") == len(read(output)) == 60
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -337,6 +369,12 @@ def test_requests_in_an_object_store_are_answered(tmp_path, monkeypatch, capsys)
     try:
         assert main(["batch", str(DEMO), "memory://bucket/requests/", str(tmp_path / "answers")]) == 0
         assert sorted(path.name for path in (tmp_path / "answers").iterdir()) == ["one.jsonl", "two.jsonl"]
+        pattern = "memory://bucket/requests/*.jsonl"
+        assert main(["batch", str(DEMO), pattern, str(tmp_path / "matched")]) == 0
+        assert sorted(path.name for path in (tmp_path / "matched").iterdir()) == ["one.jsonl", "two.jsonl"]
+        store.pipe("/bucket/other/one.jsonl", b"")
+        assert main(["batch", str(DEMO), "memory://bucket/*/one.jsonl", str(tmp_path / "twice")]) == 2
+        assert "expected files of different names, got 'one.jsonl' twice" in capsys.readouterr().err
         single = tmp_path / "one.jsonl"
         assert main(["batch", str(DEMO), "memory://bucket/requests/one.jsonl", str(single)]) == 0
         texts = [read(path)["one"]["response"]["body"]["choices"] for path in (single, tmp_path / "answers/one.jsonl")]
@@ -352,6 +390,7 @@ def test_requests_in_an_object_store_are_answered(tmp_path, monkeypatch, capsys)
     [
         ("memory://bucket/none.jsonl", "answers", FileAccessError, "memory://bucket/none.jsonl: cannot be read"),
         ("memory://bucket/none/", "answers", InvalidArgumentError, "expected a folder with .*found none"),
+        ("memory://bucket/none/*.jsonl", "answers", InvalidArgumentError, "expected a pattern of .*found none"),
         ("ftp://host/a.jsonl", "answers", InvalidArgumentError, "input: expected a path or an address with s3://"),
         ("a.jsonl", "s3://bucket/answers", InvalidArgumentError, "output: expected a local file or folder"),
     ],

@@ -20,7 +20,7 @@ from penstock.cli.options import LIMIT_OPTIONS, MODEL_OPTIONS, add_model, add_op
 from penstock.cli.progress import ProgressLine, printable
 from penstock.cli.run.batch_models import OpenModels, add_worker_options, check_worker_options, file_pairs, open_models
 from penstock.cli.run.batch_sources import local_sources
-from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnavailableError
 from penstock.validation import refusal
 
 if TYPE_CHECKING:
@@ -41,9 +41,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "appends each result when it is ready. Started again, it continues with the requests that have no result yet. "
         "A request that fails and a line that is not a request get a result with an error; the exit status is then 1. "
         "Several files, or a folder of *.jsonl, are answered in turn into a folder, each into a file of its name. "
-        "Inputs may be in S3 (penstock[s3]): s3://bucket/name.jsonl, or s3://bucket/folder/ for all *.jsonl in it.",
+        "Inputs may be in S3 (penstock[s3]): s3://bucket/name.jsonl, s3://bucket/folder/ for all *.jsonl in it, or a "
+        "pattern as s3://bucket/*.jsonl. If no worker answers any more, the command stops with status 1.",
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl\n"
         "penstock batch demo/demo.psm s3://bucket/requests/ answers/\n"
+        "penstock batch demo/demo.psm 's3://bucket/*.jsonl' answers/\n"
         "penstock batch demo/demo.psm requests/ answers/ --workers 2\n"
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl --max-requests 8",
     )
@@ -262,6 +264,8 @@ async def _answer_all(opened: OpenModels, todo: list[_Line], output: Any) -> int
             request_id = uuid.uuid4().hex
             try:
                 body = await opened.retried(partial(_response_body, api, line, request_id))
+            except UnavailableError as error:  # an outage: no result, so that the next run answers the request
+                raise _stopped(error) from error
             except PenstockError as error:
                 value: dict[str, Any] = {"code": type(error).__name__, "message": str(error)}
                 if line.error:
@@ -282,6 +286,13 @@ async def _answer_all(opened: OpenModels, todo: list[_Line], output: Any) -> int
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
     return report.num_failed
+
+
+def _stopped(error: UnavailableError) -> UnavailableError:
+    return UnavailableError(
+        f"the batch stopped, because no worker answers ({str(error).rstrip('.'):.300}). The results so far are kept; "
+        "run the same command again to continue"
+    )
 
 
 async def _response_body(api: InProcessApi, line: _Line, request_id: str) -> dict[str, Any]:

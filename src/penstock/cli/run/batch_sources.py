@@ -21,7 +21,8 @@ PROTOCOLS: Final = {"s3": "s3"}
 def local_sources(sources: Sequence[str], output: str) -> Iterator[list[str]]:
     """Yield the paths of the sources; an address as s3://bucket/name.jsonl is copied for as long as the context lasts.
 
-    An address that ends with "/" is a folder, whose ``*.jsonl`` files are copied into one.  Raises InvalidArgumentError
+    An address that ends with "/" is a folder, whose ``*.jsonl`` files are copied into one; so are the files that a
+    pattern as s3://bucket/*.jsonl matches.  Raises InvalidArgumentError
     for other protocols and for an ``output`` that is not local, UnavailableError without the library of the protocol,
     and FileAccessError for a file that cannot be read.
     """
@@ -38,17 +39,34 @@ def _copied(url: str, folder: Path) -> str:
     """Copy what an address names into a new folder, and return the path of the copy."""
     files, path = _file_system(url), url.partition("://")[2]
     folder.mkdir()
-    is_folder = path.endswith("/")
+    pattern = f"{path}*.jsonl" if path.endswith("/") else path
+    is_folder = "*" in pattern or "?" in pattern
     try:
-        names = sorted(files.glob(f"{path}*.jsonl")) if is_folder else [path]
+        names = [path]
+        if is_folder:
+            names = sorted(name for name in files.glob(pattern) if name.endswith(".jsonl"))
+            _refuse_twins(url, names)
         for name in names:
             files.get_file(name, str(folder / PurePosixPath(name).name))
+    except InvalidArgumentError:
+        raise
     except Exception as error:  # the libraries of the protocols raise errors of their own
         reason = str(error) or type(error).__name__
         raise FileAccessError(f"{url}: cannot be read: {reason:.500}") from error
     if not names:
-        raise InvalidArgumentError(f"{url}: expected a folder with *.jsonl files, found none")
+        expected = "a folder with *.jsonl files" if path.endswith("/") else "a pattern of *.jsonl files"
+        raise InvalidArgumentError(f"{url}: expected {expected}, found none")
     return str(folder if is_folder else folder / PurePosixPath(path).name)
+
+
+def _refuse_twins(url: str, names: Sequence[str]) -> None:
+    """Refuse files of one name in several folders: their results go to one folder."""
+    files: set[str] = set()
+    for name in names:
+        file = PurePosixPath(name).name
+        if file in files:
+            raise InvalidArgumentError(f"{url}: expected files of different names, got {file!r:.200} twice")
+        files.add(file)
 
 
 def _file_system(url: str) -> Any:
