@@ -2,12 +2,13 @@
 
     python benchmarks/traces.py short > short.jsonl
     python benchmarks/traces.py ample --requests 4000 > ample.jsonl
+    python benchmarks/traces.py large --requests 1000000 > large.jsonl
 
 ``short`` has the parameters of the llm-d project's study of routing by prefix (blog of September 2025): 150 customers
 with a common beginning of 6,000 tokens each, and 8 replicas whose caches together hold the beginnings while no single
 one does: the beginnings take 73 % of all caches, and six times one cache.  ``ample`` has 20 beginnings of 1,000 tokens,
-which every cache holds.  The same seed gives the same
-trace.
+which every cache holds.  ``large`` is for 1,000 replicas: 1,000 beginnings of 1,000 tokens and answers of 64 tokens on
+average.  The same seed gives the same trace.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ TRACES: Final = {
     # 150 x 6000 / 32 = 28,125 pages: 73 % of 8 x 4,816
     "short": TraceShape(150, 6000, 1200, 64, rate=6.0, replicas=8, pages=4816),
     "ample": TraceShape(20, 1000, 200, 64, rate=25.0, replicas=8, pages=4816),
+    "large": TraceShape(1000, 1000, 200, 64, rate=2500.0, replicas=1000, pages=2048),
 }
 
 

@@ -36,6 +36,16 @@ def test_the_answer_is_one_object(tmp_path, capsys) -> None:
         assert 0 < report[name]["p50"] <= report[name]["p90"] <= report[name]["p99"]
 
 
+def test_a_long_simulation_says_how_long_it_took(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(simulate_command, "_PROGRESS_EVERY", 20)
+    assert main(["simulate", write_trace(tmp_path / "trace.jsonl", 19), "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["simulate", write_trace(tmp_path / "trace.jsonl", 20), "--json"]) == 0
+    progress, took = capsys.readouterr().err.splitlines()
+    assert progress.startswith("20 requests, ")
+    assert took.startswith("20 requests simulated in ")
+
+
 def test_the_table_names_the_costs_and_two_ranks_are_faster(tmp_path, capsys) -> None:
     trace = write_trace(tmp_path / "trace.jsonl")
     assert main(["simulate", trace, "--tp", "2", "--pages", "64"]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
+_PROGRESS_EVERY: Final = 10_000
 _LIMITS: Final = {
     "pages": ("num_pages", "KV pages of 32 tokens per replica (default: 2048)"),
     "max-requests": ("max_requests", "requests in a step (default: 32)"),
@@ -137,7 +139,9 @@ def run(args: argparse.Namespace) -> int:
         text = f"tp: the costs have no exchange_s, so the estimate for {tp} ranks leaves out their exchanges"
         print(f"penstock: {text}", file=sys.stderr)
     requests = _reader(args.trace, len(runs))
+    start = time.perf_counter()
     reports = [simulate(requests(), settings, _Progress()) for settings in runs]
+    _tell_time(reports, time.perf_counter() - start)
     if args.svg is not None and reports[0].requests:
         from penstock.bench.latency_chart import draw_policies
 
@@ -191,15 +195,22 @@ def _add_scaling(parser: argparse.ArgumentParser) -> None:
 
 
 class _Progress:
-    """Prints a line for each further 10,000 requests."""
+    """Prints a line for each further ``_PROGRESS_EVERY`` requests."""
 
     def __init__(self) -> None:
-        self._next = 10_000
+        self._next = _PROGRESS_EVERY
 
     def __call__(self, number: int, seconds: float) -> None:
         if number >= self._next:
-            self._next = number + 10_000
+            self._next = number + _PROGRESS_EVERY
             print(f"{number:,} requests, {seconds:,.1f} s simulated", file=sys.stderr, flush=True)
+
+
+def _tell_time(reports: list[Report], seconds: float) -> None:
+    """Say how long simulations took whose progress was printed.  It is no part of the report, which does not change."""
+    num_requests = sum(report.requests for report in reports)
+    if num_requests >= _PROGRESS_EVERY:
+        print(f"{num_requests:,} requests simulated in {format_seconds(seconds)}", file=sys.stderr, flush=True)
 
 
 def _costs(report: Report) -> list[str]:
