@@ -15,13 +15,16 @@ import yaml
 
 from penstock.cli.main import make_parser
 from penstock.serving.http.app import operations
+from penstock.serving.workers.remote_worker_client import LEAVE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FIELDS = {
-    "ServingRuntime": {"annotations", "supportedModelFormats", "protocolVersions", "containers"},
+    "ServingRuntime": {"annotations", "supportedModelFormats", "protocolVersions", "containers", "volumes"},
     "InferenceService": {"predictor"},
     "LeaderWorkerSet": {"replicas", "rolloutStrategy", "leaderWorkerTemplate"},
+    "PodMonitor": {"selector", "podMetricsEndpoints"},
 }
+ENDPOINT = {"port", "scheme", "path", "interval", "authorization", "tlsConfig"}
 PREDICTOR = {"minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "terminationGracePeriodSeconds", "model"}
 
 
@@ -37,7 +40,7 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
         if document["kind"] == "Deployment":
             yield name, spec["template"]["spec"]
         elif document["kind"] == "ServingRuntime":
-            yield name, {"containers": spec["containers"]}
+            yield name, {"containers": spec["containers"], "volumes": spec["volumes"]}
         elif document["kind"] == "LeaderWorkerSet":
             for template in ("leaderTemplate", "workerTemplate"):
                 yield name, spec["leaderWorkerTemplate"][template]["spec"]
@@ -68,6 +71,8 @@ def test_custom_kinds_have_only_documented_fields() -> None:
             assert {"apiVersion", "kind", "metadata", "spec"} == set(document)
         if kind == "InferenceService":
             assert set(document["spec"]["predictor"]) <= PREDICTOR
+        if kind == "PodMonitor":
+            assert all(set(endpoint) <= ENDPOINT for endpoint in document["spec"]["podMetricsEndpoints"])
 
 
 def test_containers_run_commands_that_parse() -> None:
@@ -94,19 +99,98 @@ def test_probes_ask_routes_of_the_service() -> None:
     ]
     assert len(probes) == 9
     assert set(probes) <= paths
-    metrics = {value for _, document in documents() for key, value in annotations(document) if key.endswith("/path")}
-    assert metrics == {"/metrics"}
-    assert metrics <= paths
 
 
-def annotations(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from document["spec"].get("annotations", {}).items()
-    yield from document["spec"].get("template", {}).get("metadata", {}).get("annotations", {}).items()
+def monitors() -> Iterator[dict[str, Any]]:
+    for _, document in documents():
+        if document["kind"] == "PodMonitor":
+            yield document["spec"]
+
+
+def test_metrics_are_asked_for_with_a_key_where_they_are() -> None:
+    """An annotation cannot have the key, so only the runtime of KServe, which has no keys, has one."""
+    runtime = next(document for _, document in documents() if document["kind"] == "ServingRuntime")
+    paths = {runtime["spec"]["annotations"]["prometheus.kserve.io/path"]}
+    for spec in monitors():
+        templates = [one for one in labelled_pods() if spec["selector"]["matchLabels"].items() <= one[0].items()]
+        assert templates
+        for endpoint in spec["podMetricsEndpoints"]:
+            paths.add(endpoint["path"])
+            assert endpoint["authorization"]["credentials"]["key"]
+            for _, pod in templates:
+                ports = {port["name"] for container in pod["containers"] for port in container["ports"]}
+                assert endpoint["port"] in ports
+    assert paths == {"/metrics"} & {operation.path for operation in operations()}
+    assert len([*monitors()]) == 2
+
+
+def labelled_pods() -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """The labels and the pod of each template that has labels."""
+    for _, document in documents():
+        spec = document["spec"]
+        templates = [spec["template"]] if document["kind"] == "Deployment" else []
+        if document["kind"] == "LeaderWorkerSet":
+            templates = [spec["leaderWorkerTemplate"][name] for name in ("leaderTemplate", "workerTemplate")]
+        for template in templates:
+            yield template["metadata"]["labels"], template["spec"]
+
+
+def test_every_pod_has_a_disruption_budget() -> None:
+    selectors = [one["spec"]["selector"]["matchLabels"] for _, one in documents() if "Disruption" in one["kind"]]
+    for labels, _ in labelled_pods():
+        assert any(selector.items() <= labels.items() for selector in selectors)
+    services = [one["metadata"]["name"] for _, one in documents() if one["kind"] == "InferenceService"]
+    assert [{"serving.kserve.io/inferenceservice": name} for name in services] == [
+        selector for selector in selectors if "app" not in selector
+    ]
+
+
+def test_containers_are_confined() -> None:
+    """The rules of the restricted pod security standard, and a root file system that cannot be written."""
+    for name, spec in pods():
+        pod = spec.get("securityContext", {})
+        if name != "kserve.yaml":  # KServe sets the account of its pods
+            assert spec["automountServiceAccountToken"] is False
+        for container in (*spec["containers"], *spec.get("initContainers", ())):
+            context = pod | container["securityContext"]
+            assert context["runAsNonRoot"]
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert not context["allowPrivilegeEscalation"]
+            assert context["readOnlyRootFilesystem"]
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+            assert set(mounts) <= {volume["name"] for volume in spec["volumes"]}
+            if container in spec["containers"]:
+                assert "temporary" in mounts
+
+
+def test_keys_and_tokens_come_from_secrets_as_files() -> None:
+    for _, spec in pods():
+        secrets = {volume["name"] for volume in spec["volumes"] if "secret" in volume}
+        for container in spec["containers"]:
+            assert "env" not in container
+            words = [word for word in container["args"] if "key" in word or "token" in word]
+            assert all(word.split("=")[0].endswith(("-file", "-key")) for word in words)
+            assert all(word.split("=")[1].startswith("/private/") for word in words)
+            assert not words or secrets
 
 
 def test_a_pod_outlives_its_drain() -> None:
     for _, spec in pods():
         for container in spec["containers"]:
             drain = [word for word in container["args"] if word.startswith("--drain-seconds=")]
-            if drain and "terminationGracePeriodSeconds" in spec:
-                assert spec["terminationGracePeriodSeconds"] > int(drain[0].split("=")[1]) + 5
+            if container["args"][0] == "worker":
+                assert spec["terminationGracePeriodSeconds"] > LEAVE_S
+            elif "terminationGracePeriodSeconds" in spec:
+                assert spec["terminationGracePeriodSeconds"] > int(drain[0].split("=")[1]) + pause_s(container)
+            else:
+                pause_s(container)
+    service = next(document for _, document in documents() if document["kind"] == "InferenceService")
+    assert service["spec"]["predictor"]["terminationGracePeriodSeconds"] > 60 + 5
+
+
+def pause_s(container: dict[str, Any]) -> int:
+    """The time that a pod has to leave the endpoints of its service before it is told to end."""
+    command, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    return int(seconds)
