@@ -13,52 +13,32 @@ its first byte, with the bundle in the cache.  The load is the mean number of pr
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
+from benchmarks.child import Child
 from penstock.core.native import Context, probe_bandwidth
 
 MEASURES = ("decode 1 16", "decode 8 8", "prefill 512")
 PROMPT = "def fibonacci(n):\n    return n if n < 2 else"
 
 
-class Process:
-    """One side, which answers a measure at a time."""
+class Side(Child):
+    """The process of one side, which answers a measure at a time."""
 
     def __init__(self, python: str, name: str, file: Path, threads: int, stages: int) -> None:
         side = str(Path(__file__).with_name("gguf_sides.py"))
-        command = [python, side, name, str(file), str(threads), str(stages)]
-        self.child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self.name = name
+        super().__init__(name, [python, side, name, str(file), str(threads), str(stages)], subprocess.DEVNULL)
         self.answer()
-
-    def answer(self) -> dict[str, Any]:
-        line = self.child.stdout.readline() if self.child.stdout else ""
-        if not line:
-            raise SystemExit(f"{self.name} ended with {self.child.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
 
     def measure(self, what: str) -> tuple[float, float]:
         """Return the seconds of a step, on the clock and on the cores."""
-        if self.child.stdin:
-            self.child.stdin.write(what + "\n")
-            self.child.stdin.flush()
-        found = self.answer()
+        found = self.ask(what)
         return found["wall_s"], found["cpu_s"]
-
-    def close(self) -> None:
-        if self.child.stdin:
-            self.child.stdin.close()
-        self.child.wait()
 
 
 def show_pairs(
@@ -108,8 +88,8 @@ def main() -> None:
     print(f"{probe_bandwidth(context) / 1e9:.1f} GB/s", flush=True)
     paired = [what for what in chosen if what != "start"] if args.llama_cpp else []
     if paired:
-        ours = Process(sys.executable, "penstock", args.file, args.threads, args.stages)
-        theirs = Process(args.llama_cpp, "llama.cpp", args.file, args.threads, args.stages)
+        ours = Side(sys.executable, "penstock", args.file, args.threads, args.stages)
+        theirs = Side(args.llama_cpp, "llama.cpp", args.file, args.threads, args.stages)
         for what in paired:
             pairs = []
             for number in range(args.rounds):
