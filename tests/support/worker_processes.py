@@ -55,11 +55,12 @@ async def service(
     remote=None,
     placement: Placement | None = None,
     fresh_s: float = 600.0,
+    silent_s: float = 600.0,
 ) -> AsyncIterator[Service]:
     """A primary and its models, by default with ``command`` on this machine.
 
     At the end no process, descriptor or file of it may be left; supervisors on a cluster without a head have 25 s to
-    end.  ``fresh_s`` is long, so that no worker is left out because a busy machine stalls.
+    end.  ``fresh_s`` and ``silent_s`` are long, so that no worker is left out or given up when a busy machine stalls.
     """
     before, files = {child.pid for child in psutil.Process().children(recursive=True)}, num_files()
     primary = Primary(supervision, remote, placement or LocalPlacement(command))
@@ -69,7 +70,7 @@ async def service(
     models = RemoteModels(primary, options, num_workers)
     primary.adopt = models.adopt
     try:
-        with patch.object(link_module, "FRESH_S", fresh_s):
+        with patch.object(link_module, "FRESH_S", fresh_s), patch.object(link_module, "SILENT_S", silent_s):
             yield Service(primary, models)
     finally:
         await models.close()

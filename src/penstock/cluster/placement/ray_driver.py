@@ -6,7 +6,8 @@ as lines of JSON on standard input, and answers go as lines to standard output. 
 
 Commands: {"do": "start", "name", "epoch", "command", "config", "num_ranks", "num_cpus", "memory_bytes", "place_s",
 "without": [node ids]}, {"do": "watch", "name", "epoch"} and {"do": "kill", "name", "epoch"}.  Answers: {"joined":
-true}, {"failed": TEXT}, {"name", "pid", "node", "node_id"}, {"name", "error": TEXT} and {"name", "exit": STATUS}.
+true}, {"failed": TEXT}, {"name", "pid", "node", "node_id"}, {"name", "error": TEXT, "node_id"} (of a node that
+does not answer, or "") and {"name", "exit": STATUS}.
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ _SUPERVISOR_S: Final = 30.0
 _KILL_S: Final = 5.0
 
 
+class _SilentNodeError(UnavailableError):
+    """A node on which a group was placed does not answer."""
+
+    def __init__(self, message: str, node_id: str) -> None:
+        super().__init__(message)
+        self.node_id = node_id
+
+
 class _Driver:
     """Carries out commands, each in a thread of its own."""
 
@@ -48,7 +57,8 @@ class _Driver:
         try:
             getattr(self, f"_{kind}")(**command)
         except Exception as error:  # of Ray, of any kind; the service decides what to do
-            self.answer(name=name, error=" ".join(str(error).split())[:500] or type(error).__name__)
+            text = " ".join(str(error).split())[:500] or type(error).__name__
+            self.answer(name=name, error=text, node_id=error.node_id if isinstance(error, _SilentNodeError) else "")
 
     def _start(
         self, name: str, epoch: int, command: list[str], config: str, resources: dict[str, int], options: dict[str, Any]
@@ -75,8 +85,9 @@ class _Driver:
             try:
                 pid = ray.get(actor.start.remote(epoch, command, config), timeout=limit_s)
             except ray.exceptions.GetTimeoutError:
-                node, _ = _node_of(group)
-                raise UnavailableError(f"node {node}: Ray started no process there within {limit_s:.0f} s") from None
+                node, node_id = _node_of(group)
+                text = f"node {node}: Ray started no process there within {limit_s:.0f} s"
+                raise _SilentNodeError(text, node_id) from None
         except BaseException:
             ray.util.remove_placement_group(group)
             raise

@@ -280,14 +280,15 @@ class Primary:
         self, connection: WorkerConnection, stream: FrameStream[pb.FromWorker], expected: Expected | None
     ) -> None:
         """Serve a worker of another machine that has joined: the placed one that is expected, or one of its own."""
+        watch: asyncio.Future[None] | None = None
         if expected is not None:
             expected.set_result(connection)
-            await self._receive(connection, stream, lambda: None)
-            return
-        watch: asyncio.Future[None] | None = None
 
         def on_ready() -> None:
             nonlocal watch
+            if expected is not None:
+                watch = asyncio.ensure_future(connection.watch_link())
+                return
             self.adopt(connection)
             watch = asyncio.ensure_future(connection.watch(self.supervision.hang_s))
 

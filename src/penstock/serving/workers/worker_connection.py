@@ -37,6 +37,9 @@ __all__ = [
 
 FRESH_S: Final = 3.0
 """A worker sends a heartbeat each half second.  One that has sent nothing for this long gets no new requests."""
+SILENT_S: Final = 2.0
+"""A placed worker of another machine from which nothing has come for so many seconds is lost.  A heartbeat comes each
+half second."""
 MOVE_PAUSE_S: Final = 0.25
 """Pause after which a worker that is being drained offers its requests to the others again."""
 _MAX_MOVES: Final = 4
@@ -422,6 +425,21 @@ class WorkerConnection:
             elif self.heartbeat_age_s > hang_s:
                 self.is_hung = True
                 self.fail(f"the worker's engine made no progress for {hang_s:g} s and was ended")
+
+    async def watch_link(self) -> None:
+        """Give the worker up if nothing has come from it for ``SILENT_S`` seconds: its machine is lost, or the link.
+
+        The kernel notices too, but a proxy or a firewall on the way may answer in the machine's place.
+        """
+        loop, pause_s, start = asyncio.get_running_loop(), SILENT_S / 8, time.monotonic()
+        while not self.gone.is_set() and self._stream is not None:
+            due = loop.time() + pause_s
+            await asyncio.sleep(pause_s)
+            if loop.time() - due > pause_s:  # this process itself was stopped, or is busy
+                start = time.monotonic()
+            elif time.monotonic() - max(start, self._stream.heard) > SILENT_S - pause_s:
+                self.is_hung = True
+                self.fail(f"nothing has come from the worker's machine for {SILENT_S:g} s")
 
     def forgive(self) -> None:
         """Restart the heartbeat's age: this process was stopped and has not read the worker's messages."""

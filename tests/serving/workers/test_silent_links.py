@@ -1,0 +1,47 @@
+"""A link that goes silent without an end: the worker behind it is given up within 2 s, and another one takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.params import SamplingParams
+from penstock.errors import UnavailableError
+from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
+from tests.support.joining_worker import TOKEN
+from tests.support.placements import ProxiedPlacement
+from tests.support.worker_processes import DEMO, HASTY, pids, service, tokens_of, until
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+LONG = SamplingParams(max_tokens=100_000, temperature=0, ignore_eos=True)
+
+
+def test_a_silent_link_is_noticed_within_two_seconds(certificate: tuple[Path, Path]) -> None:
+    """The proxy still acknowledges what both ends send, so their kernels notice nothing."""
+    placement = ProxiedPlacement()
+    remote = RemoteWorkerSettings("127.0.0.1", 0, *certificate, TOKEN)
+
+    async def main() -> None:
+        options = {"placement": placement, "remote": remote, "supervision": HASTY, "silent_s": 2.0}
+        async with service(**options) as running:
+            backend = await running.models.load(str(DEMO))
+            expected, before = await tokens_of(backend, [5, 6], GREEDY), pids(backend)
+            async with await backend.submit([5, 6], LONG) as answer:
+                placement.proxies[0].cut()
+                start = time.monotonic()
+                with pytest.raises(UnavailableError, match=r"nothing has come .* for 2 s; send the request again"):
+                    async for _ in answer:
+                        pass
+                assert time.monotonic() - start < 2.5
+            await until(lambda: pids(backend) not in (before, []))
+            assert await tokens_of(backend, [5, 6], GREEDY) == expected
+            assert backend.deaths()["hang"] == 1
+
+    try:
+        asyncio.run(main())
+    finally:
+        for proxy in placement.proxies:
+            proxy.close()
