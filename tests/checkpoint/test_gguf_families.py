@@ -17,13 +17,17 @@ from penstock.errors import InvalidFileError, UnsupportedError
 from tests.support.gguf_models import FAMILIES, gguf_arrays, random_model, write_gguf
 
 IDS = [3, 5, 7, 11, 13, 17, 19, 23, 29, 31]
-QUICK = ("gemma3", "qwen2moe", "gpt-oss", "lfm2", "qwen35")
+LAYER_NORMS = ("starcoder2", "phi", "gpt_neox", "falcon", "gpt2", "bloom", "cohere", "cohere2", "olmo")
+PLAIN_NORMS = ("phi2", "cohere2", "olmo")
+QUICK = ("gemma3", "qwen2moe", "gpt-oss", "lfm2", "qwen35", "glm4", "phi2", "falcon with two norms", "gpt2")
 
 
 def eps_of(model: Any) -> dict[str, float]:
     config = model.config
-    eps = config.norm_eps if config.model_type == "lfm2" else config.rms_norm_eps
-    return {"attention.layer_norm_rms_epsilon": eps}
+    names = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    eps = next((getattr(config, name) for name in names if hasattr(config, name)), 1e-5)
+    is_plain = config.model_type in LAYER_NORMS
+    return {"attention.layer_norm_epsilon" if is_plain else "attention.layer_norm_rms_epsilon": eps}
 
 
 @pytest.mark.parametrize(
@@ -100,13 +104,19 @@ def test_gates_need_their_up_projections(tmp_path: Path, name: str, shape: Any, 
             {"block_count": 1 << 30, "attention.head_count_kv": 2},
             "block_count: expected an integer from 1 to 65",
         ),
+        ("phi2", {"rope.dimension_count": 18}, r"phi2\.rope\.dimension_count: expected an integer from 2 to 16"),
+        ("glm4", {"rope.dimension_count": 0}, r"glm4\.rope\.dimension_count: expected an integer from 2 to 16"),
+        ("cohere2", {"attention.sliding_window_pattern": [True]}, "expected a number, or an array of 2 booleans"),
+        ("minicpm", {"logit_scale": 0.0}, r"minicpm\.logit_scale: expected a number above 0"),
+        ("olmo", {"attention.layer_norm_epsilon": 1e-6}, r"olmo\.attention\.layer_norm_epsilon: expected 1e-05"),
         ("lfm2", {"attention.head_count_kv": [1, 2]}, "expected the same number of heads in all layers"),
     ],
 )
 def test_values_of_layers_are_checked(tmp_path: Path, name: str, keys: dict[str, Any], message: str) -> None:
     family, path = FAMILIES[name], tmp_path / "model.gguf"
     arrays = {"token_embd.weight": np.zeros((300, 64), np.float32)}
-    write_gguf(path, family.arch, arrays, {"attention.layer_norm_rms_epsilon": 1e-5, **family.keys, **keys})
+    eps = {"attention.layer_norm_epsilon" if name in PLAIN_NORMS else "attention.layer_norm_rms_epsilon": 1e-5}
+    write_gguf(path, family.arch, arrays, {**eps, **family.keys, **keys})
     with pytest.raises(InvalidFileError, match=message):
         Checkpoint.open(path)
 
@@ -133,6 +143,16 @@ def test_recurrent_layers_are_those_of_the_file(tmp_path: Path) -> None:
         expected = model(torch.tensor([IDS])).logits[0].numpy()
     with LLM(path, mode="eager") as llm:
         assert np.abs(llm.logits(IDS) - expected).max() < 1e-4
+
+
+def test_a_tensor_of_q_k_and_v_has_rows_of_all_heads(tmp_path: Path) -> None:
+    family, path = FAMILIES["gpt2"], tmp_path / "model.gguf"
+    model = random_model(family)
+    arrays = gguf_arrays(family, model)
+    arrays["blk.1.attn_qkv.weight"] = np.zeros((191, 64), np.float32)
+    write_gguf(path, family.arch, arrays, {**eps_of(model), **family.keys})
+    with pytest.raises(InvalidFileError, match=r"blk\.1\.attn_qkv\.weight: expected rows of 12 heads of q, k and v"):
+        Checkpoint.open(path)
 
 
 def test_experts_in_a_tensor_each_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,30 @@ class Family:
     keys: Mapping[str, Any] = field(default_factory=dict)
     plus: float = 0.0
     has_pairs: bool = False
+    turn: Callable[[str, np.ndarray], np.ndarray] = lambda _, array: array
+    has_head_dim: bool = True
+    head: str = "ForCausalLM"
 
+
+def _parts_together(name: str, array: np.ndarray, groups: int = 4, queries: int = 1) -> np.ndarray:
+    """Return q, k and v one below another, where transformers has them for each group of heads."""
+    if "query_key_value" not in name:
+        return array
+    rows = array.reshape(groups, queries + 2, -1, *array.shape[1:])
+    parts = (rows[:, :queries], rows[:, queries : queries + 1], rows[:, queries + 1 :])
+    return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+
+
+def _gpt_2(name: str, array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array.T) if array.ndim == 2 and ".h." in name else array
+
+
+POST_WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+WINDOW_KEYS = {"attention.sliding_window": 4, "attention.sliding_window_pattern": [True, False]}
+FULL = {"layer_types": ["full_attention"] * 2}
+THETA = {"rope_theta": 1e4}
+HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+FALCON = {"multi_query": False, "new_decoder_architecture": True, "alibi": False, "bias": False}
 
 FAMILIES = {
     "gemma": Family("Gemma", gguf.MODEL_ARCH.GEMMA, plus=1.0),
@@ -100,6 +123,75 @@ FAMILIES = {
         {**COUNTS, "attention.sliding_window": 4, "rope.freq_base": 150000.0, "rope.scaling.type": "yarn",
          "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096},
     ),
+    "exaone4": Family("Exaone4", gguf.MODEL_ARCH.EXAONE4, POST_WINDOWS | THETA, WINDOW_KEYS),
+    "exaone4 without windows": Family("Exaone4", gguf.MODEL_ARCH.EXAONE4, {"sliding_window": None, **FULL} | THETA),
+    "ernie4_5": Family("Ernie4_5", gguf.MODEL_ARCH.ERNIE4_5, THETA),
+    "seed_oss": Family(
+        "SeedOss", gguf.MODEL_ARCH.SEED_OSS, {"attention_bias": True, "attention_out_bias": True} | THETA
+    ),
+    "hunyuan-dense": Family("HunYuanDenseV1", gguf.MODEL_ARCH.HUNYUAN_DENSE, THETA),
+    "glm4": Family(
+        "Glm4", gguf.MODEL_ARCH.GLM4, {"attention_bias": True, "pad_token_id": 0, **HALF}, {"rope.dimension_count": 8}
+    ),
+    "internlm2": Family("Llama", gguf.MODEL_ARCH.INTERNLM2, has_pairs=True),
+    "minicpm": Family(
+        "Granite",
+        gguf.MODEL_ARCH.MINICPM,
+        {**GRANITE, "attention_multiplier": 0.25},
+        {key: value for key, value in GRANITE_KEYS.items() if key != "attention.scale"},
+        has_pairs=True,
+    ),
+    "starcoder2": Family("Starcoder2", gguf.MODEL_ARCH.STARCODER2, {"sliding_window": None} | THETA),
+    "phi2": Family("Phi", gguf.MODEL_ARCH.PHI2, HALF, {"rope.dimension_count": 8}),
+    "gptneox": Family(
+        "GPTNeoX",
+        gguf.MODEL_ARCH.GPTNEOX,
+        {"num_key_value_heads": None, "rotary_pct": 0.25, "use_parallel_residual": False},
+        {"attention.head_count_kv": 4, "rope.dimension_count": 4, "use_parallel_residual": False},
+        turn=_parts_together,
+    ),
+    "falcon": Family(
+        "Falcon",
+        gguf.MODEL_ARCH.FALCON,
+        {**FALCON, "new_decoder_architecture": False, "multi_query": True, "num_kv_heads": 1} | THETA,
+        {"attention.head_count_kv": 1, "feed_forward_length": 256},
+        turn=lambda name, array: _parts_together(name, array, 1, 4),
+        has_head_dim=False,
+    ),
+    "falcon with two norms": Family(
+        "Falcon",
+        gguf.MODEL_ARCH.FALCON,
+        {**FALCON, "num_kv_heads": 2} | THETA,
+        {"feed_forward_length": 256},
+        turn=lambda name, array: _parts_together(name, array, 2, 2),
+        has_head_dim=False,
+    ),
+    "gpt2": Family(
+        "GPT2",
+        gguf.MODEL_ARCH.GPT2,
+        {"n_inner": 256},
+        {"attention.head_count_kv": 4, "feed_forward_length": 256},
+        turn=_gpt_2,
+        has_head_dim=False,
+        head="LMHeadModel",
+    ),
+    "bloom": Family(
+        "Bloom",
+        gguf.MODEL_ARCH.BLOOM,
+        {"n_layer": 2, "n_head": 4},
+        {"attention.head_count_kv": 4, "feed_forward_length": 256},
+        turn=_parts_together,
+    ),
+    "command-r": Family(
+        "Cohere", gguf.MODEL_ARCH.COMMAND_R, {"logit_scale": 0.5, "use_qk_norm": True} | THETA, {"logit_scale": 0.5}
+    ),
+    "cohere2": Family(
+        "Cohere2", gguf.MODEL_ARCH.COHERE2, {"logit_scale": 0.5, **POST_WINDOWS} | THETA,
+        {"logit_scale": 0.5, **WINDOW_KEYS},
+    ),
+    "olmo": Family(
+        "Olmo", gguf.MODEL_ARCH.OLMO, {"clip_qkv": 0.5} | THETA, {"attention.clamp_kqv": 0.5}, has_pairs=True
+    ),
     "lfm2": Family(
         "Lfm2",
         gguf.MODEL_ARCH.LFM2,
@@ -127,9 +219,10 @@ FAMILIES = {
 def random_model(family: Family) -> PreTrainedModel:
     """Return a model whose every parameter is random, those of norms and sinks too."""
     torch.manual_seed(1)
+    sizes = {key: value for key, value in SIZES.items() if key not in ("head_dim",) or family.has_head_dim}
     prefix = f"{family.name}Text" if family.name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else family.name
-    config = getattr(transformers, f"{prefix}Config")(**{**SIZES, **family.config})
-    model: PreTrainedModel = getattr(transformers, f"{family.name}ForCausalLM")(config).eval()
+    config = getattr(transformers, f"{prefix}Config")(**{**sizes, **family.config})
+    model: PreTrainedModel = getattr(transformers, f"{family.name}{family.head}")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_scale = "norm" in name and not family.plus
@@ -201,6 +294,7 @@ def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]
         if ".linear_attn." in key:
             result |= _delta_arrays(key, array, family.arch)
             continue
+        array = family.turn(key, array)
         for part, num_heads in (("q_proj", 4), ("k_proj", 2)):
             if family.has_pairs and part in key:
                 array = in_pairs(array, num_heads)
@@ -211,7 +305,8 @@ def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]
         elif key.endswith("sinks"):
             own = f"blk.{key.split('.')[2]}.attn_sinks.weight"
         else:
-            own = names.get_name(key, (".weight", ".bias"))
+            short = key.removeprefix("transformer.")
+            own = names.get_name(key, (".weight", ".bias")) or names.get_name(short, (".weight", ".bias"))
         result[own] = array.squeeze()
     return result
 
@@ -235,7 +330,13 @@ def write_gguf(
         "attention.value_length": 16, "rope.freq_base": 10000.0,
     }  # fmt: skip
     for key, value in (sizes | dict(keys)).items():
-        kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
+        kinds = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
         kinds[type(value)](key if key.startswith("tokenizer.") else f"{name}.{key}", value)
     for tensor, array in arrays.items():
         is_float = array.ndim == 1 or "ffn_gate_inp" in tensor or tensor.endswith(".bias") or "conv" in tensor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from penstock.checkpoint.gguf.delta import DELTA_KEYS, DELTA_NAMES
 from penstock.checkpoint.gguf.metadata import Metadata
@@ -61,7 +61,11 @@ class Architecture:
     keys that it may have.  ``constants``: values of config.json that no key has.  ``num_experts``: the name of the
     number of experts in config.json, "" for none.  ``expert_size``: that of the width of an expert.  ``alternates``: a
     tensor of experts whose rows alternate with those of another.  ``is_own_form``: the file has the values of the
-    network's parameters, where a checkpoint folder has another form.
+    network's parameters, where a checkpoint folder has another form.  ``norm_key``: that of the epsilon of norms.
+    ``rotates_in_part``: rope.dimension_count may be less than a head.  ``biases``: keys of config.json that say whether
+    there are biases, with the linear that has one.  ``own_keys``: the family's names of the keys of config.json.
+    ``scaling_constants``: values of rope_scaling that no key has.  ``top_names``: modules outside layers with names of
+    their own.  ``layers``: the path of the layers.  ``names_beside``: names in layers beside a tensor that layer 0 has.
     """
 
     model_type: str
@@ -74,6 +78,14 @@ class Architecture:
     expert_size: str = "moe_intermediate_size"
     alternates: Mapping[str, str] = field(default_factory=dict)
     is_own_form: bool = False
+    norm_key: str = "attention.layer_norm_rms_epsilon"
+    rotates_in_part: bool = False
+    biases: Mapping[str, str] = field(default_factory=lambda: {"attention_bias": "attn_q"})
+    own_keys: Mapping[str, str] = field(default_factory=dict)
+    scaling_constants: Mapping[str, object] = field(default_factory=dict)
+    top_names: dict[str, str] = field(default_factory=dict)
+    layers: str = "model.layers"
+    names_beside: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def _experts(path: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> dict[str, str]:
@@ -91,6 +103,27 @@ _SHARED: Final = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 _WINDOW: Final = "attention.sliding_window"
+_WINDOW_PATTERN: Final = "attention.sliding_window_pattern"
+_LAYER_NORM: Final = "attention.layer_norm_epsilon"
+_LAYER_NORM_KEYS: Final = {"rms_norm_eps": "layer_norm_eps"}
+_STACKED: Final[dict[str, Any]] = {
+    "layer_names": {
+        **_LAYER_NAMES,
+        "ffn_norm": "mlp_layernorm",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+    "is_own_form": True,
+    "norm_key": _LAYER_NORM,
+    "top_names": {
+        "token_embd": "embed_tokens",
+        "position_embd": "embed_positions",
+        "token_embd_norm": "embed_norm",
+        "output_norm": "final_norm",
+    },
+    "layers": "layers",
+}
+"""The network that GPT-2, GPT-NeoX, Falcon and BLOOM have, by its own names."""
 _CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
 
 _DELTA_EXPERTS: Final = {
@@ -99,7 +132,7 @@ _DELTA_EXPERTS: Final = {
 
 _ARCHITECTURES: Final[dict[str, Architecture]] = {
     "llama": Architecture("llama", has_pairs=True, keys=POOLING_KEYS),
-    "qwen2": Architecture("qwen2", keys=POOLING_KEYS),
+    "qwen2": Architecture("qwen2", keys=POOLING_KEYS, biases={}),
     "qwen3": Architecture("qwen3", keys=RERANK_KEYS),
     "phi3": Architecture(
         "phi3",
@@ -114,7 +147,7 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
     "gemma3": Architecture(
         "gemma3_text",
         layer_names={**_LAYER_NAMES, **_BOTH_NORMS},
-        keys=(_WINDOW, *_CAPS, "attention.sliding_window_pattern", "mm.tokens_per_image", "rope.freq_base_swa"),
+        keys=(_WINDOW, *_CAPS, _WINDOW_PATTERN, "mm.tokens_per_image", "rope.freq_base_swa"),
         is_own_form=True,
     ),
     "olmo2": Architecture(
@@ -128,6 +161,7 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
         keys=(*_SIZES, "expert_shared_feed_forward_length"),
         constants={"norm_topk_prob": False},
         num_experts="num_experts",
+        biases={},
     ),
     "qwen3moe": Architecture(
         "qwen3_moe",
@@ -167,6 +201,7 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
         expert_size="intermediate_size",
         alternates={"ffn_gate_exps": "ffn_up_exps"},
         is_own_form=True,
+        scaling_constants={"truncate": False},
     ),
     "lfm2": Architecture(
         "lfm2",
@@ -194,12 +229,14 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
         constants={"norm_topk_prob": True},
         num_experts="num_experts",
         is_own_form=True,
+        rotates_in_part=True,
     ),
     "qwen35": Architecture(
         "qwen3_5_text",
         layer_names={**{part: name for part, name in _LAYER_NAMES.items() if part != "ffn_norm"}, **DELTA_NAMES},
         keys=DELTA_KEYS,
         is_own_form=True,
+        rotates_in_part=True,
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
@@ -207,7 +244,112 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
         keys=(*_SIZES, "expert_shared_feed_forward_length", *DELTA_KEYS),
         num_experts="num_experts",
         is_own_form=True,
+        rotates_in_part=True,
     ),
+    "exaone4": Architecture(
+        "exaone4",
+        layer_names={**_LAYER_NAMES, **{part: _BOTH_NORMS[part] for part in ("post_attention_norm", "post_ffw_norm")}},
+        keys=(_WINDOW, _WINDOW_PATTERN),
+    ),
+    "ernie4_5": Architecture("ernie4_5"),
+    "seed_oss": Architecture(
+        "seed_oss",
+        layer_names={**_LAYER_NAMES, "post_attention_norm": "post_attention_layernorm"},
+        biases={"attention_bias": "attn_q", "attention_out_bias": "attn_output"},
+    ),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense",
+        layer_names={
+            **_LAYER_NAMES,
+            "attn_q_norm": "self_attn.query_layernorm",
+            "attn_k_norm": "self_attn.key_layernorm",
+        },
+    ),
+    "glm4": Architecture(
+        "glm4",
+        layer_names={
+            **_LAYER_NAMES,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        rotates_in_part=True,
+    ),
+    "internlm2": Architecture("internlm2", has_pairs=True, biases={"bias": "attn_q"}, is_own_form=True),
+    "minicpm": Architecture(
+        "minicpm",
+        has_pairs=True,
+        factors={"embedding_scale": "scale_emb"},
+        keys=("residual_scale", "logit_scale"),
+        is_own_form=True,
+    ),
+    "starcoder2": Architecture(
+        "starcoder2",
+        layer_names={**_LAYER_NAMES, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        norm_key=_LAYER_NORM,
+        biases={"use_bias": "attn_q"},
+        own_keys={"rms_norm_eps": "norm_epsilon"},
+    ),
+    "phi2": Architecture(
+        "phi",
+        layer_names={**_LAYER_NAMES, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        norm_key=_LAYER_NORM,
+        rotates_in_part=True,
+        own_keys=_LAYER_NORM_KEYS,
+        top_names={"output_norm": "model.final_layernorm"},
+    ),
+    "gptneox": Architecture(
+        "gpt_neox",
+        **_STACKED,
+        keys=("use_parallel_residual",),
+        rotates_in_part=True,
+        biases={"attention_bias": "attn_qkv"},
+        own_keys={**_LAYER_NORM_KEYS, "partial_rotary_factor": "rotary_pct"},
+    ),
+    "falcon": Architecture(
+        "falcon",
+        **_STACKED,
+        keys=("tensor_data_layout",),
+        biases={"bias": "attn_qkv"},
+        own_keys={"intermediate_size": "ffn_hidden_size", "rms_norm_eps": "layer_norm_epsilon"},
+        names_beside={"attn_norm_2": {"attn_norm": "mlp_layernorm", "attn_norm_2": "input_layernorm"}},
+    ),
+    "gpt2": Architecture(
+        "gpt2",
+        **_STACKED,
+        biases={},
+        own_keys={
+            "hidden_size": "n_embd",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "max_position_embeddings": "n_positions",
+            "intermediate_size": "n_inner",
+            "rms_norm_eps": "layer_norm_epsilon",
+        },
+    ),
+    "bloom": Architecture(
+        "bloom",
+        **_STACKED,
+        biases={},
+        own_keys={
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "max_position_embeddings": "seq_length",
+            "intermediate_size": "n_inner",
+            "rms_norm_eps": "layer_norm_epsilon",
+        },
+    ),
+    "command-r": Architecture(
+        "cohere", factors={"logit_scale": "logit_scale"}, norm_key=_LAYER_NORM, own_keys=_LAYER_NORM_KEYS
+    ),
+    "cohere2": Architecture(
+        "cohere2",
+        factors={"logit_scale": "logit_scale"},
+        keys=(_WINDOW, _WINDOW_PATTERN),
+        norm_key=_LAYER_NORM,
+        own_keys=_LAYER_NORM_KEYS,
+    ),
+    "olmo": Architecture("olmo", has_pairs=True, keys=("attention.clamp_kqv",), norm_key=_LAYER_NORM),
     "bert": Architecture("bert"),
 }
 _MIXTRAL: Final = replace(

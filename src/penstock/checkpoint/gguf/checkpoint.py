@@ -55,7 +55,7 @@ def open_gguf(path: Path) -> GgufParts:
             factors = weights.read(ROPE_FACTORS).reshape(-1)
     values = config_values(metadata, stored, factors)
     config = json.dumps(values).encode()
-    sources = tensor_sources(metadata, stored.values())
+    sources = tensor_sources(metadata, stored)
     homes = [
         GgufWeights(file, {name: source for name, source in sources.items() if source.name in file.header.tensors})
         for file in files

@@ -98,7 +98,6 @@ def delta_values(metadata: Metadata, name: str) -> dict[str, Any]:
     return {
         "num_hidden_layers": num_layers,
         **_layer_kinds(metadata, f"{name}.attention.recurrent_layers", stored_layers, num_layers),
-        "partial_rotary_factor": metadata.integer(f"{name}.rope.dimension_count", min=1) / sizes.head_dim,
         "full_attention_interval": metadata.integer(f"{name}.full_attention_interval", 4, min=1),
         "linear_num_key_heads": sizes.key_heads,
         "linear_num_value_heads": sizes.value_heads,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.architectures import TOP_NAMES, Architecture, find_architecture
-from penstock.checkpoint.gguf.delta import DELTA_ARCHITECTURES, DeltaSizes, delta_sources, delta_values
+from penstock.checkpoint.gguf.delta import DELTA_ARCHITECTURES, DeltaSizes, delta_sources
 from penstock.checkpoint.gguf.encoder import ENCODERS, encoder_sources, encoder_values
+from penstock.checkpoint.gguf.family_values import family_values, kv_heads
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.pooling import pooling_values
 from penstock.checkpoint.gguf.reader import StoredTensor
@@ -25,23 +27,22 @@ __all__ = ["config_values", "tensor_sources"]
 
 _BARE_PARTS: Final = ("attn_sinks",)
 """Tensors whose names in a checkpoint do not end in ".weight"."""
+_FUSED_PART: Final = "attn_qkv"
+"""The rows of q, k and v one below another, which are apart in networks without a module of this name."""
 _ROW_PARTS: Final = ("ffn_gate_inp_shexp",)
 """Matrices of one row, which a file has as vectors."""
-_LARGE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
-"""The number of layers of the 27B models: only their scores are divided by the root of hidden_size / heads."""
 _EXPERT_SIZES: Final = {
     "ffn_gate_exps": "expert_feed_forward_length",
     "ffn_gate_shexp": "expert_shared_feed_forward_length",
 }
 """Tensors whose rows are the width of an expert, and the keys that may have the width too."""
 _MAX_LAYERS: Final = 1 << 16
-_WINDOW: Final = "attention.sliding_window"
 _TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+(?:\.[a-z_]+)?)\.(weight|bias)")
 _BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,4})\.")
 
 _KNOWN_KEYS: Final = frozenset((
-    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
-    "attention.value_length", "block_count", "context_length", "embedding_length", "expert_count",
+    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
+    "block_count", "context_length", "embedding_length", "expert_count",
     "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base", "rope.scale_linear",
     "rope.scaling.attn_factor", "rope.scaling.factor", "rope.scaling.finetuned",
     "rope.scaling.original_context_length", "rope.scaling.type", "rope.scaling.yarn_attn_factor",
@@ -72,7 +73,7 @@ def config_values(
     hidden_size = metadata.integer(f"{name}.embedding_length", min=1)
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     head_dim = metadata.integer(f"{name}.attention.key_length", hidden_size // num_heads, min=1)
-    for key in ("attention.value_length", "rope.dimension_count")[: 1 if name in DELTA_ARCHITECTURES else 2]:
+    for key in ("attention.value_length", "rope.dimension_count")[: 1 if architecture.rotates_in_part else 2]:
         if metadata.integer(f"{name}.{key}", head_dim) != head_dim:
             raise metadata.error(f"{name}.{key}", f"{head_dim}, the length of a key")
     values: dict[str, Any] = {
@@ -82,28 +83,28 @@ def config_values(
         "intermediate_size": _intermediate_size(metadata, name),
         "num_hidden_layers": metadata.integer(f"{name}.block_count", min=1, max=_MAX_LAYERS),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": max(_kv_heads(metadata, name)),
+        "num_key_value_heads": max(kv_heads(metadata, name)),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{name}.context_length", min=1),
-        "rms_norm_eps": metadata.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": metadata.number(f"{name}.{architecture.norm_key}"),
         "rope_theta": metadata.number(f"{name}.rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
         **architecture.constants,
     }
-    if architecture.model_type not in ("qwen2", "qwen2_moe"):
-        values["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    values |= {own: f"blk.0.{part}.bias" in tensors for own, part in architecture.biases.items()}
+    if architecture.rotates_in_part:
+        rotary_dim = metadata.integer(f"{name}.rope.dimension_count", head_dim, min=2, max=head_dim)
+        values["partial_rotary_factor"] = rotary_dim / head_dim
     values |= {own: metadata.number(f"{name}.{key}") for key, own in architecture.factors.items()}
     if architecture.num_experts:
         values |= _expert_values(metadata, name, architecture, tensors)
     if architecture.is_own_form:
         values[OWN_NAMES] = True
-    values |= _family_values(metadata, name, values) | pooling_values(metadata, name)
+    values |= family_values(metadata, name, values, tensors) | pooling_values(metadata, name)
     scaling = rope_scaling(metadata, name, values, rope_factors)
-    if scaling is None:
-        return values
-    if name == "gpt-oss":  # no key has it, and every published model has it so
-        scaling["truncate"] = False
-    return {**values, "rope_scaling": scaling}
+    if scaling is not None:
+        values["rope_scaling"] = scaling | dict(architecture.scaling_constants)
+    return {architecture.own_keys.get(key, key): value for key, value in values.items()}
 
 
 def _intermediate_size(metadata: Metadata, name: str) -> int:
@@ -114,7 +115,7 @@ def _intermediate_size(metadata: Metadata, name: str) -> int:
 
 def _check_keys(metadata: Metadata, name: str, architecture: Architecture) -> None:
     """Refuse a key of the architecture that is not read, and experts where it has none."""
-    known = _KNOWN_KEYS.union(architecture.factors, architecture.keys)
+    known = _KNOWN_KEYS.union(architecture.factors, architecture.keys, (architecture.norm_key,))
     for key in metadata.values:
         if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
             raise UnsupportedError(f"{metadata.file}: {ascii(key)[1:-1]} is not supported", param=key)
@@ -124,19 +125,6 @@ def _check_keys(metadata: Metadata, name: str, architecture: Architecture) -> No
             f"{metadata.file}: {name}.expert_count: expected 0 for architecture {name}, found {count}",
             param=f"{name}.expert_count",
         )
-
-
-def _kv_heads(metadata: Metadata, name: str) -> list[int]:
-    """Return the number of heads of keys and values: one for all layers, or of each layer, 0 without attention."""
-    key = f"{name}.attention.head_count_kv"
-    if not isinstance(metadata.values.get(key), np.ndarray):
-        return [metadata.integer(key, metadata.integer(f"{name}.attention.head_count", min=1), min=1)]
-    counts = metadata.integers(key, metadata.integer(f"{name}.block_count", min=1)) or []
-    if max(counts) < 1 or any(count not in (0, max(counts)) for count in counts):
-        raise metadata.error(key, "the same number of heads in all layers that have attention")
-    if 0 in counts and name != "lfm2":
-        raise metadata.error(key, "a number of heads in every layer")
-    return counts
 
 
 def _expert_values(
@@ -166,61 +154,20 @@ def _expert_values(
     return values
 
 
-def _family_values(metadata: Metadata, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that only some architectures have."""
-    result: dict[str, Any] = {}
-    if window := metadata.integer(f"{name}.{_WINDOW}", 0):
-        result["sliding_window"] = window
-    if name in _LARGE_GEMMAS:
-        if not window:
-            raise metadata.error(f"{name}.{_WINDOW}", "a window in tokens")
-        is_large = values["num_hidden_layers"] == _LARGE_GEMMAS[name]
-        per_head = values["hidden_size"] / values["num_attention_heads"]
-        result["query_pre_attn_scalar"] = per_head if is_large else values["head_dim"]
-        for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
-            if f"{name}.{cap}" in metadata.values:
-                result[cap] = metadata.number(f"{name}.{cap}") or None
-    if name == "gemma3":
-        result["rope_local_base_freq"] = metadata.number(f"{name}.rope.freq_base_swa", 10000.0)
-        result |= _window_pattern(metadata, f"{name}.attention.sliding_window_pattern", values["num_hidden_layers"])
-    if name == "gpt-oss" and not window:
-        result["sliding_window"] = None
-    if name == "lfm2":
-        kinds = ["full_attention" if count else "conv" for count in _kv_heads(metadata, name)]
-        result["layer_types"] = kinds if len(kinds) > 1 else kinds * values["num_hidden_layers"]
-        result["norm_eps"] = values["rms_norm_eps"]
-        result["conv_L_cache"] = metadata.integer(f"{name}.shortconv.l_cache", min=1)
-    if name in DELTA_ARCHITECTURES:
-        result |= delta_values(metadata, name)
-    return result
-
-
-def _window_pattern(metadata: Metadata, key: str, num_layers: int) -> dict[str, Any]:
-    """Return which layers have windows: by the period of the others, or of each layer."""
-    pattern = metadata.values.get(key)
-    if pattern is None:
-        return {}
-    if not isinstance(pattern, np.ndarray):
-        return {"sliding_window_pattern": metadata.integer(key, min=1)}
-    if pattern.dtype.kind != "b" or len(pattern) != num_layers:
-        raise metadata.error(key, f"a number, or an array of {num_layers} booleans")
-    return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in pattern.tolist()]}
-
-
-def tensor_sources(metadata: Metadata, tensors: Iterable[StoredTensor]) -> dict[str, Source]:
+def tensor_sources(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> dict[str, Source]:
     """Return the source of each tensor by its name in a checkpoint folder.
 
     A tensor with an unknown name keeps it, so that the network refuses it by this name.
     """
     name, architecture = find_architecture(metadata)
     if name in ENCODERS:
-        return encoder_sources(tensors)
-    num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
-    heads = {"attn_q": num_heads, "attn_k": max(_kv_heads(metadata, name))}
+        return encoder_sources(tensors.values())
+    num_heads, num_kv_heads = metadata.integer(f"{name}.attention.head_count", min=1), max(kv_heads(metadata, name))
     delta = DeltaSizes.read(metadata, name) if name in DELTA_ARCHITECTURES else None
     num_layers = metadata.integer(f"{name}.block_count", min=1) - metadata.integer(f"{name}.nextn_predict_layers", 0)
+    naming = _Naming(architecture, tensors, num_heads, num_kv_heads, metadata.file)
     sources: dict[str, Source] = {}
-    for tensor in tensors:
+    for tensor in tensors.values():
         if tensor.name == ROPE_FACTORS:
             continue
         if delta is not None and (place := _BLOCK.match(tensor.name)):
@@ -230,20 +177,47 @@ def tensor_sources(metadata: Metadata, tensors: Iterable[StoredTensor]) -> dict[
             if own is not None:
                 sources |= {f"model.layers.{place[1]}.{parameter}": source for parameter, source in own.items()}
                 continue
-        match = _TENSOR.fullmatch(tensor.name)
+        sources |= naming.sources(tensor)
+    return sources
+
+
+class _Naming:
+    """The names in a checkpoint folder of the tensors of a file."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        tensors: Mapping[str, StoredTensor],
+        num_heads: int,
+        num_kv_heads: int,
+        file: str,
+    ) -> None:
+        self._architecture, self._file = architecture, file
+        self._heads = {"attn_q": num_heads, "attn_k": num_kv_heads}
+        self._shares = (num_heads, num_kv_heads, num_kv_heads)
+        self._layer_names = dict(architecture.layer_names)
+        for part, names in architecture.names_beside.items():
+            if f"blk.0.{part}.weight" in tensors:
+                self._layer_names |= names
+
+    def sources(self, tensor: StoredTensor) -> dict[str, Source]:
+        """Return the parameters that come from a tensor; {} for one that another tensor's source includes."""
+        architecture, match = self._architecture, _TENSOR.fullmatch(tensor.name)
         layer, part, kind = match.groups() if match else (None, "", "")
         if layer is not None and part in architecture.alternates.values():
-            continue
-        pair_heads = heads.get(part, 0) if architecture.has_pairs and layer is not None else 0
+            return {}
+        prefix = "" if layer is None else f"{architecture.layers}.{layer}."
+        if layer is not None and part == _FUSED_PART and part not in self._layer_names:
+            return {f"{prefix}{own}.{kind}": source for own, source in self._apart(tensor).items()}
+        pair_heads = self._heads.get(part, 0) if architecture.has_pairs and layer is not None else 0
         if pair_heads and tensor.shape[0] % (2 * pair_heads):
             raise InvalidFileError(
-                f"{metadata.file}: tensor {tensor.name}: expected rows of {pair_heads} heads with an even length, "
+                f"{self._file}: tensor {tensor.name}: expected rows of {pair_heads} heads with an even length, "
                 f"found {tensor.shape[0]}"
             )
-        own_name = (TOP_NAMES if layer is None else architecture.layer_names).get(part)
+        own_name = (TOP_NAMES | architecture.top_names if layer is None else self._layer_names).get(part)
         if own_name is None:
-            sources[tensor.name] = Source(tensor.name)
-            continue
+            return {tensor.name: Source(tensor.name)}
         other = architecture.alternates.get(part)
         source = Source(
             tensor.name,
@@ -251,9 +225,19 @@ def tensor_sources(metadata: Metadata, tensors: Iterable[StoredTensor]) -> dict[
             alternate="" if other is None else f"blk.{layer}.{other}.{kind}",
             is_row=part in _ROW_PARTS,
         )
-        prefix = "" if layer is None else f"model.layers.{layer}."
-        sources |= _named(f"{prefix}{own_name}", "" if part in _BARE_PARTS else f".{kind}", tensor, source)
-    return sources
+        return _named(f"{prefix}{own_name}", "" if part in _BARE_PARTS else f".{kind}", tensor, source)
+
+    def _apart(self, tensor: StoredTensor) -> dict[str, Source]:
+        """Return the sources of q, k and v, whose rows a tensor has one below another."""
+        total = sum(self._shares)
+        if tensor.shape[0] % total:
+            raise InvalidFileError(
+                f"{self._file}: tensor {tensor.name}: expected rows of {total} heads of q, k and v, found "
+                f"{tensor.shape[0]}"
+            )
+        ends = [0, *(end * (tensor.shape[0] // total) for end in accumulate(self._shares))]
+        names = [self._layer_names[part] for part in ("attn_q", "attn_k", "attn_v")]
+        return {name: Source(tensor.name, rows=(rows,)) for name, rows in zip(names, pairwise(ends), strict=True)}
 
 
 def _named(name: str, end: str, tensor: StoredTensor, source: Source) -> dict[str, Source]:

@@ -1,0 +1,145 @@
+"""The values of config.json that only some architectures have, by the name of the architecture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.checkpoint.gguf.delta import DELTA_ARCHITECTURES, delta_values
+from penstock.checkpoint.gguf.metadata import Metadata
+
+__all__ = ["family_values", "kv_heads"]
+
+_WINDOW: Final = "attention.sliding_window"
+_CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
+_LARGE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
+"""The number of layers of the 27B models: only their scores are divided by the root of hidden_size / heads."""
+
+_OLMO_EPS: Final = 1e-5
+"""That of the norms of OLMo 1, which no key of config.json changes."""
+
+Values = Mapping[str, Any]
+
+
+def family_values(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+    """Return the values of architecture ``name`` beside ``values``, those of all; ``tensors``: the file's names."""
+    window = metadata.integer(f"{name}.{_WINDOW}", 0)
+    result: dict[str, Any] = {"sliding_window": window} if window else {}
+    read = _FAMILIES.get(name)
+    return result if read is None else result | read(metadata, name, values, tensors)
+
+
+def kv_heads(metadata: Metadata, name: str) -> list[int]:
+    """Return the number of heads of keys and values: one for all layers, or of each layer, 0 without attention."""
+    key = f"{name}.attention.head_count_kv"
+    if not isinstance(metadata.values.get(key), np.ndarray):
+        return [metadata.integer(key, metadata.integer(f"{name}.attention.head_count", min=1), min=1)]
+    counts = metadata.integers(key, metadata.integer(f"{name}.block_count", min=1)) or []
+    if max(counts) < 1 or any(count not in (0, max(counts)) for count in counts):
+        raise metadata.error(key, "the same number of heads in all layers that have attention")
+    if 0 in counts and name not in _WITHOUT_ATTENTION:
+        raise metadata.error(key, "a number of heads in every layer")
+    return counts
+
+
+def _gemma_2(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+    if not metadata.integer(f"{name}.{_WINDOW}", 0):
+        raise metadata.error(f"{name}.{_WINDOW}", "a window in tokens")
+    is_large = values["num_hidden_layers"] == _LARGE_GEMMAS.get(name)
+    per_head = values["hidden_size"] / values["num_attention_heads"]
+    result: dict[str, Any] = {"query_pre_attn_scalar": per_head if is_large else values["head_dim"]}
+    for cap in _CAPS:
+        if f"{name}.{cap}" in metadata.values:
+            result[cap] = metadata.number(f"{name}.{cap}") or None
+    return result
+
+
+def _gemma_3(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+    local = metadata.number(f"{name}.rope.freq_base_swa", 10000.0)
+    pattern = _window_pattern(metadata, f"{name}.{_WINDOW}_pattern", values["num_hidden_layers"])
+    return _gemma_2(metadata, name, values, ()) | {"rope_local_base_freq": local} | pattern
+
+
+def _window_or_none(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+    """Return the window, null without one, and which layers have it if the file says so."""
+    if not (window := metadata.integer(f"{name}.{_WINDOW}", 0)):
+        return {"sliding_window": None}
+    pattern = _window_pattern(metadata, f"{name}.{_WINDOW}_pattern", values["num_hidden_layers"])
+    return {"sliding_window": window, **pattern}
+
+
+def _lfm_2(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+    kinds = ["full_attention" if count else "conv" for count in kv_heads(metadata, name)]
+    return {
+        "layer_types": kinds if len(kinds) > 1 else kinds * values["num_hidden_layers"],
+        "norm_eps": values["rms_norm_eps"],
+        "conv_L_cache": metadata.integer(f"{name}.shortconv.l_cache", min=1),
+    }
+
+
+def _minicpm(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+    logits = metadata.number(f"{name}.logit_scale")
+    if logits <= 0:
+        raise metadata.error(f"{name}.logit_scale", "a number above 0")
+    return {
+        "scale_depth": metadata.number(f"{name}.residual_scale") * math.sqrt(values["num_hidden_layers"]),
+        "dim_model_base": values["hidden_size"] / logits,
+    }
+
+
+def _gpt_neox(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+    return {"use_parallel_residual": metadata.flag(f"{name}.use_parallel_residual", True)}
+
+
+def _command_r(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
+
+
+def _olmo(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+    if values["rms_norm_eps"] != _OLMO_EPS:
+        raise metadata.error(f"{name}.attention.layer_norm_epsilon", f"{_OLMO_EPS}")
+    key = f"{name}.attention.clamp_kqv"
+    return {"clip_qkv": metadata.number(key)} if key in metadata.values else {}
+
+
+def _falcon(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+    """Return the form with a key and a value for each group of heads, of which the 7B form with one group is a case."""
+    num_norms = 2 if "blk.0.attn_norm_2.weight" in tensors else 1
+    return {
+        "new_decoder_architecture": True,
+        "num_kv_heads": values["num_key_value_heads"],
+        "num_ln_in_parallel_attn": num_norms,
+    }
+
+
+def _window_pattern(metadata: Metadata, key: str, num_layers: int) -> dict[str, Any]:
+    """Return which layers have windows: by the period of the others, or of each layer."""
+    pattern = metadata.values.get(key)
+    if pattern is None:
+        return {}
+    if not isinstance(pattern, np.ndarray):
+        return {"sliding_window_pattern": metadata.integer(key, min=1)}
+    if pattern.dtype.kind != "b" or len(pattern) != num_layers:
+        raise metadata.error(key, f"a number, or an array of {num_layers} booleans")
+    return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in pattern.tolist()]}
+
+
+_WITHOUT_ATTENTION: Final = ("lfm2",)
+"""Architectures of which some layers have no heads of keys and values."""
+_FAMILIES: Final[dict[str, Callable[[Metadata, str, Values, Collection[str]], dict[str, Any]]]] = {
+    "gemma2": _gemma_2,
+    "gemma3": _gemma_3,
+    "gpt-oss": _window_or_none,
+    "exaone4": _window_or_none,
+    "cohere2": _window_or_none,
+    "lfm2": _lfm_2,
+    "minicpm": _minicpm,
+    "gptneox": _gpt_neox,
+    "falcon": _falcon,
+    "command-r": _command_r,
+    "olmo": _olmo,
+    **{delta: lambda metadata, name, *_: delta_values(metadata, name) for delta in DELTA_ARCHITECTURES},
+}
