@@ -43,6 +43,10 @@ from penstock.serving.workers.worker_connection import WorkerConnection
 
 LOOK_S = 0.01
 """Pause after which an answer looks again for a worker with a free place."""
+HEAD = (
+    f"{'':10} {'first token, ms':>17} {'between tokens, ms':>19} {'longest':>8}\n"
+    f"{'':10} {'p50':>8} {'p99':>8} {'p50':>10} {'p99':>8} {'p99':>8} {'met':>7} {'moved':>6} {'after':>8}"
+)
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ def row(args: argparse.Namespace, name: str, taken: Taken) -> str:
     cells = [f"{1000 * value:8.1f}" for one in (firsts, pauses) for value in np.percentile(one, (50, 99))]
     cells.append(f"{1000 * np.percentile(longest, 99):8.1f}")
     handed = f"{1000 * np.median(taken.handed_s):8.1f}" if taken.handed_s else f"{'-':>8}"
+    cells[2] = f"{cells[2]:>10}"
     return f"{name:10} {' '.join(cells)} {met.mean():7.1%} {len(taken.handed_s):6} {handed}"
 
 
@@ -197,8 +202,7 @@ def main() -> int:
     capacity = len(at_once) / seconds
     print(f"{args.bundle.name}, {args.workers} workers of {args.threads} threads, prompts of about ", end="")
     print(f"{args.context * 3 // 4} tokens; capacity {capacity:.1f} requests/s, load {os.getloadavg()[0]:.1f}")
-    print(f"{'':10} {'first token, ms':>17} {'between tokens, ms':>17} {'longest':>8}")
-    print(f"{'':10} {'p50':>8} {'p99':>8} {'p50':>8} {'p99':>8} {'p99':>8} {'met':>7} {'moved':>6} {'after':>8}")
+    print(HEAD)
     for share in map(float, args.shares.split(",")):
         print(f"at {share:.0%} of the capacity")
         trace = trace_of(args, share * capacity, args.requests)
