@@ -198,6 +198,17 @@ def test_factors_of_positions_are_checked(tmp_path: Path, factors: list[float], 
         Checkpoint.open(save(tmp_path, gguf_bytes(METADATA, tensors)))
 
 
+@pytest.mark.parametrize("found", ["rope_factors_long.weight", "rope_factors_short.weight"])
+def test_longrope_needs_both_of_its_tables(tmp_path: Path, found: str) -> None:
+    tensors = {name: (0, array.shape, array.tobytes()) for name, array in llama_tensors(300).items()}
+    tensors[found] = (0, (8,), np.ones(8, np.float32).tobytes())
+    with pytest.raises(InvalidFileError, match=r"of longrope, found no rope_factors_"):
+        Checkpoint.open(save(tmp_path, gguf_bytes(METADATA, tensors)))
+    tensors[found] = (0, (8,), np.zeros(8, np.float32).tobytes())
+    with pytest.raises(InvalidFileError, match=rf"tensor {found}: expected finite numbers above 0, found 0"):
+        Checkpoint.open(save(tmp_path, gguf_bytes(METADATA, tensors)))
+
+
 def test_a_factor_without_a_type_is_linear(tmp_path: Path) -> None:
     for key in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):
         checkpoint = Checkpoint.open(save(tmp_path, llama_file({key: 2.0})))
@@ -233,7 +244,7 @@ def test_too_many_merges_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ),
         ({"llama.attention.clamp_kqv": 1.0}, r"llama\.attention\.clamp_kqv is not supported"),
         ({"general.architecture": "qwen2", "qwen2.expert_count": 8}, r"qwen2\.expert_count: expected 0"),
-        ({"llama.rope.scaling.type": "longrope"}, "expected none, linear or yarn"),
+        ({"llama.rope.scaling.type": "dynamic"}, "expected none, linear, yarn or longrope, found"),
         ({"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a"]}, "gpt2, llama, bert or t5, found 'rwkv'"),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}, "tokenizer.ggml.pre: expected one of"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,7 @@ class Family:
     plus: float = 0.0
     has_pairs: bool = False
     turn: Callable[[str, np.ndarray], np.ndarray] = lambda _, array: array
+    tables: Mapping[str, list[float]] = field(default_factory=dict)
     has_head_dim: bool = True
     head: str = "ForCausalLM"
 
@@ -71,6 +73,10 @@ def _gpt_2(name: str, array: np.ndarray) -> np.ndarray:
 POST_WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 WINDOW_KEYS = {"attention.sliding_window": 4, "attention.sliding_window_pattern": [True, False]}
 FULL = {"layer_types": ["full_attention"] * 2}
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+}  # fmt: skip
 THETA = {"rope_theta": 1e4}
 HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 FALCON = {"multi_query": False, "new_decoder_architecture": True, "alibi": False, "bias": False}
@@ -192,6 +198,15 @@ FAMILIES = {
     "olmo": Family(
         "Olmo", gguf.MODEL_ARCH.OLMO, {"clip_qkv": 0.5} | THETA, {"attention.clamp_kqv": 0.5}, has_pairs=True
     ),
+    "phi3 with longrope": Family(
+        "Phi3",
+        gguf.MODEL_ARCH.PHI3,
+        {"pad_token_id": 0, "sliding_window": None, "rope_parameters": LONGROPE},
+        {"rope.dimension_count": 12, "rope.scaling.original_context_length": 64, "attention.sliding_window": 0,
+         "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(2) / np.log(64)))},
+        tables={"rope_factors_long.weight": LONGROPE["long_factor"],
+                "rope_factors_short.weight": LONGROPE["short_factor"]},
+    ),
     "lfm2": Family(
         "Lfm2",
         gguf.MODEL_ARCH.LFM2,
@@ -221,7 +236,7 @@ def random_model(family: Family) -> PreTrainedModel:
     torch.manual_seed(1)
     sizes = {key: value for key, value in SIZES.items() if key not in ("head_dim",) or family.has_head_dim}
     prefix = f"{family.name}Text" if family.name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else family.name
-    config = getattr(transformers, f"{prefix}Config")(**{**sizes, **family.config})
+    config = getattr(transformers, f"{prefix}Config")(**copy.deepcopy({**sizes, **family.config}))
     model: PreTrainedModel = getattr(transformers, f"{family.name}{family.head}")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -283,7 +298,8 @@ def _delta_arrays(key: str, array: np.ndarray, arch: gguf.MODEL_ARCH) -> dict[st
 
 def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]:
     """Return the float32 tensors of the file by name."""
-    names, result = gguf.get_tensor_name_map(family.arch, 2), {}
+    names = gguf.get_tensor_name_map(family.arch, 2)
+    result = {name: np.array(values, np.float32) for name, values in family.tables.items()}
     for key, tensor in model.state_dict().items():
         array = tensor.float().numpy()
         if key == "lm_head.weight" and model.config.tie_word_embeddings:

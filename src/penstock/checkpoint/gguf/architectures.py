@@ -138,6 +138,7 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
         "phi3",
         layer_names={**_LAYER_NAMES, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
         keys=(_WINDOW,),
+        rotates_in_part=True,
     ),
     "granite": Architecture("granite", has_pairs=True, factors=_GRANITE_FACTORS),
     "gemma": Architecture("gemma", is_own_form=True),

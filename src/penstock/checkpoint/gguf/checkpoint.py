@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.network import config_values, tensor_sources
 from penstock.checkpoint.gguf.pooling import pooling_head
 from penstock.checkpoint.gguf.reader import StoredTensor
-from penstock.checkpoint.gguf.rope import ROPE_FACTORS
+from penstock.checkpoint.gguf.rope import ROPE_TENSORS
 from penstock.checkpoint.gguf.tokenizer import tokenizer_files
 from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
 from penstock.checkpoint.pooling.head import POOLING_FILE
@@ -46,13 +47,13 @@ def open_gguf(path: Path) -> GgufParts:
             if name in stored:
                 raise InvalidFileError(f"{file.path.name}: tensor {show(name)}: found in another file of the model too")
             stored[name] = tensor
-    factors = None
-    for file in files:
-        if ROPE_FACTORS in file.header.tensors:
-            weights = GgufWeights(file, {ROPE_FACTORS: Source(ROPE_FACTORS)})
-            if weights.tensors[ROPE_FACTORS].dtype != "f32":
-                raise InvalidFileError(f"{file.path.name}: tensor {ROPE_FACTORS}: expected F32")
-            factors = weights.read(ROPE_FACTORS).reshape(-1)
+    factors = {}
+    for file, name in itertools.product(files, ROPE_TENSORS):
+        if name in file.header.tensors:
+            weights = GgufWeights(file, {name: Source(name)})
+            if weights.tensors[name].dtype != "f32":
+                raise InvalidFileError(f"{file.path.name}: tensor {name}: expected F32")
+            factors[name] = weights.read(name).reshape(-1)
     values = config_values(metadata, stored, factors)
     config = json.dumps(values).encode()
     sources = tensor_sources(metadata, stored)

@@ -18,7 +18,7 @@ from penstock.checkpoint.gguf.family_values import family_values, kv_heads
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.pooling import pooling_values
 from penstock.checkpoint.gguf.reader import StoredTensor
-from penstock.checkpoint.gguf.rope import ROPE_FACTORS, rope_scaling
+from penstock.checkpoint.gguf.rope import ROPE_TENSORS, rope_scaling
 from penstock.checkpoint.gguf.weights import Source
 from penstock.config import OWN_NAMES
 from penstock.errors import InvalidFileError, UnsupportedError
@@ -56,9 +56,9 @@ embedding stand.
 
 
 def config_values(
-    metadata: Metadata, tensors: Mapping[str, StoredTensor], rope_factors: NDArray[np.float32] | None
+    metadata: Metadata, tensors: Mapping[str, StoredTensor], rope_factors: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Any]:
-    """Return the values of config.json.  ``rope_factors``: what each frequency is divided by, or None.
+    """Return the values of config.json.  ``rope_factors``: those of ROPE_TENSORS that the file has.
 
     Raises UnsupportedError for an architecture or a key that Penstock does not know, InvalidFileError for a value.
     """
@@ -168,7 +168,7 @@ def tensor_sources(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> d
     naming = _Naming(architecture, tensors, num_heads, num_kv_heads, metadata.file)
     sources: dict[str, Source] = {}
     for tensor in tensors.values():
-        if tensor.name == ROPE_FACTORS:
+        if tensor.name in ROPE_TENSORS:
             continue
         if delta is not None and (place := _BLOCK.match(tensor.name)):
             if int(place[1]) >= num_layers:

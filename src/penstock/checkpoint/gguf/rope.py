@@ -1,4 +1,4 @@
-"""The scaling of rotary positions in a GGUF file: from keys, and from a tensor of divisors of the frequencies."""
+"""The scaling of rotary positions in a GGUF file: from keys, and from tensors of divisors of the frequencies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["ROPE_FACTORS", "rope_scaling"]
+__all__ = ["ROPE_TENSORS", "rope_scaling"]
 
 ROPE_FACTORS: Final = "rope_freqs.weight"
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS: Final = (ROPE_FACTORS, _LONG, _SHORT)
+"""What each frequency is divided by: always, and under longrope in long and in short contexts."""
 _FACTOR_TOLERANCE: Final = 1e-5
 _LLAMA3_CONTEXT: Final = 8192
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
@@ -23,22 +26,24 @@ _YARN_ONLY: Final = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor")
 
 
 def rope_scaling(
-    metadata: Metadata, name: str, values: Mapping[str, Any], factors: NDArray[np.float32] | None
+    metadata: Metadata, name: str, values: Mapping[str, Any], factors: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, Any] | None:
     """Return ``rope_scaling`` of config.json, None for positions without a scaling.
 
-    ``values``: the other values of config.json.  ``factors``: the tensor ROPE_FACTORS, or None.  A factor without a
-    type is linear, as llama.cpp has it.
+    ``values``: the other values of config.json.  ``factors``: those of ROPE_TENSORS that the file has.  A factor
+    without a type is linear, as llama.cpp has it.
     """
     kind = _kind(metadata, name)
-    if factors is not None:
-        _check_factors(factors, values, metadata.file)
-        if kind == "none":
-            return _llama3_scaling(factors, values, metadata.file)
-    if factors is not None or kind not in ("none", "linear", "yarn"):
+    for tensor, own in factors.items():
+        _check_factors(tensor, own, values, metadata.file)
+    if kind == "longrope" or (kind == "none" and (_LONG in factors or _SHORT in factors)):
+        return _longrope_scaling(metadata, name, factors)
+    if kind == "none" and ROPE_FACTORS in factors:
+        return _llama3_scaling(factors[ROPE_FACTORS], values, metadata.file)
+    if factors or kind not in ("none", "linear", "yarn"):
         raise UnsupportedError(
-            f"{metadata.file}: {name}.rope.scaling.type: expected none, linear or yarn"
-            f"{', and none beside ' + ROPE_FACTORS if factors is not None else ''}, found {show(kind)}",
+            f"{metadata.file}: {name}.rope.scaling.type: expected none, linear, yarn or longrope"
+            f"{', and none beside ' + next(iter(factors)) if factors else ''}, found {show(kind)}",
             param=f"{name}.rope.scaling.type",
         )
     for part in _YARN_ONLY:
@@ -73,17 +78,34 @@ def _factor(metadata: Metadata, name: str) -> float:
     return metadata.number(key if key in metadata.values else f"{name}.rope.scale_linear", 1.0)
 
 
-def _check_factors(factors: NDArray[np.float32], values: Mapping[str, Any], file: str) -> None:
+def _longrope_scaling(metadata: Metadata, name: str, factors: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
+    """Return the scaling with a table for long contexts and one for short ones."""
+    missing = next((tensor for tensor in (_LONG, _SHORT) if tensor not in factors), None)
+    if missing is not None or ROPE_FACTORS in factors:
+        found = f"no {missing}" if missing is not None else f"{ROPE_FACTORS} too"
+        raise InvalidFileError(f"{metadata.file}: expected tensors {_LONG} and {_SHORT} of longrope, found {found}")
+    attention = f"{name}.rope.scaling.attn_factor"
+    original = metadata.integer(f"{name}.rope.scaling.original_context_length", min=1)
+    return {
+        "rope_type": "longrope",
+        "long_factor": factors[_LONG].tolist(),
+        "short_factor": factors[_SHORT].tolist(),
+        "original_max_position_embeddings": original,
+        **({"attention_factor": metadata.number(attention)} if attention in metadata.values else {}),
+    }
+
+
+def _check_factors(tensor: str, factors: NDArray[np.float32], values: Mapping[str, Any], file: str) -> None:
     """Refuse factors that are not one for each pair of dimensions that rotates, finite and above 0."""
-    num_pairs = int(values["head_dim"] * values.get("partial_rotary_factor", 1.0)) // 2
+    num_pairs = round(values["head_dim"] * values.get("partial_rotary_factor", 1.0)) // 2
     if len(factors) != num_pairs:
         raise InvalidFileError(
-            f"{file}: tensor {ROPE_FACTORS}: expected {num_pairs} numbers, one for each pair of dimensions, found "
+            f"{file}: tensor {tensor}: expected {num_pairs} numbers, one for each pair of dimensions, found "
             f"{len(factors)}"
         )
     wrong = factors[~(np.isfinite(factors) & (factors > 0))]
     if len(wrong):
-        raise InvalidFileError(f"{file}: tensor {ROPE_FACTORS}: expected finite numbers above 0, found {wrong[0]:g}")
+        raise InvalidFileError(f"{file}: tensor {tensor}: expected finite numbers above 0, found {wrong[0]:g}")
 
 
 def _llama3_scaling(factors: NDArray[np.float32], values: Mapping[str, Any], file: str) -> dict[str, Any]:
