@@ -77,6 +77,7 @@ LONGROPE: dict[str, Any] = {
     "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 64,
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
 }  # fmt: skip
+ORIGINAL = {"original_max_position_embeddings": 64}
 THETA = {"rope_theta": 1e4}
 HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 FALCON = {"multi_query": False, "new_decoder_architecture": True, "alibi": False, "bias": False}
@@ -201,7 +202,7 @@ FAMILIES = {
     "phi3 with longrope": Family(
         "Phi3",
         gguf.MODEL_ARCH.PHI3,
-        {"pad_token_id": 0, "sliding_window": None, "rope_parameters": LONGROPE},
+        {"pad_token_id": 0, "sliding_window": None, **ORIGINAL, "rope_parameters": LONGROPE},
         {"rope.dimension_count": 12, "rope.scaling.original_context_length": 64, "attention.sliding_window": 0,
          "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(2) / np.log(64)))},
         tables={"rope_factors_long.weight": LONGROPE["long_factor"],
