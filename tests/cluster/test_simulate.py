@@ -10,10 +10,11 @@ import pytest
 from penstock.cluster.autoscale import ScalePolicy
 from penstock.cluster.costs import COSTS_348M, StepCosts, read_costs, write_costs
 from penstock.cluster.replica import ReplicaLimits
-from penstock.cluster.routing import POLICIES
+from penstock.cluster.routing import POLICIES, Router
 from penstock.cluster.simulate import Simulation, simulate
 from penstock.cluster.trace import SegmentKeys, TraceRequest, parse_trace
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.serving.workers.worker_connection import page_keys
 from tests.support.marks import mostly_long
 
 LONG_CONTEXTS = replace(COSTS_348M, prefill_step_s=0.002, prefill_context_s=2e-7, decode_context_s=3e-6)
@@ -232,3 +233,23 @@ def test_the_last_replica_ends_and_a_request_waits() -> None:
 def test_scaling_with_failures_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="mtbf_s: expected 0"):
         Simulation(scale=ScalePolicy(1, 2), mtbf_s=1.0)
+
+
+def test_routing_looks_at_as_many_pages_as_in_the_service(monkeypatch) -> None:
+    """The same leading pages of a long prompt; the replica still shares all of its pages."""
+    looked: list[int] = []
+
+    class Spy(Router):
+        def route(self, num_tokens, keys, session="", places=None):
+            looked.append(len(keys))
+            return super().route(num_tokens, keys, session, places)
+
+        def begin(self, place, num_queued, keys, session=""):
+            looked.append(len(keys))
+            return super().begin(place, num_queued, keys, session)
+
+    monkeypatch.setattr("penstock.cluster.simulate.Router", Spy)
+    requests = [TraceRequest(time, [("book", 20_000)], 4) for time in (0.0, 1000.0)]
+    report = simulate(requests, Simulation(replicas=2, limits=ReplicaLimits(num_pages=2048)))
+    assert set(looked) == {len(page_keys(range(20_000), ""))}
+    assert report.cached_tokens > 19_000

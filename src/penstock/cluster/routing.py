@@ -38,12 +38,14 @@ from penstock.validation import set_fields
 if TYPE_CHECKING:
     from penstock.engine.page_journal import PageReport
 
-__all__ = ["POLICIES", "TIE_S", "Figures", "Route", "Router", "StepTimes"]
+__all__ = ["POLICIES", "ROUTED_PAGES", "TIE_S", "Figures", "Route", "Router", "StepTimes"]
 
 POLICIES: Final = ("prefix", "least-loaded", "round-robin")
 TIE_S: Final = 0.001
 MAX_KEYS: Final = 16_384
 """Limit on the page keys that the router remembers of one replica: 524,288 tokens."""
+ROUTED_PAGES: Final = 256
+"""Number of leading pages of a prompt that routing looks at: 8192 tokens."""
 MAX_SESSIONS: Final = 65_536
 """Limit on the sessions that the router remembers; the least recently used is forgotten."""
 _DECAY: Final = 0.98

@@ -22,7 +22,7 @@ import numpy as np
 from penstock.cluster.autoscale import SAMPLE_S, Autoscaler, Load, ScalePolicy
 from penstock.cluster.costs import COSTS_348M, StepCosts
 from penstock.cluster.replica import NS, Arrived, Replica, ReplicaLimits, StepTable, new_request
-from penstock.cluster.routing import POLICIES, Router
+from penstock.cluster.routing import POLICIES, ROUTED_PAGES, Router
 from penstock.cluster.trace import SegmentKeys, TraceRequest
 from penstock.config import check_choice, check_integer, check_number
 from penstock.errors import InvalidArgumentError, InvalidFileError
@@ -301,9 +301,10 @@ class _Cluster:
             return
         prompt_len, keys = request.prompt_tokens, self._keys.of_prompt(request.segments)
         allowed = [*scaling.active] if scaling is not None and scaling.leaving else None
-        route = self._router.route(prompt_len, keys, places=allowed)
+        leading = keys[:ROUTED_PAGES]  # as the service does
+        route = self._router.route(prompt_len, leading, places=allowed)
         place, queued = route.place, max(0, prompt_len - route.num_known * PAGE_TOKENS)
-        expected = self._router.begin(place, queued, keys)
+        expected = self._router.begin(place, queued, leading)
         self._num_sent += 1
         engine_request = new_request(self._num_sent, prompt_len, request.output_tokens, keys, request.time)
         replica = self._replicas[place]

@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from penstock.cluster.routing import ROUTED_PAGES
 from penstock.engine.fair_queue import heaviest
 from penstock.engine.options import PRIORITY_S
 from penstock.engine.pages import PageKeys
@@ -44,8 +45,6 @@ MOVE_PAUSE_S: Final = 0.25
 """Pause after which a worker that is being drained offers its requests to the others again."""
 _MAX_MOVES: Final = 4
 """The most requests of a worker that move at a time.  The others go on meanwhile."""
-_MAX_PAGES: Final = 256
-"""Number of leading pages of a prompt that routing looks at: 8192 tokens."""
 _MAX_WRITE_BYTES: Final = 1 << 16
 _PAGE_KEYS: Final = PageKeys(PAGE_SECRET)
 _PAGE_KINDS: Final = ("pages_offered", "pages_granted", "page_data", "page_stored", "pages_ended")
@@ -70,7 +69,7 @@ def page_keys(prompt_ids: Sequence[int], salt: str) -> list[bytes]:
     A key stands for all tokens up to the end of its page, and for the salt.
     """
     keys: list[bytes] = []
-    _PAGE_KEYS.extend(keys, salt, prompt_ids[: _MAX_PAGES * PAGE_TOKENS])
+    _PAGE_KEYS.extend(keys, salt, prompt_ids[: ROUTED_PAGES * PAGE_TOKENS])
     return [key[:KEY_BYTES] for key in keys]
 
 
