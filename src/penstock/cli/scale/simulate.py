@@ -50,9 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock simulate trace.jsonl --costs costs.json\n"
         "gunzip -c trace.jsonl.gz | penstock simulate - --replicas 4,8",
     )
-    parser.add_argument(
-        "trace", metavar="TRACE", type=Path, help="the trace, JSON lines; - is standard input (required)"
-    )
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="the trace, JSON lines; -: standard input (required)")
     parser.add_argument(
         "--replicas",
         default="1",
