@@ -64,6 +64,49 @@ def test_vectors_are_pooled_as_the_file_says(tmp_path: Path) -> None:
         assert np.abs(found - expected / np.linalg.norm(expected)).max() < 1e-5
 
 
+GEMMA = Family(
+    "Gemma3",
+    gguf.MODEL_ARCH.GEMMA_EMBEDDING,
+    {"sliding_window": 4, "query_pre_attn_scalar": 16, "layer_types": ["sliding_attention", "full_attention"],
+     "use_bidirectional_attention": True},
+    {"attention.sliding_window": 4, "rope.freq_base": 1e6, "attention.sliding_window_pattern": [True, False],
+     "attention.layer_norm_rms_epsilon": 1e-6, "pooling_type": 1},
+    plus=1.0,
+)  # fmt: skip
+DENSE = {"dense_2_feat_in": 64, "dense_2_feat_out": 96, "dense_3_feat_in": 96, "dense_3_feat_out": 64}
+
+
+def save_gemma(path: Path, keys: dict[str, Any]) -> tuple[PreTrainedModel, list[np.ndarray]]:
+    """Write the file of an EmbeddingGemma with its linears; return the model and the linears."""
+    model, random = random_model(GEMMA), np.random.default_rng(3)
+    linears = [random.normal(size=shape).astype(np.float32) for shape in ((96, 64), (64, 96))]
+    arrays = gguf_arrays(GEMMA, model) | {"dense_2.weight": linears[0], "dense_3.weight": linears[1]}
+    write_gguf(path, GEMMA.arch, arrays, {**GEMMA.keys, **keys, **text_metadata()})
+    return model, linears
+
+
+def test_an_embedding_gemma_gives_the_vectors_of_its_original(tmp_path: Path) -> None:
+    ids = [*IDS, *range(20, 40)]
+    model, linears = save_gemma(tmp_path / "model.gguf", DENSE)
+    expected = linears[1] @ (linears[0] @ hidden_rows(model, ids).mean(0))
+    with LLM(tmp_path / "model.gguf", mode="eager") as llm:
+        found = np.array(llm.embed(ids).vector)
+    assert np.abs(found - expected / np.linalg.norm(expected)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"dense_3_feat_out": 63}, r"dense_3_feat_out: expected 64, as dense_3\.weight has, found 63"),
+        ({"pooling_type": 0}, r"pooling_type: expected 1 \(mean\), 2 \(cls\) or 3 \(last\) beside dense_2"),
+    ],
+)
+def test_linears_of_the_head_are_checked(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    save_gemma(tmp_path / "model.gguf", keys)
+    with pytest.raises(InvalidFileError, match=message):
+        Checkpoint.open(tmp_path / "model.gguf").side_files()
+
+
 def test_a_reranker_scores_the_answer_yes(tmp_path: Path) -> None:
     answers = np.random.default_rng(1).normal(size=(2, 64)).astype(np.float32)
     path = tmp_path / "model.gguf"

@@ -66,6 +66,7 @@ class Architecture:
     there are biases, with the linear that has one.  ``own_keys``: the family's names of the keys of config.json.
     ``scaling_constants``: values of rope_scaling that no key has.  ``top_names``: modules outside layers with names of
     their own.  ``layers``: the path of the layers.  ``names_beside``: names in layers beside a tensor that layer 0 has.
+    ``head_parts``: linears of the pooling head, in their order.
     """
 
     model_type: str
@@ -86,6 +87,7 @@ class Architecture:
     top_names: dict[str, str] = field(default_factory=dict)
     layers: str = "model.layers"
     names_beside: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    head_parts: tuple[str, ...] = ()
 
 
 def _experts(path: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> dict[str, str]:
@@ -104,6 +106,7 @@ _SHARED: Final = {
 }
 _WINDOW: Final = "attention.sliding_window"
 _WINDOW_PATTERN: Final = "attention.sliding_window_pattern"
+_DENSE_KEYS: Final = tuple(f"dense_{index}_feat_{end}" for index in (2, 3) for end in ("in", "out"))
 _LAYER_NORM: Final = "attention.layer_norm_epsilon"
 _LAYER_NORM_KEYS: Final = {"rms_norm_eps": "layer_norm_eps"}
 _STACKED: Final[dict[str, Any]] = {
@@ -150,6 +153,14 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
         layer_names={**_LAYER_NAMES, **_BOTH_NORMS},
         keys=(_WINDOW, *_CAPS, _WINDOW_PATTERN, "mm.tokens_per_image", "rope.freq_base_swa"),
         is_own_form=True,
+    ),
+    "gemma-embedding": Architecture(
+        "gemma3_text",
+        layer_names={**_LAYER_NAMES, **_BOTH_NORMS},
+        keys=(_WINDOW, _WINDOW_PATTERN, "rope.freq_base_swa", *POOLING_KEYS, *_DENSE_KEYS),
+        constants={"use_bidirectional_attention": True, "architectures": ["Gemma3TextModel"]},
+        is_own_form=True,
+        head_parts=("dense_2", "dense_3"),
     ),
     "olmo2": Architecture(
         "olmo2",

@@ -64,7 +64,8 @@ def open_gguf(path: Path) -> GgufParts:
 
     def side_files() -> dict[str, bytes]:
         made = {"config.json": config, **tokenizer_files(metadata, values["vocab_size"])}
-        head = pooling_head(metadata, find_architecture(metadata)[0], files)
+        name, architecture = find_architecture(metadata)
+        head = pooling_head(metadata, name, files, architecture.head_parts)
         return made if head is None else {**made, POOLING_FILE: head.to_bytes()}
 
     return GgufParts(ConfigReader.parse(config, path.name), homes, side_files)

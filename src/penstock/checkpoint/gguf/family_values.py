@@ -132,6 +132,7 @@ _WITHOUT_ATTENTION: Final = ("lfm2",)
 _FAMILIES: Final[dict[str, Callable[[Metadata, str, Values, Collection[str]], dict[str, Any]]]] = {
     "gemma2": _gemma_2,
     "gemma3": _gemma_3,
+    "gemma-embedding": _gemma_3,
     "gpt-oss": _window_or_none,
     "exaone4": _window_or_none,
     "cohere2": _window_or_none,

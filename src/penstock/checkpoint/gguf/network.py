@@ -201,10 +201,10 @@ class _Naming:
                 self._layer_names |= names
 
     def sources(self, tensor: StoredTensor) -> dict[str, Source]:
-        """Return the parameters that come from a tensor; {} for one that another tensor's source includes."""
+        """Return the parameters that come from a tensor; {} for one of the pooling head or of another's source."""
         architecture, match = self._architecture, _TENSOR.fullmatch(tensor.name)
         layer, part, kind = match.groups() if match else (None, "", "")
-        if layer is not None and part in architecture.alternates.values():
+        if part in (architecture.head_parts if layer is None else architecture.alternates.values()):
             return {}
         prefix = "" if layer is None else f"{architecture.layers}.{layer}."
         if layer is not None and part == _FUSED_PART and part not in self._layer_names:

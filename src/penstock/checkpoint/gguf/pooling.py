@@ -39,18 +39,30 @@ def pooling_values(metadata: Metadata, name: str) -> dict[str, Any]:
     return {}
 
 
-def pooling_head(metadata: Metadata, name: str, files: Sequence[GgufFile]) -> PoolingHead | None:
+def pooling_head(
+    metadata: Metadata, name: str, files: Sequence[GgufFile], parts: Sequence[str] = ()
+) -> PoolingHead | None:
     """Return the pooling head; None for a file without pooling.
 
-    Vectors of embedding models have length 1, as llama.cpp returns them.  A reranker of ``qwen3`` has two rows, of the
+    Vectors of embedding models have length 1, as llama.cpp returns them; the linears ``parts`` that the file has come
+    before that.  A reranker of ``qwen3`` has two rows, of the
     answers "yes" and "no"; the score is the sigmoid of the difference of their logits, which is the share of "yes" in
     the softmax of both.  A classifier of ``bert`` is that of RoBERTa: two linears, the first with tanh, over the first
     row; without its first linear, as in files of BERT, its scores cannot be computed.  Raises InvalidFileError and
     UnsupportedError, which name the key or the tensor.
     """
     kind = metadata.integer(f"{name}.pooling_type", 0)
+    stored = {tensor for file in files for tensor in file.header.tensors}
+    linears = [part for part in parts if f"{part}.weight" in stored]
     if kind != _RANK:
-        return PoolingHead(_POOLINGS[kind], normalize=True) if kind else None
+        if linears and not kind:
+            raise metadata.error(f"{name}.pooling_type", f"1 (mean), 2 (cls) or 3 (last) beside {linears[0]}.weight")
+        layers = tuple(_linear(metadata, files, part, "identity") for part in linears)
+        for part, layer in zip(linears, layers, strict=True):
+            for end, size in zip(("in", "out"), reversed(layer.weight.shape), strict=True):
+                if metadata.integer(key := f"{name}.{part}_feat_{end}", size) != size:
+                    raise metadata.error(key, f"{size}, as {part}.weight has")
+        return PoolingHead(_POOLINGS[kind], layers, normalize=True) if kind else None
     return _classifier(metadata, name, files) if name in ENCODERS else _yes_no_head(metadata, name, files)
 
 
