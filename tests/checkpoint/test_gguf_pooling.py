@@ -9,9 +9,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     BertConfig,
     BertModel,
+    NomicBertConfig,
+    NomicBertModel,
     PreTrainedModel,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
@@ -149,12 +152,17 @@ def save_encoder(path: Path, model: PreTrainedModel, keys: dict[str, Any], skipp
         if not plain.startswith("pooler."):
             array = tensor.numpy()[skipped:] if plain.startswith("embeddings.position") else tensor.numpy()
             arrays[names.get_name(plain, (".weight", ".bias"))] = array
-    writer = gguf.GGUFWriter(path, "bert")
+    write_encoder(path, "bert", arrays, keys)
+
+
+def write_encoder(path: Path, arch: str, arrays: dict[str, np.ndarray], keys: dict[str, Any]) -> None:
+    """Write a file of the sizes in ENCODER."""
+    writer = gguf.GGUFWriter(path, arch)
     sizes = {"block_count": 2, "context_length": 40, "embedding_length": 64, "feed_forward_length": 96,
              "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5, "attention.causal": False}  # fmt: skip
     kinds = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool, list: writer.add_array}
     for key, value in (sizes | keys).items():
-        kinds[type(value)](f"bert.{key}", value)
+        kinds[type(value)](f"{arch}.{key}", value)
     for name, array in arrays.items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -188,6 +196,29 @@ def test_a_roberta_scores_as_its_original(tmp_path: Path) -> None:
     with LLM(tmp_path / "model.gguf", mode="eager") as llm:
         found = llm.classify(IDS)
     assert np.abs(found.scores - expected).max() < 1e-5
+
+
+def test_a_nomic_bert_gives_the_vectors_of_its_original(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    config = NomicBertConfig(**ENCODER, max_position_embeddings=40, rope_parameters={"rope_type": "default",
+                             "rope_theta": 1e3})  # fmt: skip
+    model, path = NomicBertModel(config).eval(), tmp_path / "model.gguf"
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.2 + ("norm" in name.lower() and name.endswith("weight")))
+    model.save_pretrained(tmp_path / "folder")
+    names, arrays = gguf.get_tensor_name_map(gguf.MODEL_ARCH.NOMIC_BERT, 2), {}
+    for key, tensor in load_file(tmp_path / "folder" / "model.safetensors").items():
+        if not key.startswith("pooler."):
+            arrays[names.get_name(key, (".weight", ".bias"))] = tensor.numpy()
+    keys = {"attention.causal": False, "attention.layer_norm_epsilon": 1e-5, "pooling_type": 1, "rope.freq_base": 1e3,
+            "context_length": 40}  # fmt: skip
+    write_encoder(path, "nomic-bert", arrays, keys)
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).last_hidden_state[0].mean(0).numpy()
+    with LLM(path, mode="eager") as llm:
+        found = llm.embed(IDS).vector
+    assert np.abs(found - expected / np.linalg.norm(expected)).max() < 1e-5
 
 
 @pytest.mark.parametrize(

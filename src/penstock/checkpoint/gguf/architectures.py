@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from penstock.checkpoint.gguf.delta import DELTA_KEYS, DELTA_NAMES
+from penstock.checkpoint.gguf.encoder import ENCODERS
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.pooling import POOLING_KEYS, RERANK_KEYS
 from penstock.config import show
@@ -362,7 +363,7 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
         own_keys=_LAYER_NORM_KEYS,
     ),
     "olmo": Architecture("olmo", has_pairs=True, keys=("attention.clamp_kqv",), norm_key=_LAYER_NORM),
-    "bert": Architecture("bert"),
+    **{name: Architecture(model_type) for name, model_type in ENCODERS.items()},
 }
 _MIXTRAL: Final = replace(
     _ARCHITECTURES["llama"],

@@ -1,4 +1,4 @@
-"""BERT and XLM-RoBERTa in GGUF files (``bert``), in the forms of llama.cpp's converter (conversion/bert.py).
+"""BERT, XLM-RoBERTa and Nomic BERT in GGUF files, in the forms of llama.cpp's converter (conversion/bert.py).
 
 The file has no pooler and no masked-language head.  The table of positions of RoBERTa begins with that of the first
 token, so that the network is the same as BERT's.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.checkpoint.gguf.metadata import Metadata
@@ -17,38 +18,79 @@ from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["ENCODERS", "HEAD_PARTS", "encoder_sources", "encoder_values"]
 
-ENCODERS: Final = ("bert",)
 HEAD_PARTS: Final = ("cls", "cls.output")
 """Linears of a classifier's head, which the pooling head has."""
 
-_TOP: Final = {
-    "token_embd": "word_embeddings",
-    "position_embd": "position_embeddings",
-    "token_types": "token_type_embeddings",
-    "token_embd_norm": "LayerNorm",
-}
-_LAYER: Final = {
-    "attn_q": "attention.self.query",
-    "attn_k": "attention.self.key",
-    "attn_v": "attention.self.value",
-    "attn_output": "attention.output.dense",
-    "attn_output_norm": "attention.output.LayerNorm",
-    "ffn_up": "intermediate.dense",
-    "ffn_down": "output.dense",
-    "layer_output_norm": "output.LayerNorm",
-}
-_KEYS: Final = frozenset((
-    "attention.causal", "attention.head_count", "attention.layer_norm_epsilon", "block_count",
-    "classifier.output_labels", "context_length", "embedding_length", "feed_forward_length", "pooling_type",
-    "vocab_size",
-))  # fmt: skip
+_KEYS: Final = (
+    "attention.causal", "attention.head_count", "attention.layer_norm_epsilon", "block_count", "context_length",
+    "embedding_length", "feed_forward_length", "pooling_type", "vocab_size",
+)  # fmt: skip
 _TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z_]+(?:\.output)?)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """An architecture: ``keys`` that it has beside those of all, and its modules outside and in layers."""
+
+    model_type: str
+    keys: tuple[str, ...]
+    top: Mapping[str, str]
+    layers: str
+    layer: Mapping[str, str]
+
+
+_ENCODERS: Final = {
+    "bert": _Encoder(
+        "bert",
+        ("classifier.output_labels",),
+        {
+            "token_embd": "bert.embeddings.word_embeddings",
+            "position_embd": "bert.embeddings.position_embeddings",
+            "token_types": "bert.embeddings.token_type_embeddings",
+            "token_embd_norm": "bert.embeddings.LayerNorm",
+        },
+        "bert.encoder.layer",
+        {
+            "attn_q": "attention.self.query",
+            "attn_k": "attention.self.key",
+            "attn_v": "attention.self.value",
+            "attn_output": "attention.output.dense",
+            "attn_output_norm": "attention.output.LayerNorm",
+            "ffn_up": "intermediate.dense",
+            "ffn_down": "output.dense",
+            "layer_output_norm": "output.LayerNorm",
+        },
+    ),
+    "nomic-bert": _Encoder(
+        "nomic_bert",
+        ("rope.freq_base",),
+        {
+            "token_embd": "embeddings.word_embeddings",
+            "token_types": "embeddings.token_type_embeddings",
+            "token_embd_norm": "emb_ln",
+        },
+        "encoder.layers",
+        {
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_up": "mlp.fc11",
+            "ffn_gate": "mlp.fc12",
+            "ffn_down": "mlp.fc2",
+            "layer_output_norm": "norm2",
+        },
+    ),
+}
+ENCODERS: Final = {name: encoder.model_type for name, encoder in _ENCODERS.items()}
+"""The model_type of each architecture."""
+_CLASSES: Final = {"bert": "BertModel", "nomic-bert": "NomicBertModel"}
 
 
 def encoder_values(metadata: Metadata, name: str, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     """Return the values of config.json; UnsupportedError for a key that is not read."""
+    encoder = _ENCODERS[name]
     for key in metadata.values:
-        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in _KEYS:
+        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in (*_KEYS, *encoder.keys):
             raise UnsupportedError(f"{metadata.file}: {ascii(key)[1:-1]} is not supported", param=key)
     if metadata.flag(f"{name}.attention.causal", False):
         raise UnsupportedError(
@@ -56,36 +98,45 @@ def encoder_values(metadata: Metadata, name: str, tensors: Mapping[str, StoredTe
         )
     rows = {}
     for table in ("token_embd", "position_embd"):
+        if table not in encoder.top:
+            continue
         tensor = tensors.get(f"{table}.weight")
         if tensor is None or len(tensor.shape) != 2:
             raise InvalidFileError(f"{metadata.file}: expected a matrix {table}.weight, found none")
         rows[table] = tensor.shape[0]
+    context_len = (
+        rows["position_embd"] if "position_embd" in rows else metadata.integer(f"{name}.context_length", min=1)
+    )
+    rope = (
+        {"rope_theta": metadata.number(f"{name}.rope.freq_base", 10000.0)} if "rope.freq_base" in encoder.keys else {}
+    )
     return {
-        "model_type": "bert",
-        "architectures": ["BertModel"],
+        "model_type": encoder.model_type,
+        "architectures": [_CLASSES[name]],
         "vocab_size": rows["token_embd"],
         "hidden_size": metadata.integer(f"{name}.embedding_length", min=1),
         "intermediate_size": metadata.integer(f"{name}.feed_forward_length", min=1),
         "num_hidden_layers": metadata.integer(f"{name}.block_count", min=1),
         "num_attention_heads": metadata.integer(f"{name}.attention.head_count", min=1),
-        "max_position_embeddings": rows["position_embd"],
+        "max_position_embeddings": context_len,
         "layer_norm_eps": metadata.number(f"{name}.attention.layer_norm_epsilon"),
+        **rope,
     }
 
 
-def encoder_sources(tensors: Iterable[StoredTensor]) -> dict[str, Source]:
+def encoder_sources(name: str, tensors: Iterable[StoredTensor]) -> dict[str, Source]:
     """Return the source of each tensor by its name in a checkpoint folder, without those of a classifier's head.
 
     A tensor with an unknown name keeps it, so that the network refuses it by this name.
     """
-    sources = {}
+    encoder, sources = _ENCODERS[name], {}
     for tensor in tensors:
         match = _TENSOR.fullmatch(tensor.name)
         layer, part, kind = match.groups() if match else (None, "", "")
-        if layer is None and part in HEAD_PARTS:
+        if layer is None and part in HEAD_PARTS and "classifier.output_labels" in encoder.keys:
             continue
-        own = (_TOP if layer is None else _LAYER).get(part)
-        place = "embeddings" if layer is None else f"encoder.layer.{layer}"
-        name = tensor.name if own is None else f"bert.{place}.{own}.{kind}"
-        sources[name] = Source(tensor.name, is_row=part == "token_types")
+        own = (encoder.top if layer is None else encoder.layer).get(part)
+        place = "" if layer is None else f"{encoder.layers}.{layer}."
+        stored = tensor.name if own is None else f"{place}{own}.{kind}"
+        sources[stored] = Source(tensor.name, is_row=part == "token_types")
     return sources

@@ -161,7 +161,7 @@ def tensor_sources(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> d
     """
     name, architecture = find_architecture(metadata)
     if name in ENCODERS:
-        return encoder_sources(tensors.values())
+        return encoder_sources(name, tensors.values())
     num_heads, num_kv_heads = metadata.integer(f"{name}.attention.head_count", min=1), max(kv_heads(metadata, name))
     delta = DeltaSizes.read(metadata, name) if name in DELTA_ARCHITECTURES else None
     num_layers = metadata.integer(f"{name}.block_count", min=1) - metadata.integer(f"{name}.nextn_predict_layers", 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from penstock.checkpoint.gguf.encoder import ENCODERS
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
 from penstock.checkpoint.pooling.head import HeadLayer, PoolingHead
@@ -21,7 +20,7 @@ RERANK_KEYS: Final = (*POOLING_KEYS, "classifier.output_labels")
 RERANK_TEMPLATE: Final = "tokenizer.chat_template.rerank"
 _POOLINGS: Final = {1: "mean", 2: "cls", 3: "last"}
 _RANK: Final = 4
-_RANKERS: Final = ("qwen3", *ENCODERS)
+_RANKERS: Final = ("qwen3", "bert")
 
 
 def pooling_values(metadata: Metadata, name: str) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def pooling_head(
                 if metadata.integer(key := f"{name}.{part}_feat_{end}", size) != size:
                     raise metadata.error(key, f"{size}, as {part}.weight has")
         return PoolingHead(_POOLINGS[kind], layers, normalize=True) if kind else None
-    return _classifier(metadata, name, files) if name in ENCODERS else _yes_no_head(metadata, name, files)
+    return _classifier(metadata, name, files) if name == "bert" else _yes_no_head(metadata, name, files)
 
 
 def _classifier(metadata: Metadata, name: str, files: Sequence[GgufFile]) -> PoolingHead:
