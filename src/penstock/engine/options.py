@@ -25,6 +25,7 @@ MAX_PRIORITY: Final = 2**31 - 1
 MAX_DEADLINE_S: Final = 1e9
 MAX_SALT_CHARS: Final = 1024
 MAX_CLIENT_CHARS: Final = 64
+MAX_SESSION_CHARS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class RequestOptions:
     ``client``: the client that sent the request, at most 64 characters.  Within a priority clients have equal shares of
     the tokens, so that many requests of one client do not hold up the others.  The requests of one client go in order
     of arrival.
+    ``session``: among workers where it costs the same, a request goes to the one that had the last request of its
+    session.  At most 64 characters; "" is the client.  With one worker there is nothing to choose.
     """
 
     priority: int = 0
@@ -86,6 +89,7 @@ class RequestOptions:
     cache_salt: str = ""
     truncate_prompt: bool = False
     client: str = ""
+    session: str = ""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -95,7 +99,8 @@ class RequestOptions:
             deadline_s=None if self.deadline_s is None else check_number("deadline_s", self.deadline_s, MAX_DEADLINE_S),
         )
         check_flag("truncate_prompt", self.truncate_prompt)
-        for name, limit in (("cache_salt", MAX_SALT_CHARS), ("client", MAX_CLIENT_CHARS)):
+        limits = {"cache_salt": MAX_SALT_CHARS, "client": MAX_CLIENT_CHARS, "session": MAX_SESSION_CHARS}
+        for name, limit in limits.items():
             value = getattr(self, name)
             if not isinstance(value, str) or len(value) > limit:
                 raise refusal(name, f"a string of at most {limit} characters", value)

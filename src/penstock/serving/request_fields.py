@@ -80,7 +80,7 @@ class ServingFields(Body, kw_only=True):
 
     user: Annotated[
         Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None,
-        Meta(description="An identifier of the end user, written to the log."),
+        Meta(description="The end user, written to the log; requests of one user prefer the same worker."),
     ] = None
     priority: Annotated[
         Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.api_errors import RefusalError
@@ -236,7 +237,16 @@ def options_of(call: Call, body: ServingFields) -> RequestOptions:
         cache_salt=body.cache_salt or "",
         truncate_prompt=body.truncate_prompt_tokens == -1,
         client=call.client,
+        session=_session(call, body),
     )
+
+
+def _session(call: Call, body: ServingFields) -> str:
+    """Return the session of a request: that of its client and ``prompt_cache_key`` or ``user``; "" without both."""
+    name = getattr(body, "prompt_cache_key", None) or body.user
+    if not name:
+        return ""
+    return blake2b(f"{call.client}\0{name}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _cut(ids: list[int], max_len: int, body: ServingFields) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from asyncio import Event
 from collections.abc import Callable
@@ -10,17 +11,20 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.cluster.routing import Figures, Router
+from penstock.serving import translation
+from penstock.serving.openai.bodies import ChatCompletionRequest
+from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.worker_routing import RoutedRequest, WorkerRouting
 
 
 class PlainRouting(WorkerRouting):
     """Measures each worker anew after each answer."""
 
-    def choose(self, connections, num_tokens, keys, client) -> RoutedRequest:
+    def choose(self, connections, num_tokens, keys, session) -> RoutedRequest:
         for connection in connections:
             if connection in self._places:
                 self.router.correct(self._places[connection], connection.num_open)
-        return super().choose(connections, num_tokens, keys, client)
+        return super().choose(connections, num_tokens, keys, session)
 
     def measure(self, connection, answer) -> None:
         super().measure(connection, answer)
@@ -95,3 +99,41 @@ def test_an_answer_measures_only_its_worker(num_remote: int, monkeypatch) -> Non
     routed.begin()
     routed.end(answer_of(draw, 100))
     assert len(num_set) <= 3, "begin, end and the worker that answered"
+
+
+def session_of(client: str, **fields: str) -> str:
+    """The session of a chat request with these fields."""
+    body = ChatCompletionRequest(messages=[{"role": "user", "content": "a"}], **fields)
+    call = SimpleNamespace(client=client, arrival=0.0, headers={})
+    options = translation.options_of(call, body)
+    routed: list[str] = []
+    routes = SimpleNamespace(choose=lambda num_tokens, keys, session, state_id, only: routed.append(session))
+
+    async def choose() -> None:
+        Failover(routes, [1, 2], options, lambda options: None)._choose()
+
+    asyncio.run(choose())
+    return routed[0]
+
+
+def test_the_session_is_that_of_the_cache_key_then_the_user_then_the_client(monkeypatch) -> None:
+    monkeypatch.setattr(translation, "deadline_s", lambda call, timeout_s: None)
+    assert session_of("key-a") == "key-a"
+    by_user = session_of("key-a", user="ann")
+    by_key = session_of("key-a", user="ann", prompt_cache_key="k" * 512)
+    assert by_key == session_of("key-a", user="bob", prompt_cache_key="k" * 512)
+    others = [session_of("key-b", user="ann"), session_of("key-a", user="bob")]
+    assert len({"key-a", by_user, by_key, *others}) == 5
+    assert max(map(len, [by_user, by_key])) <= 64
+
+
+def test_a_session_decides_between_equal_workers() -> None:
+    """Ten requests of two sessions, in turn: each session keeps the worker of its first one."""
+    routing, workers = WorkerRouting(), workers_of(4, num_remote=4)
+    chosen = []
+    for number in range(10):
+        routed = routing.choose(workers, 10, [], f"session {number % 2}")
+        routed.begin()
+        routed.end(answer_of(random.Random(1), 10))
+        chosen.append(workers.index(routed.connection))
+    assert chosen == [0, 1] * 5

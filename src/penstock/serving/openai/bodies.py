@@ -160,7 +160,9 @@ class ChatCompletionRequest(_ChatFields, kw_only=True):
     verbosity: Annotated[Literal["medium"] | None, _WITHOUT_EFFECT] = None
     service_tier: Annotated[Literal["auto", "default"] | None, _WITHOUT_EFFECT] = None
     metadata: Annotated[_Metadata | None, _WITHOUT_EFFECT] = None
-    prompt_cache_key: Annotated[_Note | None, _WITHOUT_EFFECT] = None
+    prompt_cache_key: Annotated[
+        _Note | None, Meta(description="Requests with the same key prefer the same worker. Default: user.")
+    ] = None
     safety_identifier: Annotated[_Note | None, _WITHOUT_EFFECT] = None
     store: Annotated[bool | None, Meta(description="Must be false: answers are not stored.")] = None
 

@@ -56,13 +56,14 @@ class WorkerRoutes(Protocol):
         self,
         num_tokens: int = 0,
         keys: Sequence[bytes] = (),
-        client: str = "",
+        session: str = "",
         state_id: str = "",
         only: WorkerConnection | None = None,
     ) -> RoutedRequest:
         """Return the worker for a prompt of so many tokens, whose leading pages have these keys; UnavailableError.
 
-        With ``state_id`` it is one that goes on with answers of the workers of that id; ``only`` is the only choice.
+        ``session`` decides between equals.  With ``state_id`` it is one that goes on with answers of the workers of
+        that id; ``only`` is the only choice.
         """
 
     def can_take(self, state_id: str, client: str) -> bool:
@@ -178,7 +179,8 @@ class Failover:
         num_tokens = self._num_tokens + self._delivered.num_tokens
         target, self._target = self._target, None
         only = target if target is not None and target.is_fresh and target.has_place else None
-        return self._routes.choose(num_tokens, self._page_keys, self._options.client, self._state_id, only)
+        session = self._options.session or self._options.client
+        return self._routes.choose(num_tokens, self._page_keys, session, self._state_id, only)
 
     def _message(self) -> pb.ToWorker:
         """Return the request as it is sent: with a seed, so that another worker goes on with the same draws."""

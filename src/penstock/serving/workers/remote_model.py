@@ -377,7 +377,7 @@ class RemoteBackend:
         self,
         num_tokens: int = 0,
         keys: Sequence[bytes] = (),
-        client: str = "",
+        session: str = "",
         state_id: str = "",
         only: WorkerConnection | None = None,
     ) -> RoutedRequest:
@@ -397,7 +397,7 @@ class RemoteBackend:
             connections = [connection for connection in connections if connection.has_place] or connections
         if only in connections:
             connections = [only]
-        return self._routing.choose(connections, num_tokens, keys, client)
+        return self._routing.choose(connections, num_tokens, keys, session)
 
     def can_take(self, state_id: str, client: str) -> bool:
         """Return True if a worker can go on with a request of a worker with this id; "": one that has not begun."""

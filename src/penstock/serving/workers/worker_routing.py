@@ -37,9 +37,9 @@ class WorkerRouting:
         Workers of other machines are among them until they have measured their own."""
 
     def choose(
-        self, connections: Sequence[WorkerConnection], num_tokens: int, keys: Sequence[bytes], client: str
+        self, connections: Sequence[WorkerConnection], num_tokens: int, keys: Sequence[bytes], session: str
     ) -> RoutedRequest:
-        """Return the choice among ``connections``, of which there is at least one."""
+        """Return the choice among ``connections``, of which there is at least one.  ``session``: see ``Router``."""
         for connection in [one for one in self._places if one.gone.is_set()]:
             self.router.remove(self._places.pop(connection))
             self._remote_times.pop(connection, None)
@@ -50,8 +50,8 @@ class WorkerRouting:
         by_place = {self._places[connection]: connection for connection in connections}
         places = [*by_place]
         self.router.correct_all(places, [connection.num_open for connection in connections])
-        route = self.router.route(num_tokens, keys, client, places)
-        return RoutedRequest(self, by_place[route.place], route, num_tokens, keys, client)
+        route = self.router.route(num_tokens, keys, session, places)
+        return RoutedRequest(self, by_place[route.place], route, num_tokens, keys, session)
 
     def _add(self, connection: WorkerConnection) -> None:
         plan = connection.plan
@@ -113,10 +113,10 @@ class RoutedRequest:
         route: Route,
         num_tokens: int,
         keys: Sequence[bytes],
-        client: str,
+        session: str,
     ) -> None:
         self.connection = connection
-        self._routing, self._route, self._keys, self._client = routing, route, keys, client
+        self._routing, self._route, self._keys, self._session = routing, route, keys, session
         self._queued = max(0, num_tokens - route.num_known * PAGE_TOKENS)
         self._expected: Sequence[bytes] = ()
         self._is_open = False
@@ -127,7 +127,7 @@ class RoutedRequest:
         """Count the request: the worker was sent it."""
         self._is_open = True
         router = self._routing.router
-        self._expected = router.begin(self._route.place, self._queued, self._keys, self._client)
+        self._expected = router.begin(self._route.place, self._queued, self._keys, self._session)
 
     def note_first(self) -> None:
         """Note that its prompt is computed."""
