@@ -229,6 +229,30 @@ def test_strangers_cannot_use_up_the_descriptors(remote, monkeypatch) -> None:
     asyncio.run(main())
 
 
+def test_strangers_cannot_take_the_places_of_workers(remote, certificate, monkeypatch) -> None:
+    """Two connections may be unproved.  Those of workers do not count, and places of strangers become free again."""
+    monkeypatch.setattr(remote_worker_server, "MAX_STRANGERS", 2)
+
+    async def main() -> None:
+        async with service(remote=remote) as running:
+            port = running.primary.port
+            async with Stranger(port, certificate[0]) as first, Stranger(port, certificate[0]) as second:
+                for worker in (first, second):
+                    worker.writer.write(frame(join_with(TOKEN)))
+                    (size,) = struct.unpack("<I", await worker.reader.readexactly(4))
+                    assert pb.ToWorker.FromString(await worker.reader.readexactly(size)).HasField("welcome")
+                silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                assert await asyncio.wait_for(reader.read(), 60) == b""
+                for _, other in (*silent, (reader, writer)):
+                    other.close()
+                await until(lambda: not running.primary._remote._strangers)
+                async with Stranger(port, certificate[0]) as stranger:
+                    assert (await stranger.answer(frame(join_with("")))).HasField("stop")
+
+    asyncio.run(main())
+
+
 def test_an_old_worker_reads_both_versions(remote, certificate, caplog) -> None:
     async def main() -> None:
         async with service(remote=remote) as running:

@@ -27,6 +27,7 @@ from penstock.serving.workers.worker_connection import WorkerConnection
 if TYPE_CHECKING:
     import ssl
 
+    from penstock.servables.process import stages_pb2 as stages_pb
     from penstock.serving.stages.stage_port import ServeMachine
 
 __all__ = ["LOST_S", "MAX_CONNECTIONS", "Expected", "RemoteWorkerServer", "RemoteWorkerSettings"]
@@ -37,7 +38,9 @@ LOST_S: Final = 2
 """A machine with placed workers that has not answered for so many seconds is lost."""
 
 MAX_CONNECTIONS: Final = 256
-"""Limit on open connections, so that strangers cannot use up the file descriptors of the service."""
+"""Limit on open connections, so that they cannot use up the file descriptors of the service."""
+MAX_STRANGERS: Final = 64
+"""Limit on those of them that have not proved themselves, so that strangers cannot take the places of workers."""
 _BACKLOG: Final = 64
 _PAUSE_S: Final = 0.2
 _READ_BYTES: Final = 1 << 14
@@ -79,6 +82,7 @@ class RemoteWorkerServer:
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._strangers: set[asyncio.Task[None]] = set()
 
     async def open(self) -> int:
         """Start to listen and return the port.  Raises FileAccessError and InvalidFileError."""
@@ -123,12 +127,13 @@ class RemoteWorkerServer:
             except OSError:  # no file descriptor is left; the connection stays in the queue
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            if len(self._connections) >= MAX_CONNECTIONS:
+            if len(self._connections) >= MAX_CONNECTIONS or len(self._strangers) >= MAX_STRANGERS:
                 connection.close()
                 continue
             task = asyncio.ensure_future(self._handle(connection, f"{host}:{port}"))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+            for group in (self._connections, self._strangers):
+                group.add(task)
+                task.add_done_callback(group.discard)
 
     async def _handle(self, connection: socket.socket, address: str) -> None:
         """Handle one connection until it ends.  A peer that does not follow the protocol is disconnected."""
@@ -148,7 +153,7 @@ class RemoteWorkerServer:
                     stream = FrameStream(connection, pb.FromWorker.FromString, FIRST_BYTES, tls)
                     request = await handshake.receive_join(stream)
             if stream is None:
-                await serve_stage_machine(connection, tls, self._settings.token, address, self._serve_machine)
+                await serve_stage_machine(connection, tls, self._settings.token, address, self._serve_known)
                 return
             expected = self._find(request.token)
             if expected is None and not hmac.compare_digest(_digest(self._settings.token), _digest(request.token)):
@@ -160,6 +165,7 @@ class RemoteWorkerServer:
                 _tell_refused(address, request.protocol, error)
                 await handshake.refuse(stream, error)
                 return
+            self._note_known()
             handshake.welcome(stream)
             if expected is not None:
                 keep_alive(connection, LOST_S)
@@ -171,6 +177,16 @@ class RemoteWorkerServer:
             if stream is not None:
                 stream.close()
             connection.close()
+
+    def _note_known(self) -> None:
+        """Note that the peer of the connection that the present task handles has proved itself."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._strangers.discard(task)
+
+    async def _serve_known(self, stream: FrameStream[stages_pb.FromMachine], address: str) -> None:
+        self._note_known()
+        await self._serve_machine(stream, address)
 
     async def _refuse_grpc(self, connection: socket.socket, tls: TlsSession, address: str) -> None:
         error = handshake.protocol_error(handshake.PROTOCOL, handshake.GRPC_PROTOCOL)
