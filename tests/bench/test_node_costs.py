@@ -12,11 +12,13 @@ from penstock.bench.profile import Profile, _Profiler, profile
 from penstock.core.native import Model
 from penstock.errors import InvalidArgumentError
 from penstock.graph.bundle import read_graph
+from penstock.graph.export import export_bundle
 from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.support.command import DEMO
 from tests.support.errors import raises
+from tests.support.families import build, save
 from tests.support.tiny_graph import FFN, HIDDEN, VOCAB, tiny_graph, write_bundle
 
 STEP = StepSize(starts=(5, 40), lens=(3, 2), width=3, num_rows=2)
@@ -39,6 +41,35 @@ def test_linears_multiply_every_weight_for_every_token(graph):
     assert costs["lm_head"].num_ops == 2 * 2 * HIDDEN * VOCAB  # wanted rows alone
     weight = graph.weights["layers.0.mlp.down.weight"]
     assert costs["layers.0.mlp.down"].num_bytes == weight.num_bytes + 4 * 5 * (FFN + HIDDEN)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_experts_cost_what_their_tokens_choose(tmp_path, name):
+    sizes = build(name).config
+    num_experts, k = sizes.num_local_experts, sizes.num_experts_per_tok
+    export_bundle(save(name, tmp_path / "model"), tmp_path / "m.psm", scheme="bf16")
+    graph, _ = read_graph(tmp_path / "m.psm")
+    for num_tokens in (1, 7):
+        costs = costs_of(graph, StepSize((0,), (num_tokens,), 1, 1), 0.0)
+        own = [(node, cost) for node, cost in zip(graph.nodes, costs, strict=True) if node.op == "expert_linear"]
+        assert own
+        for node, cost in own:
+            weight = graph.weights[node.inputs[1].name]
+            assert cost.num_ops == pytest.approx(2 * num_tokens * k * weight.rows / num_experts * weight.cols)
+            touched = 1 - (1 - k / num_experts) ** num_tokens
+            stored = sum(graph.weights[own.name].num_bytes for own in node.inputs if own.kind == "weight")
+            slots = k if len(graph.values[node.inputs[0].name].shape) == 3 else 1
+            rows = num_tokens * (slots * weight.cols + k * weight.rows / num_experts + k)
+            assert cost.num_bytes == pytest.approx(stored * touched + 4 * rows)
+
+
+def test_every_attention_multiplies_in_the_same_type():
+    graph, _ = read_graph(DEMO)
+    node = next(node for node in graph.nodes if node.op == "attention")
+    for op in ("latent_attention", "sink_attention", "context_attention", "relative_attention"):
+        other = dataclasses.replace(node, op=op)
+        for kv_layout, cpu_level in (("bf16", "avx512"), ("f32", "avx512"), ("bf16", "amx")):
+            assert peak_of(other, kv_layout, cpu_level) == peak_of(node, kv_layout, cpu_level)
 
 
 def test_attention_counts_keys_within_the_window(graph):

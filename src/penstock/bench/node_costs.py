@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.layouts import PAGE_TOKENS
-from penstock.graph.ir import DType, Graph, Node, State, Value
+from penstock.graph.ir import DType, Graph, Node, State, Value, Weight
 from penstock.ops.table import BLOCK_SCHEMES
 
 __all__ = ["Cost", "StepSize", "kind_keys", "kind_labels", "node_costs", "peak_of", "recurrent_page_bytes"]
@@ -36,6 +36,7 @@ _PER_ELEMENT = {
 }
 """Nominal operations per element of the first output; an exponential counts as one.  These ops are memory-bound."""
 
+_LINEARS = ("linear", "head_linear", "expert_linear")
 _ATTENTIONS = ("attention", "context_attention", "sink_attention", "latent_attention", "relative_attention")
 
 
@@ -89,7 +90,7 @@ def peak_of(node: Node, kv_layout: str, cpu_level: str) -> str:
     Attention multiplies pairs of bf16.  It uses f32 for f32 pages and on the level ``amx``, whose tile registers add in
     an order that would change the bits of attention.
     """
-    if node.op in ("attention", "context_attention", "sink_attention", "relative_attention"):
+    if node.op in _ATTENTIONS:
         return "f32" if kv_layout == "f32" or cpu_level == "amx" else "bf16"
     scheme = str(node.attrs.get("scheme", ""))
     return "int8" if scheme.startswith("w") or scheme in BLOCK_SCHEMES else "bf16" if scheme == "bf16" else "f32"
@@ -149,15 +150,17 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
         [*outputs, *values[1:]] if node.op == "gather_rows" else values
     )  # it reads as many rows of the first input as it writes
     cost.num_bytes = float(sum(_elements(v, sizes) * _BYTES[v.dtype] for v in [*inputs, *outputs]))
+    first = next((operand for operand in node.inputs if operand.kind == "weight"), None)
     for operand in node.inputs:
         if operand.kind == "weight":
             weight = graph.weights[operand.name]
-            rows_read = sizes["T"] / weight.rows if node.op == "embedding" else 1
-            cost.num_bytes += weight.num_bytes * rows_read
-            if node.op in ("linear", "head_linear") and weight.rows > 1:
+            cost.num_bytes += weight.num_bytes * _share_read(node, weight, outputs[0], sizes)
+            if node.op in _LINEARS and operand is first:  # the other one is a bias
                 # 16-bit activations take two int8 products per weight.
                 planes = 2 if str(node.attrs["scheme"]).endswith("a16") else 1
                 rows = _elements(outputs[0], sizes) / _columns(outputs[0])
+                if node.op == "expert_linear":  # each slot of a token multiplies the rows of one expert
+                    rows *= _slots(outputs[0]) / int(node.attrs["num_experts"])
                 cost.num_ops += 2 * planes * weight.rows * weight.cols * rows
         elif operand.kind == "state":
             state = graph.states[operand.name]
@@ -180,6 +183,24 @@ def _node_cost(graph: Graph, node: Node, step: StepSize, kv_element_bytes: float
     if outputs:
         cost.num_ops += _PER_ELEMENT.get(node.op, 0) * _elements(outputs[0], sizes)
     return cost
+
+
+def _share_read(node: Node, weight: Weight, output: Value, sizes: dict[str, int]) -> float:
+    """Return the share of a weight's bytes that a step reads.
+
+    Of experts it is the mean share of those that some token chooses, if every choice is as likely as any other.
+    """
+    if node.op == "embedding":
+        return sizes["T"] / weight.rows
+    if node.op != "expert_linear":
+        return 1.0
+    num_tokens = _elements(output, sizes) / _columns(output)
+    return float(1 - (1 - _slots(output) / int(node.attrs["num_experts"])) ** num_tokens)
+
+
+def _slots(output: Value) -> int:
+    """Return the number of experts that each token has in the output [T, slots, rows] of expert_linear."""
+    return output.shape[1].offset
 
 
 def _columns(value: Value) -> int:
