@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from penstock.serving.proto import wire_pb2 as pb
     from penstock.serving.workers.worker_config import WorkerConfig
 
-__all__ = ["fit_beside", "unwritten_bytes"]
+__all__ = ["fit_beside", "least_bytes", "unwritten_bytes"]
+
+_ANY_BYTES = 1 << 60
 
 
 def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[ProgramLimits, list[Plan]]:
@@ -52,6 +54,34 @@ def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[Progra
     if options.weights == "auto" and available is not None and available - total >= 2 * weights:
         limits = replace(limits, weights="huge")
     return limits, plans
+
+
+def least_bytes(config: WorkerConfig) -> int:
+    """Return the least memory of a worker of a bundle and its ranks: weights, buffers, states and KV pages.
+
+    If the number of pages is left open, they hold one context, at most a short one, with which a worker still starts.
+    """
+    options = config.options
+    limits = replace(options.limits, weights="mmap" if options.weights == "auto" else options.weights)
+    if not limits.num_pages:
+        limits = replace(limits, num_pages=_least_pages(config.path, limits.context_len))
+    if options.layout.world > 1:
+        from penstock.runtime.ranks.open_ranks import plan_ranks
+
+        group = plan_ranks(
+            Path(config.path), options.layout, threads=options.threads, limits=limits, available=_ANY_BYTES
+        )
+        return sum(plan.total_bytes for plan in group.plans)
+    return sum(plan.total_bytes for plan in _fit_one(config, limits, _ANY_BYTES)[1])
+
+
+def _least_pages(path: str, context_len: int) -> int:
+    from penstock.core import native
+    from penstock.runtime.native import MIN_CONTEXT
+    from penstock.runtime.program import pages_for
+
+    with native.Model.open(path) as model:
+        return pages_for(context_len or min(model.info.context_len, MIN_CONTEXT))
 
 
 def _fit_one(config: WorkerConfig, requested: ProgramLimits, available: int | None) -> tuple[ProgramLimits, list[Plan]]:

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from google.protobuf.message import DecodeError
 
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.cluster.placement.local import LocalPlacement
 from penstock.cluster.placement.placement import Resources
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
@@ -27,7 +28,7 @@ from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.stages.stage_port import refuse_machine
 from penstock.serving.workers import handshake
-from penstock.serving.workers.memory_check import unwritten_bytes
+from penstock.serving.workers.memory_check import least_bytes, unwritten_bytes
 from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to
 from penstock.serving.workers.private_folder import PrivateFolder
 from penstock.serving.workers.remote_worker_server import Expected, RemoteWorkerServer, RemoteWorkerSettings
@@ -187,7 +188,8 @@ class Primary:
         joined = self._expected[_digest(token)] = asyncio.get_running_loop().create_future()
         try:
             config = replace(self._joining(config), token=token, reserved_bytes=reserved)
-            process = await self._placement.start(config.to_json(), _resources(config))
+            num_bytes = 0 if self._placement.is_local else await asyncio.to_thread(_least_bytes, config)
+            process = await self._placement.start(config.to_json(), _resources(config, num_bytes))
             connection = await self._loaded(process, joined, config.path, has_planned)
         except OSError as error:  # no descriptor, no process, no interpreter
             if isinstance(error, PenstockError):
@@ -367,10 +369,14 @@ def _digest(token: str) -> bytes:
     return sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
-def _resources(config: WorkerConfig) -> Resources:
-    """Return what a worker needs on its machine; its memory is at least its file."""
-    options, path = config.options, Path(config.path)
-    num_bytes = path.stat().st_size if path.is_file() else 0
+def _least_bytes(config: WorkerConfig) -> int:
+    """Return the least memory of a worker of a bundle; 0, not known, for anything else."""
+    return least_bytes(config) if Path(config.path).is_file() and not is_gguf(Path(config.path)) else 0
+
+
+def _resources(config: WorkerConfig, num_bytes: int) -> Resources:
+    """Return what a worker needs on its machine, with ``num_bytes`` of memory."""
+    options = config.options
     return Resources(options.layout.num_computing, max(1, options.threads), num_bytes)
 
 
