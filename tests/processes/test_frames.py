@@ -16,6 +16,7 @@ from penstock.errors import InternalError
 from penstock.processes.frames import FrameStream
 from penstock.processes.tls import TlsSession, client_context, server_context
 from penstock.serving.proto import wire_pb2 as pb
+from penstock.serving.workers.messages import merge_steps
 from tests.support.worker_processes import until
 
 MOST = 1 << 22
@@ -55,6 +56,25 @@ def test_messages_arrive_whole_and_in_order_in_any_pieces() -> None:
         assert await stream.read() is None
         assert stream.send(step(6)) is False, "the stream has ended: nothing happens"
         stream.close()
+
+    asyncio.run(main())
+
+
+def test_messages_that_arrive_together_are_merged() -> None:
+    async def main() -> None:
+        here, there = socket.socketpair()
+        stream = FrameStream(here, pb.FromWorker.FromString, MOST)
+        heard: list[pb.FromWorker] = []
+        stream.listen(heard.append, merge_steps)
+        other = pb.FromWorker(heartbeat=pb.Heartbeat())
+        there.sendall(b"".join(map(framed, [step(1, "a"), step(1, "b"), other, step(1, "c"), step(2, "d")])) + b"\3\0")
+        await until(lambda: len(heard) == 3)
+        both = pb.FromWorker(step=pb.Step(events=[*step(1, "c").step.events, *step(2, "d").step.events]))
+        assert heard == [step(1, "ab"), other, both]
+        there.sendall(b"\0\0xxx")  # no message: the one before it is delivered
+        await stream.ended.wait()
+        there.close()
+        assert stream.error is not None
 
     asyncio.run(main())
 

@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
@@ -71,6 +71,7 @@ class FrameStream(Generic[Incoming]):
         self._received = bytearray()
         self._unread: deque[Incoming] = deque()
         self._listener: Callable[[Incoming], None] | None = None
+        self._merge: Callable[[Incoming, Incoming], bool] | None = None
         self._has_unread = asyncio.Event()
         self._loop.add_reader(connection, self._read)
         if tls is not None:  # the end of the handshake may have brought the first message
@@ -122,9 +123,15 @@ class FrameStream(Generic[Incoming]):
             raise self.error
         return None
 
-    def listen(self, listener: Callable[[Incoming], None]) -> None:
-        """Call ``listener`` with each message, including unread ones, instead of keeping them for ``read``."""
-        self._listener = listener
+    def listen(
+        self, listener: Callable[[Incoming], None], merge: Callable[[Incoming, Incoming], bool] | None = None
+    ) -> None:
+        """Call ``listener`` with each message, including unread ones, instead of keeping them for ``read``.
+
+        Several messages arrive together if this process is slower than its peer.  ``merge(first, second)`` may then add
+        a message to the one before it; it returns False if they must stay apart.
+        """
+        self._listener, self._merge = listener, merge
         while self._unread and not self._closed:
             self._deliver(self._unread.popleft())
 
@@ -173,24 +180,41 @@ class FrameStream(Generic[Incoming]):
             self.close()
 
     def _parse_frames(self, data: bytes) -> None:
+        self._received += data
+        before: Incoming | None = None  # not delivered yet: the next one may be added to it
+        failure: Exception | None = None
+        try:
+            for message in self._whole_messages():
+                if before is not None:
+                    if self._merge is not None and self._merge(before, message):
+                        continue
+                    self._deliver(before)
+                before = message
+                if self._merge is None:
+                    self._deliver(message)
+                    before = None
+        except Exception as error:
+            failure = error
+        if before is not None and not self._closed:
+            self._deliver(before)
+        if failure is not None:
+            self._fail(failure)
+
+    def _whole_messages(self) -> Iterator[Incoming]:
+        """Take the whole messages out of the received data.  Raises InternalError, and what ``parse`` raises."""
         received, start = self._received, 0
-        received += data
-        while len(received) - start >= _LENGTH.size and not self._closed:
-            (size,) = _LENGTH.unpack_from(received, start)
-            if size > self.max_bytes:
-                self._fail(InternalError(f"received a message of {size} bytes; the maximum is {self.max_bytes}"))
-                return
-            first = start + _LENGTH.size
-            if len(received) - first < size:
-                break
-            start = first + size
-            try:
-                message = self._parse(bytes(received[first:start]))
-            except Exception as error:
-                self._fail(error)
-                return
-            self._deliver(message)
-        del received[:start]
+        try:
+            while len(received) - start >= _LENGTH.size and not self._closed:
+                (size,) = _LENGTH.unpack_from(received, start)
+                if size > self.max_bytes:
+                    raise InternalError(f"received a message of {size} bytes; the maximum is {self.max_bytes}")
+                first = start + _LENGTH.size
+                if len(received) - first < size:
+                    return
+                start = first + size
+                yield self._parse(bytes(received[first:start]))
+        finally:
+            del received[:start]
 
     def _deliver(self, message: Incoming) -> None:
         if self._listener is None:

@@ -35,6 +35,7 @@ __all__ = [
     "error_to",
     "event_from",
     "event_to",
+    "merge_steps",
     "options_from",
     "options_to",
     "pages_from",
@@ -265,3 +266,24 @@ def event_from(message: pb.StepEvent) -> StepEvent:
     if message.HasField("error"):
         event.error = error_from(message.error)
     return event
+
+
+def merge_steps(first: pb.FromWorker, second: pb.FromWorker) -> bool:
+    """Add the events of a step to those of the step before, so that each answer has one; False for other messages.
+
+    The worker is ahead of this process: an event of two tokens costs about as much as one of a single token.
+    """
+    if not (first.HasField("step") and second.HasField("step")) or second.step.HasField("pages"):
+        return False
+    events = first.step.events
+    known = {(event.key, event.index): event for event in events}
+    for event in second.step.events:
+        before = known.get((event.key, event.index))
+        if before is None or event.HasField("error") or before.HasField("error"):
+            known[event.key, event.index] = events.add()
+            known[event.key, event.index].CopyFrom(event)
+        else:
+            text = before.text + event.text
+            before.MergeFrom(event)
+            before.text = text
+    return True

@@ -29,7 +29,7 @@ from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.stages.stage_port import refuse_machine
 from penstock.serving.workers import handshake
 from penstock.serving.workers.memory_check import least_bytes, unwritten_bytes
-from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to
+from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to, merge_steps
 from penstock.serving.workers.private_folder import PrivateFolder
 from penstock.serving.workers.remote_worker_server import Expected, RemoteWorkerServer, RemoteWorkerSettings
 from penstock.serving.workers.worker_connection import LostWorkerError, WorkerConnection
@@ -320,7 +320,7 @@ class Primary:
                 except PenstockError as error:
                     await handshake.refuse(stream, error)
                     return
-                stream.listen(connection.hear)
+                stream.listen(connection.hear, merge_steps)
                 await stream.ended.wait()
                 if stream.error is not None:
                     LOG.error("%s: invalid message from the worker", connection.name, exc_info=stream.error)
