@@ -8,6 +8,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from penstock.checkpoint.gguf.architectures import architecture_of
+from penstock.models.families import family_modules
+
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"
 LAYERS = (
     "cli",
@@ -204,6 +207,15 @@ def test_folders_stay_small_and_say_what_they_may_know() -> None:
         # A folder of families has one file per family.
         assert len(files) <= MAX_FOLDER_FILES or relative.startswith("models/"), f"{relative} has {len(files)} files"
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{relative} has no docstring"
+
+
+def test_families_are_named_in_tables_only() -> None:
+    """In what reads GGUF files and estimates memory, no condition compares with the name of a family."""
+    names = {*family_modules(), *(found[0] for name in family_modules() if (found := architecture_of(name)))}
+    for path in (PACKAGE / "checkpoint" / "gguf" / "network.py", PACKAGE / "hub" / "memory_need.py"):
+        compared = [node for node in nodes_of(path) if isinstance(node, ast.Compare)]
+        texts = {leaf.value for node in compared for leaf in ast.walk(node) if isinstance(leaf, ast.Constant)}
+        assert not texts & names, f"{name_of(path)}: {texts & names}"
 
 
 def test_no_landfill_names() -> None:

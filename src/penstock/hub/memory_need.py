@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.config import ConfigReader
 from penstock.core.layouts import PAGE_TOKENS, pages_by_group, pages_for
-from penstock.models.families import DEFAULT_SIZES
+from penstock.models.families import BOTH_IN_EACH_LAYER, DEFAULT_SIZES
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, find_scheme
 
 __all__ = ["SMALLEST_SCHEME", "ModelShape", "memory_need"]
@@ -78,7 +78,7 @@ def _layer_counts(config: ConfigReader, num_layers: int) -> tuple[int, int]:
         return pattern.count("*"), pattern.count("M")
     key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
     kinds = config.text_list(key)
-    if config.str("model_type", "") == "falcon_h1":  # each layer keeps both
+    if config.str("model_type", "") in BOTH_IN_EACH_LAYER:
         return num_layers, num_layers
     if config.has("attn_layer_indices"):
         num_attention = len(set(config.int_or_list("attn_layer_indices")))

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DEFAULT_SIZES", "built_in_families", "family_modules", "maps_tensors"]
+__all__ = ["BOTH_IN_EACH_LAYER", "DEFAULT_SIZES", "built_in_families", "family_modules", "maps_tensors"]
 
 # A file of a subfolder defines a network if it defines or re-exports a class Network.
 _DEFINES_NETWORK: Final = re.compile(
@@ -18,6 +18,9 @@ _MAPS_TENSORS: Final = re.compile(r"^    (def tensor_sources\(|(unread_tensors|t
 
 _ALIASES: Final[dict[str, str]] = {"xlm-roberta": "roberta", "kimi_k2": "deepseek_v3"}
 """Further values of model_type, with the file name of the family whose network they have."""
+
+BOTH_IN_EACH_LAYER: Final = ("falcon_h1",)
+"""Hybrids each of whose layers has attention and a recurrent state, so that no key tells which layer has which."""
 
 DEFAULT_SIZES: Final[dict[str, dict[str, int]]] = {
     "gemma3": {
