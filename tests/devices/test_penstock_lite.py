@@ -14,8 +14,10 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.core.native import Model
+from penstock.graph.export import export_bundle
 from penstock.graph.ir import Graph
 from penstock.runtime.program import ProgramLimits
+from tests.support.families import save
 from tests.support.tiny_graph import CONTEXT_LEN, stateless_graph, tiny_graph, write_bundle
 
 pytestmark = pytest.mark.long
@@ -97,6 +99,16 @@ def test_token_ids_in_and_out(tmp_path: Path, lite: Path, command: Command) -> N
     everything = json.loads(command(lite, path, "1, 2, 3", "--ids", "--max-tokens", 99999, "--ignore-eos", "--json"))
     assert (len(everything["token_ids"]), everything["finish_reason"]) == (CONTEXT_LEN - 3, "length")
     assert "below the vocabulary of 101, found 101" in failure(lite, path, "101", "--ids", status=2)
+
+
+def test_guesses_are_refused_where_a_state_cannot_go_back(tmp_path: Path, lite: Path, command: Command) -> None:
+    save("granitemoehybrid", tmp_path / "model")
+    path = tmp_path / "hybrid.psm"
+    export_bundle(tmp_path / "model", path)
+    words = (path, "[5, 6, 7, 5, 6]", "--ids", "--json", "--max-tokens", 6, "--temperature", 0)
+    message = failure(lite, *words, "--prompt-lookup", 3)
+    assert "--prompt-lookup: expected 0, found 3: the network has layers with a recurrent state" in message
+    assert len(json.loads(command(lite, *words, "--prompt-lookup", 0))["token_ids"]) == 6
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ namespace lite {
 namespace {
 
 constexpr int64_t kChunk = 512;  // tokens of a prompt in one step
+constexpr int32_t kStateWindow = 2;  // of a group of pages with recurrent states: one that is read, one that is written
 
 int64_t pages_for(int64_t tokens) { return (tokens + PS_PAGE_TOKENS - 1) / PS_PAGE_TOKENS; }
 
@@ -171,6 +172,11 @@ bool Generator::prepare() {
   if (info_.bidirectional && max_new_ > 1) {
     return fail("--max-tokens: expected 1, found %lld: the network's attention is not causal, so only the token after the prompt "
                 "can be computed", static_cast<long long>(max_new_));
+  }
+  for (int32_t group = 0; options_.prompt_lookup && group < info_.num_page_groups; ++group) {
+    if (info_.page_windows[group] != kStateWindow) continue;
+    return fail("--prompt-lookup: expected 0, found %lld: the network has layers with a recurrent state, which cannot go back "
+                "behind a wrong guess", static_cast<long long>(options_.prompt_lookup));
   }
   const int64_t longest = num_prompt_ + max_new_;
   chunk_ = num_prompt_ < kChunk || info_.bidirectional ? num_prompt_ : kChunk;
