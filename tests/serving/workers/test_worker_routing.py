@@ -116,7 +116,7 @@ def session_of(client: str, **fields: str) -> str:
     return routed[0]
 
 
-def test_the_session_is_that_of_the_cache_key_then_the_user_then_the_client(monkeypatch) -> None:
+def test_the_session_is_by_cache_key_then_user_then_client(monkeypatch) -> None:
     monkeypatch.setattr(translation, "deadline_s", lambda call, timeout_s: None)
     assert session_of("key-a") == "key-a"
     by_user = session_of("key-a", user="ann")
