@@ -147,7 +147,8 @@ fuzz: $(VENV)/.test
 	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.support.tokenizer_kinds build/fuzz
 	build/fuzz/core/tools/fuzz_tokenizer $(FUZZ) 1 build/fuzz/*.bin
 	PENSTOCK_MUTANTS=$(FUZZ) $(BIN)/pytest --timeout 0 -n 2 -k "damaged or mutated" \
-	  tests/checkpoint/test_gguf.py tests/checkpoint/test_hostile.py tests/checkpoint/test_hostile_tokenizer.py
+	  tests/checkpoint/test_gguf.py tests/checkpoint/test_hostile.py tests/checkpoint/test_hostile_models.py \
+	  tests/checkpoint/test_hostile_tokenizer.py
 
 TEXTS ?= 100000
 check-tokenizers: $(VENV)/.test
