@@ -68,6 +68,29 @@ def test_a_worker_joins_shares_load_and_leaves(remote, certificate, tmp_path, ca
     ]  # fmt: skip
 
 
+def test_a_worker_opens_no_port_and_shows_no_token(remote, certificate, tmp_path, caplog) -> None:
+    """Neither in the arguments and the environment of its processes, nor in what it and the service say."""
+    caplog.set_level("DEBUG")
+
+    async def main() -> None:
+        async with service(num_workers=0, remote=remote) as running:
+            await running.models.load(str(DEMO))
+            backend = running.models.get("demo")
+            with joining_worker(running.primary.port, tmp_path, certificate[0]) as worker:
+                await until(lambda: len(pids(backend)) == 1)
+                root = psutil.Process(worker.pid)
+                for process in (root, *root.children(recursive=True)):
+                    assert [one for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN] == []
+                    for name in ("cmdline", "environ"):
+                        assert TOKEN.encode() not in Path(f"/proc/{process.pid}/{name}").read_bytes()
+                worker.terminate()
+                await asyncio.to_thread(worker.wait)
+                assert TOKEN not in worker.stderr.read()
+
+    asyncio.run(main())
+    assert TOKEN not in caplog.text
+
+
 @pytest.mark.long
 def test_an_operator_drains_a_worker_that_joined(remote, certificate, tmp_path) -> None:
     async def main() -> None:
