@@ -48,6 +48,7 @@ class Chaos:
         """When processes were killed."""
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._stacks: dict[str, ExitStack] = {}
+        self._logs: dict[str, Path] = {}
 
     def __enter__(self) -> Chaos:
         for _ in range(2):
@@ -66,6 +67,7 @@ class Chaos:
         self._numbers += 1
         folder = self._folder / f"{primary.name}-{self._numbers}"
         folder.mkdir()
+        self._logs[primary.name] = folder / "log"
         stack = self._stacks[primary.name] = ExitStack()
         options = [DEMO, "--cluster", self.cluster.address, "--cluster-token-file", self.cluster.token_file]
         options += ["--workers", 2, "--threads", 1, "--tp", 1 + (primary.name == "groups"), "--place-seconds", 120]
@@ -109,13 +111,25 @@ class Chaos:
         return hit
 
     def kill_head(self) -> set[str]:
-        """Lose the head, then the other nodes, as Ray ends nodes without a head; a new head starts without them."""
+        """Lose the head, then the other nodes, as Ray ends nodes without a head; a new head starts without them.
+
+        Both services report the loss of the head in time.
+        """
+        before = self._num_reports()
+        self.lost_at.append(time.monotonic())
+        self.cluster.cut(self.cluster.nodes[0])
+        wait_until(lambda: all(now > then for now, then in zip(self._num_reports(), before, strict=True)))
+        assert time.monotonic() - self.lost_at[-1] <= BOUND_S
         while self.cluster.nodes:
+            time.sleep(QUIET_S)
             self.lost_at.append(time.monotonic())
             self.cluster.cut(self.cluster.nodes[0])
-            time.sleep(QUIET_S)
         self.cluster.start_head(2)
         return {"groups", "singles"}
+
+    def _num_reports(self) -> list[int]:
+        """Return how often each service has reported the loss of the head."""
+        return [log.read_text().count("The head of the cluster at") for log in self._logs.values()]
 
     def kill_update(self) -> set[str]:
         """Replace the workers of both services, on whichever nodes they are; no request may fail."""
