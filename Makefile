@@ -120,7 +120,7 @@ bench-load: $(VENV)/.test
 # the traffic over either protocol, and damaged requests; 320 switches of servables, and 320 loads and unloads by each of 32
 # (CHAOS=32: 1,024); 80 changes of models' versions. Then how long the service is away when a worker is killed or stops, and
 # three times what it can do, for OVERLOAD seconds over either protocol: best on an idle machine, as they look at times.
-# Of a cluster, workers, ranks, nodes and services are killed for CHAOS_MINUTES.
+# Of a cluster, workers, ranks, nodes, services and heads are killed and models updated for CHAOS_MINUTES.
 CHAOS ?= 10
 CHAOS_MINUTES ?= 20
 OVERLOAD ?= 60
