@@ -145,6 +145,28 @@ def test_recurrent_layers_are_those_of_the_file(tmp_path: Path) -> None:
         assert np.abs(llm.logits(IDS) - expected).max() < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("keys", "change", "message"),
+    [
+        ({"attention.head_count_kv": 2}, {}, r"head_count_kv: expected an array of 2 integers, found 2"),
+        (
+            {"attention.head_count_kv": [0, 2, 2]},
+            {},
+            r"head_count_kv: expected an array of 2 integers, found an array of",
+        ),
+        ({"ssm.inner_size": 130}, {}, r"ssm\.inner_size: expected a multiple of 8 heads and of 64, found 130"),
+        ({"ssm.group_count": 4}, {}, r"blk\.0\.ssm_in\.weight: expected 360 rows, found the shape \[312, 64\]"),
+        ({}, {"blk.0.ssm_a": np.zeros((8, 1), np.float32)}, r"ssm_a: expected finite numbers below 0"),
+    ],
+)
+def test_sizes_of_mamba_are_checked(tmp_path: Path, keys: Any, change: Any, message: str) -> None:
+    family, path = FAMILIES["granitehybrid"], tmp_path / "model.gguf"
+    model = random_model(family)
+    write_gguf(path, family.arch, gguf_arrays(family, model) | change, {**eps_of(model), **family.keys, **keys})
+    with pytest.raises(InvalidFileError, match=message):
+        Checkpoint.open(path).read("model.layers.0.mamba.A_log")
+
+
 def test_a_tensor_of_q_k_and_v_has_rows_of_all_heads(tmp_path: Path) -> None:
     family, path = FAMILIES["gpt2"], tmp_path / "model.gguf"
     model = random_model(family)

@@ -31,6 +31,12 @@ DELTA: dict[str, Any] = {
 }  # fmt: skip
 DELTA_KEYS = {"rope.dimension_count": 4, "full_attention_interval": 2, "ssm.conv_kernel": 4, "ssm.state_size": 16,
               "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.inner_size": 128}  # fmt: skip
+MAMBA = {
+    "layer_types": ["mamba", "attention"], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2,
+    "mamba_d_state": 12, "mamba_d_conv": 4, "mamba_expand": 2, "position_embedding_type": "nope",
+}  # fmt: skip
+MAMBA_KEYS = {"attention.head_count_kv": [0, 2], "ssm.conv_kernel": 4, "ssm.state_size": 12, "ssm.group_count": 2,
+              "ssm.time_step_rank": 8, "ssm.inner_size": 128, "rope.scaling.finetuned": False}  # fmt: skip
 SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
 SHARED = {"shared_expert_intermediate_size": 48}
 SHARED_KEYS: dict[str, Any] = {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 48}
@@ -214,6 +220,20 @@ FAMILIES = {
         {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False, "rope_theta": 1e4},
         {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},
     ),
+    "granitehybrid": Family(
+        "GraniteMoeHybrid",
+        gguf.MODEL_ARCH.GRANITE_HYBRID,
+        {**GRANITE, **MAMBA, **EXPERTS, "shared_intermediate_size": 48},
+        {**GRANITE_KEYS, **MAMBA_KEYS, **COUNTS, "expert_shared_feed_forward_length": 48},
+        has_pairs=True,
+    ),
+    "granitehybrid without experts": Family(
+        "GraniteMoeHybrid",
+        gguf.MODEL_ARCH.GRANITE_HYBRID,
+        {**GRANITE, **MAMBA, "num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope"},
+        {**GRANITE_KEYS, **MAMBA_KEYS, "rope.scaling.finetuned": True},
+        has_pairs=True,
+    ),
     "qwen3next": Family(
         "Qwen3Next",
         gguf.MODEL_ARCH.QWEN3NEXT,
@@ -297,6 +317,21 @@ def _delta_arrays(key: str, array: np.ndarray, arch: gguf.MODEL_ARCH) -> dict[st
     return {f"{block}.{ {'in_proj_ba.weight': 'ssm_ba', 'norm.weight': 'ssm_norm'}[part] }.weight": array}
 
 
+def _granite_arrays(key: str, array: np.ndarray, has_experts: bool) -> dict[str, np.ndarray]:
+    """Return the tensors of a layer of Granite 4 whose forms differ, from one of transformers'; {} for the others."""
+    block, part, end = f"blk.{key.split('.')[2]}", key.split(".", 3)[3], "_shexp" if has_experts else ""
+    plain = {"mamba.dt_bias": ("ssm_dt.bias", array), "mamba.A_log": ("ssm_a", -np.exp(array[:, None])),
+             "mamba.D": ("ssm_d", array[:, None]), "mamba.norm.weight": ("ssm_norm.weight", array.reshape(2, -1)),
+             "shared_mlp.output_linear.weight": (f"ffn_down{end}.weight", array)}  # fmt: skip
+    if part in plain:
+        return {f"{block}.{plain[part][0]}": plain[part][1]}
+    if part == "shared_mlp.input_linear.weight":
+        return {
+            f"{block}.ffn_{own}{end}.weight": rows for own, rows in zip(("gate", "up"), np.split(array, 2), strict=True)
+        }
+    return {}
+
+
 def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]:
     """Return the float32 tensors of the file by name."""
     names = gguf.get_tensor_name_map(family.arch, 2)
@@ -308,6 +343,11 @@ def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]
         if ".experts." in key:
             result |= _experts(key, array, family.name == "GptOss")
             continue
+        if family.arch == gguf.MODEL_ARCH.GRANITE_HYBRID and ".layers." in key:
+            forms = _granite_arrays(key, array, "expert_count" in family.keys)
+            if forms:
+                result |= forms
+                continue
         if ".linear_attn." in key:
             result |= _delta_arrays(key, array, family.arch)
             continue

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from penstock.checkpoint.gguf.delta import DELTA_KEYS, DELTA_NAMES
 from penstock.checkpoint.gguf.encoder import ENCODERS
+from penstock.checkpoint.gguf.mamba import MAMBA_KEYS
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.pooling import POOLING_KEYS, RERANK_KEYS
 from penstock.config import show
@@ -235,6 +236,20 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
         keys=("shortconv.l_cache",),
         constants={"block_auto_adjust_ff_dim": False},
     ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        has_pairs=True,
+        layer_names={
+            **{part: name for part, name in _LAYER_NAMES.items() if not part.startswith("ffn_") or part == "ffn_norm"},
+            **{f"ffn_{own}{end}": f"shared_mlp.{own}_proj" for own in ("gate", "up", "down") for end in ("", "_shexp")},
+            "ssm_conv1d": "mamba.conv1d",
+            "ssm_out": "mamba.out_proj",
+        },
+        factors=_GRANITE_FACTORS,
+        keys=("expert_shared_feed_forward_length", *MAMBA_KEYS),
+        constants={"num_local_experts": 0},
+        is_own_form=True,
+    ),
     "qwen3next": Architecture(
         "qwen3_next",
         layer_names=_DELTA_EXPERTS,
@@ -374,6 +389,18 @@ _MIXTRAL: Final = replace(
 )
 
 
+_GRANITE_HYBRID: Final = replace(
+    _ARCHITECTURES["granitehybrid"],
+    layer_names={**_experts("block_sparse_moe"), **_ARCHITECTURES["granitehybrid"].layer_names},
+    keys=(*_ARCHITECTURES["granitehybrid"].keys, *_SIZES),
+    constants={},
+    num_experts="num_local_experts",
+    expert_size="intermediate_size",
+)
+_WITH_EXPERTS: Final = {"llama": _MIXTRAL, "granitehybrid": _GRANITE_HYBRID}
+"""Architectures that have experts if the number of them is not 0."""
+
+
 def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
     """Return the architecture of a file, with its name; UnsupportedError lists those that Penstock runs."""
     name = metadata.text("general.architecture")
@@ -382,8 +409,8 @@ def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
             f"{metadata.file}: general.architecture: expected one of {', '.join(_ARCHITECTURES)}, found {show(name)}",
             param="general.architecture",
         )
-    if name == "llama" and metadata.integer("llama.expert_count", 0):
-        return name, _MIXTRAL
+    if name in _WITH_EXPERTS and metadata.integer(f"{name}.expert_count", 0):
+        return name, _WITH_EXPERTS[name]
     return name, _ARCHITECTURES[name]
 
 

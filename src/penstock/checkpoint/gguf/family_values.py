@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
 
 from penstock.checkpoint.gguf.delta import DELTA_ARCHITECTURES, delta_values
+from penstock.checkpoint.gguf.mamba import MAMBA_ARCHITECTURES, mamba_values
 from penstock.checkpoint.gguf.metadata import Metadata
+from penstock.checkpoint.gguf.reader import StoredTensor
 
 __all__ = ["family_values", "kv_heads"]
 
@@ -24,8 +26,8 @@ _OLMO_EPS: Final = 1e-5
 Values = Mapping[str, Any]
 
 
-def family_values(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
-    """Return the values of architecture ``name`` beside ``values``, those of all; ``tensors``: the file's names."""
+def family_values(metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """Return the values of architecture ``name`` beside ``values``, those of all; ``tensors``: the file's."""
     window = metadata.integer(f"{name}.{_WINDOW}", 0)
     result: dict[str, Any] = {"sliding_window": window} if window else {}
     read = _FAMILIES.get(name)
@@ -45,7 +47,7 @@ def kv_heads(metadata: Metadata, name: str) -> list[int]:
     return counts
 
 
-def _gemma_2(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+def _gemma_2(metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     if not metadata.integer(f"{name}.{_WINDOW}", 0):
         raise metadata.error(f"{name}.{_WINDOW}", "a window in tokens")
     is_large = values["num_hidden_layers"] == _LARGE_GEMMAS.get(name)
@@ -57,13 +59,15 @@ def _gemma_2(metadata: Metadata, name: str, values: Values, tensors: Collection[
     return result
 
 
-def _gemma_3(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+def _gemma_3(metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     local = metadata.number(f"{name}.rope.freq_base_swa", 10000.0)
     pattern = _window_pattern(metadata, f"{name}.{_WINDOW}_pattern", values["num_hidden_layers"])
-    return _gemma_2(metadata, name, values, ()) | {"rope_local_base_freq": local} | pattern
+    return _gemma_2(metadata, name, values, tensors) | {"rope_local_base_freq": local} | pattern
 
 
-def _window_or_none(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+def _window_or_none(
+    metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]
+) -> dict[str, Any]:
     """Return the window, null without one, and which layers have it if the file says so."""
     if not (window := metadata.integer(f"{name}.{_WINDOW}", 0)):
         return {"sliding_window": None}
@@ -71,7 +75,7 @@ def _window_or_none(metadata: Metadata, name: str, values: Values, tensors: Coll
     return {"sliding_window": window, **pattern}
 
 
-def _lfm_2(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+def _lfm_2(metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     kinds = ["full_attention" if count else "conv" for count in kv_heads(metadata, name)]
     return {
         "layer_types": kinds if len(kinds) > 1 else kinds * values["num_hidden_layers"],
@@ -80,7 +84,7 @@ def _lfm_2(metadata: Metadata, name: str, values: Values, tensors: Collection[st
     }
 
 
-def _minicpm(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+def _minicpm(metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     logits = metadata.number(f"{name}.logit_scale")
     if logits <= 0:
         raise metadata.error(f"{name}.logit_scale", "a number above 0")
@@ -90,22 +94,22 @@ def _minicpm(metadata: Metadata, name: str, values: Values, tensors: Collection[
     }
 
 
-def _gpt_neox(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+def _gpt_neox(metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     return {"use_parallel_residual": metadata.flag(f"{name}.use_parallel_residual", True)}
 
 
-def _command_r(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+def _command_r(metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     return {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
 
 
-def _olmo(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+def _olmo(metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     if values["rms_norm_eps"] != _OLMO_EPS:
         raise metadata.error(f"{name}.attention.layer_norm_epsilon", f"{_OLMO_EPS}")
     key = f"{name}.attention.clamp_kqv"
     return {"clip_qkv": metadata.number(key)} if key in metadata.values else {}
 
 
-def _falcon(metadata: Metadata, name: str, values: Values, tensors: Collection[str]) -> dict[str, Any]:
+def _falcon(metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     """Return the form with a key and a value for each group of heads, of which the 7B form with one group is a case."""
     num_norms = 2 if "blk.0.attn_norm_2.weight" in tensors else 1
     return {
@@ -113,6 +117,10 @@ def _falcon(metadata: Metadata, name: str, values: Values, tensors: Collection[s
         "num_kv_heads": values["num_key_value_heads"],
         "num_ln_in_parallel_attn": num_norms,
     }
+
+
+def _mamba(metadata: Metadata, name: str, values: Values, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    return mamba_values(metadata, name, kv_heads(metadata, name), tensors)
 
 
 def _window_pattern(metadata: Metadata, key: str, num_layers: int) -> dict[str, Any]:
@@ -127,9 +135,9 @@ def _window_pattern(metadata: Metadata, key: str, num_layers: int) -> dict[str, 
     return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in pattern.tolist()]}
 
 
-_WITHOUT_ATTENTION: Final = ("lfm2",)
+_WITHOUT_ATTENTION: Final = ("lfm2", *MAMBA_ARCHITECTURES)
 """Architectures of which some layers have no heads of keys and values."""
-_FAMILIES: Final[dict[str, Callable[[Metadata, str, Values, Collection[str]], dict[str, Any]]]] = {
+_FAMILIES: Final[dict[str, Callable[[Metadata, str, Values, Mapping[str, StoredTensor]], dict[str, Any]]]] = {
     "gemma2": _gemma_2,
     "gemma3": _gemma_3,
     "gemma-embedding": _gemma_3,
@@ -142,5 +150,6 @@ _FAMILIES: Final[dict[str, Callable[[Metadata, str, Values, Collection[str]], di
     "falcon": _falcon,
     "command-r": _command_r,
     "olmo": _olmo,
+    **dict.fromkeys(MAMBA_ARCHITECTURES, _mamba),
     **{delta: lambda metadata, name, *_: delta_values(metadata, name) for delta in DELTA_ARCHITECTURES},
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, Final
@@ -15,6 +15,7 @@ from penstock.checkpoint.gguf.architectures import TOP_NAMES, Architecture, find
 from penstock.checkpoint.gguf.delta import DELTA_ARCHITECTURES, DeltaSizes, delta_sources
 from penstock.checkpoint.gguf.encoder import ENCODERS, encoder_sources, encoder_values
 from penstock.checkpoint.gguf.family_values import family_values, kv_heads
+from penstock.checkpoint.gguf.mamba import MAMBA_ARCHITECTURES, MambaSizes, mamba_sources
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.pooling import pooling_values
 from penstock.checkpoint.gguf.reader import StoredTensor
@@ -163,22 +164,33 @@ def tensor_sources(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> d
     if name in ENCODERS:
         return encoder_sources(name, tensors.values())
     num_heads, num_kv_heads = metadata.integer(f"{name}.attention.head_count", min=1), max(kv_heads(metadata, name))
-    delta = DeltaSizes.read(metadata, name) if name in DELTA_ARCHITECTURES else None
+    apart = _layer_parts(metadata, name)
     num_layers = metadata.integer(f"{name}.block_count", min=1) - metadata.integer(f"{name}.nextn_predict_layers", 0)
     naming = _Naming(architecture, tensors, num_heads, num_kv_heads, metadata.file)
     sources: dict[str, Source] = {}
     for tensor in tensors.values():
         if tensor.name in ROPE_TENSORS:
             continue
-        if delta is not None and (place := _BLOCK.match(tensor.name)):
+        if apart is not None and (place := _BLOCK.match(tensor.name)):
             if int(place[1]) >= num_layers:
                 continue  # predicts further tokens
-            own = delta_sources(delta, tensor, tensor.name[place.end() :], metadata.file)
+            own = apart(tensor, tensor.name[place.end() :])
             if own is not None:
                 sources |= {f"model.layers.{place[1]}.{parameter}": source for parameter, source in own.items()}
                 continue
         sources |= naming.sources(tensor)
     return sources
+
+
+def _layer_parts(metadata: Metadata, name: str) -> Callable[[StoredTensor, str], dict[str, Source] | None] | None:
+    """Return what finds the parameters that come from parts of a tensor of a hybrid's layer; None for no hybrid."""
+    if name in DELTA_ARCHITECTURES:
+        delta = DeltaSizes.read(metadata, name)
+        return lambda tensor, part: delta_sources(delta, tensor, part, metadata.file)
+    if name in MAMBA_ARCHITECTURES:
+        mamba = MambaSizes.read(metadata, name)
+        return lambda tensor, part: mamba_sources(mamba, tensor, part, metadata.file)
+    return None
 
 
 class _Naming:

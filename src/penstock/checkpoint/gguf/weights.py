@@ -33,7 +33,8 @@ class Source:
     ``index`` selects a matrix of a tensor of three dimensions.  ``alternate`` names a tensor of the same file whose
     rows (without ``index``, columns) go between those of ``name``, the first behind the first.  ``is_row``: the vector
     is a matrix of one row.  ``rows`` and ``columns`` are ranges [start, stop) in the order of the parameter, within the
-    tensor; none means all.  ``is_log``: the parameter is the logarithm of the negated values, float32.
+    tensor; none means all.  ``is_log``: the parameter is the logarithm of the negated values, float32.  ``is_flat``: it
+    is a vector, and the tensor a matrix.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Source:
     rows: _Ranges = ()
     columns: _Ranges = ()
     is_log: bool = False
+    is_flat: bool = False
 
 
 class GgufFile:
@@ -109,6 +111,8 @@ class GgufWeights:
             shape = (shape[0], 2 * shape[1]) if source.index is None else (2 * shape[0], shape[1])
         if source.is_row and len(shape) == 1:
             shape = (1, *shape)
+        if source.is_flat:
+            shape = (math.prod(shape),)
         if source.rows:
             shape = (sum(stop - start for start, stop in source.rows), *shape[1:])
         dtypes = {part.kind.dtype or "f32" for part in parts}
