@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +51,7 @@ class Family:
     """A class of transformers, the architecture of the file, and what both need beside the sizes.
 
     ``plus``: what is added to the norms.  ``has_pairs``: rows of q and k are stored in adjacent pairs.
+    ``turn``: changes a tensor to the form of the file.  ``tables``: further tensors.  ``joins``: q, k, v are one.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Family:
     has_pairs: bool = False
     turn: Callable[[str, np.ndarray], np.ndarray] = lambda _, array: array
     tables: Mapping[str, list[float]] = field(default_factory=dict)
+    joins: bool = False
     has_head_dim: bool = True
     head: str = "ForCausalLM"
 
@@ -145,6 +149,19 @@ FAMILIES = {
     "hunyuan-dense": Family("HunYuanDenseV1", gguf.MODEL_ARCH.HUNYUAN_DENSE, THETA),
     "glm4": Family(
         "Glm4", gguf.MODEL_ARCH.GLM4, {"attention_bias": True, "pad_token_id": 0, **HALF}, {"rope.dimension_count": 8}
+    ),
+    "chatglm": Family(
+        "Glm",
+        gguf.MODEL_ARCH.CHATGLM,
+        {"attention_bias": True, "pad_token_id": 0, **HALF},
+        {"rope.dimension_count": 8},
+        joins=True,
+    ),
+    "chatglm with q apart": Family(
+        "Glm",
+        gguf.MODEL_ARCH.CHATGLM,
+        {"attention_bias": True, "pad_token_id": 0, **HALF},
+        {"rope.dimension_count": 8},
     ),
     "internlm2": Family("Llama", gguf.MODEL_ARCH.INTERNLM2, has_pairs=True),
     "minicpm": Family(
@@ -365,6 +382,14 @@ def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]
             short = key.removeprefix("transformer.")
             own = names.get_name(key, (".weight", ".bias")) or names.get_name(short, (".weight", ".bias"))
         result[own] = array.squeeze()
+    return _joined(result) if family.joins else result
+
+
+def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with q, k and v of each layer as one."""
+    result = {name: array for name, array in arrays.items() if not re.search(r"attn_[qkv]\.", name)}
+    for block, end in itertools.product(("blk.0", "blk.1"), ("weight", "bias")):
+        result[f"{block}.attn_qkv.{end}"] = np.concatenate([arrays[f"{block}.attn_{part}.{end}"] for part in "qkv"])
     return result
 
 

@@ -303,6 +303,12 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
         },
         rotates_in_part=True,
     ),
+    "chatglm": Architecture(
+        "glm",
+        layer_names={**_LAYER_NAMES, "ffn_up": "mlp.gate_up_proj"},
+        rotates_in_part=True,
+        biases={"attention_bias": "attn_qkv"},
+    ),
     "internlm2": Architecture("internlm2", has_pairs=True, biases={"bias": "attn_q"}, is_own_form=True),
     "minicpm": Architecture(
         "minicpm",

@@ -92,7 +92,9 @@ def config_values(
         "tie_word_embeddings": "output.weight" not in tensors,
         **architecture.constants,
     }
-    values |= {own: f"blk.0.{part}.bias" in tensors for own, part in architecture.biases.items()}
+    for own, part in architecture.biases.items():
+        parts = (part, "attn_q") if part == _FUSED_PART else (part,)
+        values[own] = any(f"blk.0.{name_of_part}.bias" in tensors for name_of_part in parts)
     if architecture.rotates_in_part:
         rotary_dim = metadata.integer(f"{name}.rope.dimension_count", head_dim, min=2, max=head_dim)
         values["partial_rotary_factor"] = rotary_dim / head_dim
