@@ -49,7 +49,7 @@ def test_a_plan_as_json(penstock_inline):
         (["plan", FOLDER, "--tp", "0"], "--tp: expected an integer from 1"),
         (["plan", FOLDER, "--tp", "5"], "--tp: expected at most 4 ranks"),
         (["plan", FOLDER, "--scheme", "w2"], "--scheme: expected one of"),
-        (["plan", DEMO], "expected a checkpoint folder or a GGUF file, found another file"),
+        (["plan", DEMO], "expected a checkpoint folder or a GGUF file, found a bundle"),
         (["shard", FOLDER, "OUT"], "--strategy: expected --strategy FILE or --merge"),
         (["shard", FOLDER, "OUT", "--merge"], "expected a sharded folder"),
         (["shard", FOLDER, "OUT", "--strategy", "/nowhere"], "nowhere: No such file"),

@@ -91,7 +91,8 @@ def _refuse_other_formats(folder: Path) -> None:
 
 def _check_folder(path: Path) -> None:
     if path.is_file():
-        raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, found another file")
+        found = "a bundle" if path.suffix == ".psm" else "another file"
+        raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, found {found}")
     if not path.is_dir():
         raise FileAccessError(f"{path}: no such folder")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import add_parser_of
 from penstock.cli.progress import format_bytes
-from penstock.errors import NotFoundError
+from penstock.errors import InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
     from penstock.hub.downloaded import Downloaded
@@ -43,6 +44,11 @@ def run(args: argparse.Namespace) -> int:
     name = parse_name(args.model)
     entries = downloaded_revisions(name, whole="@" not in args.model)
     if not entries:
+        if Path(args.model).exists():
+            raise InvalidArgumentError(
+                f"{args.model}: expected the name of a downloaded model, found a path; "
+                f"`penstock inspect {args.model}` shows what it contains"
+            )
         raise NotFoundError(
             f"{name}: not on this machine. `penstock pull {args.model} --dry-run` shows what a download would take."
         )

@@ -40,7 +40,7 @@ LOST_S: Final = 2
 MAX_CONNECTIONS: Final = 256
 """Limit on open connections, so that they cannot use up the file descriptors of the service."""
 MAX_STRANGERS: Final = 64
-"""Limit on those of them that have not proved themselves, so that strangers cannot take the places of workers."""
+"""Limit on those of them that are not authenticated yet, so that strangers cannot take the places of workers."""
 _BACKLOG: Final = 64
 _PAUSE_S: Final = 0.2
 _READ_BYTES: Final = 1 << 14
