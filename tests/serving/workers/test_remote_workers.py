@@ -253,7 +253,7 @@ def test_strangers_cannot_use_up_the_descriptors(remote, monkeypatch) -> None:
 
 
 def test_strangers_cannot_take_the_places_of_workers(remote, certificate, monkeypatch) -> None:
-    """Two connections may be without authentication.  Those of workers do not count, and places of strangers become free again."""
+    """Two connections may lack authentication.  Those of workers do not count, and strangers' places become free."""
     monkeypatch.setattr(remote_worker_server, "MAX_STRANGERS", 2)
 
     async def main() -> None:
