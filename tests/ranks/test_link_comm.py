@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.link_comm import ROWS, LinkComm
+from penstock.core.link_comm import PART, ROWS, LinkComm
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import UnavailableError
 from tests.support.rank_threads import PART_BYTES, RankThreads, logits_of, steps, whole_logits
@@ -74,6 +75,24 @@ def test_a_fault_ends_the_group(
     ):
         logits_of(ranks.program, steps(1))
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("theirs", "sent"),
+    [
+        ((8, 0), "rank 1 sent tag 0000000000000008 with 0 bytes"),
+        ((7, 4), "rank 1 sent tag 0000000000000007 with 4 bytes"),
+        (None, "rank 1 sent 3 bytes without a tag"),
+    ],
+)
+def test_ranks_in_different_steps_are_named_with_both(theirs: tuple[int, int] | None, sent: str) -> None:
+    comm = Network(2).comms[0]
+    comm.deliver(PART, 1, b"abc" if theirs is None else struct.pack("<Q", theirs[0]) + bytes(theirs[1]))
+    with pytest.raises(UnavailableError) as caught:
+        comm._exchange(7, [0, 0])
+    text = str(caught.value)
+    assert "rank 0 is in the exchange with tag 0000000000000007 and expects 0 bytes" in text
+    assert sent in text
 
 
 def test_a_rank_that_waits_too_long_ends_the_group(bundle_of: BundleOf, parts_of: PartsOf) -> None:

@@ -175,6 +175,15 @@ class LinkComm:
                 continue
             message = self._wait(PART, rank, forever=forever).popleft()
             if message[: _TAG.size] != _TAG.pack(tag) or len(message) != _TAG.size + size:
-                self.abort(f"ranks {self.rank} and {rank} do not run the same step")
+                self.abort(
+                    f"ranks {self.rank} and {rank} do not run the same step: rank {self.rank} is in the exchange with "
+                    f"tag {tag:016x} and expects {size} bytes, rank {rank} sent {_tag_and_size(message)}"
+                )
                 self._check()
             self._parts[rank] = message[_TAG.size :]
+
+
+def _tag_and_size(message: bytes) -> str:
+    if len(message) < _TAG.size:
+        return f"{len(message)} bytes without a tag"
+    return f"tag {_TAG.unpack_from(message)[0]:016x} with {len(message) - _TAG.size} bytes"
