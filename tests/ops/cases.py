@@ -280,6 +280,18 @@ def _relative_attention() -> Iterator[Case]:
     attrs = {**plain, "causal": True, "keys": "all", "window": 9, "softcap": 2.5}
     yield Case("everything", (*tensors[:5], slopes, sinks, bias, None), attrs, 4e-3)
     yield Case("no-bias", (*tensors, None, ends), {**plain, "causal": True, "keys": "prefix"}, 4e-3)
+    yield from _uneven_prefixes(plain)
+
+
+def _uneven_prefixes(attrs: dict[str, Any]) -> Iterator[Case]:
+    """Rows of one request that see one or two pages in turn."""
+    pages = Pages((70, 40), (70, 40))
+    for dtype in KV_DTYPES:
+        prefix = int32(*([33, 1] * 55))
+        q, state = cut(110, 6 * 24, seed=7).view(-1, 6, 24), pages.filled(dtype, 3, 24)
+        for keys, causal in (("prefix", False), ("prefix", True), ("rest", True)):
+            tensors = (q, state, *pages.arrays(), None, None, None, prefix)
+            yield Case(f"{dtype}-rows-{keys}-{causal}", tensors, {**attrs, "causal": causal, "keys": keys}, 4e-3)
 
 
 def _prefix_lengths() -> Iterator[Case]:

@@ -58,14 +58,27 @@ PS_INLINE void set_factors(Query& q, const KvView& kv) {
   for (int64_t d = 0; d < rest; d += 16) Kv::put(x + first + d, f_load_n(q.q_rope + d, tail(rest, d)));
 }
 
+// The pages that some query of a block sees.  A prefix of its own may let an earlier token see more keys than a later one.
+struct PageRange {
+  int32_t first, last;
+};
+PS_INLINE PageRange pages_seen(const Query* queries, int n) {
+  int32_t first = queries[0].first, last = queries[0].last;
+  for (int i = 1; i < n; ++i) {
+    first = queries[i].first < first ? queries[i].first : first;
+    last = queries[i].last > last ? queries[i].last : last;
+  }
+  return {first / kPageTokens, last / kPageTokens};
+}
+
 // The partitions [part, part_end) of the queries of a block, as far as they see them.
 template <class Kv>
 void attend(const AttentionArgs& a, Query* queries, int n, const int32_t* pages, int64_t kv_head, int32_t part,
             int32_t part_end, const Next& after) {
   const int64_t dim = a.kv.head_dim, offset = kv_head * Kv::head_bytes(dim), values = value_dim(a.kv);
   for (int i = 0; i < n; ++i) set_factors<Kv>(queries[i], a.kv);
-  // Positions ascend over the queries, so the first has the earliest valid key and the last the latest.
-  const int32_t first_page = queries[0].first / kPageTokens, last_page = queries[n - 1].last / kPageTokens;
+  const PageRange seen = pages_seen(queries, n);
+  const int32_t first_page = seen.first, last_page = seen.last;
   if (part < first_page / kPartitionPages) part = first_page / kPartitionPages;
   for (; part < part_end && part * kPartitionPages <= last_page; ++part) {
     Partition p;
