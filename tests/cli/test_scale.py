@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,36 @@ def test_conversion_and_ranks(penstock_command, tmp_path: Path):
     whole = penstock_command("run", DEMO, "import", "--max-tokens", 8, "--temperature", 0)
     parts = penstock_command("run", tmp_path / "ranks", "import", "--max-tokens", 8, "--temperature", 0, "--tp", 2)
     assert (parts.stdout, parts.returncode) == (whole.stdout, 0)
+
+
+@pytest.fixture
+def stage_options(tmp_path: Path, certificate: tuple[Path, Path]) -> list[object]:
+    """What --stage-port requires."""
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    token.chmod(0o600)
+    return [
+        "--pp",
+        2,
+        "--stage-token-file",
+        token,
+        "--stage-certificate",
+        certificate[0],
+        "--stage-key",
+        certificate[1],
+    ]
+
+
+@pytest.mark.parametrize("command", [["run", DEMO, "text"], ["bench", DEMO], ["serve", DEMO, "--port", "0"]])
+def test_a_port_in_use_names_stage_port(penstock_inline, command, stage_options):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = penstock_inline(*command, "--stage-port", port, *stage_options)
+    assert (done.returncode, done.stdout) == (1, "")
+    text = f"penstock: --stage-port: failed to listen for stages at 127.0.0.1:{port}: Address already in use\n"
+    assert done.stderr.endswith(text)
+
+
+def test_an_unknown_stage_host_is_named(penstock_inline, stage_options):
+    done = penstock_inline("run", DEMO, "text", "--stage-port", 0, "--stage-host", "no.invalid", *stage_options)
+    assert "penstock: --stage-host: failed to listen for stages at no.invalid:0: " in done.stderr

@@ -89,6 +89,8 @@ def _open_port(server: StageServer, *, is_listening: bool) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
-        raise FileAccessError(f"{host}:{port}: failed to listen for stages: {error.strerror or error}") from error
+        param = "stage_host" if isinstance(error, socket.gaierror) else "stage_port"
+        text = f"{param}: failed to listen for stages at {host}:{port}: {error.strerror or error}"
+        raise FileAccessError(text, param=param) from error
     listener.setblocking(False)
     return listener
