@@ -131,6 +131,10 @@ class Chaos:
         """Return how often each service has reported the loss of the head."""
         return [log.read_text().count("The head of the cluster at") for log in self._logs.values()]
 
+    def log_ends(self) -> str:
+        """Return the last lines of each service's log."""
+        return "\n".join(f"{name}:\n{log.read_text()[-6000:]}" for name, log in self._logs.items())
+
     def kill_update(self) -> set[str]:
         """Replace the workers of both services, on whichever nodes they are; no request may fail."""
         for primary in self.primaries:
@@ -200,7 +204,7 @@ def test_only_what_was_on_a_lost_process_fails(tmp_path: Path) -> None:
                     chaos.repair()
                     found: list[Failure] = traffic.failures[num_before:]
                     elsewhere = [one for one in found if one.primary not in hit]
-                    assert not elsewhere, f"after the loss of a {kind}: {elsewhere}"
+                    assert not elsewhere, f"after the loss of a {kind}: {elsewhere}\n{chaos.log_ends()}"
                     delays += [chaos.delay(one) for one in found if "is not ready" not in one.error]
                     counts[kind] += 1
                     print(f"{kind}: {len(found)} tries failed; all is back after {time.monotonic() - start:.1f} s")
