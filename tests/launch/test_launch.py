@@ -225,6 +225,43 @@ def test_silent_host_is_given_up_after_the_timeout():
     assert err == f"penstock: --rdzv: the host at {rdzv} did not answer within 1 s\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_place_is_free_again_before_the_group_is_whole(victim, number):
+    """The host and one of its guests end while the third machine is missing; the restarted one takes its place."""
+    options = ("--nnodes", "3", "--rdzv", f"127.0.0.1:{free_port()}", "--timeout", "60")
+
+    def start(node: int) -> subprocess.Popen[str]:
+        return launch(*options, "--node-rank", str(node), script="import os; print(os.environ['RANK'])")
+
+    children = [start(0)]
+    until(lambda: listens(options[3]), "the host")
+    children.append(start(1))
+    time.sleep(1.5)  # it has joined
+    lost, other = children[victim], children[1 - victim]
+    os.kill(lost.pid, number)
+    assert "lost" in other.stderr.readline()
+    lost.kill()
+    lost.communicate(timeout=60)
+    children = [other, start(victim), start(2)]
+    outs = [child.communicate(timeout=60) for child in children]
+    assert [child.returncode for child in children] == [0, 0, 0], outs
+    assert sorted(out for out, _ in outs) == ["[0] 0\n", "[1] 1\n", "[2] 2\n"]
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_a_rendezvous_port_of_another_program_is_named(listening):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        if listening:
+            other.listen()
+        rdzv = f"127.0.0.1:{other.getsockname()[1]}"
+        child = launch("--nnodes", "2", "--rdzv", rdzv, "--node-rank", "0", "--timeout", "60", script="pass")
+        _, err = child.communicate(timeout=30)
+    assert child.returncode == 1
+    assert err == f"penstock: --rdzv: failed to listen at {rdzv}: another program has the port\n"
+
+
 def meet(num_nodes: int, numbers: list[int | None], timeout_s: float = 0.5) -> list[object]:
     """The results of the host and of guests with these --node-rank."""
 

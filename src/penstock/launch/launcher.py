@@ -13,12 +13,12 @@ import socket
 import sys
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.launch.environment import LAUNCHER_VARIABLES, RankEnvironment, variables_of
 from penstock.launch.local_group import GRACE_S, LocalGroup, describe_end
-from penstock.launch.rendezvous import Link, NodePlace, Rendezvous, host, join
+from penstock.launch.rendezvous import Link, NodePlace, Rendezvous, host, is_host, join
 
 __all__ = ["LaunchSettings", "launch"]
 
@@ -120,18 +120,16 @@ async def _meet(settings: LaunchSettings, rdzv: tuple[str, int], master_port: in
     )
     server = _listen(rdzv) if settings.node_rank in (None, 0) else None
     if server is not None:
-        return await host(server, rendezvous, rdzv[0])
-    return await join(rdzv, rendezvous)
+        return await host(server, rendezvous, rdzv[0], _say)
+    if settings.node_rank == 0 and _is_local(rdzv) and not await is_host(rdzv):
+        message = f"--rdzv: failed to listen at {rdzv[0]}:{rdzv[1]}: another program has the port"
+        raise FileAccessError(message, param="rdzv")
+    return await join(rdzv, rendezvous, _say)
 
 
 def _listen(address: tuple[str, int]) -> socket.socket | None:
-    """Return a socket at the address; None if it is another machine's, or another launcher of this machine has it."""
-    try:
-        family, kind, protocol, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise InvalidArgumentError(f"--rdzv: unknown host {address[0]}: {error.strerror}", param="rdzv") from None
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Return a socket at the address; None if it is another machine's, or another program of this machine has it."""
+    listener, where = _socket_for(address)
     try:
         listener.bind(where)
         listener.listen()
@@ -139,6 +137,27 @@ def _listen(address: tuple[str, int]) -> socket.socket | None:
         listener.close()
         return None
     return listener
+
+
+def _is_local(address: tuple[str, int]) -> bool:
+    """Return True if the address is one of this machine, whether its port is free or not."""
+    listener, where = _socket_for(address)
+    with listener:
+        try:
+            listener.bind((where[0], 0, *where[2:]))
+        except OSError:
+            return False
+    return True
+
+
+def _socket_for(address: tuple[str, int]) -> tuple[socket.socket, tuple[Any, ...]]:
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise InvalidArgumentError(f"--rdzv: unknown host {address[0]}: {error.strerror}", param="rdzv") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return listener, where
 
 
 async def _run(settings: LaunchSettings, place: NodePlace, link: Link | None, signals: asyncio.Queue[int]) -> int:

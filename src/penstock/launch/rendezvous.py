@@ -3,7 +3,8 @@
 Messages are lines of JSON.  The launcher that can open the address is the host; the others join it.  Both sides prove
 that they know the token, if there is one: each answers the other's nonce with an HMAC (RFC 2104).  Nothing is
 encrypted: the messages contain numbers of ranks and how they ended.  A beat every half second shows that a machine is
-there; without one for BEAT_LIMIT_S, it counts as lost.
+there; without one for BEAT_LIMIT_S, it counts as lost.  While the group is not whole, a machine that is lost only gives
+back its place: it may join again, and machines whose host is lost connect to the next one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Final, Protocol
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
 from penstock.version import __version__
 
-__all__ = ["BEAT_LIMIT_S", "Link", "NodePlace", "Rendezvous", "host", "join"]
+__all__ = ["BEAT_LIMIT_S", "Link", "NodePlace", "Rendezvous", "host", "is_host", "join"]
 
 BEAT_LIMIT_S: Final = 2.0
 _BEAT_S: Final = 0.5
@@ -67,6 +68,10 @@ class _Member:
     address: tuple[str, int]
 
 
+class _LostError(UnavailableError):
+    """A connection that ended, or a peer that sends nothing."""
+
+
 class Link(Protocol):
     """The other machines."""
 
@@ -89,6 +94,8 @@ class _Peer:
         self.is_done = False
         self._heard = time.monotonic()
         self._beating: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[str] | None = None
+        self.on_done: Callable[[], None] = lambda: None
 
     def send(self, **message: Any) -> None:
         self.writer.write(json.dumps(message).encode() + b"\n")
@@ -99,7 +106,7 @@ class _Peer:
             line = await self.reader.readuntil(b"\n")
             message = json.loads(line)
         except (asyncio.IncompleteReadError, OSError):
-            raise UnavailableError(f"{self.name} closed the connection") from None
+            raise _LostError(f"{self.name} closed the connection") from None
         except (asyncio.LimitOverrunError, ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
@@ -124,32 +131,46 @@ class _Peer:
         await self.close()
 
     def start_beats(self) -> None:
-        self._heard = time.monotonic()
-        self._beating = asyncio.ensure_future(self._beat())
+        if self._beating is None:
+            self._heard = time.monotonic()
+            self._beating = asyncio.ensure_future(self._beat())
+
+    def watch(self) -> asyncio.Task[str]:
+        """Send beats from now on; return the task whose result is how the peer failed."""
+        self.start_beats()
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._failure())
+        return self._watching
 
     async def _beat(self) -> None:
         while True:
             self.send(beat=True)
             await asyncio.sleep(_BEAT_S)
 
-    async def watch(self, on_done: Callable[[], None]) -> str:
+    async def receive_in_time(self) -> dict[str, Any]:
+        """Return the next message of a peer that sends beats."""
+        try:
+            return await asyncio.wait_for(self.receive(), BEAT_LIMIT_S)
+        except TimeoutError:
+            raise _LostError(f"no message for {BEAT_LIMIT_S:g} s") from None
+
+    async def _failure(self) -> str:
         """Return the failure that the peer reports; a silent peer is a failure too."""
         while True:
             try:
-                message = await asyncio.wait_for(self.receive(), BEAT_LIMIT_S)
-            except TimeoutError:
-                return f"{self.name} is lost: no message for {BEAT_LIMIT_S:g} s"
+                message = await self.receive_in_time()
             except UnavailableError as error:
                 return f"{self.name} is lost: {error}"
             if "failed" in message:
                 return str(message["failed"])[:2000]
             if "done" in message:
                 self.is_done = True
-                on_done()
+                self.on_done()
 
     async def close(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
+        for task in (self._beating, self._watching):
+            if task is not None:
+                task.cancel()
         with suppress(OSError, TimeoutError):
             await asyncio.wait_for(self.writer.drain(), 0.5)
         self.writer.close()
@@ -168,8 +189,8 @@ class _Links:
         self._server = server  # of a host
         self._all_done = asyncio.Event()
         for peer in peers:
-            peer.start_beats()
-        self._watches = [asyncio.ensure_future(peer.watch(self._count)) for peer in peers]
+            peer.on_done = self._count
+        self._watches = [peer.watch() for peer in peers]
 
     def _count(self) -> None:
         if all(peer.is_done for peer in self._peers):
@@ -210,24 +231,27 @@ class _Links:
             self._server.close()
 
 
-async def host(server_socket: Any, rendezvous: Rendezvous, address: str) -> tuple[NodePlace, Link]:
+async def host(
+    server_socket: Any, rendezvous: Rendezvous, address: str, tell: Callable[[str], None] = lambda _: None
+) -> tuple[NodePlace, Link]:
     """Wait for the other machines; return the place of this one and the links.  ``address``: by which others reach it.
 
-    UnavailableError if they do not come in time.
+    ``tell`` gets a sentence about each machine that joined and was lost; its place is free again.  UnavailableError if
+    the machines do not come in time.
     """
-    joined: asyncio.Queue[_Member] = asyncio.Queue()
+    changes: asyncio.Queue[_Member | None] = asyncio.Queue()  # a machine that joined; None: one may be lost
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         member = await _admit(_Peer(reader, writer), rendezvous)
         if member is not None:
-            joined.put_nowait(member)
+            changes.put_nowait(member)
 
     server = await asyncio.start_server(greet, sock=server_socket, limit=_LINE)
     members = [_Member(None, rendezvous.node_rank, rendezvous.nproc, (address, rendezvous.master_port))]
     deadline = time.monotonic() + rendezvous.timeout_s
     while len(members) < rendezvous.num_nodes:
         try:
-            member = await asyncio.wait_for(joined.get(), max(0.0, deadline - time.monotonic()))
+            member = await asyncio.wait_for(changes.get(), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             server.close()
             reason = _who_is_missing(members, rendezvous)
@@ -236,12 +260,27 @@ async def host(server_socket: Any, rendezvous: Rendezvous, address: str) -> tupl
                     member.peer.send(missing=reason)
                     await member.peer.close()
             raise UnavailableError(reason) from None
+        members = await _without_lost(members, tell)
+        if member is None or member.peer is None:
+            continue
         if member.wanted is not None and any(member.wanted == other.wanted for other in members):
-            if member.peer is not None:
-                await member.peer.refuse(f"another machine has --node-rank {member.wanted}")
+            await member.peer.refuse(f"another machine has --node-rank {member.wanted}")
         else:
             members.append(member)
+            member.peer.watch().add_done_callback(lambda _: changes.put_nowait(None))
     return _places(members, server)
+
+
+async def _without_lost(members: list[_Member], tell: Callable[[str], None]) -> list[_Member]:
+    """Return the machines that are still there; close the connections of the others."""
+    present = []
+    for member in members:
+        if member.peer is None or not member.peer.watch().done():
+            present.append(member)
+            continue
+        tell(f"{member.peer.watch().result()}. Its place is free again.")
+        await member.peer.close()
+    return present
 
 
 def _who_is_missing(members: list[_Member], rendezvous: Rendezvous) -> str:
@@ -314,12 +353,52 @@ def _misfit(message: Mapping[str, Any], rendezvous: Rendezvous) -> str:
     return ""
 
 
-async def join(address: tuple[str, int], rendezvous: Rendezvous) -> tuple[NodePlace, Link]:
+async def join(
+    address: tuple[str, int], rendezvous: Rendezvous, tell: Callable[[str], None] = lambda _: None
+) -> tuple[NodePlace, Link]:
     """Join the host; return the place of this machine and the link.
 
-    UnavailableError if the host does not answer in time, InvalidArgumentError if it refuses.
+    A host that is lost before the group is whole may start again: ``tell`` gets a sentence, and this machine joins the
+    next host at the address.  UnavailableError if no host answers in time, InvalidArgumentError if it refuses.
     """
     deadline = time.monotonic() + rendezvous.timeout_s
+    where = f"{address[0]}:{address[1]}"
+    while True:
+        peer = await _connect(address, rendezvous, deadline)
+        has_joined = False
+        try:
+            await _introduce(peer, rendezvous, deadline)
+            has_joined = True
+            return await _await_place(peer, rendezvous, deadline), _Links([peer])
+        except _LostError as error:
+            await peer.close()
+            if time.monotonic() > deadline:
+                text = f"--rdzv: no host at {where} within {rendezvous.timeout_s:g} s ({error})"
+                raise UnavailableError(text) from None
+            if has_joined:
+                tell(f"{peer.name} is lost before all machines joined: {error}. Waiting for it to start again.")
+            await asyncio.sleep(_RETRY_S)
+        except BaseException:
+            await peer.close()
+            raise
+
+
+async def is_host(address: tuple[str, int]) -> bool:
+    """Return True if a launcher, rather than another program, answers at the address."""
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(*address, limit=_LINE), BEAT_LIMIT_S)
+    except OSError:
+        return False
+    peer = _Peer(reader, writer)
+    try:
+        return "nonce" in await peer.receive_in_time()
+    except UnavailableError:
+        return False
+    finally:
+        await peer.close()
+
+
+async def _connect(address: tuple[str, int], rendezvous: Rendezvous, deadline: float) -> _Peer:
     where = f"{address[0]}:{address[1]}"
     while True:
         try:  # with a limit, because packets to a host that drops them are sent again for minutes
@@ -333,12 +412,16 @@ async def join(address: tuple[str, int], rendezvous: Rendezvous) -> tuple[NodePl
             await asyncio.sleep(_RETRY_S)
     peer = _Peer(reader, writer)
     peer.name = f"the host at {where}"
+    return peer
+
+
+async def _introduce(peer: _Peer, rendezvous: Rendezvous, deadline: float) -> None:
+    """Prove the token to the host, and send it the settings of this machine."""
     try:
         is_proved = await asyncio.wait_for(
             peer.prove(rendezvous.token, is_host=False), max(1.0, deadline - time.monotonic())
         )
     except TimeoutError:
-        peer.writer.close()
         raise UnavailableError(f"--rdzv: {peer.name} did not answer within {rendezvous.timeout_s:g} s") from None
     if not is_proved:
         raise InvalidArgumentError(f"--rdzv-token-file: {peer.name} has another token", param="rdzv_token_file")
@@ -350,22 +433,23 @@ async def join(address: tuple[str, int], rendezvous: Rendezvous) -> tuple[NodePl
         node_rank=rendezvous.node_rank,
         master_port=rendezvous.master_port,
     )
-    try:
-        # A second more, so that the host, which knows who is missing, says it first.
-        message = await asyncio.wait_for(peer.receive(), max(1.0, deadline + 1.0 - time.monotonic()))
-    except TimeoutError:
-        peer.writer.close()
-        raise UnavailableError(
-            f"--nnodes: not all {rendezvous.num_nodes} machines joined within {rendezvous.timeout_s:g} s"
-        ) from None
-    if "place" not in message:
-        peer.writer.close()
-    if "missing" in message:
-        raise UnavailableError(str(message["missing"])[:2000])
-    if "refused" in message:
-        raise InvalidArgumentError(f"{peer.name} refused this machine: {str(message['refused'])[:2000]}")
-    try:
-        place = NodePlace(**message["place"])
-    except (KeyError, TypeError):
-        raise UnavailableError(f"{peer.name} sent a malformed reply") from None
-    return place, _Links([peer])
+
+
+async def _await_place(peer: _Peer, rendezvous: Rendezvous, deadline: float) -> NodePlace:
+    """Return the place that the host gives this machine when all have come."""
+    peer.start_beats()
+    # A second more, so that the host, which knows who is missing, says it first.
+    while time.monotonic() < deadline + 1.0:
+        message = await peer.receive_in_time()
+        if "missing" in message:
+            raise UnavailableError(str(message["missing"])[:2000])
+        if "refused" in message:
+            raise InvalidArgumentError(f"{peer.name} refused this machine: {str(message['refused'])[:2000]}")
+        if "beat" not in message:
+            try:
+                return NodePlace(**message["place"])
+            except (KeyError, TypeError):
+                raise UnavailableError(f"{peer.name} sent a malformed reply") from None
+    raise UnavailableError(
+        f"--nnodes: not all {rendezvous.num_nodes} machines joined within {rendezvous.timeout_s:g} s"
+    )
