@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
+from penstock.engine.options import RequestOptions
 from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.crash_tracker import CrashTracker
-from penstock.serving.workers.worker_connection import OpenRequest, WorkerConnection
+from penstock.serving.workers.failover import Failover
+from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerConnection
 
 
 def test_requests_behind_a_possibly_ended_one_are_suspects() -> None:
@@ -46,3 +50,25 @@ def test_a_crash_counts_once_for_equal_requests() -> None:
     assert [tracker.add(b"x", "second"), tracker.num_crashes(b"x"), tracker.num_crashes(b"z")] == [2, 2, 0]
     tracker.clear(b"x")
     assert tracker.num_crashes(b"x") == 0
+
+
+def test_lost_machines_are_no_requests_fault() -> None:
+    """Workers of a cluster are gone before it is known why: until then a request is suspected, but not refused."""
+
+    async def main() -> None:
+        routes: Any = SimpleNamespace(crashes=CrashTracker())
+        request = Failover(
+            routes, [5], RequestOptions(), lambda options: pb.ToWorker(submit=pb.Submit(options=options))
+        )
+        lost = LostWorkerError("gone", was_running=True)
+        counts = []
+        for has_crashed in (False, False, True, False, True, True):
+            request._connection = WorkerConnection("m", 7, is_remote=True)
+            counts.append(request._count_crash(lost))
+            request._connection.note_cause(has_crashed)
+            assert not request._connection.awaits_cause
+        assert counts == [1, 1, 1, 1, 1, 2], "refused with the second crash"
+        request._connection = WorkerConnection("m", 0, is_remote=True)  # nothing will say why it went
+        assert request._count_crash(lost) == 4
+
+    asyncio.run(main())

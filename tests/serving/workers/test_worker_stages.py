@@ -146,7 +146,9 @@ def test_a_port_is_kept_for_the_pipelines_of_a_service(certificate: tuple[Path, 
         assert (passed.port, passed.token, passed.on_listen) == (kept.port, kept.token, None)
         with listen_for_stages(passed), listen_for_stages(passed):
             pass
-        with pytest.raises(FileAccessError, match=f"stage_port: failed to listen for stages at localhost:{kept.port}: "):
+        with pytest.raises(
+            FileAccessError, match=f"stage_port: failed to listen for stages at localhost:{kept.port}: "
+        ):
             listen_for_stages(replace(kept, shared=False))
     with reserved_port(None) as nothing:
         assert nothing is None

@@ -300,9 +300,19 @@ class Failover:
             self._retry = asyncio.ensure_future(self._send_again(num_crashes > 0))
 
     def _count_crash(self, error: LostWorkerError) -> int:
-        """Return how many workers crashed while they ran the request, including this one if it did."""
-        crashes, worker = self._routes.crashes, "" if self._connection is None else self._connection.name
-        return (crashes.add if error.was_running else crashes.add_wait)(self._fingerprint, worker)
+        """Return how many workers crashed while they ran the request, including this one if it did.
+
+        It is not known at once whether a worker of a cluster has crashed or its machine is lost.  Until then the
+        request is suspected, but not refused: the loss of machines is no request's fault.
+        """
+        connection, crashes, fingerprint = self._connection, self._routes.crashes, self._fingerprint
+        count = crashes.add if error.was_running else crashes.add_wait
+        if connection is None or not connection.awaits_cause:
+            return count(fingerprint, "" if connection is None else connection.name)
+        name = connection.name
+        connection.on_cause(lambda has_crashed: count(fingerprint, name) if has_crashed else None)
+        known = crashes.num_crashes(fingerprint)
+        return max(known, min(known + error.was_running, MAX_CRASHES - 1))
 
     async def _send_again(self, is_suspect: bool) -> None:
         try:

@@ -153,6 +153,7 @@ class WorkerConnection:
         """Called when the worker is about to end by itself."""
         self.num_lost = 0
         """Number of requests that were open when the worker was lost."""
+        self._on_cause: list[Callable[[bool], object]] | None = [] if is_remote and pid else None
         self._on_pages: Callable[[PageReport], None] | None = None
         self._next_report = 0  # 0: only a full report counts
         self.num_moved = 0
@@ -439,6 +440,22 @@ class WorkerConnection:
             elif time.monotonic() - max(start, self._stream.heard) > SILENT_S - pause_s:
                 self.is_hung = True
                 self.fail(f"nothing has come from the worker's machine for {SILENT_S:g} s")
+
+    @property
+    def awaits_cause(self) -> bool:
+        """True if it is not known yet whether the process crashes or its machine is lost: ``note_cause`` will say."""
+        return self._on_cause is not None
+
+    def on_cause(self, hear: Callable[[bool], object]) -> None:
+        """Call ``hear`` with True if the process crashed, with False if its machine was lost."""
+        if self._on_cause is not None:
+            self._on_cause.append(hear)
+
+    def note_cause(self, has_crashed: bool) -> None:
+        """Note why the process has ended.  Further calls do nothing."""
+        hearers, self._on_cause = self._on_cause or [], None
+        for hear in hearers:
+            hear(has_crashed)
 
     def forgive(self) -> None:
         """Restart the heartbeat's age: this process was stopped and has not read the worker's messages."""

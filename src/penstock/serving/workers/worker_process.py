@@ -49,6 +49,7 @@ class WorkerProcess:
         else:
             death = Death("signal" if status is not None and status < 0 else "exit", _describe(status))
         self._end(death.why)
+        self.connection.note_cause(status is not None)
         return death
 
     async def stop(self) -> None:
@@ -71,9 +72,9 @@ class WorkerProcess:
 
 
 def _describe(status: int | None) -> str:
-    """Describe an exit status."""
+    """Describe an exit status; None: see PlacedGroup.wait."""
     if status is None:
-        return "it exited without an error message"
+        return "its machine is lost or does not answer"
     if status < 0:
         return f"it was ended by {signal.Signals(-status).name}"
     return f"it exited with status {status}"
