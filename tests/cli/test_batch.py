@@ -339,6 +339,7 @@ def test_an_outage_stops_a_batch_which_continues_later(tmp_path, monkeypatch, ca
     [
         (["--workers", "-1"], "--workers: expected"),
         (["--cluster", "10.0.0.5:6379"], "--cluster requires --workers"),
+        (["--place-seconds", "30"], "--place-seconds requires --cluster"),
     ],
 )
 def test_wrong_worker_options_are_refused(tmp_path, capsys, options, text):

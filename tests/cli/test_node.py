@@ -29,6 +29,8 @@ def token(tmp_path: Path) -> Path:
         (["--join", "ray://10.0.0.5"], "--join: expected HOST:PORT, got 'ray://10.0.0.5'"),
         (["--address", "10.0.0.5", "--first-port", "65500"], "--first-port: expected"),
         (["--address", "10.0.0.5", "--cpus", "-1"], "--cpus: expected"),
+        (["--address", "10.0.0.5", "--port", "0"], "--port: expected an integer from 1"),
+        (["--join", "10.0.0.5:6379", "--port", "6379"], "--port: expected none with --join"),
     ],
 )
 def test_a_node_refuses_wrong_options(token, capsys, options, text) -> None:
@@ -47,6 +49,7 @@ def test_a_node_refuses_a_token_that_others_may_read(token, capsys) -> None:
     [
         (["--cluster", "10.0.0.5:6379"], "--cluster requires --cluster-token-file"),
         (["--cluster-token-file", "TOKEN"], "--cluster-token-file requires --cluster"),
+        (["--place-seconds", "30"], "--place-seconds requires --cluster"),
         (["--cluster", "10.0.0.5:6379", "--cluster-token-file", "TOKEN"], "--threads: required with --cluster"),
         (["--cluster", "10.0.0.5", "--cluster-token-file", "TOKEN", "--threads", "1"], "--cluster: expected HOST:PORT"),
         (

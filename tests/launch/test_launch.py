@@ -310,7 +310,7 @@ def test_host_that_drops_packets_is_given_up_in_time():
             ("--nnodes", "2", "--rdzv", "127.0.0.1:1", "--node-rank", "2"),
             "--node-rank: expected an integer from 0 to 1",
         ),
-        (("--rdzv-token-file", "/none"), "--rdzv-token-file: /none: No such file"),
+        (("--nnodes", "1", "--rdzv-token-file", "/none"), "--rdzv-token-file: /none: No such file"),
         (("--master-port", "70000"), "--master-port: expected an integer from 0 to 65535"),
     ],
 )
@@ -321,6 +321,21 @@ def test_wrong_options_are_named(arguments, words):
     assert err.startswith(f"penstock: {words.split(':')[0]}:")
     assert words in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--rdzv", "127.0.0.1:29400"),
+        ("--rdzv-token-file", "token"),
+        ("--trusted-network",),
+        ("--node-rank", "0"),
+        ("--timeout", "5"),
+    ],
+)
+def test_options_without_effect_on_one_machine_are_refused(arguments):
+    done = subprocess.run([*BASE, *arguments, "--", "true"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"penstock: {arguments[0]} requires --nnodes\n")
 
 
 def test_command_that_does_not_exist_is_named():

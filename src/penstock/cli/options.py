@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SHORT_FORMS", "add_joining_options", "add_model",
     "add_options", "add_parser_of", "check_writable", "host_and_port", "joining_of", "limits_of", "numbers_of",
-    "open_llm", "sampling_params", "sampling_values", "spellings", "utf8_text", "write_file",
+    "open_llm", "refuse_without", "sampling_params", "sampling_values", "spellings", "utf8_text", "write_file",
 ]  # fmt: skip
 
 
@@ -286,6 +286,13 @@ def check_writable(name: str, path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise FileAccessError(f"--{name} {path}: {error.strerror}") from error
+
+
+def refuse_without(needed: str, args: argparse.Namespace, *names: str) -> None:
+    """Raise InvalidArgumentError for an option of ``names`` that is given, as it has no effect without ``needed``."""
+    for name in names:
+        if (value := getattr(args, name, None)) is not None and value is not False:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} requires {needed}", param=name)
 
 
 def write_file(name: str, path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.options import open_llm
-from penstock.cli.service.cluster_options import add_cluster_options, cluster_placement
+from penstock.cli.service.cluster_options import add_cluster_options, check_cluster_options, cluster_placement
 from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError, UnavailableError
 
@@ -63,6 +63,7 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
 def check_worker_options(args: argparse.Namespace) -> None:
     """Refuse options that do not go together; InvalidArgumentError."""
     check_integer("workers", args.workers, 0, 256)
+    check_cluster_options(args)
     if args.cluster is not None and not args.workers:
         raise InvalidArgumentError("--cluster requires --workers, the number of workers on the cluster")
 

@@ -6,7 +6,7 @@ import argparse
 import ipaddress
 from pathlib import Path
 
-from penstock.cli.options import add_parser_of, host_and_port
+from penstock.cli.options import add_parser_of, host_and_port, refuse_without
 from penstock.config import check_integer, check_number
 from penstock.errors import FileAccessError, InvalidArgumentError
 
@@ -25,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock launch --nproc 2 --nnodes 2 --rdzv 10.0.0.1:29400 --rdzv-token-file token -- python predict.py",
     )
     parser.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks on this machine (default: 1)")
-    parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="machines (default: 1)")
+    parser.add_argument("--nnodes", type=int, metavar="N", help="machines (default: 1)")
     parser.add_argument(
         "--rdzv",
         metavar="HOST:PORT",
@@ -58,7 +58,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--timeout",
         type=float,
-        default=300.0,
         metavar="S",
         help="seconds to wait for the other machines (default: 300)",
     )
@@ -75,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     """Check the options and launch."""
     from penstock.launch.launcher import LaunchSettings, launch
 
-    nnodes = check_integer("nnodes", args.nnodes, 1, 1024)
+    if args.nnodes is None:
+        refuse_without("--nnodes", args, "rdzv", "rdzv_token_file", "trusted_network", "node_rank", "timeout")
+    nnodes = 1 if args.nnodes is None else check_integer("nnodes", args.nnodes, 1, 1024)
     if args.node_rank is not None:
         check_integer("node_rank", args.node_rank, 0, nnodes - 1)
     if nnodes > 1 and args.rdzv is None:
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             node_rank=args.node_rank,
             token=token,
             master_port=check_integer("master_port", args.master_port, 0, 65535),
-            timeout_s=check_number("timeout", args.timeout, 86_400),
+            timeout_s=300.0 if args.timeout is None else check_number("timeout", args.timeout, 86_400),
             is_prefixed=not args.no_prefix,
         )
     )

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.options import add_parser_of, check_writable, write_file
+from penstock.cli.options import add_parser_of, check_writable, refuse_without, write_file
 from penstock.cli.progress import format_seconds
 from penstock.errors import InvalidArgumentError
 
@@ -106,11 +106,10 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restart",
         type=float,
-        default=10.0,
         metavar="SECONDS",
-        help="time until a failed replica is back, with an empty cache (default: 10)",
+        help="with --mtbf: time until a failed replica is back, with an empty cache (default: 10)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the times of failures (default: 0)")
+    parser.add_argument("--seed", type=int, help="with --mtbf: seed of the times of failures (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -126,8 +125,11 @@ def run(args: argparse.Namespace) -> int:
     limits = ReplicaLimits(**{name: value for name, value in given.items() if value is not None})
     costs = COSTS_348M if args.costs is None else read_costs(args.costs)
     tp = costs.tp if args.tp is None else args.tp
+    _refuse_unused(args)
+    times = {"restart_s": args.restart, "seed": args.seed, "start_s": args.start_seconds}
+    times = {name: value for name, value in times.items() if value is not None}
     runs = [
-        Simulation(replicas, policy, costs, tp, limits, args.mtbf, args.restart, args.seed, scale, args.start_seconds)
+        Simulation(replicas, policy, costs, tp, limits, args.mtbf, scale=scale, **times)
         for replicas, scale in map(partial(_replicas_of, args), args.replicas.split(","))
         for policy in args.policy.split(",")
     ]
@@ -149,6 +151,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_table(reports[0]) if len(reports) == 1 else _comparison(reports))
     return 0
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    if not args.mtbf:
+        refuse_without("--mtbf", args, "restart", "seed")
+    if ".." not in args.replicas:
+        refuse_without("--replicas MIN..MAX", args, "scale_queue_seconds", "scale_down_seconds", "start_seconds")
 
 
 def _name(trace: Path) -> str:
@@ -177,19 +186,18 @@ def _replicas_of(args: argparse.Namespace, text: str) -> tuple[int, ScalePolicy 
             )
         return int(text), None
     low, high = parse_range(text)
-    policy = ScalePolicy(low, high, args.scale_queue_seconds, down_after_s=args.scale_down_seconds)
+    seconds = {"queue_s": args.scale_queue_seconds, "down_after_s": args.scale_down_seconds}
+    policy = ScalePolicy(low, high, **{name: value for name, value in seconds.items() if value is not None})
     return max(1, low), policy
 
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
     for name, default, text in (
-        ("scale-queue-seconds", 2.0, "with MIN..MAX: seconds of prefill that may wait per replica"),
-        ("scale-down-seconds", 120.0, "with MIN..MAX: end a replica when the others had room for so long"),
-        ("start-seconds", 1.0, "with MIN..MAX: time until a replica that was started serves"),
+        ("scale-queue-seconds", 2, "with MIN..MAX: seconds of prefill that may wait per replica"),
+        ("scale-down-seconds", 120, "with MIN..MAX: end a replica when the others had room for so long"),
+        ("start-seconds", 1, "with MIN..MAX: time until a replica that was started serves"),
     ):
-        parser.add_argument(
-            f"--{name}", type=float, default=default, metavar="S", help=f"{text} (default: {default:g})"
-        )
+        parser.add_argument(f"--{name}", type=float, metavar="S", help=f"{text} (default: {default})")
 
 
 class _Progress:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.cli.options import refuse_without
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.cluster.placement.placement import Placement
     from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 
-__all__ = ["add_cluster_options", "cluster_placement"]
+__all__ = ["add_cluster_options", "check_cluster_options", "cluster_placement"]
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
@@ -33,10 +34,15 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--place-seconds",
         type=float,
-        default=30.0,
         metavar="S",
         help="longest time that a worker waits for a node with its cores and memory (default: 30)",
     )
+
+
+def check_cluster_options(args: argparse.Namespace) -> None:
+    """Refuse options that have no effect without ``--cluster``; InvalidArgumentError."""
+    if args.cluster is None:
+        refuse_without("--cluster", args, "cluster_token_file", "place_seconds")
 
 
 def cluster_placement(
@@ -47,9 +53,8 @@ def cluster_placement(
     ``paths``: the models, which must be bundles.  Raises InvalidArgumentError for options that do not go together, and
     UnavailableError if the cluster's head does not answer or Ray is missing.
     """
+    check_cluster_options(args)
     if args.cluster is None:
-        if args.cluster_token_file is not None:
-            raise InvalidArgumentError("--cluster-token-file requires --cluster")
         return None, None
     if args.cluster_token_file is None:
         raise InvalidArgumentError("--cluster requires --cluster-token-file")
@@ -58,7 +63,7 @@ def cluster_placement(
         raise InvalidArgumentError("--cluster: expected no --worker-token-file and no --worker-host")
     if args.threads == 0:
         raise InvalidArgumentError("--threads: required with --cluster, the cores that each rank of a worker reserves")
-    check_number("place_seconds", args.place_seconds, 86_400)
+    place_s = 30.0 if args.place_seconds is None else check_number("place_seconds", args.place_seconds, 86_400)
     for path in paths:
         if not Path(path).is_file() or is_gguf(Path(path)):
             raise InvalidArgumentError(f"{path}: expected a .psm bundle with --cluster; see `penstock export`")
@@ -77,4 +82,4 @@ def cluster_placement(
     address = local_address(host.strip("[]"), port)
     own = OwnCertificate(address)
     listener = RemoteWorkerSettings(address, worker_port, own.certificate, own.key, secrets.token_hex(32))
-    return RayPlacement(args.cluster, args.cluster_token_file, args.place_seconds), listener
+    return RayPlacement(args.cluster, args.cluster_token_file, place_s), listener

@@ -42,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="IP",
         help="address of this machine in its private network (default: the one that reaches the head; required there)",
     )
-    parser.add_argument("--port", type=int, default=6379, metavar="N", help="port of the head (default: 6379)")
+    parser.add_argument("--port", type=int, metavar="N", help="port of the head, without --join (default: 6379)")
     parser.add_argument(
         "--first-port",
         type=int,
@@ -122,7 +122,9 @@ def _settings(args: argparse.Namespace) -> NodeSettings:
     from penstock.cluster.placement.ray_node import NUM_PORTS, NodeSettings
     from penstock.cluster.placement.ray_setup import local_address, split_address
 
-    check_integer("port", args.port, 1, 65_535)
+    if args.join is not None and args.port is not None:
+        raise InvalidArgumentError("--port: expected none with --join, which names the port of the head", param="port")
+    port_of_head = 6379 if args.port is None else check_integer("port", args.port, 1, 65_535)
     check_integer("first_port", args.first_port, 1024, 65_536 - NUM_PORTS)
     check_integer("cpus", args.cpus, 0, 65_536)
     check_integer("memory", args.memory, 0, 2**60)
@@ -150,7 +152,9 @@ def _settings(args: argparse.Namespace) -> NodeSettings:
             "--trusted-network if a firewall protects it",
             param="address",
         )
-    return NodeSettings(address, args.port, args.join or "", args.first_port, args.cpus, args.memory, args.temp_folder)
+    return NodeSettings(
+        address, port_of_head, args.join or "", args.first_port, args.cpus, args.memory, args.temp_folder
+    )
 
 
 def _bracketed(address: str) -> str:
