@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +119,30 @@ def test_a_port_in_use_names_stage_port(penstock_inline, command, stage_options)
 def test_an_unknown_stage_host_is_named(penstock_inline, stage_options):
     done = penstock_inline("run", DEMO, "text", "--stage-port", 0, "--stage-host", "no.invalid", *stage_options)
     assert "penstock: --stage-host: failed to listen for stages at no.invalid:0: " in done.stderr
+
+
+NOISY = """
+import os, sys
+if "penstock.runtime.ranks.rank_process" in sys.orig_argv:
+    getppid = os.getppid
+    def noisy():
+        os.write(1, b"a line of a library\\n")
+        return getppid()
+    os.getppid = noisy
+"""
+
+
+@pytest.mark.parametrize("command", [["run", DEMO, "def"], ["bench", DEMO, "-p", "8", "-n", "2", "--batch", "1"]])
+def test_ranks_print_notes_and_text_on_stderr(command, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(NOISY)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    monkeypatch.setenv("PYTHONPATH", path.rstrip(os.pathsep))
+    more = ["--max-tokens", "2"] if command[0] == "run" else []
+    words = [*map(str, command), *more, "--tp", "2", "--threads", "64"]
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "library" not in done.stdout
+    assert done.stderr.count("a line of a library\n") == 1
+    assert done.stderr.count("penstock: The 2 ranks have 128 threads, but only ") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -83,6 +84,8 @@ def open_model(
             raise UnsupportedError(
                 f"{name}: expected a whole bundle or checkpoint folder, found {settings.model}, which is cut for ranks"
             )
+        for note in opened.notes if progress is not None else ():
+            print(f"penstock: {note}", file=sys.stderr, flush=True)
         yield opened, opened.program, read_graph(opened.bundle)[0]
     finally:
         opened.program.close()

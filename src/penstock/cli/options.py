@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -328,7 +329,7 @@ def limits_of(args: argparse.Namespace, *, max_requests: int, max_tokens: int = 
 
 
 def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -> LLM:
-    """Open the model that the options describe; show progress on standard error.
+    """Open the model that the options describe; show progress and its notes on standard error.
 
     The parser has MODEL_OPTIONS, LIMIT_OPTIONS and ``--no-prefix-cache``.
     """
@@ -338,7 +339,7 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
 
     path = model_path(args, args.model)
     with ProgressLine() as progress:
-        return LLM(
+        llm = LLM(
             path,
             scheme=args.scheme,
             mode=mode,
@@ -354,3 +355,6 @@ def open_llm(args: argparse.Namespace, max_requests: int, mode: str = "graph") -
             context_parallel_size=getattr(args, "cp", 1),
             stage_server=stage_server(args),
         )
+    for note in llm.notes:
+        print(f"penstock: {note}", file=sys.stderr, flush=True)
+    return llm

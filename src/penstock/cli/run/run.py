@@ -91,8 +91,6 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     with open_llm(args, 1, args.mode) as llm:
         load_s = time.perf_counter() - start - llm.populate_s - llm.verify_s
-        for note in llm.notes:
-            print(f"penstock: {note}", file=sys.stderr)
         if args.chat and llm.tokenizer.chat_template is None:
             raise InvalidArgumentError("--chat: the model has no chat template; pass a plain prompt to continue")
         prompt = llm.chat_prompt([{"role": "user", "content": prompt_text}]) if args.chat else prompt_text

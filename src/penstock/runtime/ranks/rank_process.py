@@ -1,6 +1,7 @@
 """The process of a rank other than 0: it opens its part of a bundle, and computes its part of each step of rank 0.
 
-Settings come as a JSON object on stdin.  A JSON object on stdout says that the rank is ready, or why not.
+Settings come as a JSON object on stdin.  A JSON object on stdout says that the rank is ready, or why not.  Everything
+else that the process or a library writes to descriptor 1 goes to stderr.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from penstock.runtime.ranks.rank_group import RankComms, failure_of
 __all__ = ["main"]
 
 
+_messages = 1  # the descriptor to rank 0
+
+
 def main() -> int:
     """Serve rank 0 until the group ends; return the exit status."""
     die_with_parent()
+    _keep_stdout()
     rank, settings = int(sys.argv[1]), json.loads(sys.stdin.readline())
     if os.getppid() != settings["parent"]:
         return 1  # it ended before the kernel knew that this process should end with it
@@ -51,8 +56,15 @@ def _fail(comms: RankComms, rank: int, error: Exception) -> int:
     return 1
 
 
+def _keep_stdout() -> None:
+    """Let only messages reach rank 0; descriptor 1 becomes stderr."""
+    global _messages
+    _messages = os.dup(1)
+    os.dup2(2, 1)
+
+
 def _send(**message: Any) -> None:
-    print(json.dumps(message), flush=True)
+    os.write(_messages, json.dumps(message).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -263,6 +263,8 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
 
     with ExitStack() as stack:
         llm = _open_planned(config, on_plan, stack)
+    for note in llm.notes:
+        print(f"penstock worker: {config.name}: {note}", file=sys.stderr, flush=True)
     try:
         if llm.has_text:
             _ = llm.tokenizer
