@@ -157,7 +157,7 @@ RULES: dict[str, tuple[Patch, str]] = {
     "no_sinks": (sinks(None), "sinks: expected a weight, found nothing"),
     "bias": (relative("first.weight"), r"bias: expected a rows_f32 weight \[4, an odd number\]"),
     "keys_without_prefix": (relative(keys="prefix"), 'keys: expected "all" without a prefix, found "prefix"'),
-    "keys_of_prefix": (relative(prefix="positions"), 'keys: expected "prefix" or "rest", found "all"'),
+    "keys_of_prefix": (relative(prefix="positions"), 'keys: expected "prefix", "rest" or "span", found "all"'),
     "prefix_rows": (relative(keys="rest", prefix="request_starts"), "prefix: expected a number for each row of q"),
     "prefix_window": (relative(keys="rest", prefix="positions", window=9), "window: expected 0 with a prefix, found 9"),
     "clamped_odd": (clamped(31, 7.0), "x: expected an even number of columns"),
@@ -222,6 +222,7 @@ ODD: dict[str, Patch] = {
     "alibi": at("attention", 5, weight("inv_freq")),
     "any_prefix": relative(keys="prefix", prefix="token_ids"),
     "any_rest": relative(keys="rest", prefix="token_ids"),
+    "any_span": relative(keys="span", prefix="token_ids"),
 }
 
 

@@ -272,7 +272,7 @@ def _relative_attention() -> Iterator[Case]:
             ends = int32(
                 *(end for length, new in zip(pages.lengths, pages.new, strict=True) for end in [length // 2] * new)
             )
-            for keys, prefix in (("all", None), ("prefix", ends), ("rest", ends)):
+            for keys, prefix in (("all", None), ("prefix", ends), ("rest", ends), ("span", ends)):
                 for causal in (False, True):
                     attrs = {**plain, "causal": causal, "keys": keys}
                     yield Case(f"{dtype}-{index}-{keys}-{causal}", (*tensors, bias, prefix), attrs, tolerance)
@@ -289,7 +289,7 @@ def _uneven_prefixes(attrs: dict[str, Any]) -> Iterator[Case]:
     for dtype in KV_DTYPES:
         prefix = int32(*([33, 1] * 55))
         q, state = cut(110, 6 * 24, seed=7).view(-1, 6, 24), pages.filled(dtype, 3, 24)
-        for keys, causal in (("prefix", False), ("prefix", True), ("rest", True)):
+        for keys, causal in (("prefix", False), ("prefix", True), ("rest", True), ("span", True)):
             tensors = (q, state, *pages.arrays(), None, None, None, prefix)
             yield Case(f"{dtype}-rows-{keys}-{causal}", tensors, {**attrs, "causal": causal, "keys": keys}, 4e-3)
 
@@ -305,6 +305,11 @@ def _prefix_lengths() -> Iterator[Case]:
                     cell[0], cell[-1] = 1 + first // 3, first
             ids = torch.arange(len(positions), dtype=torch.int32) % 9
             yield Case(f"{index}-{token}", (ids, state, positions, starts, tables), {"group": 1, "token": token})
+
+
+def _prefix_positions() -> Iterator[Case]:
+    for behind in (False, True):
+        yield Case(f"{behind}", (int32(0, 1, 2, 3, 9, 5), int32(2, 2, 2, 2, 0, 1 << 30)), {"behind": behind})
 
 
 def _short_conv() -> Iterator[Case]:
@@ -589,6 +594,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "sink_attention": _sink_attention,
     "relative_attention": _relative_attention,
     "prefix_lengths": _prefix_lengths,
+    "prefix_positions": _prefix_positions,
     "clamped_swiglu": _clamped_swiglu,
     "scale_channels": _scale_channels,
     "match_rms": _match_rms,

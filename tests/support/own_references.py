@@ -1,7 +1,7 @@
 """Families that transformers has no class for, in plain PyTorch from their published formulas.
 
-Sources: MiniCPM arXiv 2404.06395, InternLM 2 arXiv 2403.17297, Baichuan 2 arXiv 2309.10305, GLM arXiv 2406.12793, and
-ALiBi arXiv 2108.12409.
+Sources: MiniCPM arXiv 2404.06395, InternLM 2 arXiv 2403.17297, Baichuan 2 arXiv 2309.10305, GLM arXiv 2103.10360 and
+2406.12793, and ALiBi arXiv 2108.12409.
 """
 
 from __future__ import annotations
@@ -248,6 +248,66 @@ class ChatGLM(OwnReference):
         dims = self.head_dim // 2
         pairs = torch.view_as_complex(x[..., :dims].unflatten(-1, (-1, 2)).contiguous())
         return torch.cat((torch.view_as_real(pairs * self.turns(len(x), dims)).flatten(-2), x[..., dims:]), -1)
+
+
+class ChatGLM1(OwnReference):
+    """A prompt up to ``bos_token_id`` sees itself; positions inside and behind it turn the halves of each head."""
+
+    embedding, final_norm = "transformer.word_embeddings.weight", "transformer.final_layernorm.weight"
+    layer_name = "transformer.layers.{}."
+    output, down = "attention.dense.weight", "mlp.dense_4h_to_h.weight"
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.num_layers, self.inner, self.eps = values["num_layers"], values["inner_hidden_size"], 1e-5
+        self.prefix = 0
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes = super().shapes()
+        names = [name.removesuffix("weight") for name in shapes if "embed" not in name and name != self.head]
+        return shapes | {f"{name}bias": shapes[f"{name}weight"][:1] for name in names}
+
+    def fused_shapes(self) -> dict[str, tuple[int, ...]]:
+        sizes = {"attention.query_key_value": 3 * self.hidden, "mlp.dense_h_to_4h": self.inner}
+        return {f"{name}.weight": (size, self.hidden) for name, size in sizes.items()}
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        bias = self.weights[name.removesuffix("weight") + "bias"]
+        return functional.layer_norm(x, (self.hidden,), self.weights[name], bias, self.eps)
+
+    def project(self, x: Tensor, layer: str) -> tuple[Tensor, Tensor, Tensor]:
+        heads = self.linear(x, f"{layer}attention.query_key_value").view(len(x), self.heads, 3 * self.head_dim)
+        q, k, v = heads.chunk(3, -1)
+        return q, k, v
+
+    def turn(self, x: Tensor) -> Tensor:
+        places, dims = torch.arange(len(x)), self.head_dim // 2
+        halves = []
+        for half, positions in zip(
+            x.chunk(2, -1),
+            (places.clamp(max=self.prefix - 1), (places - self.prefix + 1).clamp(min=0)),
+            strict=True,
+        ):
+            angles = torch.outer(positions, self.theta ** -(torch.arange(0, dims, 2) / dims))[:, None].repeat(1, 1, 2)
+            first, second = half.chunk(2, -1)
+            halves.append(half * angles.cos() + torch.cat((-second, first), -1) * angles.sin())
+        return torch.cat(halves, -1)
+
+    def bias(self, num_tokens: int) -> Tensor:
+        mask = torch.full((num_tokens, num_tokens), -math.inf).triu(1)
+        mask[:, : self.prefix] = 0
+        return mask[None]
+
+    def layer(self, x: Tensor, layer: str, branch: float) -> Tensor:
+        alpha = (2 * self.num_layers) ** 0.5
+        x = self.norm(x, layer + self.norms[0])
+        x = self.norm(alpha * x + self.attend(x, layer), layer + self.norms[1])
+        up = functional.gelu(self.linear(x, f"{layer}mlp.dense_h_to_4h"), approximate="tanh")
+        return alpha * x + self.linear(up, f"{layer}mlp.dense_4h_to_h")
+
+    def run(self, ids: Tensor, **_: float) -> Tensor:
+        self.prefix = ids.tolist().index(self.values["bos_token_id"], 1)
+        return super().run(ids)
 
 
 OWN_REFERENCES: dict[str, type[OwnReference]] = {

@@ -141,13 +141,15 @@ inline void place_query(const AttentionArgs& a, Query& q, int64_t token, int64_t
   q.q_rope = a.q_rope ? a.q_rope + token * a.q_rope_stride + head * (a.kv.head_dim - dim) : nullptr;
   q.out = a.out + token * a.out_stride + head * dim;
   q.position = a.batch.positions[token];
-  q.last = a.causal ? q.position : a.batch.positions[a.batch.request_starts[request + 1] - 1];
+  const int32_t newest = a.batch.positions[a.batch.request_starts[request + 1] - 1];
+  q.last = a.causal ? q.position : newest;
   q.first = a.window > 0 && q.position >= a.window ? q.position - a.window + 1 : 0;
   if (a.window > 0 && q.last - q.position >= a.window) q.last = q.position + a.window - 1;  // only when not causal
   if (a.keys != KEYS_ALL) {
     const int32_t prefix = a.prefix[token] < 1 ? 1 : a.prefix[token];
     if (a.keys == KEYS_PREFIX && prefix <= q.last) q.last = prefix - 1;
     if (a.keys == KEYS_REST && prefix <= q.position) q.first = prefix;
+    if (a.keys == KEYS_SPAN && prefix > q.last) q.last = prefix <= newest ? prefix - 1 : newest;
   }
   q.bias = a.bias ? a.bias + head * (2 * a.bias_reach + 1) + a.bias_reach : nullptr;
   q.slope = a.alibi ? a.alibi[head] : 0.f;

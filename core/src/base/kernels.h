@@ -99,9 +99,9 @@ struct LatentAppendArgs {  // a row is latent [t, latent_dim], then rope [t, hea
 constexpr int32_t kPartitionPages = 8;  // pages of a partition, at fixed positions: docs/explanation/numerics.md
 constexpr int32_t kMaxHeadDim = 1024;
 
-// The keys of a request that a query sees: all that `causal` and `window` let it see, those of the prefix, or those from the
-// end of the prefix to its own position.
-enum KeyRange { KEYS_ALL, KEYS_PREFIX, KEYS_REST };
+// The keys of a request that a query sees: all that `causal` and `window` let it see, those of the prefix, those from the
+// end of the prefix to its own position, or those of the prefix and all up to its own position.
+enum KeyRange { KEYS_ALL, KEYS_PREFIX, KEYS_REST, KEYS_SPAN };
 
 struct AttentionArgs {
   const float* q;  // [t, num_heads * head_dim]

@@ -133,7 +133,7 @@ ps_status infer_sink_attention(const Spec* in, AttrValue* attrs, Spec* out) {
 }
 
 ps_status infer_relative_attention(const Spec* in, AttrValue* attrs, Spec* out) {
-  static const char* const kinds[] = {"all", "prefix", "rest"};  // in the order of KeyRange
+  static const char* const kinds[] = {"all", "prefix", "rest", "span"};  // in the order of KeyRange
   AttrValue& keys = attrs[kRelativeAttentionKeys];
   PS_TRY(infer_attention(in, attrs, out));
   int64_t heads;
@@ -145,15 +145,15 @@ ps_status infer_relative_attention(const Spec* in, AttrValue* attrs, Spec* out) 
                 static_cast<long long>(heads), layout_name(bias.layout) ? layout_name(bias.layout) : "unknown layout",
                 static_cast<long long>(bias.dims[0].offset), static_cast<long long>(bias.dims[1].offset));
   }
-  for (keys.i = 0; keys.i < 3 && !equal(keys.s, kinds[keys.i]);) ++keys.i;
+  for (keys.i = 0; keys.i < 4 && !equal(keys.s, kinds[keys.i]);) ++keys.i;
   const bool has_prefix = prefix.kind != OPERAND_NONE;
   if (has_prefix) {
     PS_TRY(expect_indices(prefix, "prefix"));
     if (!equal(prefix.dims[0], in[0].dims[0]))
       return fail(PS_INVALID_ARGUMENT, "prefix: expected a number for each row of q, %s, found %s", describe(in[0]).text, describe(prefix).text);
   }
-  if (keys.i == 3 || has_prefix != (keys.i != KEYS_ALL)) {
-    return fail(PS_INVALID_ARGUMENT, "keys: expected %s, found \"%.*s\"", has_prefix ? "\"prefix\" or \"rest\"" : "\"all\" without a prefix",
+  if (keys.i == 4 || has_prefix != (keys.i != KEYS_ALL)) {
+    return fail(PS_INVALID_ARGUMENT, "keys: expected %s, found \"%.*s\"", has_prefix ? "\"prefix\", \"rest\" or \"span\"" : "\"all\" without a prefix",
                 PS_STR(keys.s));
   }
   if (has_prefix && attrs[kAttentionWindow].i != 0)
@@ -172,6 +172,15 @@ ps_status infer_prefix_lengths(const Spec* in, AttrValue* attrs, Spec* out) {
   if (attrs[kPrefixToken].i < 0) return fail(PS_INVALID_ARGUMENT, "token: expected 0 or more, found %lld", static_cast<long long>(attrs[kPrefixToken].i));
   copy_type(in[0], out);
   return expect_group(attrs[kPrefixGroup], state, in[kPrefixPositions + 2]);
+}
+
+ps_status infer_prefix_positions(const Spec* in, AttrValue*, Spec* out) {
+  PS_TRY(expect_indices(in[0], "positions"));
+  PS_TRY(expect_indices(in[1], "prefix"));
+  if (!equal(in[1].dims[0], in[0].dims[0]))
+    return fail(PS_INVALID_ARGUMENT, "prefix: expected a number for each position, %s, found %s", describe(in[0]).text, describe(in[1]).text);
+  copy_type(in[0], out);
+  return PS_OK;
 }
 
 ps_status infer_short_conv(const Spec* in, AttrValue* attrs, Spec* out) {

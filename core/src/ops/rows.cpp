@@ -48,6 +48,16 @@ void run_rotary_embedding(const Call& c, int64_t begin, int64_t end, int32_t) {
                               f32(c.out[0]), c.out[0].row_stride, begin, end);
 }
 
+// The positions in the prefix, of whose last one all later tokens have it, or those behind it, from 1.
+void run_prefix_positions(const Call& c, int64_t begin, int64_t end, int32_t) {
+  int32_t* out = reinterpret_cast<int32_t*>(c.out[0].data);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t position = i32(c.in[0])[i], prefix = i32(c.in[1])[i], last = (prefix < 1 ? 1 : prefix) - 1;
+    const int64_t inside = position < last ? position : last;
+    out[i] = static_cast<int32_t>(c.attrs[kPrefixBehind].i ? position - inside : inside);
+  }
+}
+
 void run_rope(const Call& c, int64_t begin, int64_t end, int32_t) {
   RopeArgs args{};
   args.x = f32(c.in[0]);
@@ -107,7 +117,7 @@ constexpr Phase row_phase(void (*run)(const Call&, int64_t, int64_t, int32_t), u
 }
 constexpr Phase kRmsNorm = row_phase(run_rms_norm, 1), kAddRmsNorm = row_phase(run_add_rms_norm, 3),
                 kLayerNorm = row_phase(run_layer_norm, 1), kRotary = row_phase(run_rotary_embedding, 1),
-                kRope = row_phase(run_rope, 3), kGelu = row_phase(run_gelu, 1),
+                kPlaces = row_phase(run_prefix_positions, 3), kRope = row_phase(run_rope, 3), kGelu = row_phase(run_gelu, 1),
                 kClampedSwiglu = row_phase(run_clamped_swiglu, 1), kScaleChannels = row_phase(run_scale_channels, 1),
                 kMatchRms = row_phase(run_match_rms, 3), kGaussianTopk = row_phase(run_gaussian_topk, 1),
                 kGather = {SPLIT_ROWS, output_rows, run_gather_rows, 2, 1, true, false, false, false, false};
@@ -118,6 +128,7 @@ Phases rms_norm_phases(const Call&) { return Phases{&kRmsNorm, 1}; }
 Phases add_rms_norm_phases(const Call&) { return Phases{&kAddRmsNorm, 1}; }
 Phases layer_norm_phases(const Call&) { return Phases{&kLayerNorm, 1}; }
 Phases rotary_embedding_phases(const Call&) { return Phases{&kRotary, 1}; }
+Phases prefix_positions_phases(const Call&) { return Phases{&kPlaces, 1}; }
 Phases rope_phases(const Call&) { return Phases{&kRope, 1}; }
 Phases gelu_phases(const Call&) { return Phases{&kGelu, 1}; }
 Phases clamped_swiglu_phases(const Call&) { return Phases{&kClampedSwiglu, 1}; }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["BOTH_IN_EACH_LAYER", "DEFAULT_SIZES", "built_in_families", "family_modules", "maps_tensors"]
+__all__ = ["BOTH_IN_EACH_LAYER", "DEFAULT_SIZES", "built_in_families", "family_modules", "maps_tensors", "network_type"]
 
 # A file of a subfolder defines a network if it defines or re-exports a class Network.
 _DEFINES_NETWORK: Final = re.compile(
@@ -46,6 +47,12 @@ def family_modules() -> dict[str, str]:
 def built_in_families() -> tuple[str, ...]:
     """Return every model_type that has a network here, sorted."""
     return tuple(sorted(family_modules()))
+
+
+def network_type(values: Mapping[str, Any]) -> str:
+    """Return the family of a config with a model_type: "chatglm1" for the chatglm whose positions have two parts."""
+    model_type: str = values["model_type"]
+    return "chatglm1" if model_type == "chatglm" and values.get("position_encoding_2d") is True else model_type
 
 
 @cache

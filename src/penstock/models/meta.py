@@ -12,6 +12,7 @@ from torch import nn
 from penstock.checkpoint.sources import has_own_names
 from penstock.config import ConfigReader
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.models.families import network_type
 from penstock.models.network_script import script_errors
 from penstock.models.registry import Definition, find_network, load_network_script, supported_types
 
@@ -68,7 +69,8 @@ def _network_of_type(reader: ConfigReader) -> Definition:
             "network of your own add --network FILE.py:CLASS (in Python: network=)",
             param="model_type",
         )
-    return find_network(reader.str("model_type"))
+    reader.str("model_type")  # an error unless it is a string
+    return find_network(network_type(reader.values))
 
 
 def _script_of(definition: Definition) -> Path | None:

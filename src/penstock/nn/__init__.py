@@ -31,7 +31,7 @@ from penstock.nn.module import Module
 from penstock.nn.norm import BareRMSNorm, LayerNorm, RMSNorm
 from penstock.nn.packing import SharedMatrix, load_weights, pack_network, shared_matrices
 from penstock.nn.recurrent import ConvWeight, GatedDelta, SsmScan
-from penstock.nn.relative import DistanceBias, PrefixLengths, RelativeAttention
+from penstock.nn.relative import DistanceBias, PrefixLengths, RelativeAttention, prefix_positions
 from penstock.nn.rope import RotaryEmbedding, apply_rope
 
 __all__ = [
@@ -79,6 +79,7 @@ __all__ = [
     "match_rms",
     "pack_network",
     "paged_layers",
+    "prefix_positions",
     "relu",
     "relu_squared",
     "route",

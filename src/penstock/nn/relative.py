@@ -11,7 +11,7 @@ from penstock.nn.module import Module
 from penstock.ops.eager import ops
 from penstock.ops.reference import PREFIX_ELEMENTS
 
-__all__ = ["DistanceBias", "PrefixLengths", "RelativeAttention"]
+__all__ = ["DistanceBias", "PrefixLengths", "RelativeAttention", "prefix_positions"]
 
 _STATE_WINDOW = 2  # a token reads the state of the token before it
 
@@ -47,15 +47,28 @@ class PrefixLengths(PagedLayer):
         return y
 
 
+def prefix_positions(positions: Tensor, prefix: Tensor, *, behind: bool) -> Tensor:
+    """Return the positions in the prefix, or ``behind`` it, of tokens at ``positions``: [T] int32.
+
+    ``prefix`` [T] are the lengths that PrefixLengths returns.  Tokens behind the prefix have the position of its last
+    token, and are counted from 1; tokens of the prefix are 0 behind it.
+    """
+    y: Tensor = ops.prefix_positions(positions, prefix, behind=behind)
+    return y
+
+
 class RelativeAttention(Attention):
-    """Attention whose scores are not scaled, and get a bias by distance.
+    """Attention whose scores may get a bias by distance.  ``scale`` is that of the scores, by default 1.
 
     ``keys``: "all" attends to every position of the request, or up to that of the query if ``causal``; "prefix" to the
-    prefix only; "rest" to what follows the prefix, up to the position of the query.
+    prefix only; "rest" to what follows the prefix, up to the position of the query; "span" to the prefix and up to the
+    position of the query.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, *, causal: bool, keys: str = "all") -> None:
-        super().__init__(num_heads, num_heads, head_dim, scale=1.0, causal=causal or keys != "all")
+    def __init__(
+        self, num_heads: int, head_dim: int, *, causal: bool, keys: str = "all", scale: float = 1.0
+    ) -> None:
+        super().__init__(num_heads, num_heads, head_dim, scale=scale, causal=causal or keys != "all")
         self.keys, self.is_causal = keys, causal
 
     def store_and_attend(

@@ -24,7 +24,7 @@ Attrs = Mapping[str, Any]
 _SMALLEST: Final = 2.0**-126  # the smallest normal float32, and the largest
 _LARGEST: Final = (2 - 2.0**-23) * 2.0**127
 ROUTE_SCORES: Final = ("softmax", "softmax_of_chosen", "sigmoid")
-ATTENTION_KEYS: Final = ("all", "prefix", "rest")
+ATTENTION_KEYS: Final = ("all", "prefix", "rest", "span")
 ROUTE_GROUP_RULES: Final = ("max", "best_two")
 
 # Outputs are float32 except these.
@@ -33,6 +33,7 @@ OUTPUT_DTYPES: Final[dict[str, tuple[str, ...]]] = {
     "topk": ("float32", "int32"),
     "route": ("float32", "int32"),
     "prefix_lengths": ("int32",),
+    "prefix_positions": ("int32",),
 }
 
 
@@ -278,6 +279,13 @@ def _prefix_lengths(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     return [ids]
 
 
+def _prefix_positions(shapes: Shapes, attrs: Attrs) -> list[Shape]:
+    positions = _tensor("prefix_positions", shapes, "positions", 1)
+    if shapes["prefix"] != positions:
+        raise _fail("prefix_positions", "prefix", f"shape {list(positions)}", list(shapes["prefix"] or ()))
+    return [positions]
+
+
 def _context_attention(shapes: Shapes, attrs: Attrs) -> list[Shape]:
     _group("context_attention", attrs)
     return _attention(shapes, attrs, "context_attention")
@@ -511,6 +519,7 @@ _RULES: Final[dict[str, Callable[[Shapes, Attrs], list[Shape]]]] = {
     "head_linear": _head_linear,
     "relative_attention": _relative_attention,
     "prefix_lengths": _prefix_lengths,
+    "prefix_positions": _prefix_positions,
     "gelu": _gelu,
     "scale": _scale,
     "softcap": _softcap,

@@ -156,6 +156,7 @@ OPS: tuple[Op, ...] = (
         1e-5,
     ),
     Op("prefix_lengths", 1, f"(Tensor ids, State(a!) state, {_BATCH}, *, int group, int token) -> Tensor", 0.0),
+    Op("prefix_positions", 1, "(Tensor positions, Tensor prefix, *, bool behind) -> Tensor", 0.0),
 )
 
 EXCHANGES = (

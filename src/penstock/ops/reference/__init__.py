@@ -23,7 +23,7 @@ from penstock.ops.reference.latent import latent_append, latent_attention
 from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
 from penstock.ops.reference.packing import layout_of_tensor, shape_packed, unpack_weight
-from penstock.ops.reference.prefix import PREFIX_ELEMENTS, prefix_lengths
+from penstock.ops.reference.prefix import PREFIX_ELEMENTS, prefix_lengths, prefix_positions
 from penstock.ops.reference.recurrent import gated_delta, ssm_scan, state_elements
 from penstock.ops.reference.rope import rope, rotary_embedding
 
@@ -48,6 +48,7 @@ __all__ = [
     "layout_of_tensor",
     "linear",
     "prefix_lengths",
+    "prefix_positions",
     "recv",
     "relative_attention",
     "rms_norm",

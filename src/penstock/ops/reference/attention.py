@@ -196,7 +196,8 @@ def relative_attention(
     ``bias`` [heads, 2 r + 1] is added to the scores after the scale: column r + d for a key d positions after the
     query, where d counts as -r below and as r above (T5, arXiv 1910.10683).  ``prefix`` [T] is the length of the
     request's prefix.  ``keys`` "all" needs none.  With "prefix" every query attends to the prefix, as far as causal
-    attention does.  With "rest" a query behind the prefix does not attend to it.
+    attention does.  With "rest" a query behind the prefix does not attend to it.  With "span" every query attends to
+    the prefix and to all that causal attention does (the prefix mask of GLM, arXiv 2103.10360).
     """
 
     def added(rows: slice, num_keys: int) -> Tensor:
@@ -208,11 +209,18 @@ def relative_attention(
             extra = extra + bias.double()[:, (keys[None, :] - places[:, None]).clamp(-reach, reach) + reach]
         if prefix is not None:
             ends = prefix[rows].long().clamp(min=1)[:, None]
-            is_hidden = keys >= ends if attrs["keys"] == "prefix" else (keys < ends) & (ends <= places[:, None])
+            is_hidden = {
+                "prefix": keys >= ends,
+                "rest": (keys < ends) & (ends <= places[:, None]),
+                "span": (keys >= ends) & (keys > places[:, None]) & attrs["causal"],
+            }[attrs["keys"]]
             extra = torch.where(is_hidden, -torch.inf, extra)
         return extra
 
-    return _attention(q, state, (positions, request_starts, page_tables), (alibi, sinks), attrs, added)
+    step, shared = (positions, request_starts, page_tables), attrs.copy()
+    if attrs["keys"] == "span":
+        shared["causal"] = False  # ``added`` hides the later keys
+    return _attention(q, state, step, (alibi, sinks), shared, added)
 
 
 def _attention(

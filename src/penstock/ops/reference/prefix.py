@@ -1,4 +1,4 @@
-"""The reference of prefix_lengths, which finds where the tokens of the encoder end and those of the decoder begin."""
+"""The references of prefix_lengths, which finds where a prefix ends, and of the positions inside and behind it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["PREFIX_ELEMENTS", "PrefixAttrs", "prefix_lengths"]
+__all__ = ["PREFIX_ELEMENTS", "PrefixAttrs", "prefix_lengths", "prefix_positions"]
 
 PREFIX_ELEMENTS: Final = 16
 """The float32 numbers of a page: the length of the prefix, or 0 before it ends; as the last one the tokens seen."""
@@ -64,3 +64,13 @@ def _length_before(state: Tensor, table: Tensor, position: int) -> int:
             param="positions",
         )
     return int(cell[0])
+
+
+def prefix_positions(positions: Tensor, prefix: Tensor, *, behind: bool) -> Tensor:
+    """Return the positions [T] int32 of tokens in their prefixes; all tokens behind one have that of its last token.
+
+    ``prefix`` [T] is the length of each token's prefix.  With ``behind`` the positions are those behind it: 1 for the
+    first token there, and 0 for the prefix (the two positions of GLM, arXiv 2103.10360).
+    """
+    inside = torch.minimum(positions.long(), prefix.long().clamp(min=1) - 1)
+    return (positions.long() - inside if behind else inside).int()
