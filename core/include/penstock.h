@@ -135,7 +135,8 @@ typedef struct ps_model_info {
   int32_t bidirectional;          /* 1: attention is not causal, so each request of a step begins at position 0, whole */
   int32_t context_ranks;          /* ranks that the pages of a request are dealt out to (docs/explanation/ranks.md) */
   int64_t prefix_token;           /* of an encoder-decoder: the first token of the decoder, which a request's first step has, with
-                                     all tokens of the encoder before it; -1: another network */
+                                     all tokens of the encoder before it; of a network with a prefix mask: the first
+                                     token behind the prompt, likewise; -1: another network */
 } ps_model_info;
 /* Fills `out`, whose struct_size the caller has set; costs nothing. */
 PS_API ps_status ps_model_describe(const ps_model* model, ps_model_info* out);

@@ -66,6 +66,9 @@ def test_sizes_under_names_of_a_family():
     chatglm = {"hidden_size": 4096, "num_layers": 28, "num_attention_heads": 32, "ffn_hidden_size": 13696}
     shape = ModelShape.of(ConfigReader(chatglm | {"padded_vocab_size": 65024, "seq_length": 8192}), 12_000_000_000)
     assert (shape.num_layers, shape.intermediate_size, shape.vocab_size) == (28, 13696, 65024)
+    first = {"inner_hidden_size": 16384, "vocab_size": 130528, "max_sequence_length": 2048}
+    shape = ModelShape.of(ConfigReader({**chatglm, "ffn_hidden_size": None, **first}), 12_000_000_000)
+    assert (shape.intermediate_size, shape.vocab_size, shape.context_len) == (16384, 130528, 2048)
 
 
 @pytest.mark.parametrize("name", ALIASES)

@@ -284,13 +284,11 @@ def _relative_attention() -> Iterator[Case]:
 
 
 def _uneven_prefixes(attrs: dict[str, Any]) -> Iterator[Case]:
-    """Rows of one request that see one or two pages in turn."""
-    pages = Pages((70, 40), (70, 40))
+    pages = Pages((70, 40), (70, 40))  # whose rows see one or two pages in turn
     for dtype in KV_DTYPES:
-        prefix = int32(*([33, 1] * 55))
         q, state = cut(110, 6 * 24, seed=7).view(-1, 6, 24), pages.filled(dtype, 3, 24)
         for keys, causal in (("prefix", False), ("prefix", True), ("rest", True), ("span", True)):
-            tensors = (q, state, *pages.arrays(), None, None, None, prefix)
+            tensors = (q, state, *pages.arrays(), None, None, None, int32(*([33, 1] * 55)))
             yield Case(f"{dtype}-rows-{keys}-{causal}", tensors, {**attrs, "causal": causal, "keys": keys}, 4e-3)
 
 

@@ -167,7 +167,7 @@ int32_t Generator::pages_of_group(int32_t group, int64_t max_tokens) const {
 bool Generator::prepare() {
   const int64_t room = info_.context_len - num_prompt_;
   max_new_ = sampling_.max_tokens < room ? sampling_.max_tokens : room;
-  if (info_.prefix_token >= 0) return fail("MODEL: expected a network that is one decoder or one encoder, found an encoder-decoder");
+  if (info_.prefix_token >= 0) return fail("MODEL: expected a network that is one decoder or one encoder, found one with a prefix");
   if (info_.bidirectional && options_.max_tokens <= 0) max_new_ = 1;
   if (info_.bidirectional && max_new_ > 1) {
     return fail("--max-tokens: expected 1, found %lld: the network's attention is not causal, so only the token after the prompt "

@@ -72,8 +72,9 @@ class ModelInfo:
     ``CoreProgram.hidden``, 0 without one.  ``tail`` is "argmax" or "topk" when the graph ends in ``tail_k`` ids per
     row, "" when it ends in logits.  ``format_minor`` is the file's version, ``known_format_minor`` the core's.
     ``bidirectional``: attention is not causal, so a step takes only whole requests.  ``context_ranks``: the ranks that
-    the pages of a request are dealt out to.  ``prefix_token``: of an encoder-decoder the first token of the decoder, -1
-    of others; a request's first step has it and all tokens before it, which are those of the encoder.
+    the pages of a request are dealt out to.  ``prefix_token``: of an encoder-decoder the first token of the decoder, of
+    a network with a prefix mask the first one behind the prefix, -1 of others; a request's first step has it and all
+    tokens before it.
     """
 
     network: str

@@ -71,15 +71,15 @@ def check_continues(max_tokens: int) -> None:
 
 
 def check_halves(pooling: object, rows: PromptRows | None, info: ProgramInfo) -> None:
-    """Raise UnsupportedError if an encoder-decoder is asked for a vector or for the log-probabilities of a prompt.
+    """Raise UnsupportedError if a network with a prefix is asked for a vector or for log-probabilities of a prompt.
 
-    Its prompt is of the encoder, which has no probabilities, and the hidden rows are those of the decoder.
+    Tokens of a prefix see later ones, or are those of an encoder, so they have no probabilities.
     """
     if info.prefix_token < 0 or (pooling is None and (rows is None or rows.num_logprobs < 0)):
         return
     name = "embed" if pooling is not None else "prompt_logprobs"
     raise UnsupportedError(
-        f"{name}: expected a network without an encoder of its own, found the encoder-decoder {info.network}",
+        f"{name}: expected a network whose tokens see only earlier ones, found {info.network}",
         param=name,
     )
 

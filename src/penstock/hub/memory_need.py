@@ -36,9 +36,9 @@ _OTHER_KEYS: Final = {
     "num_attention_heads": ("n_head", "num_heads"),
     "head_dim": ("d_kv",),
     "num_hidden_layers": ("n_layer", "num_layers"),
-    "intermediate_size": ("ffn_hidden_size", "n_inner", "d_ff"),
+    "intermediate_size": ("ffn_hidden_size", "inner_hidden_size", "n_inner", "d_ff"),
     "vocab_size": ("padded_vocab_size",),
-    "max_position_embeddings": ("n_positions", "seq_length", "model_max_length"),
+    "max_position_embeddings": ("n_positions", "seq_length", "max_sequence_length", "model_max_length"),
 }
 """Names that families such as gpt2, bloom, falcon and chatglm have for the keys of the others."""
 

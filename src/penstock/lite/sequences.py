@@ -76,8 +76,8 @@ class Sequences:
         info = model.info
         if info.prefix_token >= 0:
             raise UnsupportedError(
-                f"model_path: expected a network that is one decoder or one encoder, found the encoder-decoder "
-                f"{info.network}; use penstock.LLM",
+                f"model_path: expected a network that is one decoder or one encoder, found {info.network}, which has a "
+                "prefix; use penstock.LLM",
                 param="model_path",
             )
         self.options = program_options(info, config, batch_size)

@@ -65,9 +65,7 @@ class RelativeAttention(Attention):
     position of the query.
     """
 
-    def __init__(
-        self, num_heads: int, head_dim: int, *, causal: bool, keys: str = "all", scale: float = 1.0
-    ) -> None:
+    def __init__(self, num_heads: int, head_dim: int, *, causal: bool, keys: str = "all", scale: float = 1.0) -> None:
         super().__init__(num_heads, num_heads, head_dim, scale=scale, causal=causal or keys != "all")
         self.keys, self.is_causal = keys, causal
 

@@ -99,8 +99,8 @@ class ProgramInfo:
     empty is the ``num_pages`` of the limits for all.  ``hidden_size`` is the width of its hidden
     rows, 0 when it has none.  ``tail`` is "argmax" or "topk" when the program ends in token ids and has no logits.
     ``bidirectional``: attention is not causal, so a step takes only whole requests, and none can be continued.
-    ``prefix_token``: of an encoder-decoder the first token of the decoder, -1 of others.  A request is the tokens of
-    the encoder, which run in one step, and from this token on those of the decoder.
+    ``prefix_token``: of an encoder-decoder the first token of the decoder, of a network with a prefix mask the first
+    one behind the prefix, -1 of others.  The tokens before it run in one step, with it.
     ``num_stages``: of a pipeline; such a program is a PipelinedProgram.  ``num_ranks``: the ranks that have weights;
     ``num_threads`` and the bytes are those of the first of them, ``plan`` is that of rank 0, and ``rank_plans`` are
     those of all, if they are several.  ``context_ranks``: the ranks that the pages of a request are dealt out to.

@@ -81,7 +81,7 @@ def _cut_stage(whole: Graph, stage: int, num_stages: int, owners: Owners | None)
         raise UnsupportedError("pipeline_parallel_size: expected a bundle of the whole network, found one of a rank")
     if any(node.op == "prefix_lengths" for node in whole.nodes):
         raise UnsupportedError(
-            "pipeline_parallel_size: expected 1 for an encoder-decoder, whose encoder is read by every layer",
+            "pipeline_parallel_size: expected 1 for a network with a prefix, whose length every layer reads",
             param="pipeline_parallel_size",
         )
     graph = copy.deepcopy(whole)

@@ -58,7 +58,7 @@ def shard(graph: Graph, rank: int, world: int, *, contexts: int = 1) -> tuple[Gr
         raise UnsupportedError(f"{name}: expected a bundle of the whole network, found one of a rank")
     if any(node.op == "relative_attention" for node in graph.nodes):
         raise UnsupportedError(
-            f"{name}: expected 1 for a network with biases by distance, which are not cut", param=name
+            f"{name}: expected 1 for a network with a prefix or biases by distance, which are not cut", param=name
         )
     sharder = _Sharder(copy.deepcopy(graph), rank, world, contexts)
     return sharder.run(), sharder.sources
