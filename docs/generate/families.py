@@ -46,5 +46,5 @@ def pages() -> dict[str, str]:
         rows.append(f"| {' | '.join(map(str, cells))} |")
     shown = {modules[name] for name in measured}
     rest = ", ".join(f"`{name}`" for name, module in sorted(modules.items()) if module not in shown)
-    end = f"\n\nTests of their own compare encoders, encoder-decoders and the text of models with images: {rest}.\n"
+    end = f"\n\nTests of their own compare encoders, prefix networks and the text of models with images: {rest}.\n"
     return {"reference/families.md": _HEAD + "\n".join(rows) + end}
