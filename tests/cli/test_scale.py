@@ -49,7 +49,7 @@ def test_a_plan_as_json(penstock_inline):
     [
         (["plan", FOLDER, "--pp", "0"], "--pp: expected an integer from 1"),
         (["plan", FOLDER, "--pp", "40"], "--pp: expected at most"),
-        (["plan", FOLDER, "--tp", "8", "--cp", "16"], "--tp: expected at most 64 ranks in all, got 128"),
+        (["plan", FOLDER, "--tp", "8", "--cp", "16"], "--tp: expected at most 64 ranks in all, got 128 (tp 8, cp 16)"),
         (["plan", FOLDER, "--tp", "0"], "--tp: expected an integer from 1"),
         (["plan", FOLDER, "--tp", "5"], "--tp: expected at most 4 ranks"),
         (["plan", FOLDER, "--scheme", "w2"], "--scheme: expected one of"),
@@ -146,3 +146,18 @@ def test_ranks_print_notes_and_text_on_stderr(command, tmp_path, monkeypatch):
     assert "library" not in done.stdout
     assert done.stderr.count("a line of a library\n") == 1
     assert done.stderr.count("penstock: The 2 ranks have 128 threads, but only ") == 1
+
+
+def test_a_folder_of_another_layout_names_the_option(penstock_inline, tmp_path: Path):
+    """Each of tp, pp and cp is named, whichever differs from that of the bundles."""
+    cut = tmp_path / "cut"
+    assert penstock_inline("export", FOLDER, cut, "--cp", 2).returncode == 0
+    for words, text in (
+        (["--cp", 4], f"--cp: expected 2, because {cut} is cut for cp 2, found 4\n"),
+        (["--cp", 2, "--pp", 2], f"--pp: expected 1, because {cut} is cut for cp 2, found 2\n"),
+        (["--tp", 3], f"--tp: expected 1, because {cut} is cut for cp 2, found 3\n"),
+    ):
+        done = penstock_inline("run", cut, "text", *words)
+        assert (done.returncode, done.stderr) == (2, f"penstock: {text}")
+    (cut / "rank_1.psm").unlink()
+    assert "expected rank_1.psm, found no such file" in penstock_inline("run", cut, "text", "--cp", 2).stderr

@@ -35,7 +35,7 @@ class RankLayout:
             sizes = {"tensor": self.tp, "pipeline": self.pp, "context": self.cp}
             name = next(f"{name}_parallel_size" for name, size in sizes.items() if size > 1)
             raise InvalidArgumentError(
-                f"{name}: expected at most {most} ranks in all, got {self.num_computing}", param=name
+                f"{name}: expected at most {most} ranks in all, got {self.num_computing} ({self})", param=name
             )
 
     @property

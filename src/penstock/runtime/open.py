@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.config import check_choice, check_flag, check_integer
@@ -22,6 +22,7 @@ from penstock.runtime.verify import check_verify
 from penstock.validation import refusal, wrong_type
 
 if TYPE_CHECKING:
+    from penstock.graph.ir import Graph
     from penstock.runtime.ranks.stage_server import StageServer
     from penstock.sharding.folder import ShardedFolder
 
@@ -199,6 +200,22 @@ def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
     _check_no_network(network, path)
 
 
+def _refuse_count(folder: Path, first: Graph, parts: Sequence[Path], layout: RankLayout) -> NoReturn:
+    """Raise an error for a folder with more or fewer bundles than the layout has ranks.  ``first``: that of rank 0."""
+    from penstock.runtime.ranks.open_ranks import layout_of
+
+    cut_for = layout_of(first)
+    if (difference := cut_for.first_difference(layout)) is not None:
+        name, expected, found = difference
+        raise InvalidArgumentError(
+            f"{name}: expected {expected}, because {folder} is cut for {cut_for}, found {found}", param=name
+        )
+    missing = next((part.name for part in parts if not part.exists()), None)
+    if missing is not None:
+        raise InvalidFileError(f"{folder}: expected {missing}, found no such file")
+    raise InvalidFileError(f"{folder}: expected {len(parts)} bundles, for {cut_for}, found more")
+
+
 def _check_no_network(network: str | None, path: Path) -> None:
     """Raise InvalidArgumentError for a network script with a bundle."""
     if network is not None:
@@ -333,15 +350,7 @@ def rank_bundles(
         parts = [folder / rank_bundle(rank) for rank in range(world)]
         count = len(list(folder.glob(rank_bundle("*"))))
         if is_local and count != world:
-            expected = int(read_graph(folder / rank_bundle(0))[0].properties.get("world", "1"))
-            missing = next((part.name for part in parts if not part.exists()), None)
-            if missing is not None and expected == world:
-                raise InvalidFileError(f"{folder}: expected {missing}, found no such file")
-            raise InvalidArgumentError(
-                f"tensor_parallel_size: expected {expected}, the ranks that {folder} is cut for, found {world} "
-                f"({options.layout})",
-                param="tensor_parallel_size",
-            )
+            _refuse_count(folder, read_graph(folder / rank_bundle(0))[0], parts, options.layout)
         yield parts
         return
     check_layout(folder, ShardedFolder.open(folder), options.layout)
