@@ -161,3 +161,16 @@ def test_a_folder_of_another_layout_names_the_option(penstock_inline, tmp_path: 
         assert (done.returncode, done.stderr) == (2, f"penstock: {text}")
     (cut / "rank_1.psm").unlink()
     assert "expected rank_1.psm, found no such file" in penstock_inline("run", cut, "text", "--cp", 2).stderr
+
+
+def test_a_plan_takes_a_link_and_says_what_repeated_heads_cost(penstock_inline):
+    link = ["--link-us", "1000", "--link-gbps", "1"]
+    found = json.loads(penstock_inline("plan", FOLDER, "--tp", 4, *link, "--json").stdout)
+    two = next(row for row in found["predictions"] if (row["tp"], row["pp"]) == (2, 1))
+    assert two["exchange_ms"] > two["num_exchanges"]
+    assert found["repeated_kv_bytes"] == sum(rank["kv_bytes"] for rank in found["ranks"]) // 2
+    done = penstock_inline("plan", FOLDER, "--tp", 4, "--no-probe")
+    assert "Key-value heads are repeated on ranks, which costs " in done.stdout
+    assert "repeated" not in penstock_inline("plan", FOLDER, "--tp", 2, "--no-probe").stdout
+    done = penstock_inline("plan", FOLDER, "--no-probe", *link)
+    assert done.stderr == "penstock: --link-us: expected none with --no-probe, which predicts no times\n"

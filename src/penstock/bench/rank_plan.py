@@ -34,7 +34,16 @@ from penstock.graph.without_weights import write_without_weights
 from penstock.runtime.native import fit_limits
 from penstock.runtime.program import ProgramLimits
 
-__all__ = ["CONTEXT_TOKENS", "LinkProbe", "Prediction", "RankMemory", "exchange_bytes", "predict", "rank_memory"]
+__all__ = [
+    "CONTEXT_TOKENS",
+    "LinkProbe",
+    "Prediction",
+    "RankMemory",
+    "exchange_bytes",
+    "predict",
+    "rank_memory",
+    "repeated_kv_bytes",
+]
 
 CONTEXT_TOKENS: Final = 512
 """The tokens before the one whose time is predicted."""
@@ -107,6 +116,19 @@ def rank_memory(
     return result
 
 
+def repeated_kv_bytes(captured: CapturedModel, layout: RankLayout, memory: Sequence[RankMemory]) -> int:
+    """Return the bytes of ``memory`` for keys and values of heads that another rank has, too."""
+    repeated = 0.0
+    for stage in range(layout.pp):
+        ranks = [layout.rank_of(stage, place) for place in range(layout.stage_ranks)]
+        states = [cut_rank(captured.graph, rank, layout)[0].states for rank in ranks]
+        num_heads = sum(own.num_kv_heads for one in states for own in one.values()) / layout.cp
+        whole = sum(captured.graph.states[name].num_kv_heads for name in states[0])
+        if num_heads > whole:
+            repeated += (1 - whole / num_heads) * sum(memory[rank].kv_bytes for rank in ranks)
+    return round(repeated)
+
+
 def _bytes_read(graph: Graph, node: Node) -> int:
     """Return the bytes of weights that a node reads for a token: of a table a row, of experts those that it goes to."""
     weights = [graph.weights[operand.name] for operand in node.inputs if operand.kind == "weight"]
@@ -144,10 +166,22 @@ def _width(graph: Graph, name: str) -> int:
 
 
 class LinkProbe:
-    """The latency of exchanges through shared memory, between threads that each have a core, if there are enough."""
+    """The latency of exchanges through shared memory, between threads that each have a core, if there are enough.
 
-    def __init__(self, world: int) -> None:
+    ``fixed_s`` and ``byte_s``: the seconds of an exchange and of a byte over another link, instead of measured ones.  A
+    rank sends its part to each of the others.
+    """
+
+    def __init__(self, world: int, fixed_s: float | None = None, byte_s: float | None = None) -> None:
         self.world = world
+        if fixed_s is None or byte_s is None:
+            self._measure(world)
+        if fixed_s is not None:
+            self._fixed = fixed_s
+        if byte_s is not None:
+            self._per_byte = byte_s * (world - 1)
+
+    def _measure(self, world: int) -> None:
         medians = _probe(world)
         low, high = (medians[size] for size in _SIZES)
         self._per_byte = max(0.0, (high - low) / (_SIZES[1] - _SIZES[0]))

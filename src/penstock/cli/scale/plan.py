@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import format_bytes
+from penstock.config import check_number
 from penstock.core.rank_layout import RankLayout
+from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.bench.rank_plan import Prediction, RankMemory
+    from penstock.bench.rank_plan import LinkProbe, Prediction, RankMemory
     from penstock.sharding.strategy import Strategy
 
 __all__ = ["add_parser", "run"]
@@ -40,6 +42,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--cp", type=int, default=1, metavar="N", help="ranks that divide each context (default: 1)")
     parser.add_argument("--out", metavar="FILE", help="write the strategy to FILE (default: none)")
     parser.add_argument("--no-probe", action="store_true", help="predict no times (default: measure this machine)")
+    parser.add_argument(
+        "--link-us", type=float, metavar="US", help="microseconds of an exchange between ranks (default: measured here)"
+    )
+    parser.add_argument(
+        "--link-gbps", type=float, metavar="G", help="gigabits per second between ranks (default: measured here)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
     add_options(parser, "--scheme", "--network", "--context-len", "--kv-cache")
     parser.set_defaults(run=run)
@@ -47,24 +55,50 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Plan; print a table for each question."""
-    from penstock.bench.rank_plan import predict, rank_memory
+    from penstock.bench.rank_plan import predict, rank_memory, repeated_kv_bytes
     from penstock.graph.strategy import capture_model, make_strategy
     from penstock.sharding.source import open_whole
 
     layout = RankLayout(args.tp, args.pp, args.cp)
+    _check_link(args)
     model = open_whole(Path(downloaded_path(args.model)))
     captured = capture_model(model, args.scheme, args.network)
     strategy = make_strategy(captured, layout)
     memory = rank_memory(captured, layout, context_len=args.context_len, kv_cache=args.kv_cache)
     layouts = list(dict.fromkeys([*map(RankLayout, sorted({*WORLDS, args.tp})), layout]))
-    predictions = [] if args.no_probe else predict(captured, layouts)
+    predictions = [] if args.no_probe else predict(captured, layouts, links=_links(args, layouts))
+    repeated = repeated_kv_bytes(captured, layout, memory)
     if args.out is not None:
         strategy.write(Path(args.out))
     if args.json:
-        print(json.dumps(_report(args, strategy, captured.scheme, memory, predictions)))
+        report = _report(args, strategy, captured.scheme, memory, predictions)
+        print(json.dumps({**report, "repeated_kv_bytes": repeated}))
         return 0
     _print_tables(args, strategy, captured.scheme, memory, predictions)
+    if repeated:
+        print(f"Key-value heads are repeated on ranks, which costs {format_bytes(repeated)} of keys and values.")
     return 0
+
+
+def _check_link(args: argparse.Namespace) -> None:
+    for name, most in (("link_us", 1e7), ("link_gbps", 1e6)):
+        if (value := getattr(args, name)) is None:
+            continue
+        if args.no_probe:
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidArgumentError(f"{option}: expected none with --no-probe, which predicts no times", param=name)
+        check_number(name, value, most)
+
+
+def _links(args: argparse.Namespace, layouts: list[RankLayout]) -> dict[int, LinkProbe]:
+    """Return the links by number of ranks that the options describe."""
+    from penstock.bench.rank_plan import LinkProbe
+
+    if args.link_us is None and args.link_gbps is None:
+        return {}
+    fixed_s = None if args.link_us is None else args.link_us / 1e6
+    byte_s = None if args.link_gbps is None else 8e-9 / args.link_gbps
+    return {world: LinkProbe(max(2, world), fixed_s, byte_s) for world in {one.stage_ranks for one in layouts}}
 
 
 def _print_tables(
