@@ -65,8 +65,9 @@ def test_lost_machines_are_no_requests_fault() -> None:
         for has_crashed in (False, False, True, False, True, True):
             request._connection = WorkerConnection("m", 7, is_remote=True)
             counts.append(request._count_crash(lost))
+            assert not request._connection.explained.is_set()
             request._connection.note_cause(has_crashed)
-            assert not request._connection.awaits_cause
+            assert request._connection.explained.is_set()
         assert counts == [1, 1, 1, 1, 1, 2], "refused with the second crash"
         request._connection = WorkerConnection("m", 0, is_remote=True)  # nothing will say why it went
         assert request._count_crash(lost) == 4

@@ -42,6 +42,9 @@ __all__ = ["Failover", "WorkerRoutes"]
 
 RETRY_WAIT_S: Final = 60.0
 """Limit on the time that a retry waits for a ready worker."""
+_CAUSE_WAIT_S: Final = 1.0
+"""Limit on the time that a retry waits for the cause of a loss.  A crash is known within milliseconds; the loss of a
+machine can take seconds."""
 
 
 class WorkerRoutes(Protocol):
@@ -121,7 +124,7 @@ class Failover:
                     await (self._send() if num_crashes == 0 else self._send_as_suspect())
                     return self.answer
                 except LostWorkerError as error:
-                    num_crashes = self._count_crash(error)
+                    num_crashes = await self._count_again(self._count_crash(error))
                 await self._routes.wait_ready(RETRY_WAIT_S)
         except BaseException:
             self.answer.close()
@@ -307,15 +310,31 @@ class Failover:
         """
         connection, crashes, fingerprint = self._connection, self._routes.crashes, self._fingerprint
         count = crashes.add if error.was_running else crashes.add_wait
-        if connection is None or not connection.awaits_cause:
+        if connection is None or connection.explained.is_set():
             return count(fingerprint, "" if connection is None else connection.name)
         name = connection.name
         connection.on_cause(lambda has_crashed: count(fingerprint, name) if has_crashed else None)
         known = crashes.num_crashes(fingerprint)
         return max(known, min(known + error.was_running, MAX_CRASHES - 1))
 
+    async def _count_again(self, num_crashes: int) -> int:
+        """Wait for the cause of the last loss, if it is to be known, and return the number of crashes with it."""
+        connection = self._connection
+        if connection is None or connection.explained.is_set():
+            return num_crashes
+        try:
+            await asyncio.wait_for(connection.explained.wait(), _CAUSE_WAIT_S)
+        except TimeoutError:
+            return num_crashes
+        return self._routes.crashes.num_crashes(self._fingerprint)
+
     async def _send_again(self, is_suspect: bool) -> None:
         try:
+            if is_suspect:
+                num_crashes = await self._count_again(1)
+                if num_crashes >= MAX_CRASHES:
+                    raise self._refusal()
+                is_suspect = num_crashes > 0
             await self._routes.wait_ready(RETRY_WAIT_S, self._state_id)
             await (self._send_as_suspect() if is_suspect else self._send())
         except LostWorkerError as error:  # before the worker accepted it; otherwise _on_lost was called

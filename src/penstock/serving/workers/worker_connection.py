@@ -153,7 +153,11 @@ class WorkerConnection:
         """Called when the worker is about to end by itself."""
         self.num_lost = 0
         """Number of requests that were open when the worker was lost."""
-        self._on_cause: list[Callable[[bool], object]] | None = [] if is_remote and pid else None
+        self.explained = asyncio.Event()
+        """Set once it is known whether the process crashed or its machine was lost, or if nothing will say so."""
+        if not (is_remote and pid):
+            self.explained.set()
+        self._on_cause: list[Callable[[bool], object]] = []
         self._on_pages: Callable[[PageReport], None] | None = None
         self._next_report = 0  # 0: only a full report counts
         self.num_moved = 0
@@ -441,21 +445,16 @@ class WorkerConnection:
                 self.is_hung = True
                 self.fail(f"nothing has come from the worker's machine for {SILENT_S:g} s")
 
-    @property
-    def awaits_cause(self) -> bool:
-        """True if it is not known yet whether the process crashes or its machine is lost: ``note_cause`` will say."""
-        return self._on_cause is not None
-
     def on_cause(self, hear: Callable[[bool], object]) -> None:
-        """Call ``hear`` with True if the process crashed, with False if its machine was lost."""
-        if self._on_cause is not None:
-            self._on_cause.append(hear)
+        """Call ``hear`` with True if the process crashed, with False if its machine was lost, before ``explained``."""
+        self._on_cause.append(hear)
 
     def note_cause(self, has_crashed: bool) -> None:
         """Note why the process has ended.  Further calls do nothing."""
-        hearers, self._on_cause = self._on_cause or [], None
+        hearers, self._on_cause = self._on_cause, []
         for hear in hearers:
             hear(has_crashed)
+        self.explained.set()
 
     def forgive(self) -> None:
         """Restart the heartbeat's age: this process was stopped and has not read the worker's messages."""
