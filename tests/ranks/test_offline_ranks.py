@@ -20,6 +20,7 @@ import pytest
 from penstock import lite
 from penstock.core.comm import JoinedComm
 from penstock.core.library import library
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
 from penstock.launch.environment import read_rank_environment
 from penstock.lite.open_model import OpenModel
@@ -212,6 +213,21 @@ def test_the_rank_must_be_that_of_the_bundle(demo_ranks: Path, monkeypatch: pyte
     context.cpu.provider = ""
     with pytest.raises(UnsupportedError, match="provider: expected '', since this build has one backend"):
         context.cpu.provider = "ge"
+
+
+@pytest.mark.parametrize(
+    ("layout", "field"),
+    [(RankLayout(pp=2), "pipeline_parallel_size"), (RankLayout(cp=2), "context_parallel_size")],
+)
+def test_bundles_of_stages_and_contexts_are_refused(
+    layout: RankLayout, field: str, parts_of: Callable[[Path, RankLayout], list[Path]]
+) -> None:
+    for rank, part in enumerate(parts_of(DEMO, layout)):
+        with pytest.raises(UnsupportedError, match=f"^{field}: .*: expected 1, .* --tp only, found 2;") as caught:
+            lite.Model().build_from_file(
+                part, lite.ModelType.PENSTOCK, lite.Context(rank_id=rank), {"join_timeout_s": 1}
+            )
+        assert caught.value.param == field
 
 
 @pytest.mark.usefixtures("meeting")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.core import native as core
@@ -15,7 +16,7 @@ from penstock.lite.affinity import default_threads
 from penstock.lite.device import CpuOptions
 from penstock.lite.settings import ModelConfig
 
-__all__ = ["agreement", "check_rank", "join_group", "share_of_cores", "threads_of_rank"]
+__all__ = ["agreement", "check_layout", "check_rank", "join_group", "share_of_cores", "threads_of_rank"]
 
 
 def check_rank(path: str | os.PathLike[str], info: core.RankInfo, options: CpuOptions) -> None:
@@ -49,6 +50,22 @@ def check_rank(path: str | os.PathLike[str], info: core.RankInfo, options: CpuOp
             f"rank_id: {path}: expected the bundle of rank {options.rank_id}, found that of rank {info.rank}",
             param="rank_id",
         )
+
+
+def check_layout(path: str | os.PathLike[str], info: core.RankInfo, stamp: Sequence[int]) -> None:
+    """Raise UnsupportedError for a bundle of a pipeline or of context parallelism; ``stamp``: of the open file."""
+    if info.world == 1:
+        return
+    from penstock.graph.metadata import decode_metadata
+
+    properties = decode_metadata(read_metadata(path, stamp))[0].properties
+    for name, key in (("pipeline_parallel_size", "stages"), ("context_parallel_size", "context_world")):
+        if properties.get(key, "1") != "1":
+            raise UnsupportedError(
+                f"{name}: {path}: expected 1, since penstock.lite runs bundles of penstock export --tp only, found "
+                f"{properties[key]}; use penstock.LLM or penstock run",
+                param=name,
+            )
 
 
 def _check_same(name: str, explicit: int | None, launched: int | None) -> None:
