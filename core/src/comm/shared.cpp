@@ -6,6 +6,7 @@
 #include "comm/shared.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
@@ -28,6 +29,7 @@ namespace {
 constexpr int32_t kSpins = 2000, kSpinsBeside = 40;  // before it looks whether it holds the core of the other
 constexpr int64_t kStayNanoseconds = 1000000;  // on a core before it leaves again
 constexpr int64_t kWatchNanoseconds = 50000000;  // between two looks whether a process has ended
+constexpr int64_t kStoppedNanoseconds = 500000000;  // between two looks whether a process is stopped
 constexpr int64_t kPage = 4096, kDefaultTimeoutMs = 60000, kMaxPartBytes = int64_t{1} << 40;
 
 bool has_come(uint32_t arrivals, uint32_t number) { return static_cast<int32_t>(arrivals - number) >= 0; }
@@ -36,6 +38,19 @@ int64_t words_bytes(int32_t world) {
   const int64_t bytes = static_cast<int64_t>(sizeof(GroupWords)) + world * static_cast<int64_t>(sizeof(RankWords)) +
                         int64_t{world} * world * static_cast<int64_t>(sizeof(MailWords));
   return round_up(bytes, kPage);
+}
+
+// A debugger stops a process in another way, which is no loss.
+bool is_stopped(int32_t pid) {
+  char text[512];
+  snprintf(text, sizeof(text), "/proc/%d/stat", pid);
+  const int file = open(text, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const ssize_t size = read(file, text, sizeof(text) - 1);
+  close(file);
+  text[size < 0 ? 0 : size] = 0;
+  const char* name_end = strrchr(text, ')');  // a name may contain this, too
+  return name_end && name_end[1] == ' ' && name_end[2] == 'T';
 }
 
 }  // namespace
@@ -114,6 +129,7 @@ ps_status SharedComm::watch(const int32_t* pids) {
   for (int32_t& descriptor : processes_) descriptor = -1;
   watches_ = true;
   for (int32_t r = 0; r < comm_.world; ++r) {
+    pids_[r] = pids[r];
     if (r == comm_.rank) continue;
     processes_[r] = static_cast<int32_t>(syscall(SYS_pidfd_open, pids[r], 0));
     if (processes_[r] < 0 && errno == ESRCH) return fail(PS_ABORTED, "ranks: rank %d ended before the group began", r);
@@ -131,6 +147,18 @@ int32_t SharedComm::ended_rank(int32_t peer) {
     if (left ? r == peer : any && polls[r].revents) return r;
   }
   return -1;
+}
+
+int32_t SharedComm::stopped_rank() {
+  const int64_t now = now_ns(), since = now - looked_ns_;
+  if (since < kStoppedNanoseconds) return -1;
+  const uint64_t before = since < 4 * kStoppedNanoseconds ? stopped_ : 0;
+  looked_ns_ = now;
+  stopped_ = 0;
+  for (int32_t r = 0; r < comm_.world; ++r) {
+    if (r != comm_.rank && is_stopped(pids_[r])) stopped_ |= uint64_t{1} << r;
+  }
+  return before & stopped_ ? __builtin_ctzll(before & stopped_) : -1;
 }
 
 SharedComm::~SharedComm() {
@@ -208,20 +236,24 @@ ps_status SharedComm::wait(int32_t peer, bool forever, Done&& done) {
 template <typename Done>
 ps_status SharedComm::sleep(int32_t peer, bool forever, Done&& done) {
   RankWords& own = words(comm_.rank);
-  const int64_t deadline = now_ns() + timeout_ns_;
+  const int64_t start = now_ns(), deadline = start + timeout_ns_;
   for (;;) {
     const uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
     own.sleeping.store(1, std::memory_order_seq_cst);
     const int32_t ended = watches_ ? ended_rank(peer) : -1;  // before done(): what a rank announced before it ended counts
     const bool is_done = done(), is_aborted = group_->aborted.load(std::memory_order_seq_cst) != 0;
-    int64_t left = forever ? 0 : deadline - now_ns();
-    if (is_done || is_aborted || ended >= 0 || (!forever && left <= 0)) {
+    const int64_t now = now_ns();
+    const int32_t stopped = watches_ && !forever && !is_done && now - start >= kWatchNanoseconds ? stopped_rank() : -1;
+    int64_t left = forever ? 0 : deadline - now;
+    if (is_done || is_aborted || ended >= 0 || stopped >= 0 || (!forever && left <= 0)) {
       own.sleeping.store(0, std::memory_order_relaxed);
       if (is_done) return PS_OK;
       if (is_aborted) return aborted_status();
       char reason[128];
       if (ended >= 0) {
         snprintf(reason, sizeof(reason), "rank %d ended", ended);
+      } else if (stopped >= 0) {
+        snprintf(reason, sizeof(reason), "rank %d is stopped by a signal", stopped);
       } else {
         snprintf(reason, sizeof(reason), "rank %d waited %lld ms for rank %d", comm_.rank,
                  static_cast<long long>(timeout_ns_ / 1000000), peer);

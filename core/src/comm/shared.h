@@ -67,12 +67,17 @@ class SharedComm {
   ps_status aborted_status();
   // A rank whose process has ended without leaving, or `peer` if it has left; -1: none.  Only of watched ranks.
   int32_t ended_rank(int32_t peer);
+  // A watched rank that a signal has stopped, at this look and at the one before; -1: none, or it is too early to look.
+  int32_t stopped_rank();
 
   ps_comm comm_{};
   void* mapped_ = nullptr;
   int64_t mapped_bytes_ = 0, part_stride_ = 0, timeout_ns_ = 0;
   bool yield_ = false, watches_ = false;
   int32_t processes_[PS_MAX_RANKS];  // descriptors of the other ranks' processes, of a group that is watched
+  int32_t pids_[PS_MAX_RANKS];
+  uint64_t stopped_ = 0;  // the ranks that were stopped at the last look, a bit each
+  int64_t looked_ns_ = 0;
   uint64_t epoch_ = 0;
   uint32_t next_ = 1;  // the number of the next exchange
   int64_t left_ns_ = 0;  // when this rank last left a core
