@@ -169,12 +169,17 @@ def test_stats_of_several_engines_add_up() -> None:
 
 
 def test_steps_merge_into_one_event_for_each_answer() -> None:
-    """As if one step had made all tokens; an error stays an event of its own, and pages keep messages apart."""
-    first = [StepEvent(1, 0, "a", [5], started=Started(seed=3, num_prompt_tokens=2)), StepEvent(2, 0, "x", [6])]
+    """As if one step had made all tokens.  A request's last event and errors stay behind all others of the request."""
+    first = [
+        StepEvent(1, 0, "a", [5], started=Started(seed=3, num_prompt_tokens=2)),
+        StepEvent(2, 1, "x", [6], seed=4),
+    ]
     second = [
-        StepEvent(1, 0, "b", [7, 8], finish_reason="stop", timings={"total_s": 1.0}, is_last=True),
-        StepEvent(2, 1, "y", [9], seed=4),
-        StepEvent(2, error=UnavailableError("gone"), is_last=True),
+        StepEvent(1, 0, "b", [7, 8], finish_reason="stop", timings={"total_s": 1.0}),
+        StepEvent(1, 1, "z", [2], seed=5, finish_reason="stop", is_last=True),
+        StepEvent(2, 0, "y", [9]),
+        StepEvent(2, 1, "w", [3], finish_reason="stop", is_last=True),
+        StepEvent(3, error=UnavailableError("gone"), is_last=True),
     ]
     messages = [pb.FromWorker(step=pb.Step()) for _ in range(3)]
     for message, events in zip(messages, (first, second), strict=False):
@@ -182,13 +187,13 @@ def test_steps_merge_into_one_event_for_each_answer() -> None:
             wire.event_to(event, message.step.events)
     assert wire.merge_steps(messages[0], messages[1])
     merged = [wire.event_from(event) for event in messages[0].step.events]
-    assert [(event.key, event.index, event.text, event.token_ids) for event in merged] == [
-        (1, 0, "ab", [5, 7, 8]), (2, 0, "x", [6]), (2, 1, "y", [9]), (2, 0, "", []),
+    assert [(event.key, event.index, event.text, event.token_ids, event.is_last) for event in merged] == [
+        (1, 0, "ab", [5, 7, 8], False), (2, 1, "x", [6], False), (1, 1, "z", [2], True),
+        (2, 0, "y", [9], False), (2, 1, "w", [3], True), (3, 0, "", [], True),
     ]  # fmt: skip
     assert merged[0].started == first[0].started
-    assert (merged[0].finish_reason, merged[0].timings, merged[0].is_last) == ("stop", {"total_s": 1.0}, True)
-    assert merged[2].seed == 4
-    assert (str(merged[3].error), merged[3].is_last) == ("gone", True)
+    assert (merged[0].finish_reason, merged[0].timings) == ("stop", {"total_s": 1.0})
+    assert (merged[1].seed, merged[2].seed, str(merged[5].error)) == (4, 5, "gone")
     messages[2].step.pages.number = 1
     assert not wire.merge_steps(messages[0], messages[2])
     assert not wire.merge_steps(messages[0], pb.FromWorker(heartbeat=pb.Heartbeat()))

@@ -279,7 +279,7 @@ def merge_steps(first: pb.FromWorker, second: pb.FromWorker) -> bool:
     known = {(event.key, event.index): event for event in events}
     for event in second.step.events:
         before = known.get((event.key, event.index))
-        if before is None or event.HasField("error") or before.HasField("error"):
+        if before is None or event.is_last or event.HasField("error"):  # the last event of a request stays behind all
             known[event.key, event.index] = events.add()
             known[event.key, event.index].CopyFrom(event)
         else:
