@@ -179,7 +179,7 @@ class RemoteWorkerServer:
             connection.close()
 
     def _note_known(self) -> None:
-        """Note that the peer of the connection that the present task handles has proved itself."""
+        """Note that the peer of the connection that the present task handles is authenticated."""
         task = asyncio.current_task()
         if task is not None:
             self._strangers.discard(task)
