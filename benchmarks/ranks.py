@@ -23,14 +23,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from penstock import LLM, SamplingParams
-from penstock.bench.rank_plan import predict
+from penstock.bench.rank_plan import model_graph, predict
 from penstock.bench.svg import Box, Canvas, Scale, fitted, number
 from penstock.core.comm import SharedComm, shared_bytes
 from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment
-from penstock.graph.strategy import capture_model
 from penstock.runtime.program import ProgramLimits
-from penstock.sharding.source import open_whole
 
 PART_BYTES = 1 << 20
 SIZES = (4 << 10, 16 << 10, 64 << 10)
@@ -134,7 +132,7 @@ def long_prompt(num_tokens: int) -> list[int]:
 def predictions(folder: Path, scheme: str, world: int) -> dict[str, float]:
     """Return what ``penstock plan`` predicts, in milliseconds a token of one request."""
     layouts = (RankLayout(), RankLayout(world), RankLayout(1, world), RankLayout(1, 1, world))
-    rows = predict(capture_model(open_whole(folder), scheme), layouts)
+    rows = predict(model_graph(folder, scheme), layouts)
     return {str(row.layout): row.token_ms for row in rows}
 
 

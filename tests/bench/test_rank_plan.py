@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.rank_plan import LinkProbe, exchange_bytes, predict, rank_memory
+from penstock.bench.rank_plan import LinkProbe, exchange_bytes, model_graph, predict, rank_memory
 from penstock.core.native import Context, Model, ProgramOptions, plan
 from penstock.core.rank_layout import RankLayout
 from penstock.graph.export import export_bundle
+from penstock.graph.ir import Graph
 from penstock.graph.passes.pipeline import cut_rank
 from penstock.graph.rank_bundle import write_rank_bundle
-from penstock.graph.strategy import CapturedModel, capture_model
-from penstock.sharding.source import open_whole
 from tests.support.families import save
 
 FAMILIES = ("llama_tied_one_kv_head", "gpt2", "mixtral")
@@ -22,8 +21,8 @@ OPTIONS = ProgramOptions(max_tokens=8, max_requests=1, max_rows=1, num_pages=8)
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> CapturedModel:
-    return capture_model(open_whole(save("llama", tmp_path_factory.mktemp("plan") / "model")), "f32")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return model_graph(save("llama", tmp_path_factory.mktemp("plan") / "model"), "f32")
 
 
 @pytest.mark.long
@@ -33,9 +32,9 @@ def test_the_memory_is_that_of_a_ranks_bundle(family: str, tmp_path: Path) -> No
     whole = tmp_path / "whole.psm"
     folder = save(family, tmp_path / "model")
     export_bundle(folder, whole, scheme="w8a8")
-    captured = capture_model(open_whole(folder), "w8a8")
+    graph = model_graph(folder, "w8a8")
     for layout in LAYOUTS:
-        for memory in rank_memory(captured, layout, context_len=256, kv_cache="f32"):
+        for memory in rank_memory(graph, layout, context_len=256, kv_cache="f32"):
             part = tmp_path / f"{memory.rank}.psm"
             write_rank_bundle(whole, part, memory.rank, layout)
             with Model.open(part) as opened, Context(1) as context:
@@ -44,14 +43,14 @@ def test_the_memory_is_that_of_a_ranks_bundle(family: str, tmp_path: Path) -> No
             assert memory.token_bytes <= 1.01 * (memory.weight_bytes + memory.kv_bytes)
 
 
-def test_exchanges_are_those_of_a_ranks_graph(llama: CapturedModel) -> None:
-    sizes = exchange_bytes(cut_rank(llama.graph, 0, RankLayout(2))[0])
+def test_exchanges_are_those_of_a_ranks_graph(llama: Graph) -> None:
+    sizes = exchange_bytes(cut_rank(llama, 0, RankLayout(2))[0])
     assert len(sizes) == 10
     assert sizes[0] == 4 * 160 // 2, "half a row of the table"
     assert sizes[-1] == 4 * 496, "the logits of a rank, cut between tiles"
 
 
-def test_predictions_come_for_each_possible_layout(llama: CapturedModel) -> None:
+def test_predictions_come_for_each_possible_layout(llama: Graph) -> None:
     layouts = [RankLayout(1), RankLayout(2), RankLayout(6), RankLayout(1, 2), RankLayout(2, 2), RankLayout(1, 1, 2)]
     rows = predict(llama, [*layouts, RankLayout(1, 30)])
     layouts.remove(RankLayout(6))

@@ -53,7 +53,8 @@ def test_a_plan_as_json(penstock_inline):
         (["plan", FOLDER, "--tp", "0"], "--tp: expected an integer from 1"),
         (["plan", FOLDER, "--tp", "5"], "--tp: expected at most 4 ranks"),
         (["plan", FOLDER, "--scheme", "w2"], "--scheme: expected one of"),
-        (["plan", DEMO], "expected a checkpoint folder or a GGUF file, found a bundle"),
+        (["plan", DEMO, "--out", "OUT"], "expected a checkpoint folder or a GGUF file, found a bundle"),
+        (["plan", DEMO, "--scheme", "f32"], "--scheme: expected none for the bundle"),
         (["shard", FOLDER, "OUT"], "--strategy: expected --strategy FILE or --merge"),
         (["shard", FOLDER, "OUT", "--merge"], "expected a sharded folder"),
         (["shard", FOLDER, "OUT", "--strategy", "/nowhere"], "nowhere: No such file"),
@@ -161,6 +162,21 @@ def test_a_folder_of_another_layout_names_the_option(penstock_inline, tmp_path: 
         assert (done.returncode, done.stderr) == (2, f"penstock: {text}")
     (cut / "rank_1.psm").unlink()
     assert "expected rank_1.psm, found no such file" in penstock_inline("run", cut, "text", "--cp", 2).stderr
+
+
+@pytest.mark.long
+def test_bundles_and_gguf_files_are_planned(penstock_inline, tmp_path: Path):
+    """Each as its folder is; a strategy is only for a folder."""
+    file, bundle, cut = (tmp_path / name for name in ("model.gguf", "model.psm", "cut"))
+    assert penstock_inline("convert", FOLDER, file, "--dtype", "bf16").returncode == 0
+    assert penstock_inline("export", FOLDER, bundle).returncode == 0
+    common = ["--tp", 2, "--no-probe", "--json"]
+    ranks = [json.loads(penstock_inline("plan", source, *common).stdout)["ranks"] for source in (FOLDER, file, bundle)]
+    assert ranks[0] == ranks[1] == ranks[2]
+    assert f"{bundle}: llama, bf16, " in penstock_inline("plan", bundle, "--no-probe").stdout
+    assert "found a GGUF file" in penstock_inline("plan", file, "--out", tmp_path / "strategy.json").stderr
+    assert penstock_inline("export", FOLDER, cut, "--tp", 2).returncode == 0
+    assert "expected a whole bundle, found that of one rank" in penstock_inline("plan", cut / "rank_1.psm").stderr
 
 
 def test_a_plan_takes_a_link_and_says_what_repeated_heads_cost(penstock_inline):

@@ -20,17 +20,18 @@ from typing import Final
 
 import numpy as np
 
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.core import native
 from penstock.core.comm import SharedComm, shared_bytes
 from penstock.core.layouts import PARTITION_PAGES, pages_for
 from penstock.core.native import Context
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import InvalidArgumentError, PenstockError
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.graph.ir import Graph, Node
 from penstock.graph.passes.pipeline import cut_rank
-from penstock.graph.rank_bundle import partials_bytes
-from penstock.graph.strategy import CapturedModel
-from penstock.graph.without_weights import write_without_weights
+from penstock.graph.rank_bundle import WHOLE, partials_bytes
+from penstock.graph.without_weights import read_source, write_without_weights
+from penstock.runtime.build import build_in_child
 from penstock.runtime.native import fit_limits
 from penstock.runtime.program import ProgramLimits
 
@@ -40,6 +41,7 @@ __all__ = [
     "Prediction",
     "RankMemory",
     "exchange_bytes",
+    "model_graph",
     "predict",
     "rank_memory",
     "repeated_kv_bytes",
@@ -92,9 +94,28 @@ class Prediction:
         return self.memory_ms + self.exchange_ms
 
 
-def rank_memory(
-    captured: CapturedModel, layout: RankLayout, *, context_len: int = 0, kv_cache: str = "auto"
-) -> list[RankMemory]:
+def model_graph(path: Path, scheme: str | None = None, network: str | None = None) -> Graph:
+    """Return the graph of a bundle, a checkpoint folder or a GGUF file; no weight is read.
+
+    ``scheme`` (by default that of the weights) and ``network`` ("file.py:Class") are not for a bundle, which has its
+    own: InvalidArgumentError (``scheme``, ``network``).  Raises what export raises, and UnsupportedError for the bundle
+    of one rank.
+    """
+    if path.is_dir() or is_gguf(path):
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            bundle = Path(folder) / "model.psm"
+            build_in_child(path, bundle, scheme=scheme, network=network, without_weights=True)
+            return read_source(bundle)[0]
+    for name, value in (("scheme", scheme), ("network", network)):
+        if value is not None:
+            raise InvalidArgumentError(f"{name}: expected none for the bundle {path}, which has its own", param=name)
+    graph = read_source(path)[0]
+    if WHOLE in graph.properties:
+        raise UnsupportedError(f"{path}: expected a whole bundle, found that of one rank")
+    return graph
+
+
+def rank_memory(whole: Graph, layout: RankLayout, *, context_len: int = 0, kv_cache: str = "auto") -> list[RankMemory]:
     """Return the memory of each rank: weights in the scheme of the graph, and keys and values of one context.
 
     Raises InvalidArgumentError (``tensor_parallel_size``, ``pipeline_parallel_size``) for more ranks or stages than the
@@ -104,7 +125,7 @@ def rank_memory(
     result = []
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder, Context(1) as context:
         for rank in range(layout.world):
-            graph, path = cut_rank(captured.graph, rank, layout)[0], Path(folder) / f"{rank}.psm"
+            graph, path = cut_rank(whole, rank, layout)[0], Path(folder) / f"{rank}.psm"
             write_without_weights(path, graph)
             with native.Model.open(path) as model:
                 own, plan = fit_limits(model, context, limits, _ANY_MEMORY, layout.cp)
@@ -116,16 +137,16 @@ def rank_memory(
     return result
 
 
-def repeated_kv_bytes(captured: CapturedModel, layout: RankLayout, memory: Sequence[RankMemory]) -> int:
+def repeated_kv_bytes(whole: Graph, layout: RankLayout, memory: Sequence[RankMemory]) -> int:
     """Return the bytes of ``memory`` for keys and values of heads that another rank has, too."""
     repeated = 0.0
     for stage in range(layout.pp):
         ranks = [layout.rank_of(stage, place) for place in range(layout.stage_ranks)]
-        states = [cut_rank(captured.graph, rank, layout)[0].states for rank in ranks]
+        states = [cut_rank(whole, rank, layout)[0].states for rank in ranks]
         num_heads = sum(own.num_kv_heads for one in states for own in one.values()) / layout.cp
-        whole = sum(captured.graph.states[name].num_kv_heads for name in states[0])
-        if num_heads > whole:
-            repeated += (1 - whole / num_heads) * sum(memory[rank].kv_bytes for rank in ranks)
+        needed = sum(whole.states[name].num_kv_heads for name in states[0])
+        if num_heads > needed:
+            repeated += (1 - needed / num_heads) * sum(memory[rank].kv_bytes for rank in ranks)
     return round(repeated)
 
 
@@ -229,7 +250,7 @@ def _probe(world: int) -> dict[int, float]:
 
 
 def predict(
-    captured: CapturedModel, layouts: Sequence[RankLayout], *, links: Mapping[int, LinkProbe] | None = None
+    whole: Graph, layouts: Sequence[RankLayout], *, links: Mapping[int, LinkProbe] | None = None
 ) -> list[Prediction]:
     """Return the predictions for each of the layouts that the network can be divided in, as measured now.
 
@@ -243,7 +264,7 @@ def predict(
     result = []
     for layout in layouts:
         try:
-            memory = rank_memory(captured, layout)[layout.world - layout.num_computing :]
+            memory = rank_memory(whole, layout)[layout.world - layout.num_computing :]
         except InvalidArgumentError:
             continue  # more ranks than attention heads, or more stages than layers
         world, pp = layout.stage_ranks, layout.pp
@@ -252,7 +273,7 @@ def predict(
                 stage_bandwidths[pp] = min(bandwidth, native.probe_bandwidth(context))
         stages = [max(rank.token_bytes for rank in memory[i : i + world]) for i in range(0, len(memory), world)]
         firsts = [layout.rank_of(stage, 0) for stage in range(pp)]
-        graphs = [cut_rank(captured.graph, rank, layout)[0] for rank in firsts] if layout.world > 1 else []
+        graphs = [cut_rank(whole, rank, layout)[0] for rank in firsts] if layout.world > 1 else []
         sizes = [size for graph in graphs for size in exchange_bytes(graph)]
         if sizes and world not in found:
             found[world] = LinkProbe(max(2, world))

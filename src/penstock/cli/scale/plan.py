@@ -18,6 +18,7 @@ from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from penstock.bench.rank_plan import LinkProbe, Prediction, RankMemory
+    from penstock.graph.ir import Graph
     from penstock.sharding.strategy import Strategy
 
 __all__ = ["add_parser", "run"]
@@ -32,11 +33,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "plan",
         "Say which part of each parameter each rank has, how much memory each rank needs, and how long a token may "
         "take with 1, 2 and 4 ranks on this host, from its memory bandwidth and the latency of exchanges, which are "
-        "measured now. --out writes the strategy, which `penstock shard` reads. Needs PyTorch.",
-        "penstock plan my-model --tp 2 --out strategy.json\npenstock plan my-model --tp 4 --scheme w8a8 --json\n"
-        "penstock plan my-model --tp 2 --pp 2 --out strategy.json\npenstock plan my-model --cp 2",
+        "measured now. --out writes the strategy of a checkpoint folder, which `penstock shard` reads. Needs PyTorch, "
+        "except for a bundle.",
+        "penstock plan demo/demo.psm --tp 2\npenstock plan my-model --tp 2 --pp 2 --out strategy.json\n"
+        "penstock plan my-model --tp 4 --scheme w8a8 --json\npenstock plan my-model --cp 2",
     )
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint folder, or ORG/NAME of a downloaded model")
+    add_options(parser, "local model")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks of tensor parallelism (default: 1)")
     parser.add_argument("--pp", type=int, default=1, metavar="N", help="stages of a pipeline (default: 1)")
     parser.add_argument("--cp", type=int, default=1, metavar="N", help="ranks that divide each context (default: 1)")
@@ -55,29 +57,50 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Plan; print a table for each question."""
-    from penstock.bench.rank_plan import predict, rank_memory, repeated_kv_bytes
-    from penstock.graph.strategy import capture_model, make_strategy
-    from penstock.sharding.source import open_whole
+    from penstock.bench.rank_plan import model_graph, predict, rank_memory, repeated_kv_bytes
 
     layout = RankLayout(args.tp, args.pp, args.cp)
     _check_link(args)
-    model = open_whole(Path(downloaded_path(args.model)))
-    captured = capture_model(model, args.scheme, args.network)
-    strategy = make_strategy(captured, layout)
-    memory = rank_memory(captured, layout, context_len=args.context_len, kv_cache=args.kv_cache)
+    path = Path(downloaded_path(args.model))
+    if args.out is not None or _has_strategy(path):
+        graph, strategy = _make_strategy(path, layout, args)
+    else:
+        graph, strategy = model_graph(path, args.scheme, args.network), None
+    memory = rank_memory(graph, layout, context_len=args.context_len, kv_cache=args.kv_cache)
     layouts = list(dict.fromkeys([*map(RankLayout, sorted({*WORLDS, args.tp})), layout]))
-    predictions = [] if args.no_probe else predict(captured, layouts, links=_links(args, layouts))
-    repeated = repeated_kv_bytes(captured, layout, memory)
-    if args.out is not None:
+    predictions = [] if args.no_probe else predict(graph, layouts, links=_links(args, layouts))
+    repeated = repeated_kv_bytes(graph, layout, memory)
+    if args.out is not None and strategy is not None:
         strategy.write(Path(args.out))
     if args.json:
-        report = _report(args, strategy, captured.scheme, memory, predictions)
+        report = _report(args, strategy, graph, memory, predictions)
         print(json.dumps({**report, "repeated_kv_bytes": repeated}))
         return 0
-    _print_tables(args, strategy, captured.scheme, memory, predictions)
+    print(_title(args.model, strategy, graph))
+    _print_tables(memory, predictions)
+    if args.out is not None and strategy is not None:
+        print(f"{args.out}: strategy {strategy.checksum[:16]}")
     if repeated:
         print(f"Key-value heads are repeated on ranks, which costs {format_bytes(repeated)} of keys and values.")
     return 0
+
+
+def _has_strategy(path: Path) -> bool:
+    """Return True for a folder that ``penstock shard`` cuts: of safetensors that no other tool quantized."""
+    from penstock.checkpoint.folder import Checkpoint
+    from penstock.sharding.folder import is_sharded
+
+    if not path.is_dir() or is_sharded(path):
+        return path.is_dir()
+    return Checkpoint.open(path).config.foreign_quantization() is None
+
+
+def _make_strategy(path: Path, layout: RankLayout, args: argparse.Namespace) -> tuple[Graph, Strategy]:
+    from penstock.graph.strategy import capture_model, make_strategy
+    from penstock.sharding.source import open_whole
+
+    captured = capture_model(open_whole(path), args.scheme, args.network)
+    return captured.graph, make_strategy(captured, layout)
 
 
 def _check_link(args: argparse.Namespace) -> None:
@@ -101,16 +124,15 @@ def _links(args: argparse.Namespace, layouts: list[RankLayout]) -> dict[int, Lin
     return {world: LinkProbe(max(2, world), fixed_s, byte_s) for world in {one.stage_ranks for one in layouts}}
 
 
-def _print_tables(
-    args: argparse.Namespace,
-    strategy: Strategy,
-    scheme: str,
-    memory: list[RankMemory],
-    predictions: list[Prediction],
-) -> None:
+def _title(model: str, strategy: Strategy | None, graph: Graph) -> str:
+    if strategy is None:
+        return f"{model}: {graph.network}, {graph.scheme}, {len(graph.weights)} weights"
     cuts = Counter(own.cut for own in strategy.parameters.values())
     counts = ", ".join(f"{count} {_CUTS[cut]}" for cut, count in cuts.items())
-    print(f"{args.model}: {strategy.model_type}, {scheme}, {len(strategy.parameters)} parameters: {counts}")
+    return f"{model}: {strategy.model_type}, {graph.scheme}, {len(strategy.parameters)} parameters: {counts}"
+
+
+def _print_tables(memory: list[RankMemory], predictions: list[Prediction]) -> None:
     print(f"{'rank':>4}  {'weights':>9}  {'keys, values':>12}  {'the rest':>9}  {'total':>9}")
     for rank in memory:
         sizes = (rank.weight_bytes, rank.kv_bytes, rank.rest_bytes, rank.total_bytes)
@@ -129,8 +151,6 @@ def _print_tables(
         print(line)
     if predictions:
         print(f"      memory read at {format_bytes(int(predictions[0].read_bytes_per_s))}/s")
-    if args.out is not None:
-        print(f"{args.out}: strategy {strategy.checksum[:16]}")
 
 
 _CUTS = {
@@ -141,19 +161,19 @@ _CUTS = {
 
 def _report(
     args: argparse.Namespace,
-    strategy: Strategy,
-    scheme: str,
+    strategy: Strategy | None,
+    graph: Graph,
     memory: list[RankMemory],
     predictions: list[Prediction],
 ) -> dict[str, object]:
     return {
         "model": args.model,
-        "model_type": strategy.model_type,
-        "scheme": scheme,
+        "model_type": graph.network if strategy is None else strategy.model_type,
+        "scheme": graph.scheme,
         "tp": args.tp,
         "pp": args.pp,
         "cp": args.cp,
-        "strategy_sha256": strategy.checksum,
+        "strategy_sha256": None if strategy is None else strategy.checksum,
         "ranks": [{**dataclasses.asdict(rank), "total_bytes": rank.total_bytes} for rank in memory],
         "predictions": [_prediction(row) for row in predictions],
     }

@@ -51,8 +51,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "models",
         metavar="MODEL",
         nargs="+",
-        help="a .psm bundle, a checkpoint folder, ORG/NAME of a hub, or a folder of servables (NAME/servable.py); "
-        "NAME=MODEL sets the name of a model (default: the name of its file or repository)",
+        help="a .psm bundle, a checkpoint folder, a GGUF file, ORG/NAME of a hub, or a folder of servables "
+        "(NAME/servable.py); NAME=MODEL sets the name of a model (default: the name of its file or repository)",
     )
     parser.add_operand_flag(parser, "-m", "--model", metavar="MODEL", is_first=True)
     _add_gateway_options(parser)
