@@ -115,6 +115,7 @@ def test_commands_of_the_readme_run(tmp_path: Path) -> None:
         "advise",
         "bench",
         "profile",
+        "run",
         "chat",
         "batch",
         "serve",
