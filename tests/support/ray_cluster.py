@@ -20,7 +20,6 @@ from tests.support.command import environment
 ADDRESS = "127.0.0.2"
 """Ray replaces 127.0.0.1 by another address of the machine; this one stays inside of it too."""
 _RAY_STARTS = 3
-_RAY_STARTS = 3
 
 
 def skip_reason() -> str:
