@@ -85,7 +85,7 @@ async def serve(path: Path, threads: int, trace: list[TraceRequest]) -> list[Tim
 
 def mean_costs(before: StepCosts, after: StepCosts) -> StepCosts:
     """Return the costs half-way between those of two measurements."""
-    names = ("prefill_step_s", "prefill_token_s", "prefill_context_s", "decode_context_s")
+    names = ("prefill_step_s", "prefill_token_s", "prefill_context_s", "decode_context_s", "request_s")
     means = {name: (getattr(before, name) + getattr(after, name)) / 2 for name in names}
     decode = {batch: (seconds + after.decode_step_s[batch]) / 2 for batch, seconds in before.decode_step_s.items()}
     return replace(before, decode_step_s=decode, **means)

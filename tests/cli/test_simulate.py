@@ -100,7 +100,9 @@ def test_measured_costs_are_read(tmp_path, capsys) -> None:
     costs = tmp_path / "costs.json"
     demo = str(Path(__file__).parents[2] / "demo" / "demo.psm")
     assert main(["bench", demo, "-p", "40", "-n", "4", "--batch", "1,2", "--costs", str(costs)]) == 0
-    assert set(json.loads(costs.read_text())["decode_step_s"]) == {"1", "2"}
+    measured = json.loads(costs.read_text())
+    assert set(measured["decode_step_s"]) == {"1", "2"}
+    assert measured["source"].startswith("penstock bench, a worker, ")
     capsys.readouterr()
     assert main(["simulate", write_trace(tmp_path / "trace.jsonl"), "--costs", str(costs), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["costs"]["model"].startswith("demo.psm ")

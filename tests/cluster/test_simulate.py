@@ -84,6 +84,17 @@ def test_contexts_cost_their_tokens() -> None:
     assert (two.decode_context_s, two.prefill_context_s) == (costs.decode_context_s / 2, costs.prefill_context_s / 2)
 
 
+def test_a_request_costs_its_part_once() -> None:
+    costs = replace(COSTS_348M, prefill_token_s=0.001, decode_step_s={1: 0.02}, prefill_step_s=0.005, request_s=0.003)
+    waiting = [TraceRequest(time, [(str(time), 20)], 1) for time in (0.0, 0.01, 0.02)]
+    report = simulate(waiting, Simulation(costs=costs))
+    assert report.seconds == pytest.approx(0.025 + 0.045 + 0.003), "a step of prompts includes that of one"
+    beside = [TraceRequest(0.0, [("a", 20)], 11), TraceRequest(0.05, [("b", 20)], 1)]
+    report = simulate(beside, Simulation(costs=costs))
+    assert report.seconds == pytest.approx(0.025 + 10 * 0.02 + 0.020 + 0.003)
+    assert costs.on_ranks(2).request_s == costs.request_s
+
+
 def test_an_empty_trace_has_no_percentiles() -> None:
     report = simulate([], Simulation(2))
     assert (report.requests, report.ttft, report.seconds) == (0, {}, 0.0)
@@ -150,6 +161,9 @@ def test_costs_are_read_back_and_checked(tmp_path) -> None:
     write_costs(COSTS_348M, path)
     assert read_costs(path) == COSTS_348M
     text = path.read_text()
+    older = [line for line in text.splitlines() if "request_s" not in line and "prefill_step_s" not in line]
+    path.write_text("\n".join(older).replace('"decode_context_s": 0.0,', '"decode_context_s": 0.0'))
+    assert read_costs(path) == COSTS_348M, "files of earlier versions have fewer fields"
     for old, new, error in (
         ('"tp": 1', '"tp": 0', "tp: expected an integer"),
         ('"tp": 1', '"ranks": 1', "'ranks': expected one of"),
@@ -157,6 +171,7 @@ def test_costs_are_read_back_and_checked(tmp_path) -> None:
         ('"1": 0.0104', '"none": 0.0104', "decode_step_s: expected batches"),
         ('"prefill_token_s": 0', '"prefill_token_s": -0', "prefill_token_s: expected"),
         ('"decode_context_s": 0', '"decode_context_s": -1', "decode_context_s: expected"),
+        ('"request_s": 0', '"request_s": -1', "request_s: expected"),
     ):
         assert old in " ".join(text.split()), old
         path.write_text(" ".join(text.split()).replace(old, new))

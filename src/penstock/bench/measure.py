@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.bench.node_costs import recurrent_page_bytes
 from penstock.bench.open_model import OpenModel, check_size, open_model
-from penstock.bench.step_costs import StepSeconds, measure_steps
+from penstock.bench.step_costs import StepSeconds
 from penstock.core import native
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions
@@ -32,7 +32,7 @@ from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
 from penstock.validation import refusal
 
-__all__ = ["ABOVE_LIMIT", "Bench", "EngineSteps", "MachineLimits", "Report", "bench"]
+__all__ = ["ABOVE_LIMIT", "STEP_TOKENS", "Bench", "EngineSteps", "MachineLimits", "Report", "bench"]
 
 STEP_TOKENS = 512
 PREFILL_RUNS = 3
@@ -43,13 +43,12 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Bench(OpenModel):
-    """Settings of a measurement.  Sizes in tokens.  ``has_steps``: measure what the simulator needs, too."""
+    """Settings of a measurement.  Sizes in tokens."""
 
     prompt_tokens: int = 512
     new_tokens: int = 128
     batches: tuple[int, ...] = (1, 8, 32)
     weights: str = "mmap"
-    has_steps: bool = False
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -59,6 +58,23 @@ class Bench(OpenModel):
         if not self.batches or len(set(self.batches)) != len(self.batches):
             raise refusal("batch", "a list of different sizes", self.batches)
 
+    @property
+    def context_len(self) -> int:
+        """The tokens of a request, those that it generates while the last prompts of a batch are computed included."""
+        largest = max(self.batches)
+        lead = -(-largest * self.prompt_tokens // STEP_TOKENS) + 2 if largest > 1 else 0
+        return self.prompt_tokens + self.new_tokens + lead + 2
+
+    def limits(self, num_requests: int) -> ProgramLimits:
+        """Return the limits of a program that runs so many of these requests at once."""
+        return ProgramLimits(
+            max_tokens=max(STEP_TOKENS, num_requests),
+            max_requests=num_requests,
+            num_pages=(pages_for(self.context_len) + 1) * num_requests,  # without the spare one admission waits
+            context_len=self.context_len,
+            weights=self.weights,
+        )
+
 
 @dataclass
 class Report:
@@ -66,7 +82,7 @@ class Report:
 
     ``decode_bound`` is what limits decode, "memory" or the type of an arithmetic peak.  ``inconsistent`` are the batch
     sizes that read faster than memory, because the data fits into CPU caches.  ``num_threads`` is that of each of the
-    ``num_ranks`` ranks; bytes are those of all.  ``steps`` are measured only where the settings say so.
+    ``num_ranks`` ranks; bytes are those of all.  ``steps`` are what the simulator needs; ``bench`` leaves them out.
     """
 
     network: str
@@ -119,18 +135,8 @@ def bench(settings: Bench, progress: Callable[[Any], None] | None = None) -> Rep
     Raises InvalidArgumentError if the sizes do not fit the model, and InternalError if a figure exceeds the arithmetic
     peak of the machine, which means that a clock or a count is wrong.
     """
-    largest = max(settings.batches)
-    # While the last prompts of a batch are computed, the first requests already generate tokens.
-    lead = -(-largest * settings.prompt_tokens // STEP_TOKENS) + 2 if largest > 1 else 0
-    context_len = settings.prompt_tokens + settings.new_tokens + lead + 2
-    limits = ProgramLimits(
-        max_tokens=max(STEP_TOKENS, largest),
-        max_requests=largest,
-        num_pages=(pages_for(context_len) + 1) * largest,  # one spare page per request; without it admission waits
-        context_len=context_len,
-        weights=settings.weights,
-    )
-    with open_model(settings, limits, "bench", progress) as (opened, program, graph):
+    largest, context_len = max(settings.batches), settings.context_len
+    with open_model(settings, settings.limits(largest), "bench", progress) as (opened, program, graph):
         if program.info.context_len < context_len:
             raise InvalidArgumentError(
                 f"prompt_tokens {settings.prompt_tokens} and new_tokens {settings.new_tokens} at batch {largest} need "
@@ -207,7 +213,7 @@ class _Measurement:
 
     def report(self, load_s: float, progress: Callable[[Any], None]) -> Report:
         info, settings = self.program.info, self.settings
-        total = 1 + len(settings.batches) + settings.has_steps
+        total = 1 + len(settings.batches)
         report = Report(
             info.network,
             info.scheme,
@@ -238,11 +244,6 @@ class _Measurement:
             "prefill_peak": self.work.peak,
         }
         report.peak_rss_bytes = max(self.peak_rss, peak_rss_bytes(self._ranks))
-        if settings.has_steps:
-            progress(Progress("measure", total - 1, total, "figures", "steps"))
-            report.steps = measure_steps(
-                self.engine, settings.batches, settings.prompt_tokens, settings.new_tokens, STEP_TOKENS
-            )
         return report
 
     def _probe_compute(self) -> float:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 
-from penstock.engine.request import Request
-
-__all__ = ["StepSeconds", "measure_steps"]
+__all__ = ["StepSeconds", "Steps", "fit", "measure_steps", "middle"]
 
 _SHORT_PROMPT: Final = 16
 _MIN_DIFFERENCE: Final = 64
@@ -22,19 +20,19 @@ _LEAST_S: Final = 1e-9
 
 
 class Steps(Protocol):
-    """The engine's loop, as ``penstock.bench.measure.EngineSteps`` runs it."""
+    """A worker whose steps are timed where its tokens arrive, as ``penstock.cli.measure.worker_steps`` does it."""
 
     def prefill(self, prompt_tokens: int) -> float:
         """Return the seconds from a prompt to its first token."""
 
-    def start(self, batch: int, prompt_tokens: int) -> list[Request]:
-        """Submit prompts and run them up to the first token of each."""
+    def decode(self, batch: int, prompt_tokens: int, num_steps: int) -> tuple[float, float]:
+        """Return the seconds of a step of ``batch`` answers, and the mean tokens before those of its requests, in all.
 
-    def decode(self, batch: int) -> float:
-        """Return the seconds in which each of ``batch`` answers gets a token."""
+        ``num_steps`` steps are measured after the first tokens.
+        """
 
-    def abort(self, requests: Sequence[Request]) -> None:
-        """End the requests."""
+    def added_request(self, batch: int, prompt_tokens: int) -> float:
+        """Return the seconds by which a request of one token delays ``batch`` answers that run."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +44,27 @@ class StepSeconds:
     prefill_context_s: float
     decode_step_s: dict[int, float]
     decode_context_s: float
+    request_s: float
 
 
 def measure_steps(
-    engine: Steps, batches: Sequence[int], prompt_tokens: int, new_tokens: int, step_tokens: int
+    steps: Steps,
+    batches: Sequence[int],
+    prompt_tokens: int,
+    new_tokens: int,
+    step_tokens: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> StepSeconds:
-    """Measure prompts of three lengths up to ``prompt_tokens``, and decodes of each batch in two contexts.
+    """Measure prompts of three lengths up to ``prompt_tokens``, decodes of each batch in two contexts, and requests.
 
-    ``new_tokens``: decode steps per measurement.  ``step_tokens``: the most prompt tokens of a step.
+    ``new_tokens``: decode steps per measurement.  ``step_tokens``: the most prompt tokens of a step.  ``progress`` is
+    called with the measurements that are done, and their number.
     """
+    total = len(batches) + 2
+    progress(0, total)
     lengths = sorted({max(1, prompt_tokens // 16), max(1, prompt_tokens // 4), prompt_tokens})
-    engine.prefill(lengths[0])
-    prompts = {n: statistics.median(engine.prefill(n) for _ in range(_PREFILL_RUNS)) for n in lengths}
+    steps.prefill(lengths[0])
+    prompts = {n: statistics.median(steps.prefill(n) for _ in range(_PREFILL_RUNS)) for n in lengths}
     rows = [(-(-n // step_tokens), n, n * (n - 1) / 2) for n in lengths]
     step_s, token_s, context_s = fit(rows, [prompts[n] for n in lengths])
     has_contexts = prompt_tokens - _SHORT_PROMPT >= _MIN_DIFFERENCE
@@ -66,23 +73,24 @@ def measure_steps(
     decode_rows: list[list[float]] = []
     seconds: list[float] = []
     for place, batch in enumerate(batches):
+        progress(1 + place, total)
         for length in contexts:
-            median_s, context = _decode(engine, batch, length, new_tokens)
+            decode_s, context = steps.decode(batch, length, new_tokens)
             own = [float(i == place) for i in range(len(batches))]
             decode_rows.append([*own, context if has_contexts else 0.0])
-            seconds.append(median_s)
+            seconds.append(decode_s)
     *steps_s, decode_context_s = fit(decode_rows, seconds)
-    decode_s = {batch: max(_LEAST_S, value) for batch, value in zip(batches, steps_s, strict=True)}
-    return StepSeconds(step_s, max(_LEAST_S, token_s), context_s, decode_s, decode_context_s)
+    decode_s_of = {batch: max(_LEAST_S, value) for batch, value in zip(batches, steps_s, strict=True)}
+    progress(total - 1, total)
+    added = max(1, prompt_tokens // 4)
+    tokens_s = token_s * added + context_s * added * (added - 1) / 2
+    request_s = max(0.0, steps.added_request(middle(batches), added) - tokens_s)
+    return StepSeconds(step_s, max(_LEAST_S, token_s), context_s, decode_s_of, decode_context_s, request_s)
 
 
-def _decode(engine: Steps, batch: int, prompt_tokens: int, num_steps: int) -> tuple[float, float]:
-    """Return the median seconds of a decode step, and the mean tokens before those of its requests, in all."""
-    requests = engine.start(batch, prompt_tokens)
-    first = sum(request.num_tokens - 1 for request in requests)
-    times = [engine.decode(batch) for _ in range(num_steps)]
-    engine.abort(requests)
-    return statistics.median(times), first + batch * (num_steps - 1) / 2
+def middle(batches: Sequence[int]) -> int:
+    """Return the batch beside which the cost of a request is measured."""
+    return sorted(batches)[len(batches) // 2]
 
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:

@@ -19,7 +19,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 __all__ = ["COSTS_348M", "StepCosts", "read_costs", "write_costs"]
 
 _REQUIRED: Final = ("model", "machine", "source", "tp", "prefill_token_s", "decode_step_s", "exchange_s")
-_OPTIONAL: Final = ("prefill_step_s", "prefill_context_s", "decode_context_s")
+_OPTIONAL: Final = ("prefill_step_s", "prefill_context_s", "decode_context_s", "request_s")
 _FIELDS: Final = (*_REQUIRED, *_OPTIONAL)
 _MAX_S: Final = 1e6
 _MAX_BATCH: Final = 65_536
@@ -32,9 +32,10 @@ class StepCosts:
     ``decode_step_s``: of a decode step by batch; other batches lie on the lines between, and on the last line beyond.
     ``decode_context_s``: in a decode step, per token that the requests have before it.  ``prefill_token_s``: per token
     of a prompt.  ``prefill_step_s``: of a step that has only prompt tokens.  ``prefill_context_s``: per token of a
-    prompt and token before it.  ``tp``: the ranks that they were measured with.  ``exchange_s``: of the exchanges in a
-    step between tensor parallel ranks; used only for another number of ranks.  ``model``, ``machine`` and ``source``
-    say what was measured.
+    prompt and token before it.  ``request_s``: that a request adds once, besides its tokens, to the step that computes
+    its first token; ``prefill_step_s`` includes that of one request.  ``tp``: the ranks that they were measured with.
+    ``exchange_s``: of the exchanges in a step between tensor parallel ranks; used only for another number of ranks.
+    ``model``, ``machine`` and ``source`` say what was measured.
     """
 
     model: str
@@ -47,6 +48,7 @@ class StepCosts:
     prefill_step_s: float = 0.0
     prefill_context_s: float = 0.0
     decode_context_s: float = 0.0
+    request_s: float = 0.0
 
     def decode_s(self, batch: int) -> float:
         """Return the seconds of a decode step of ``batch`` requests, at least 1."""

@@ -58,18 +58,24 @@ class StepTable:
         self.decode_ns = [0, *(max(1, round(costs.decode_s(n) * NS)) for n in range(1, limits.max_requests + 1))]
         self.context_ns = round(costs.decode_context_s * NS)
         self._prompt_ns = costs.prefill_step_s * NS
+        self._request_ns = costs.request_s * NS
         self._token_ns = costs.prefill_token_s * NS
         self._prompt_context_ns = costs.prefill_context_s * NS
 
-    def step_ns(self, num_decodes: int, decode_context: int, num_prompt_tokens: int, prompt_context: int) -> int:
-        """Return the time of a step: that of its decodes and that of its prompt tokens.
+    def step_ns(
+        self, num_decodes: int, decode_context: int, num_prompt_tokens: int, prompt_context: int, num_first: int
+    ) -> int:
+        """Return the time of a step: that of its decodes, of its prompt tokens, and of the requests that begin.
 
         ``decode_context``: the tokens before those of the decodes, in all.  ``prompt_context``: the same of the prompt
-        tokens.  A step without decodes reads the weights, too: it takes at least as long as one decode.
+        tokens.  ``num_first``: the requests that get their first token.  A step without decodes reads the weights, too:
+        it takes at least as long as one decode.
         """
         prompt_ns = num_prompt_tokens * self._token_ns + prompt_context * self._prompt_context_ns
         if num_decodes:
+            prompt_ns += num_first * self._request_ns
             return self.decode_ns[num_decodes] + decode_context * self.context_ns + round(prompt_ns)
+        prompt_ns += max(0, num_first - 1) * self._request_ns  # that of one request is in prefill_step_s
         return max(self.decode_ns[1], round(self._prompt_ns + prompt_ns))
 
 
@@ -222,8 +228,9 @@ class Replica:
         chunks = self._chunks = scheduler.schedule()
         if not chunks:
             raise InternalError("replica: requests wait, but none can run")
-        num_decodes = decode_context = num_prompt = prompt_context = 0
+        num_decodes = decode_context = num_prompt = prompt_context = num_first = 0
         for chunk in chunks:
+            num_first += chunk.samples and not chunk.request.output_ids
             if chunk.num_tokens == 1:
                 num_decodes += 1
                 decode_context += chunk.start
@@ -233,7 +240,7 @@ class Replica:
             if chunk.start < len(chunk.request.prompt_ids):
                 self.num_prefilled += min(chunk.num_tokens, len(chunk.request.prompt_ids) - chunk.start)
         self._start_ns = now_ns
-        self._step_ns = self._table.step_ns(num_decodes, decode_context, num_prompt, prompt_context)
+        self._step_ns = self._table.step_ns(num_decodes, decode_context, num_prompt, prompt_context, num_first)
         self._growth_ns = self._table.context_ns * num_decodes
         self._repeats = 1 if num_prompt or self._is_stepwise else self._num_equal_steps(chunks)
         self.end_ns = now_ns + self._steps_ns(self._repeats)

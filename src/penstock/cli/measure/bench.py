@@ -15,7 +15,7 @@ from penstock.cli.stage_server import add_stage_options, stage_server
 from penstock.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from penstock.bench.measure import Report
+    from penstock.bench.measure import Bench, Report
     from penstock.bench.step_costs import StepSeconds
 
 __all__ = ["add_parser", "run"]
@@ -44,7 +44,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--costs",
         type=Path,
         metavar="FILE",
-        help="write the seconds of steps for penstock simulate, without --online (default: none)",
+        help="measure the steps of a worker process, too, and write their seconds for penstock simulate; without "
+        "--online (default: none)",
     )
     add_online_options(parser)
     add_stage_options(parser)
@@ -80,15 +81,34 @@ def run(args: argparse.Namespace) -> int:
         tensor_parallel_size=args.tp,
         pipeline_parallel_size=args.pp,
         context_parallel_size=args.cp,
-        has_steps=args.costs is not None,
         stage_server=stage_server(args),
     )
     with ProgressLine(ticks=False) as progress:
         report = bench(settings, progress)
+        if args.costs is not None:
+            report.steps = _measure_steps(settings, progress)
     if report.steps is not None:
         _write_costs(args, report, report.steps)
     print(json.dumps(asdict(report)) if args.json else _table(args.model, report))
     return 0
+
+
+def _measure_steps(settings: Bench, progress: ProgressLine) -> StepSeconds:
+    """Measure the steps of a worker, as those of a replica of ``penstock serve``."""
+    from penstock.bench.measure import STEP_TOKENS
+    from penstock.bench.step_costs import measure_steps
+    from penstock.cli.measure.worker_steps import WorkerSteps
+    from penstock.runtime.build import Progress
+
+    with WorkerSteps(settings) as steps:
+        return measure_steps(
+            steps,
+            settings.batches,
+            settings.prompt_tokens,
+            settings.new_tokens,
+            STEP_TOKENS,
+            lambda done, total: progress(Progress("measure", done, total, "figures", "steps of a worker")),
+        )
 
 
 def _write_costs(args: argparse.Namespace, report: Report, steps: StepSeconds) -> None:
@@ -100,7 +120,7 @@ def _write_costs(args: argparse.Namespace, report: Report, steps: StepSeconds) -
     costs = StepCosts(
         model=f"{Path(args.model).name} {report.scheme}",
         machine=f"{report.cpu_level}, {report.num_ranks} x {report.num_threads} threads",
-        source=f"penstock bench, prompts of {report.prompt_tokens} tokens, {report.new_tokens} new tokens",
+        source=f"penstock bench, a worker, prompts of {report.prompt_tokens} tokens, {report.new_tokens} new tokens",
         **asdict(steps),
         tp=args.tp,
     )
