@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, SamplingParams, lite
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.config import ConfigReader
 from penstock.errors import PenstockError, UnsupportedError
@@ -111,6 +113,29 @@ def test_what_a_prefix_cannot_do_is_refused(llm: LLM) -> None:
         llm.score(tokens(5))
     with raises(PenstockError, param="prompt", match="one step"):
         llm.generate(tokens(150))
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_an_answer_inside_the_prompt_is_refused(folder: Path, tmp_path: Path, mode: str) -> None:
+    gmask, mask, params = 500, 499, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+    values = VALUES | {"gmask_token_id": gmask, "mask_token_id": mask}
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model/config.json").write_text(json.dumps(values))
+    with LLM(tmp_path / "model", mode=mode, limits=LIMITS) as llm:
+        for ids in ([5, 7, gmask], [5, 7, mask], [5, 7, gmask, BEGIN, 8], [mask, 7, gmask]):  # [gMASK] has priority
+            llm.generate(ids, params)
+        for ids in ([5, mask, 7], [5, gmask, 7, BEGIN], [gmask, 7, mask], [mask, gmask, 7], [5, BEGIN, gmask]):
+            with raises(UnsupportedError, param="prompt", match="as the last one before the answer, found it at"):
+                llm.generate(ids, params)
+
+
+def test_ranks_and_lite_refuse_a_prefix(folder: Path, tmp_path: Path) -> None:
+    for name in ("tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size"):
+        with raises(UnsupportedError, param=name, match="expected 1 for a network with a prefix"):
+            LLM(folder, limits=LIMITS, **{name: 2})
+    export_bundle(folder, tmp_path / "model.psm")
+    with raises(UnsupportedError, param="model_path", match="chatglm, which has a prefix"):
+        lite.Model().build_from_file(str(tmp_path / "model.psm"), lite.ModelType.PENSTOCK)
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ class Engine:
     """A program with its scheduler and its pages.
 
     ``observer``, if set, is called after each step, and after an abort between steps, with the requests that got a
-    token or ended.  It runs in the thread that made the step, while no other thread can step.  It must return soon and
-    not raise.  ``journal`` reports which pages can be shared.  ``pooling_head`` is that of the model's files.  Without
-    ``has_language_head`` only prompts with a pooling are accepted.
+    token or ended.  It runs in the thread that made the step, and must return soon and not raise.  ``journal`` reports
+    which pages can be shared.  ``pooling_head`` is that of the model's files.  Without ``has_language_head`` only
+    prompts with a pooling are accepted.  ``prompt_masks`` are tokens of which a prompt has only its last one.
     """
 
     def __init__(self, program: Program, options: EngineOptions | None = None) -> None:
@@ -79,7 +79,7 @@ class Engine:
         self._in_flight: deque[Step] = deque()
         self.num_steps = self.num_output_tokens = 0
         self.pooling_head: PoolingHead | None = None
-        self.has_language_head = True
+        self.has_language_head, self.prompt_masks = True, dict[int, str]()
         self.observer: Callable[[Sequence[Request]], None] | None = None
         self._num_finished: Counter[str] = Counter()
         self._ids = count()
@@ -252,7 +252,7 @@ class Engine:
 
         Raises InvalidArgumentError if it is empty, too long, or has an id outside of the vocabulary.
         """
-        prompt_ids = begin_decoder(prompt_ids, self.program.info.prefix_token)
+        prompt_ids = begin_decoder(prompt_ids, self.program.info.prefix_token, self.prompt_masks)
         if self.scheduler.whole_prompts and hasattr(prompt_ids, "__len__"):
             limits, longest = self.program.limits, self.program.info.context_len
             if self.max_len < len(prompt_ids) + answer_len <= min(longest, limits.context_len or longest):

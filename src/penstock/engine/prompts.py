@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from operator import index as as_index
+from typing import Final
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.validation import wrong_type
 
 __all__ = ["begin_decoder", "check_token_ids", "longer_than_a_step", "more_rows_than_a_step"]
 
+_NO_MASKS: Final[Mapping[int, str]] = {}
 
-def begin_decoder(prompt_ids: Sequence[int], token: int) -> Sequence[int]:
+
+def begin_decoder(prompt_ids: Sequence[int], token: int, masks: Mapping[int, str] = _NO_MASKS) -> Sequence[int]:
     """Return the prompt of an encoder-decoder: with ``token``, the first of the decoder, at its end if it lacks it.
 
-    The prompt of another network (``token`` -1) stays as it is.
+    The prompt of another network (``token`` -1) stays as it is.  ``masks``: tokens and their names, by priority.  The
+    answer takes the place of the first one that a prompt has; raises UnsupportedError unless ``token`` follows it.
     """
     if token < 0 or isinstance(prompt_ids, (str, bytes, Mapping, Set)) or not hasattr(prompt_ids, "__len__"):
         return prompt_ids
     ids = list(prompt_ids)
-    return ids if not ids or token in ids[1:] else [*ids, token]
+    if ids and token not in ids[1:]:
+        ids.append(token)
+    mask = next((mask for mask in masks if mask in ids), None)
+    if mask is not None and ids.index(token, 1) != (place := ids.index(mask)) + 1:
+        raise UnsupportedError(
+            f"prompt: expected token {mask} ({masks[mask]}) as the last one before the answer, found it at {place} of "
+            f"{ids.index(token, 1)}; an answer at another place is not supported",
+            param="prompt",
+        )
+    return ids
 
 
 def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, answer_len: int) -> list[int]:

@@ -35,6 +35,7 @@ from penstock.llm.sampling_keywords import sampling_params
 from penstock.llm.score import score_prompts
 from penstock.llm.stream import Stream
 from penstock.llm.streamers import Streamer
+from penstock.models.families import prompt_masks
 from penstock.runtime.open import Opened, OpenOptions, check_network, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
 from penstock.text.tokenizer import Tokenizer
@@ -139,7 +140,8 @@ class LLM:
         self.engine = Engine(opened.program, options)
         self.engine.pooling_head = read_pooling_head(opened.files)
         if "config.json" in opened.files:
-            self.engine.has_language_head = has_language_head(ConfigReader.parse(opened.files["config.json"]))
+            config = ConfigReader.parse(opened.files["config.json"])
+            self.engine.has_language_head, self.engine.prompt_masks = has_language_head(config), prompt_masks(config)
         self._stop_ids = frozenset(self.generation.eos_token_ids)
         self._defaults = default_sampling(self.generation, self.info.tail, self.info.bidirectional)
 

@@ -8,7 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["BOTH_IN_EACH_LAYER", "DEFAULT_SIZES", "built_in_families", "family_modules", "maps_tensors", "network_type"]
+from penstock.config import ConfigReader
+
+__all__ = [
+    "BOTH_IN_EACH_LAYER", "DEFAULT_SIZES", "built_in_families", "family_modules", "maps_tensors", "network_type",
+    "prompt_masks",
+]  # fmt: skip
 
 # A file of a subfolder defines a network if it defines or re-exports a class Network.
 _DEFINES_NETWORK: Final = re.compile(
@@ -53,6 +58,14 @@ def network_type(values: Mapping[str, Any]) -> str:
     """Return the family of a config with a model_type: "chatglm1" for the chatglm whose positions have two parts."""
     model_type: str = values["model_type"]
     return "chatglm1" if model_type == "chatglm" and values.get("position_encoding_2d") is True else model_type
+
+
+def prompt_masks(config: ConfigReader) -> dict[int, str]:
+    """Return the tokens, by priority, whose place in a prompt decides the positions of its answer, and their keys."""
+    if not config.has("model_type") or network_type(config.values) != "chatglm1":
+        return {}
+    tokens = {"gmask_token_id": 130001, "mask_token_id": 130000}
+    return {config.int(key, token, min=0): key for key, token in tokens.items()}
 
 
 @cache
