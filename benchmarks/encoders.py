@@ -72,10 +72,15 @@ class Padded(ABC):
                 padded[row, : len(ids[place])] = ids[place]
                 mask[row, : len(ids[place])] = 1
             hidden = self.run(padded, mask)
-            means = (hidden * mask[:, :, None]).sum(1) / mask.sum(1)[:, None]
+            pooled = self.pool(hidden, mask)
             for row, place in enumerate(places):
-                vectors[place] = means[row] / np.linalg.norm(means[row])
+                vectors[place] = pooled[row] / np.linalg.norm(pooled[row])
         return np.array(vectors)
+
+    def pool(self, hidden: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Return the mean of the hidden rows of each text, [batch, hidden]."""
+        means: np.ndarray = (hidden * mask[:, :, None]).sum(1) / mask.sum(1)[:, None]
+        return means
 
 
 class OnnxRuntime(Padded):
