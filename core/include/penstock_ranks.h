@@ -76,7 +76,8 @@ typedef struct ps_rank_place {
 /* Reads the variables of penstock launch and torchrun (RANK, WORLD_SIZE ...), MPICH, Open MPI or Slurm.  PS_INVALID_ARGUMENT
  * without any, for one that is no number, and for two launchers that disagree. */
 PS_API ps_status ps_rank_from_environment(ps_rank_place* out);
-/* What a bundle needs of a group, for a program of these options. */
+/* What a bundle needs of a group, for a program of these options.  Not of a pipeline: its bundles (penstock export --pp) run in a
+ * context with `links` only, and are refused here and without links. */
 typedef struct ps_rank_info {
   uint32_t struct_size;
   int32_t rank, world; /* that the bundle was cut for; 0 of 1: a whole bundle, which needs no group */

@@ -167,18 +167,17 @@ def test_wrong_attributes_are_refused_by_name(op: str, attrs: dict[str, Any], me
 
 
 def add_collectives(graph: Graph, rank: int) -> None:
-    """Behind the first norm, which every rank computes: a barrier, a broadcast, and a message from rank 0 to rank 1."""
+    """Behind the first norm, which every rank computes: a barrier and a broadcast."""
     index, norm = next((i, node) for i, node in enumerate(graph.nodes) if node.op == "rms_norm")
     group = {"world": 2, "rank": rank}
-    way = ("send", {"target": 1, **group}) if rank == 0 else ("recv", {"width": 160, "source": 0, **group})
     last = norm.outputs[0]
-    for op, attrs in reversed([("barrier", group), ("broadcast", {"root": 1, **group}), way]):
+    for op, attrs in reversed([("barrier", group), ("broadcast", {"root": 1, **group})]):
         x, name = graph.values[norm.outputs[0]], f"added:{op}"
         graph.values[name] = Value(name, x.dtype, x.shape)
         graph.nodes.insert(index + 1, Node(op, name, [Operand("value", norm.outputs[0])], [name], attrs))
         if last == norm.outputs[0]:
             last = name
-    for node in graph.nodes[index + 4 :]:
+    for node in graph.nodes[index + 3 :]:
         node.inputs = [Operand("value", last) if o == Operand("value", norm.outputs[0]) else o for o in node.inputs]
 
 

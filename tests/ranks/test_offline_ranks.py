@@ -62,16 +62,41 @@ def example_in_c(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "main"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_example_in_c(launcher: str, example_in_c: Path, demo_ranks: Path) -> None:
-    done = run_ranks(launcher, 2, example_in_c, pattern(demo_ranks))
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+def check_c_lines(lines: list[str]) -> None:
+    """Check what two ranks of the C example print; C and Python write the same numbers with other digits."""
     names, values = expected_lines()
     assert [line for line in lines if line.startswith("tensor")] == [names, names]
     expected = np.array(values.split()[3:], np.float32)
     for line in (line for line in lines if line.startswith("output")):
         assert np.array_equal(np.array(line.split()[3:], np.float32), expected)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_example_in_c(launcher: str, example_in_c: Path, demo_ranks: Path) -> None:
+    done = run_ranks(launcher, 2, example_in_c, pattern(demo_ranks))
+    assert (done.returncode, done.stderr) == (0, "")
+    check_c_lines(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("layout", [RankLayout(pp=2), RankLayout(tp=2, pp=2)], ids=str)
+def test_the_example_in_c_refuses_stages(
+    layout: RankLayout, example_in_c: Path, parts_of: Callable[[Path, RankLayout], list[Path]]
+) -> None:
+    source = parts_of(DEMO, layout)[0].with_name("{rank}.psm")
+    variables = "RANK={rank}", f"WORLD_SIZE={layout.world}"
+    processes = start_by_hand(layout.world, "env", *variables, example_in_c, source)
+    for rank, (status, err) in enumerate(ends_within(processes, 30.0)):
+        field = "pipeline_parallel_size: expected 1 without links"
+        assert (status, err) == (1, f"open: {field}, found rank {rank} of a pipeline of {layout.world} ranks\n")
+
+
+def test_the_example_in_c_divides_contexts(
+    example_in_c: Path, parts_of: Callable[[Path, RankLayout], list[Path]]
+) -> None:
+    source = parts_of(DEMO, RankLayout(cp=2))[0].with_name("{rank}.psm")
+    done = run_ranks("penstock launch", 2, example_in_c, source)
+    assert (done.returncode, done.stderr) == (0, "")
+    check_c_lines(done.stdout.splitlines())
 
 
 def predict(folder: Path, source: str, options: str, world: int = 2, launcher: str = "penstock launch") -> list[bytes]:

@@ -132,6 +132,19 @@ def test_stages_of_other_sizes_are_refused(whole: Path, parts_of: PartsOf) -> No
         CoreProgram(model, context, OPTIONS)
 
 
+def test_a_stage_without_links_is_refused(whole: Path, parts_of: PartsOf) -> None:
+    memory = SharedMemory(3)
+    for rank, part in enumerate(parts_of(whole, RankLayout(pp=2))):
+        with (
+            Context(1, comm=memory.comm(rank, 3)) as context,
+            Model.open(part) as model,
+            pytest.raises(
+                UnsupportedError, match=f"^pipeline_parallel_size: .* links, found rank {rank} of .* 3 ranks"
+            ),
+        ):
+            CoreProgram(model, context, OPTIONS)
+
+
 def test_a_stage_that_fails_ends_all_waits(whole: Path, parts_of: PartsOf) -> None:
     with open_stages(whole, parts_of, 3) as ranks:
         ranks.program.run(steps(1)[0])

@@ -115,8 +115,8 @@ ps_status MpiComm::exchange(uint64_t tag, int32_t root, const int64_t* bytes, bo
     memcpy(&found, buffer(r, number), sizeof(found));
     if (found.tag == tag && found.bytes == (bytes ? bytes[r] : 0)) continue;
     char reason[160];
-    snprintf(reason, sizeof(reason), "ranks %d and %d do not run the same step: exchange %u has tag %016llx on one and %016llx on the other",
-             own, r, number, static_cast<unsigned long long>(tag), static_cast<unsigned long long>(found.tag));
+    snprintf(reason, sizeof(reason), "ranks %d and %d do not run the same step: exchange %u has tag %016llx on rank %d and %016llx on rank %d",
+             own, r, number, static_cast<unsigned long long>(tag), own, static_cast<unsigned long long>(found.tag), r);
     return end(reason);
   }
   return PS_OK;

@@ -289,8 +289,8 @@ ps_status SharedComm::exchange(uint64_t tag, const int64_t* bytes, bool forever,
     const uint64_t found = words(r).tags[number & 1].load(std::memory_order_relaxed);
     if (found != tag) {
       char reason[160];
-      snprintf(reason, sizeof(reason), "ranks %d and %d do not run the same step: exchange %u has tag %016llx on one and %016llx on the other",
-               comm_.rank, r, number, static_cast<unsigned long long>(tag), static_cast<unsigned long long>(found));
+      snprintf(reason, sizeof(reason), "ranks %d and %d do not run the same step: exchange %u has tag %016llx on rank %d and %016llx on rank %d",
+               comm_.rank, r, number, static_cast<unsigned long long>(tag), comm_.rank, static_cast<unsigned long long>(found), r);
       abort(reason);
       return aborted_status();
     }

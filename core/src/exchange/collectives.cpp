@@ -325,6 +325,11 @@ Membership membership_of(int32_t op, const AttrValue* attrs) {
                     op == OP_CONTEXT_ATTENTION};
 }
 
+ps_status no_links(const Membership& member) {
+  return fail(PS_UNSUPPORTED, "pipeline_parallel_size: expected 1 without links, found rank %d of a pipeline of %d ranks", member.rank,
+              member.world);
+}
+
 int64_t part_bytes(int32_t op, const Call& c) {
   if (op == OP_CONTEXT_ATTENTION) return context_part_bytes(c);
   int64_t columns = 0;

@@ -36,6 +36,7 @@ struct Membership {
   }
 };
 Membership membership_of(int32_t op, const AttrValue* attrs);
+ps_status no_links(const Membership& member);  // refuses a rank of a pipeline where no links connect its stages
 ps_status check_membership(const AttrValue& world, const AttrValue& rank);
 // The most bytes of this rank's part of an exchange, of a call whose sizes are the most that a step may have.
 int64_t part_bytes(int32_t op, const Call& call);

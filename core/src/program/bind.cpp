@@ -120,7 +120,8 @@ ps_status bind_exchange(ps_program* p, const Node& node, Call* call) {
   const Membership member = membership_of(node.op, call->attrs);
   if (member.world < 2) return PS_OK;
   const bool is_link = node.op == OP_SEND || node.op == OP_RECV;
-  const ps_comm* comm = is_link ? all_ranks(*p->context) : p->context->comm;
+  if (is_link && !p->context->links) return no_links(member);
+  const ps_comm* comm = is_link ? p->context->links : p->context->comm;
   if (!comm || !member.fits(*comm)) {
     return fail(PS_INVALID_ARGUMENT, "comm: expected that of rank %d of %d, as the bundle was cut, found rank %d of %d", member.rank,
                 member.world, comm ? comm->rank : 0, comm ? comm->world : 1);

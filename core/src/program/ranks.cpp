@@ -241,6 +241,7 @@ ps_status describe_rank(const ps_model& model, const ps_program_options& o, ps_r
       bytes = std::max(bytes, part_bytes(node.op, call));
     }
     const Membership member = membership_of(node.op, attrs);
+    if (node.op == OP_SEND || node.op == OP_RECV) return no_links(member);
     if (member.world > 1 && member.world >= out->world) out->rank = member.rank, out->world = member.world;
   }
   out->part_bytes = bytes;

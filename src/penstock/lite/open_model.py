@@ -15,7 +15,7 @@ from penstock.core.metadata import check_same
 from penstock.errors import UnsupportedError
 from penstock.lite.affinity import BoundContext, chosen_cores
 from penstock.lite.device import Context, check_target
-from penstock.lite.ranks import agreement, check_layout, check_rank, join_group, share_of_cores, threads_of_rank
+from penstock.lite.ranks import agreement, check_rank, join_group, rank_of, share_of_cores, threads_of_rank
 from penstock.lite.sequences import program_options
 from penstock.lite.settings import ModelConfig, read_config
 from penstock.validation import refusal, wrong_type
@@ -86,9 +86,8 @@ class OpenModel:
     def _join(self) -> None:
         """Choose threads and cores; of the bundle of a rank, wait for the other ranks."""
         options = program_options(self.info, self.config, self.config.batch_size)
-        self.rank = core.rank_info(self.native, options)
+        self.rank = rank_of(self.path, self.native, options)
         cpu = self.context.cpu
-        check_layout(self.path, self.rank, self._stamp)
         check_rank(self.path, self.rank, cpu)
         self._cores = share_of_cores(cpu, self.rank) or chosen_cores(cpu)
         self._num_threads = threads_of_rank(cpu, self.rank)

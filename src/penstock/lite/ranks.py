@@ -16,7 +16,7 @@ from penstock.lite.affinity import default_threads
 from penstock.lite.device import CpuOptions
 from penstock.lite.settings import ModelConfig
 
-__all__ = ["agreement", "check_layout", "check_rank", "join_group", "share_of_cores", "threads_of_rank"]
+__all__ = ["agreement", "check_rank", "join_group", "rank_of", "share_of_cores", "threads_of_rank"]
 
 
 def check_rank(path: str | os.PathLike[str], info: core.RankInfo, options: CpuOptions) -> None:
@@ -52,10 +52,22 @@ def check_rank(path: str | os.PathLike[str], info: core.RankInfo, options: CpuOp
         )
 
 
-def check_layout(path: str | os.PathLike[str], info: core.RankInfo, stamp: Sequence[int]) -> None:
-    """Raise UnsupportedError for a bundle of a pipeline or of context parallelism; ``stamp``: of the open file."""
-    if info.world == 1:
-        return
+def rank_of(path: str | os.PathLike[str], native: core.Model, options: core.ProgramOptions) -> core.RankInfo:
+    """Return what the open bundle needs of a group.
+
+    Raises UnsupportedError for one of a pipeline or of context parallelism.
+    """
+    try:
+        info = core.rank_info(native, options)
+    except UnsupportedError:
+        _check_layout(path, native.stamp)  # with the number of stages, and what to do
+        raise
+    if info.world > 1:
+        _check_layout(path, native.stamp)
+    return info
+
+
+def _check_layout(path: str | os.PathLike[str], stamp: Sequence[int]) -> None:
     from penstock.graph.metadata import decode_metadata
 
     properties = decode_metadata(read_metadata(path, stamp))[0].properties
