@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,18 +115,22 @@ def float8_layer(
 
 
 def write_folders(
-    folder: Path, quantization: dict[str, Any], layer: Callable[[int, int], Packed], model_type: str = "llama"
+    folder: Path,
+    quantization: dict[str, Any],
+    layer: Callable[[int, int], Packed],
+    model_type: str = "llama",
+    sizes: Mapping[str, Any] = SIZES,
 ) -> tuple[Path, transformers.PreTrainedModel]:
     """Write a folder whose layers but the head are quantized; return it, and the weights in a model of transformers."""
     torch.manual_seed(3)
     config = transformers.AutoConfig.for_model(
-        model_type, **SIZES, pad_token_id=0, eos_token_id=1, attn_implementation="eager"
+        model_type, **sizes, pad_token_id=0, eos_token_id=1, attn_implementation="eager"
     )
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     weights = {}
-    for name in [name for name in tensors if name.endswith("proj.weight")]:
+    for name in [name for name in tensors if "_proj" in name and name.endswith(".weight")]:
         packed = layer(*tensors.pop(name).shape)
         base = name.removesuffix(".weight")
         tensors |= {f"{base}.{end}": tensor for end, tensor in packed.tensors.items()}
