@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.gguf.architectures import architecture_of
+from penstock.checkpoint.gguf.architectures.table import architecture_of
 from penstock.models.families import family_modules
 
 RESULTS = Path(__file__).with_name("families.json")

@@ -14,12 +14,25 @@ from penstock import LLM
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
 from penstock.errors import InvalidFileError, UnsupportedError
+from tests.support.gguf_experts import EXPERT_FAMILIES
 from tests.support.gguf_models import FAMILIES, gguf_arrays, random_model, write_gguf
 
+ALL = {**FAMILIES, **EXPERT_FAMILIES}
 IDS = [3, 5, 7, 11, 13, 17, 19, 23, 29, 31]
 LAYER_NORMS = ("starcoder2", "phi", "gpt_neox", "falcon", "gpt2", "bloom", "cohere", "cohere2", "olmo")
 PLAIN_NORMS = ("phi2", "cohere2", "olmo")
-QUICK = ("gemma3", "qwen2moe", "gpt-oss", "lfm2", "qwen35", "glm4", "phi2", "falcon with two norms", "gpt2")
+QUICK = (
+    "gemma3",
+    "qwen2moe",
+    "gpt-oss",
+    "lfm2",
+    "qwen35",
+    "glm4",
+    "phi2",
+    "falcon with two norms",
+    "gpt2",
+    "deepseek2",
+)
 
 
 def eps_of(model: Any) -> dict[str, float]:
@@ -31,10 +44,10 @@ def eps_of(model: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in ALL]
 )
 def test_a_float_file_has_the_logits_of_its_original(tmp_path: Path, name: str) -> None:
-    family, path = FAMILIES[name], tmp_path / "model.gguf"
+    family, path = ALL[name], tmp_path / "model.gguf"
     model = random_model(family)
     write_gguf(path, family.arch, gguf_arrays(family, model), {**eps_of(model), **family.keys})
     with torch.no_grad():

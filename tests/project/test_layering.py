@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from penstock.checkpoint.gguf.architectures import architecture_of
+from penstock.checkpoint.gguf.architectures.table import architecture_of
 from penstock.models.families import family_modules
 
 PACKAGE = Path(__file__).parents[2] / "src" / "penstock"

@@ -52,6 +52,7 @@ class Family:
 
     ``plus``: what is added to the norms.  ``has_pairs``: rows of q and k are stored in adjacent pairs.
     ``turn``: changes a tensor to the form of the file.  ``tables``: further tensors.  ``joins``: q, k, v are one.
+    ``forms``: the file's tensors that come from one of the model, {} for one in the usual form.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Family:
     joins: bool = False
     has_head_dim: bool = True
     head: str = "ForCausalLM"
+    forms: Callable[[str, np.ndarray], dict[str, np.ndarray]] = lambda _name, _array: {}
 
 
 def _parts_together(name: str, array: np.ndarray, groups: int = 4, queries: int = 1) -> np.ndarray:
@@ -280,6 +282,9 @@ def random_model(family: Family) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             is_scale = "norm" in name and not family.plus
             parameter.copy_(torch.randn(parameter.shape) * (0.3 if parameter.ndim == 1 else 0.1) + is_scale)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape) * 0.3)
     return model
 
 
@@ -357,6 +362,9 @@ def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]
         array = tensor.float().numpy()
         if key == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
+        if key.endswith("e_score_correction_bias"):
+            result[f"blk.{key.split('.')[2]}.exp_probs_b.bias"] = array.squeeze()
+            continue
         if ".experts." in key:
             result |= _experts(key, array, family.name == "GptOss")
             continue
@@ -367,6 +375,9 @@ def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]
                 continue
         if ".linear_attn." in key:
             result |= _delta_arrays(key, array, family.arch)
+            continue
+        if forms := family.forms(key, array):
+            result |= forms
             continue
         array = family.turn(key, array)
         for part, num_heads in (("q_proj", 4), ("k_proj", 2)):

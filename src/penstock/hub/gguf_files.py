@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.checkpoint.gguf.architectures import find_architecture
+from penstock.checkpoint.gguf.architectures.table import find_architecture
 from penstock.checkpoint.gguf.file_name import split_names
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.weights import GgufFile

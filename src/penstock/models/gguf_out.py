@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.float_types import convert_floats, to_float32
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.gguf.architectures import TOP_NAMES, Architecture, architecture_of
+from penstock.checkpoint.gguf.architectures.architecture import TOP_NAMES, Architecture
+from penstock.checkpoint.gguf.architectures.table import architecture_of
 from penstock.checkpoint.gguf.tokenizer_out import tokenizer_metadata
 from penstock.checkpoint.gguf.writer import FILE_TYPES, GgufEntry, GgufWriter, quantize_q8_0
 from penstock.config import RopeConfig, check_choice

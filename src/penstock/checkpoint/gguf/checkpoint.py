@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.checkpoint.gguf.architectures import find_architecture
+from penstock.checkpoint.gguf.architectures.table import find_architecture
 from penstock.checkpoint.gguf.file_name import MAX_SPLITS, split_names
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.network import config_values, tensor_sources

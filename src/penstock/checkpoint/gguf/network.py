@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, Final
@@ -11,11 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.gguf.architectures import TOP_NAMES, Architecture, find_architecture
-from penstock.checkpoint.gguf.delta import DELTA_ARCHITECTURES, DeltaSizes, delta_sources
-from penstock.checkpoint.gguf.encoder import ENCODERS, encoder_sources, encoder_values
-from penstock.checkpoint.gguf.family_values import family_values, kv_heads
-from penstock.checkpoint.gguf.mamba import MAMBA_ARCHITECTURES, MambaSizes, mamba_sources
+from penstock.checkpoint.gguf.architectures.architecture import TOP_NAMES, WINDOW, Architecture
+from penstock.checkpoint.gguf.architectures.encoder import ENCODERS, encoder_sources, encoder_values
+from penstock.checkpoint.gguf.architectures.table import find_architecture
+from penstock.checkpoint.gguf.architectures.values import kv_heads
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.pooling import pooling_values
 from penstock.checkpoint.gguf.reader import StoredTensor
@@ -26,17 +25,21 @@ from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["config_values", "tensor_sources"]
 
-_BARE_PARTS: Final = ("attn_sinks",)
-"""Tensors whose names in a checkpoint do not end in ".weight"."""
+_BARE_PARTS: Final = ("attn_sinks", "exp_probs_b")
+"""Tensors whose names in a checkpoint end in neither ".weight" nor ".bias"."""
 _FUSED_PART: Final = "attn_qkv"
 """The rows of q, k and v one below another, which are apart in networks without a module of this name."""
 _ROW_PARTS: Final = ("ffn_gate_inp_shexp",)
 """Matrices of one row, which a file has as vectors."""
+_FUSED_EXPERTS: Final = "ffn_gate_up_exps"
+"""The rows of an expert's gate and up one below another."""
 _EXPERT_SIZES: Final = {
-    "ffn_gate_exps": "expert_feed_forward_length",
-    "ffn_gate_shexp": "expert_shared_feed_forward_length",
+    "ffn_gate_exps": ("ffn_gate_exps", 1, "expert_feed_forward_length"),
+    _FUSED_EXPERTS: ("ffn_gate_exps", 2, "expert_feed_forward_length"),
+    "ffn_gate_shexp": ("ffn_gate_shexp", 1, "expert_shared_feed_forward_length"),
 }
-"""Tensors whose rows are the width of an expert, and the keys that may have the width too."""
+"""Tensors whose rows are the width of an expert, once or twice, and the keys that may have the width too."""
+_EXTRA_LAYERS: Final = "nextn_predict_layers"
 _MAX_LAYERS: Final = 1 << 16
 _TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+(?:\.[a-z_]+)?)\.(weight|bias)")
 _BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,4})\.")
@@ -74,7 +77,8 @@ def config_values(
     hidden_size = metadata.integer(f"{name}.embedding_length", min=1)
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     head_dim = metadata.integer(f"{name}.attention.key_length", hidden_size // num_heads, min=1)
-    for key in ("attention.value_length", "rope.dimension_count")[: 1 if architecture.rotates_in_part else 2]:
+    same = ("attention.value_length", "rope.dimension_count")[: 1 if architecture.rotates_in_part else 2]
+    for key in () if architecture.is_latent else same:
         if metadata.integer(f"{name}.{key}", head_dim) != head_dim:
             raise metadata.error(f"{name}.{key}", f"{head_dim}, the length of a key")
     values: dict[str, Any] = {
@@ -82,9 +86,9 @@ def config_values(
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": _intermediate_size(metadata, name),
-        "num_hidden_layers": metadata.integer(f"{name}.block_count", min=1, max=_MAX_LAYERS),
+        "num_hidden_layers": _num_layers(metadata, name, architecture),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": max(kv_heads(metadata, name)),
+        "num_key_value_heads": max(kv_heads(metadata, name, some_without=architecture.has_attention_in_some)),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{name}.context_length", min=1),
         "rms_norm_eps": metadata.number(f"{name}.{architecture.norm_key}"),
@@ -103,11 +107,23 @@ def config_values(
         values |= _expert_values(metadata, name, architecture, tensors)
     if architecture.is_own_form:
         values[OWN_NAMES] = True
-    values |= family_values(metadata, name, values, tensors) | pooling_values(metadata, name)
+    if window := metadata.integer(f"{name}.{WINDOW}", 0):
+        values["sliding_window"] = window
+    if architecture.read is not None:
+        values |= architecture.read(metadata, name, values, tensors)
+    values |= pooling_values(metadata, name)
     scaling = rope_scaling(metadata, name, values, rope_factors)
     if scaling is not None:
         values["rope_scaling"] = scaling | dict(architecture.scaling_constants)
     return {architecture.own_keys.get(key, key): value for key, value in values.items()}
+
+
+def _num_layers(metadata: Metadata, name: str, architecture: Architecture) -> int:
+    """Return the number of layers that are read."""
+    stored = metadata.integer(f"{name}.block_count", min=1, max=_MAX_LAYERS)
+    if not architecture.has_extra_layers:
+        return stored
+    return stored - metadata.integer(f"{name}.{_EXTRA_LAYERS}", 0, max=stored - 1)
 
 
 def _intermediate_size(metadata: Metadata, name: str) -> int:
@@ -119,6 +135,8 @@ def _intermediate_size(metadata: Metadata, name: str) -> int:
 def _check_keys(metadata: Metadata, name: str, architecture: Architecture) -> None:
     """Refuse a key of the architecture that is not read, and experts where it has none."""
     known = _KNOWN_KEYS.union(architecture.factors, architecture.keys, (architecture.norm_key,))
+    if architecture.has_extra_layers:
+        known |= {_EXTRA_LAYERS}
     for key in metadata.values:
         if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
             raise UnsupportedError(f"{metadata.file}: {ascii(key)[1:-1]} is not supported", param=key)
@@ -135,14 +153,14 @@ def _expert_values(
 ) -> dict[str, Any]:
     """Return the numbers and the widths of experts; the widths are those of the tensors."""
     widths = {}
-    for part in _EXPERT_SIZES:
-        tensor = tensors.get(f"blk.0.{part}.weight")
-        if tensor is not None and len(tensor.shape) >= 2:
-            widths[part] = tensor.shape[-2]
-    for part, width in widths.items():
-        key = f"{name}.{_EXPERT_SIZES[part]}"
-        if metadata.integer(key, width) != width:
-            raise metadata.error(key, f"{width}, the rows of blk.0.{part}.weight")
+    for stored_part, (part, share, size_key) in _EXPERT_SIZES.items():
+        end = f".{stored_part}.weight"
+        tensor = next((tensor for stored, tensor in tensors.items() if stored.endswith(end)), None)
+        if tensor is None or len(tensor.shape) < 2:
+            continue
+        widths[part], key = tensor.shape[-2] // share, f"{name}.{size_key}"
+        if metadata.integer(key, widths[part]) != widths[part]:
+            raise metadata.error(key, f"{widths[part]}, the rows of {tensor.name}")
     if "ffn_gate_exps" not in widths:
         raise UnsupportedError(
             f"{metadata.file}: expected the experts of a layer in one tensor blk.0.ffn_gate_exps.weight, found none"
@@ -165,34 +183,24 @@ def tensor_sources(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> d
     name, architecture = find_architecture(metadata)
     if name in ENCODERS:
         return encoder_sources(name, tensors.values())
-    num_heads, num_kv_heads = metadata.integer(f"{name}.attention.head_count", min=1), max(kv_heads(metadata, name))
-    apart = _layer_parts(metadata, name)
-    num_layers = metadata.integer(f"{name}.block_count", min=1) - metadata.integer(f"{name}.nextn_predict_layers", 0)
+    num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
+    num_kv_heads = max(kv_heads(metadata, name, some_without=architecture.has_attention_in_some))
+    apart = architecture.read_parts and architecture.read_parts(metadata, name)
+    num_layers = _num_layers(metadata, name, architecture)
     naming = _Naming(architecture, tensors, num_heads, num_kv_heads, metadata.file)
     sources: dict[str, Source] = {}
     for tensor in tensors.values():
         if tensor.name in ROPE_TENSORS:
             continue
-        if apart is not None and (place := _BLOCK.match(tensor.name)):
-            if int(place[1]) >= num_layers:
-                continue  # predicts further tokens
-            own = apart(tensor, tensor.name[place.end() :])
-            if own is not None:
-                sources |= {f"model.layers.{place[1]}.{parameter}": source for parameter, source in own.items()}
-                continue
+        place = _BLOCK.match(tensor.name)
+        if place and architecture.has_extra_layers and int(place[1]) >= num_layers:
+            continue  # predicts further tokens
+        if place and apart and (own := apart(tensor, tensor.name[place.end() :])) is not None:
+            path = f"{architecture.layers}.{place[1]}"
+            sources |= {f"{path}.{parameter}": source for parameter, source in own.items()}
+            continue
         sources |= naming.sources(tensor)
     return sources
-
-
-def _layer_parts(metadata: Metadata, name: str) -> Callable[[StoredTensor, str], dict[str, Source] | None] | None:
-    """Return what finds the parameters that come from parts of a tensor of a hybrid's layer; None for no hybrid."""
-    if name in DELTA_ARCHITECTURES:
-        delta = DeltaSizes.read(metadata, name)
-        return lambda tensor, part: delta_sources(delta, tensor, part, metadata.file)
-    if name in MAMBA_ARCHITECTURES:
-        mamba = MambaSizes.read(metadata, name)
-        return lambda tensor, part: mamba_sources(mamba, tensor, part, metadata.file)
-    return None
 
 
 class _Naming:
@@ -223,6 +231,8 @@ class _Naming:
         prefix = "" if layer is None else f"{architecture.layers}.{layer}."
         if layer is not None and part == _FUSED_PART and part not in self._layer_names:
             return {f"{prefix}{own}.{kind}": source for own, source in self._apart(tensor).items()}
+        if layer is not None and part == _FUSED_EXPERTS and part not in self._layer_names:
+            return self._experts_apart(prefix, tensor, kind)
         pair_heads = self._heads.get(part, 0) if architecture.has_pairs and layer is not None else 0
         if pair_heads and tensor.shape[0] % (2 * pair_heads):
             raise InvalidFileError(
@@ -252,6 +262,20 @@ class _Naming:
         ends = [0, *(end * (tensor.shape[0] // total) for end in accumulate(self._shares))]
         names = [self._layer_names[part] for part in ("attn_q", "attn_k", "attn_v")]
         return {name: Source(tensor.name, rows=(rows,)) for name, rows in zip(names, pairwise(ends), strict=True)}
+
+    def _experts_apart(self, prefix: str, tensor: StoredTensor, kind: str) -> dict[str, Source]:
+        """Return the sources of gate and up of the experts, whose rows a tensor has one below another."""
+        if len(tensor.shape) != 3 or tensor.shape[1] % 2:
+            raise InvalidFileError(
+                f"{self._file}: tensor {tensor.name}: expected matrices with an even number of rows, found the shape "
+                f"{list(tensor.shape)}"
+            )
+        half = tensor.shape[1] // 2
+        result: dict[str, Source] = {}
+        for part, rows in (("ffn_gate_exps", (0, half)), ("ffn_up_exps", (half, 2 * half))):
+            source = Source(tensor.name, rows=(rows,))
+            result |= _named(f"{prefix}{self._layer_names[part]}", f".{kind}", tensor, source)
+        return result
 
 
 def _named(name: str, end: str, tensor: StoredTensor, source: Source) -> dict[str, Source]:

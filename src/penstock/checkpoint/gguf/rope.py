@@ -62,6 +62,9 @@ def rope_scaling(
         for part in ("beta_fast", "beta_slow"):
             if f"{name}.rope.scaling.yarn_{part}" in metadata.values:
                 scaling[part] = metadata.number(f"{name}.rope.scaling.yarn_{part}")
+        key = f"{name}.rope.scaling.yarn_log_multiplier"
+        if key in metadata.values:  # a tenth of the value in config.json
+            scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * metadata.number(key), 6)
     return scaling
 
 
@@ -85,7 +88,8 @@ def _longrope_scaling(metadata: Metadata, name: str, factors: Mapping[str, NDArr
         found = f"no {missing}" if missing is not None else f"{ROPE_FACTORS} too"
         raise InvalidFileError(f"{metadata.file}: expected tensors {_LONG} and {_SHORT} of longrope, found {found}")
     attention = f"{name}.rope.scaling.attn_factor"
-    original = metadata.integer(f"{name}.rope.scaling.original_context_length", min=1)
+    context_len = metadata.integer(f"{name}.context_length", min=1)
+    original = metadata.integer(f"{name}.rope.scaling.original_context_length", context_len, min=1)
     return {
         "rope_type": "longrope",
         "long_factor": factors[_LONG].tolist(),

@@ -34,7 +34,7 @@ class Source:
     rows (without ``index``, columns) go between those of ``name``, the first behind the first.  ``is_row``: the vector
     is a matrix of one row.  ``rows`` and ``columns`` are ranges [start, stop) in the order of the parameter, within the
     tensor; none means all.  ``is_log``: the parameter is the logarithm of the negated values, float32.  ``is_flat``: it
-    is a vector, and the tensor a matrix.
+    is a vector, and the tensor a matrix.  ``is_joined``: it has the matrices of a tensor one below another.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Source:
     columns: _Ranges = ()
     is_log: bool = False
     is_flat: bool = False
+    is_joined: bool = False
 
 
 class GgufFile:
@@ -113,6 +114,8 @@ class GgufWeights:
             shape = (1, *shape)
         if source.is_flat:
             shape = (math.prod(shape),)
+        if source.is_joined and len(shape) > 2:
+            shape = (math.prod(shape[:-1]), shape[-1])
         if source.rows:
             shape = (sum(stop - start for start, stop in source.rows), *shape[1:])
         dtypes = {part.kind.dtype or "f32" for part in parts}
@@ -139,7 +142,7 @@ class GgufWeights:
             if source.pair_heads:
                 data = _rows_in_halves(data, stored.shape[0], source.pair_heads)
             if source.rows:
-                data = _chosen(data.reshape(stored.shape[0], -1), source.rows, 0).reshape(-1)
+                data = _chosen(data.reshape(_num_rows(stored, source), -1), source.rows, 0).reshape(-1)
             if stored.kind.dtype:
                 values = data.view(_FLOATS[stored.kind.dtype])
                 arrays.append(values if stored.kind.dtype == info.dtype else to_float32(values, stored.kind.dtype))
@@ -172,7 +175,7 @@ class GgufWeights:
         for stored in self._stored(source):
             data = self._file.raw(stored, source.index)
             if source.rows:
-                data = _chosen(data.reshape(stored.shape[0], -1), source.rows, 0).reshape(-1)
+                data = _chosen(data.reshape(_num_rows(stored, source), -1), source.rows, 0).reshape(-1)
             arrays.append(_rows_in_halves(data, shape[0], source.pair_heads) if source.pair_heads else data)
         blocks = _alternating(arrays, source, shape).reshape(shape[0], -1)
         kind = self._stored(source)[0].kind
@@ -186,6 +189,11 @@ class GgufWeights:
         if end is None or end == info.num_bytes:
             for stored in self._stored(self._sources[name]):
                 self._file.release(stored, self._sources[name].index)
+
+
+def _num_rows(stored: StoredTensor, source: Source) -> int:
+    """Return the number of rows of the tensor, or of its matrix that the source selects."""
+    return stored.shape[0] if source.index is None else stored.shape[1]
 
 
 def _chosen(values: NDArray[Any], ranges: _Ranges, axis: int) -> NDArray[Any]:

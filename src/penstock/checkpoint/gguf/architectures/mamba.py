@@ -7,18 +7,18 @@ matrices in the file.  Layers without heads of keys and values have Mamba-2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from penstock.checkpoint.gguf.architectures.architecture import PartSources, Tensors, Values
+from penstock.checkpoint.gguf.architectures.values import kv_heads
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.weights import Source
 from penstock.errors import InvalidFileError
 
-__all__ = ["MAMBA_ARCHITECTURES", "MAMBA_KEYS", "MambaSizes", "mamba_sources", "mamba_values"]
+__all__ = ["MAMBA_KEYS", "MambaSizes", "mamba_parts", "mamba_values"]
 
-MAMBA_ARCHITECTURES: Final = ("granitehybrid",)
 MAMBA_KEYS: Final = ("ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank")
 _MAX_HEADS: Final = 4096
 
@@ -53,14 +53,13 @@ class MambaSizes:
         return self.width + 2 * self.groups * self.state_dim
 
 
-def mamba_values(
-    metadata: Metadata, name: str, kv_heads: list[int], tensors: Mapping[str, StoredTensor]
-) -> dict[str, Any]:
-    """Return the values of config.json that only these architectures have; ``kv_heads``: of each layer."""
+def mamba_values(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> dict[str, Any]:
+    """Return the values of config.json that only these architectures have."""
+    counts = kv_heads(metadata, name, some_without=True)
     sizes, num_layers = MambaSizes.read(metadata, name), metadata.integer(f"{name}.block_count", min=1)
-    if len(kv_heads) != num_layers:
+    if len(counts) != num_layers:
         raise metadata.error(f"{name}.attention.head_count_kv", f"an array of {num_layers} integers")
-    first = kv_heads.index(0) if 0 in kv_heads else 0
+    first = counts.index(0) if 0 in counts else 0
     shared = next(
         (tensors[part] for part in ("blk.0.ffn_gate_shexp.weight", "blk.0.ffn_gate.weight") if part in tensors), None
     )
@@ -69,7 +68,7 @@ def mamba_values(
             f"{metadata.file}: expected a matrix blk.0.ffn_gate.weight or blk.0.ffn_gate_shexp.weight"
         )
     return {
-        "layer_types": ["attention" if count else "mamba" for count in kv_heads],
+        "layer_types": ["attention" if count else "mamba" for count in counts],
         "mamba_n_heads": sizes.heads,
         "mamba_d_head": sizes.width // sizes.heads,
         "mamba_n_groups": sizes.groups,
@@ -82,7 +81,13 @@ def mamba_values(
     }
 
 
-def mamba_sources(sizes: MambaSizes, tensor: StoredTensor, part: str, file: str) -> dict[str, Source] | None:
+def mamba_parts(metadata: Metadata, name: str) -> PartSources:
+    """Return what finds the parameters that come from parts of a tensor."""
+    sizes = MambaSizes.read(metadata, name)
+    return lambda tensor, part: _sources(sizes, tensor, part, metadata.file)
+
+
+def _sources(sizes: MambaSizes, tensor: StoredTensor, part: str, file: str) -> dict[str, Source] | None:
     """Return the parameters of a layer that come from parts of a tensor; None for a tensor in the usual form.
 
     ``part`` is its name without that of the layer.  Raises InvalidFileError for a tensor without all rows.

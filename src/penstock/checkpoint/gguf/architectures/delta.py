@@ -15,25 +15,25 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.checkpoint.gguf.architectures.architecture import PartSources, Tensors, Values
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.weights import Source
 from penstock.errors import InvalidFileError
 
-__all__ = ["DELTA_ARCHITECTURES", "DELTA_KEYS", "DELTA_NAMES", "DeltaSizes", "delta_sources", "delta_values"]
+__all__ = ["DELTA_KEYS", "DELTA_NAMES", "DeltaSizes", "delta_parts", "delta_values"]
 
-DELTA_ARCHITECTURES: Final = ("qwen3next", "qwen35", "qwen35moe")
 DELTA_KEYS: Final = (
-    "attention.recurrent_layers", "full_attention_interval", "nextn_predict_layers", "rope.dimension_sections",
+    "attention.recurrent_layers", "full_attention_interval", "rope.dimension_sections",
     "ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank",
 )  # fmt: skip
 """Keys that these architectures have beside those of others.  The sections divide a position in three parts, which are
-equal for text; layers that predict further tokens are not read."""
+equal for text."""
 DELTA_NAMES: Final = {
     "post_attention_norm": "post_attention_layernorm",
     "ssm_norm": "linear_attn.norm",
 }
-"""Modules of a layer, in addition to those of ``delta_sources``."""
+"""Modules of a layer, in addition to those of ``delta_parts``."""
 _MAX_LAYERS: Final = 1 << 16
 _MAX_HEADS: Final = 4096
 """Limit on the numbers of heads, for each of which the sources have a range of rows."""
@@ -90,13 +90,12 @@ class DeltaSizes:
         ]
 
 
-def delta_values(metadata: Metadata, name: str) -> dict[str, Any]:
+def delta_values(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> dict[str, Any]:
     """Return the values of config.json that only these architectures have."""
     sizes = DeltaSizes.read(metadata, name)
     stored_layers = metadata.integer(f"{name}.block_count", min=1, max=_MAX_LAYERS)
-    num_layers = stored_layers - metadata.integer(f"{name}.nextn_predict_layers", 0, max=stored_layers - 1)
+    num_layers = values["num_hidden_layers"]
     return {
-        "num_hidden_layers": num_layers,
         **_layer_kinds(metadata, f"{name}.attention.recurrent_layers", stored_layers, num_layers),
         "full_attention_interval": metadata.integer(f"{name}.full_attention_interval", 4, min=1),
         "linear_num_key_heads": sizes.key_heads,
@@ -118,7 +117,13 @@ def _layer_kinds(metadata: Metadata, key: str, stored_layers: int, num_layers: i
     return {"layer_types": kinds[:num_layers]}
 
 
-def delta_sources(sizes: DeltaSizes, tensor: StoredTensor, part: str, file: str) -> dict[str, Source] | None:
+def delta_parts(metadata: Metadata, name: str) -> PartSources:
+    """Return what finds the parameters that come from parts of a tensor."""
+    sizes = DeltaSizes.read(metadata, name)
+    return lambda tensor, part: _sources(sizes, tensor, part, metadata.file)
+
+
+def _sources(sizes: DeltaSizes, tensor: StoredTensor, part: str, file: str) -> dict[str, Source] | None:
     """Return the parameters of a layer that come from parts of a tensor; None for a tensor in the usual form.
 
     ``part`` is its name without that of the layer.  Raises InvalidFileError for a tensor without the rows of all heads.

@@ -1,0 +1,107 @@
+"""Decoders of which some layers have a state instead of attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from penstock.checkpoint.gguf.architectures.architecture import (
+    GRANITE_FACTORS,
+    LAYER_NAMES,
+    SHARED,
+    SIZES,
+    Architecture,
+    expert_names,
+)
+from penstock.checkpoint.gguf.architectures.delta import DELTA_KEYS, DELTA_NAMES, delta_parts, delta_values
+from penstock.checkpoint.gguf.architectures.mamba import MAMBA_KEYS, mamba_parts, mamba_values
+from penstock.checkpoint.gguf.architectures.values import lfm_2
+
+__all__ = ["GRANITE_HYBRID", "HYBRIDS"]
+
+_DELTA_EXPERTS: Final = {
+    part: name for part, name in {**expert_names("mlp"), **SHARED, **DELTA_NAMES}.items() if part != "ffn_norm"
+}
+HYBRIDS: Final[dict[str, Architecture]] = {
+    "lfm2": Architecture(
+        "lfm2",
+        read=lfm_2,
+        has_attention_in_some=True,
+        layer_names={
+            **LAYER_NAMES,
+            "attn_norm": "operator_norm",
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "ffn_norm": "ffn_norm",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2",
+            "shortconv.conv": "conv.conv",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.out_proj": "conv.out_proj",
+        },
+        keys=("shortconv.l_cache",),
+        constants={"block_auto_adjust_ff_dim": False},
+    ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        read=mamba_values,
+        read_parts=mamba_parts,
+        has_attention_in_some=True,
+        has_pairs=True,
+        layer_names={
+            **{part: name for part, name in LAYER_NAMES.items() if not part.startswith("ffn_") or part == "ffn_norm"},
+            **{f"ffn_{own}{end}": f"shared_mlp.{own}_proj" for own in ("gate", "up", "down") for end in ("", "_shexp")},
+            "ssm_conv1d": "mamba.conv1d",
+            "ssm_out": "mamba.out_proj",
+        },
+        factors=GRANITE_FACTORS,
+        keys=("expert_shared_feed_forward_length", *MAMBA_KEYS),
+        constants={"num_local_experts": 0},
+        is_own_form=True,
+    ),
+    "qwen3next": Architecture(
+        "qwen3_next",
+        read=delta_values,
+        read_parts=delta_parts,
+        has_extra_layers=True,
+        layer_names=_DELTA_EXPERTS,
+        keys=(*SIZES, "expert_shared_feed_forward_length", *DELTA_KEYS),
+        constants={"norm_topk_prob": True},
+        num_experts="num_experts",
+        is_own_form=True,
+        rotates_in_part=True,
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text",
+        read=delta_values,
+        read_parts=delta_parts,
+        has_extra_layers=True,
+        layer_names={**{part: name for part, name in LAYER_NAMES.items() if part != "ffn_norm"}, **DELTA_NAMES},
+        keys=DELTA_KEYS,
+        is_own_form=True,
+        rotates_in_part=True,
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        read=delta_values,
+        read_parts=delta_parts,
+        has_extra_layers=True,
+        layer_names=_DELTA_EXPERTS,
+        keys=(*SIZES, "expert_shared_feed_forward_length", *DELTA_KEYS),
+        num_experts="num_experts",
+        is_own_form=True,
+        rotates_in_part=True,
+    ),
+}
+
+GRANITE_HYBRID: Final = replace(
+    HYBRIDS["granitehybrid"],
+    layer_names={**expert_names("block_sparse_moe"), **HYBRIDS["granitehybrid"].layer_names},
+    keys=(*HYBRIDS["granitehybrid"].keys, *SIZES),
+    constants={},
+    num_experts="num_local_experts",
+    expert_size="intermediate_size",
+)
+"""Architecture granitehybrid, if the number of experts is not 0."""
