@@ -29,6 +29,7 @@ WHOLE_KEYS = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16,
         "mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32.0, "beta_slow": 1.0}  # fmt: skip
+LLAMA_4_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 YARN_KEYS: dict[str, Any] = {
     "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 16,
     "rope.scaling.yarn_log_multiplier": 0.0707, "rope.scaling.yarn_beta_fast": 32.0,
@@ -104,8 +105,8 @@ EXPERT_FAMILIES = {
     "mistral4": Family(
         "Mistral4",
         gguf.MODEL_ARCH.MISTRAL4,
-        {**SPARSE, **SHARED, **LATENT, "head_dim": 20, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}},
-        {**SPARSE_KEYS, **LATENT_KEYS, **YARN_KEYS},
+        {**SPARSE, **SHARED, **LATENT, "head_dim": 20, "rope_parameters": LLAMA_4_YARN},
+        {**SPARSE_KEYS, **LATENT_KEYS, **YARN_KEYS, "rope.scaling.yarn_log_multiplier": 0.1},
         forms=_fused,
     ),
     "minicpm3": Family("MiniCPM3", gguf.MODEL_ARCH.MINICPM3, {**LATENT, **THETA, "v_head_dim": 16},

@@ -145,7 +145,6 @@ LATENT: Final[dict[str, Architecture]] = {
         ),
         num_experts="n_routed_experts",
         biases={},
-        scaling_constants={"attention_factor": 1.0},
         has_extra_layers=True,
         is_latent=True,
     ),
@@ -165,5 +164,5 @@ LATENT["mistral4"] = replace(
     model_type="mistral4",
     read=_mistral_4,
     own_keys={"rope_scaling": "rope_parameters"},
-    scaling_constants={"attention_factor": 1.0, "llama_4_scaling_beta": 0.1},
+    scaling_constants={"mscale": 1.0, "llama_4_scaling_beta": 0.1},
 )
