@@ -35,12 +35,19 @@ QUICK = (
 )
 
 
-def eps_of(model: Any) -> dict[str, float]:
+def eps_of(model: Any) -> dict[str, Any]:
+    """Return the keys whose values are the model's own: the epsilon of norms, and the activation of Apertus."""
     config = model.config
     names = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
     eps = next((getattr(config, name) for name in names if hasattr(config, name)), 1e-5)
     is_plain = config.model_type in LAYER_NORMS
-    return {"attention.layer_norm_epsilon" if is_plain else "attention.layer_norm_rms_epsilon": eps}
+    values = model.state_dict() if config.model_type == "apertus" else {}
+    activation = {
+        f"xielu.{part}": [values[f"model.layers.{layer}.mlp.act_fn.{part}"].item() for layer in range(2)]
+        for part in ("alpha_n", "alpha_p", "beta", "eps")
+        if values
+    }
+    return {"attention.layer_norm_epsilon" if is_plain else "attention.layer_norm_rms_epsilon": eps, **activation}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +128,7 @@ def test_gates_need_their_up_projections(tmp_path: Path, name: str, shape: Any, 
         ("glm4", {"rope.dimension_count": 0}, r"glm4\.rope\.dimension_count: expected an integer from 2 to 16"),
         ("cohere2", {"attention.sliding_window_pattern": [True]}, "expected a number, or an array of 2 booleans"),
         ("minicpm", {"logit_scale": 0.0}, r"minicpm\.logit_scale: expected a number above 0"),
+        ("apertus", {"xielu.alpha_n": [0.5]}, r"xielu\.alpha_n: expected an array of 2 finite numbers, found an array"),
         ("olmo", {"attention.layer_norm_epsilon": 1e-6}, r"olmo\.attention\.layer_norm_epsilon: expected 1e-05"),
         ("lfm2", {"attention.head_count_kv": [1, 2]}, "expected the same number of heads in all layers"),
     ],
@@ -143,6 +151,21 @@ def test_the_width_of_experts_is_that_of_their_tensors(tmp_path: Path, name: str
     model = random_model(family)
     write_gguf(path, family.arch, gguf_arrays(family, model), {**eps_of(model), **family.keys, key: 31})
     with pytest.raises(InvalidFileError, match=rf"{name}\.{key}: expected {width}, the rows of blk\.0\.ffn_gate_"):
+        Checkpoint.open(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rope.scaling.type": "yarn"}, r"olmo2\.rope\.scaling\.type: expected none, found 'yarn'"),
+        ({"rope.freq_base_swa": 2e4}, r"olmo2\.rope\.freq_base_swa: expected 10000, found 20000"),
+    ],
+)
+def test_positions_that_differ_between_layers_are_refused(tmp_path: Path, keys: Any, message: str) -> None:
+    family, path = FAMILIES["olmo2 with windows"], tmp_path / "model.gguf"
+    model = random_model(family)
+    write_gguf(path, family.arch, gguf_arrays(family, model), {**eps_of(model), **family.keys, **keys})
+    with pytest.raises(UnsupportedError, match=message):
         Checkpoint.open(path)
 
 

@@ -82,7 +82,7 @@ def _gpt_2(name: str, array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array.T) if array.ndim == 2 and ".h." in name else array
 
 
-POST_WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+POST_WINDOWS: dict[str, Any] = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 WINDOW_KEYS = {"attention.sliding_window": 4, "attention.sliding_window_pattern": [True, False]}
 FULL = {"layer_types": ["full_attention"] * 2}
 LONGROPE: dict[str, Any] = {
@@ -114,6 +114,16 @@ FAMILIES = {
         plus=1.0,
     ),
     "olmo2": Family("Olmo2", gguf.MODEL_ARCH.OLMO2),
+    "olmo2 with windows": Family(
+        "Olmo3",
+        gguf.MODEL_ARCH.OLMO2,
+        {**POST_WINDOWS,
+         "rope_parameters": dict.fromkeys(POST_WINDOWS["layer_types"], {"rope_type": "default"} | THETA)},
+        {**WINDOW_KEYS, "rope.freq_base_swa": 1e4},
+    ),
+    "apertus": Family(
+        "Apertus", gguf.MODEL_ARCH.APERTUS, {"pad_token_id": 0, "rope_parameters": {"rope_type": "default"} | THETA}
+    ),
     "smollm3": Family("SmolLM3", gguf.MODEL_ARCH.SMOLLM3, {"no_rope_layers": [1, 1], "pad_token_id": 0,
                                                            "rope_theta": 1e4}, has_pairs=True),
     "mixtral": Family(
@@ -285,6 +295,8 @@ def random_model(family: Family) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn(buffer.shape) * 0.3)
+            elif name.endswith("act_fn.beta"):
+                buffer.fill_(0.3)
     return model
 
 
@@ -360,7 +372,7 @@ def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]
     result = {name: np.array(values, np.float32) for name, values in family.tables.items()}
     for key, tensor in model.state_dict().items():
         array = tensor.float().numpy()
-        if key == "lm_head.weight" and model.config.tie_word_embeddings:
+        if (key == "lm_head.weight" and model.config.tie_word_embeddings) or ".act_fn." in key:
             continue
         if key.endswith("e_score_correction_bias"):
             result[f"blk.{key.split('.')[2]}.exp_probs_b.bias"] = array.squeeze()
@@ -430,7 +442,7 @@ def write_gguf(
             str: writer.add_string,
             list: writer.add_array,
         }
-        kinds[type(value)](key if key.startswith("tokenizer.") else f"{name}.{key}", value)
+        kinds[type(value)](key if key.startswith(("tokenizer.", "xielu.")) else f"{name}.{key}", value)
     for tensor, array in arrays.items():
         is_float = array.ndim == 1 or "ffn_gate_inp" in tensor or tensor.endswith(".bias") or "conv" in tensor
         data = array if is_float else gguf.quantize(array, kind)

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.checkpoint.gguf.architectures.table import find_architecture
 from penstock.checkpoint.gguf.file_name import MAX_SPLITS, split_names
 from penstock.checkpoint.gguf.metadata import Metadata
-from penstock.checkpoint.gguf.network import config_values, tensor_sources
+from penstock.checkpoint.gguf.network import config_values, constant_sources, tensor_sources
 from penstock.checkpoint.gguf.pooling import pooling_head
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.rope import ROPE_TENSORS
@@ -57,8 +57,16 @@ def open_gguf(path: Path) -> GgufParts:
     values = config_values(metadata, stored, factors)
     config = json.dumps(values).encode()
     sources = tensor_sources(metadata, stored)
+    sources |= constant_sources(metadata)
     homes = [
-        GgufWeights(file, {name: source for name, source in sources.items() if source.name in file.header.tensors})
+        GgufWeights(
+            file,
+            {
+                name: source
+                for name, source in sources.items()
+                if source.name in file.header.tensors or (file is files[0] and not source.name)
+            },
+        )
         for file in files
     ]
 

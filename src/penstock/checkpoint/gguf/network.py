@@ -23,7 +23,7 @@ from penstock.checkpoint.gguf.weights import Source
 from penstock.config import OWN_NAMES
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["config_values", "tensor_sources"]
+__all__ = ["config_values", "constant_sources", "tensor_sources"]
 
 _BARE_PARTS: Final = ("attn_sinks", "exp_probs_b")
 """Tensors whose names in a checkpoint end in neither ".weight" nor ".bias"."""
@@ -124,6 +124,19 @@ def _num_layers(metadata: Metadata, name: str, architecture: Architecture) -> in
     if not architecture.has_extra_layers:
         return stored
     return stored - metadata.integer(f"{name}.{_EXTRA_LAYERS}", 0, max=stored - 1)
+
+
+def constant_sources(metadata: Metadata) -> dict[str, Source]:
+    """Return the parameters whose values are those of keys, by their names in a checkpoint folder."""
+    name, architecture = find_architecture(metadata)
+    if architecture.layer_constants is None:
+        return {}
+    num_layers = _num_layers(metadata, name, architecture)
+    return {
+        f"{architecture.layers}.{layer}.{parameter}": Source("", values=(values[layer],))
+        for parameter, values in architecture.layer_constants(metadata, name, num_layers).items()
+        for layer in range(num_layers)
+    }
 
 
 def _intermediate_size(metadata: Metadata, name: str) -> int:
@@ -243,6 +256,8 @@ class _Naming:
         if own_name is None:
             return {tensor.name: Source(tensor.name)}
         other = architecture.alternates.get(part)
+        if part == "output" and layer is None and tensor.shape[0] == architecture.unit_head_rows:
+            return {f"{own_name}.{kind}": Source(tensor.name, is_unit=True)}
         source = Source(
             tensor.name,
             pair_heads,

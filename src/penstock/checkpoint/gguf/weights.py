@@ -35,6 +35,7 @@ class Source:
     is a matrix of one row.  ``rows`` and ``columns`` are ranges [start, stop) in the order of the parameter, within the
     tensor; none means all.  ``is_log``: the parameter is the logarithm of the negated values, float32.  ``is_flat``: it
     is a vector, and the tensor a matrix.  ``is_joined``: it has the matrices of a tensor one below another.
+    ``is_unit``: every row is divided by its length, in float32.  ``values``, without a ``name``: the parameter itself.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Source:
     is_log: bool = False
     is_flat: bool = False
     is_joined: bool = False
+    is_unit: bool = False
+    values: tuple[float, ...] = ()
 
 
 class GgufFile:
@@ -101,6 +104,8 @@ class GgufWeights:
         self.tensors = {name: self._info(source) for name, source in sources.items()}
 
     def _info(self, source: Source) -> TensorInfo:
+        if not source.name:
+            return TensorInfo("f32", (len(source.values),), self.path.name, 0, 4 * len(source.values))
         parts = self._stored(source)
         first, shape = parts[0], parts[0].shape if source.index is None else parts[0].shape[1:]
         if len(parts) > 1:
@@ -119,7 +124,7 @@ class GgufWeights:
         if source.rows:
             shape = (sum(stop - start for start, stop in source.rows), *shape[1:])
         dtypes = {part.kind.dtype or "f32" for part in parts}
-        dtype = dtypes.pop() if len(dtypes) == 1 and not source.is_log else "f32"
+        dtype = dtypes.pop() if len(dtypes) == 1 and not (source.is_log or source.is_unit) else "f32"
         num_bytes = math.prod(shape) * (4 if dtype == "f32" else 2)
         return TensorInfo(dtype, shape, self.path.name, _extent(first, source.index)[0], num_bytes)
 
@@ -136,6 +141,8 @@ class GgufWeights:
         Only floats in the order of the file are views.
         """
         source, info = self._sources[name], self.tensors[name]
+        if not source.name:
+            return np.array(source.values, np.float32)
         arrays = []
         for stored in self._stored(source):
             data = self._file.raw(stored, source.index)
@@ -151,6 +158,10 @@ class GgufWeights:
         result = _alternating(arrays, source, info.shape).reshape(info.shape)
         if source.columns:
             result = _chosen(result, source.columns, 1)
+        if source.is_unit:
+            lengths: NDArray[np.float32] = np.linalg.norm(result, axis=-1, keepdims=True)
+            unit: NDArray[np.float32] = np.divide(result, lengths)
+            return unit
         return self._logarithm(source, result) if source.is_log else result
 
     def _logarithm(self, source: Source, values: NDArray[Any]) -> NDArray[Any]:
@@ -162,6 +173,8 @@ class GgufWeights:
     def block_scheme(self, name: str) -> str | None:
         """Return the scheme that computes with the tensor's blocks as they are; None for any other tensor."""
         source = self._sources[name]
+        if source.is_unit or not source.name:
+            return None
         schemes = {stored.kind.scheme for stored in self._stored(source)}
         block_len = self._stored(source)[0].kind.block_len
         if any(start % block_len or stop % block_len for start, stop in source.columns):

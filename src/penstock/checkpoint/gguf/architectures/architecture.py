@@ -87,7 +87,9 @@ class Architecture:
     this architecture has, from the metadata, its name, the values of all and the tensors.  ``read_parts`` returns what
     finds the parameters that come from parts of a tensor.  ``has_extra_layers``: the last layers may predict further
     tokens and are not read.  ``has_attention_in_some``: layers without heads of keys and values are of another kind.
-    ``is_latent``: the sizes of heads are those that ``read`` returns.
+    ``is_latent``: the sizes of heads are those that ``read`` returns.  ``layer_constants``: returns the parameters of
+    layers that are values of keys, one for each layer.  ``unit_head_rows``: an output head with so many rows has them
+    divided by their lengths.
     """
 
     model_type: str
@@ -114,6 +116,8 @@ class Architecture:
     has_extra_layers: bool = False
     has_attention_in_some: bool = False
     is_latent: bool = False
+    layer_constants: Callable[[Metadata, str, int], dict[str, list[float]]] | None = None
+    unit_head_rows: int = 0
 
 
 def expert_names(path: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> dict[str, str]:

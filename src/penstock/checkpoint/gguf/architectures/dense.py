@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from penstock.checkpoint.gguf.architectures.architecture import (
@@ -13,10 +14,19 @@ from penstock.checkpoint.gguf.architectures.architecture import (
     WINDOW_PATTERN,
     Architecture,
 )
-from penstock.checkpoint.gguf.architectures.values import gemma_2, gemma_3, minicpm, window_or_none
+from penstock.checkpoint.gguf.architectures.values import (
+    apertus,
+    baichuan,
+    gemma_2,
+    gemma_3,
+    minicpm,
+    olmo_3,
+    window_or_none,
+    xielu,
+)
 from penstock.checkpoint.gguf.pooling import POOLING_KEYS, RERANK_KEYS
 
-__all__ = ["DENSE"]
+__all__ = ["DENSE", "OLMO_3"]
 
 _DENSE_KEYS: Final = tuple(f"dense_{index}_feat_{end}" for index in (2, 3) for end in ("in", "out"))
 DENSE: Final[dict[str, Architecture]] = {
@@ -100,4 +110,23 @@ DENSE: Final[dict[str, Architecture]] = {
         keys=("residual_scale", "logit_scale"),
         is_own_form=True,
     ),
+    "baichuan": Architecture(
+        "baichuan",
+        read=baichuan,
+        has_pairs=True,
+        keys=("tensor_data_layout",),
+        biases={},
+        is_own_form=True,
+        unit_head_rows=125696,
+    ),
+    "apertus": Architecture(
+        "apertus",
+        read=apertus,
+        layer_names={**LAYER_NAMES, "attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+        layer_constants=xielu,
+    ),
 }
+OLMO_3: Final = replace(
+    DENSE["olmo2"], model_type="olmo3", read=olmo_3, keys=(WINDOW, WINDOW_PATTERN, "rope.freq_base_swa")
+)
+"""Architecture olmo2, if layers have windows."""

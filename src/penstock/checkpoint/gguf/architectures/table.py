@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.checkpoint.gguf.architectures.architecture import Architecture
-from penstock.checkpoint.gguf.architectures.dense import DENSE
+from penstock.checkpoint.gguf.architectures.architecture import WINDOW, Architecture
+from penstock.checkpoint.gguf.architectures.dense import DENSE, OLMO_3
 from penstock.checkpoint.gguf.architectures.encoder import ENCODERS
 from penstock.checkpoint.gguf.architectures.experts import EXPERTS, MIXTRAL
 from penstock.checkpoint.gguf.architectures.hybrids import GRANITE_HYBRID, HYBRIDS
@@ -25,8 +25,14 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
     **LAYER_NORMS,
     **{name: Architecture(model_type) for name, model_type in ENCODERS.items()},
 }
-_WITH_EXPERTS: Final = {"llama": MIXTRAL, "granitehybrid": GRANITE_HYBRID}
-"""Architectures that have experts if the number of them is not 0."""
+_OTHERS: Final = {
+    "llama": ("expert_count", MIXTRAL),
+    "granitehybrid": ("expert_count", GRANITE_HYBRID),
+    "olmo2": (WINDOW, OLMO_3),
+}
+"""Architectures that are others if the number of a key is not 0."""
+_SAME: Final = {"mistral": "llama", "internlm3": "llama", "glm4_moe_lite": "deepseek_v3"}
+"""Families whose files are those of another one."""
 
 
 def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
@@ -37,8 +43,8 @@ def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
             f"{metadata.file}: general.architecture: expected one of {', '.join(_ARCHITECTURES)}, found {show(name)}",
             param="general.architecture",
         )
-    if name in _WITH_EXPERTS and metadata.integer(f"{name}.expert_count", 0):
-        return name, _WITH_EXPERTS[name]
+    if name in _OTHERS and metadata.integer(f"{name}.{_OTHERS[name][0]}", 0):
+        return name, _OTHERS[name][1]
     if name == "deepseek2" and has_sigmoid_experts(metadata, name):
         return name, DEEPSEEK_3
     return name, _ARCHITECTURES[name]
@@ -46,7 +52,8 @@ def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
 
 def architecture_of(model_type: str) -> tuple[str, Architecture] | None:
     """Return the architecture that a file of a family has, with its name; None for a family without one."""
-    for name, architecture in {**_ARCHITECTURES, "llama-moe": MIXTRAL, "deepseek2-sigmoid": DEEPSEEK_3}.items():
-        if architecture.model_type == {"mistral": "llama"}.get(model_type, model_type):
-            return name.removesuffix("-moe").removesuffix("-sigmoid"), architecture
+    others = ((name, architecture) for name, (_, architecture) in _OTHERS.items())
+    for name, architecture in (*_ARCHITECTURES.items(), *others, ("deepseek2", DEEPSEEK_3)):
+        if architecture.model_type == _SAME.get(model_type, model_type):
+            return name, architecture
     return None

@@ -9,15 +9,18 @@ import numpy as np
 
 from penstock.checkpoint.gguf.architectures.architecture import CAPS, WINDOW, WINDOW_PATTERN, Tensors, Values
 from penstock.checkpoint.gguf.metadata import Metadata
+from penstock.config import show
+from penstock.errors import UnsupportedError
 
 __all__ = [
-    "command_r", "falcon", "gemma_2", "gemma_3", "gpt_neox", "kv_heads", "lfm_2", "minicpm", "olmo", "window_or_none",
-    "window_pattern",
+    "apertus", "baichuan", "command_r", "falcon", "gemma_2", "gemma_3", "gpt_neox", "kv_heads", "lfm_2", "minicpm",
+    "olmo", "olmo_3", "window_or_none", "window_pattern", "xielu",
 ]  # fmt: skip
 
 _LARGE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
 """The number of layers of the 27B models: only their scores are divided by the root of hidden_size / heads."""
 
+_BAICHUAN_13B_LAYERS: Final = 40
 _OLMO_EPS: Final = 1e-5
 """That of the norms of OLMo 1, which no key of config.json changes."""
 
@@ -125,3 +128,39 @@ def window_pattern(metadata: Metadata, key: str, num_layers: int) -> dict[str, A
     if pattern.dtype.kind != "b" or len(pattern) != num_layers:
         raise metadata.error(key, f"a number, or an array of {num_layers} booleans")
     return {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in pattern.tolist()]}
+
+
+def olmo_3(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> dict[str, Any]:
+    """Return the windows; UnsupportedError for rotary positions that differ between layers."""
+    key, base = f"{name}.rope.scaling.type", f"{name}.rope.freq_base_swa"
+    if key in metadata.values and metadata.text(key) != "none":
+        raise UnsupportedError(f"{metadata.file}: {key}: expected none, found {show(metadata.text(key))}", param=key)
+    if base in metadata.values and metadata.number(base) != values["rope_theta"]:
+        raise UnsupportedError(
+            f"{metadata.file}: {base}: expected {values['rope_theta']:g}, found {metadata.number(base):g}", param=base
+        )
+    return window_or_none(metadata, name, values, tensors)
+
+
+def baichuan(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> dict[str, Any]:
+    """Return the form with ALiBi for the 13B models, which have no other mark in a file than their layers."""
+    if values["num_hidden_layers"] != _BAICHUAN_13B_LAYERS:
+        return {}
+    return {"max_position_embeddings": None, "model_max_length": values["max_position_embeddings"]}
+
+
+def apertus(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> dict[str, Any]:
+    """Return positions without a scaling, which are not the default of config.json."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": values["rope_theta"]}}
+
+
+def xielu(metadata: Metadata, name: str, num_layers: int) -> dict[str, list[float]]:
+    """Return the parameters of the activation, which are keys without the name of the architecture."""
+    found = {}
+    for part in ("alpha_n", "alpha_p", "beta", "eps"):
+        key = f"xielu.{part}"
+        numbers = metadata.numbers(key, num_layers)
+        if numbers is None:
+            raise metadata.error(key, f"an array of {num_layers} finite numbers")
+        found[f"mlp.act_fn.{part}"] = numbers
+    return found
