@@ -19,6 +19,7 @@ from penstock.graph.rank_bundle import write_rank_bundle
 from tests.support.builds import run
 from tests.support.command import DEMO
 from tests.support.families import save
+from tests.support.rank_programs import mpiexec
 
 
 def shared_folder(factory: pytest.TempPathFactory, name: str) -> Path:
@@ -96,3 +97,9 @@ def demo_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo") / "ranks"
     run(sys.executable, "-m", "penstock", "export", DEMO, folder, "--tp", "2")
     return folder
+
+
+@pytest.fixture(scope="session")
+def mpich() -> str:
+    """MPICH's launcher; without it the test is skipped."""
+    return mpiexec()

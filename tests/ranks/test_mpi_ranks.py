@@ -37,11 +37,6 @@ MPI = "'transport': 'mpi', 'trusted_network': True"
 pytestmark = pytest.mark.usefixtures("mpich")
 
 
-@pytest.fixture(scope="module")
-def mpich() -> str:
-    return mpiexec()
-
-
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
     path = tmp_path / "config_file.ini"

@@ -86,11 +86,11 @@ def expected(versions: list[Path]) -> list[dict[int, list[int]]]:
     return found
 
 
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for localhost that signs itself, and its key."""
+def make_certificate(folder: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
+    """A certificate for localhost and an address that signs itself, and its key."""
     if reason := skip_reason("openssl"):
         pytest.skip(reason)
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    names = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=DNS:localhost,IP:{address}"]
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", *names, "-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
     subprocess.run(command, check=True, capture_output=True)
