@@ -14,7 +14,10 @@ TOKEN = "0123456789abcdef" * 3
 
 
 @contextmanager
-def joining_worker(port: int, folder: Path, ca: Path, *more: str, token: str = TOKEN, model: Path = DEMO):
+def joining_worker(
+    port: int, folder: Path, ca: Path, *more: str, token: str = TOKEN, model: Path = DEMO, again: bool = False
+):
+    """Run the command; ``again``: it connects again after a connection has ended."""
     (folder / "token").write_text(token + "\n")
     (folder / "token").chmod(0o600)
     command = [
@@ -28,7 +31,7 @@ def joining_worker(port: int, folder: Path, ca: Path, *more: str, token: str = T
         "--threads",
         "1",
     ]
-    command += ["--token-file", str(folder / "token"), "--ca-file", str(ca), "--once", *more]
+    command += ["--token-file", str(folder / "token"), "--ca-file", str(ca), *([] if again else ["--once"]), *more]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
     try:
         yield process

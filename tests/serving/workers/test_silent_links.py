@@ -11,9 +11,10 @@ import pytest
 from penstock.engine.params import SamplingParams
 from penstock.errors import UnavailableError
 from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
-from tests.support.joining_worker import TOKEN
+from tests.support.joining_worker import TOKEN, joining_worker
+from tests.support.link_proxy import LinkProxy
 from tests.support.placements import ProxiedPlacement
-from tests.support.worker_processes import DEMO, HASTY, pids, service, tokens_of, until
+from tests.support.worker_processes import CALM, DEMO, HASTY, pids, service, tokens_of, until
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=100_000, temperature=0, ignore_eos=True)
@@ -45,3 +46,29 @@ def test_a_silent_link_is_noticed_within_two_seconds(certificate: tuple[Path, Pa
     finally:
         for proxy in placement.proxies:
             proxy.close()
+
+
+def test_a_silent_worker_that_joined_is_given_up(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    """Within 2 s, as a placed one.  It is told so when the link works again, and joins once more."""
+    remote = RemoteWorkerSettings("127.0.0.1", 0, *certificate, TOKEN)
+
+    async def main() -> None:
+        async with service(remote=remote, supervision=CALM, silent_s=2.0) as running:
+            backend = await running.models.load(str(DEMO))
+            proxy = LinkProxy(running.primary.port)
+            try:
+                with joining_worker(proxy.port, tmp_path, certificate[0], again=True):
+                    await until(lambda: len(backend.workers()) == 2)
+                    first = backend.workers()[1].name
+                    proxy.cut()
+                    start = time.monotonic()
+                    await until(lambda: len(backend.workers()) == 1)
+                    assert time.monotonic() - start < 2.5
+                    assert len(await tokens_of(backend, [5, 6], GREEDY)) == 8
+                    proxy.heal()
+                    await until(lambda: len(backend.workers()) == 2)
+                    assert backend.workers()[1].name != first
+            finally:
+                proxy.close()
+
+    asyncio.run(main())

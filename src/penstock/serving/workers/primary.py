@@ -282,22 +282,20 @@ class Primary:
         self, connection: WorkerConnection, stream: FrameStream[pb.FromWorker], expected: Expected | None
     ) -> None:
         """Serve a worker of another machine that has joined: the placed one that is expected, or one of its own."""
-        watch: asyncio.Future[None] | None = None
+        watches: list[asyncio.Future[None]] = []
         if expected is not None:
             expected.set_result(connection)
 
         def on_ready() -> None:
-            nonlocal watch
-            if expected is not None:
-                watch = asyncio.ensure_future(connection.watch_link())
-                return
-            self.adopt(connection)
-            watch = asyncio.ensure_future(connection.watch(self.supervision.hang_s))
+            if expected is None:  # else its WorkerProcess watches the engine
+                self.adopt(connection)
+                watches.append(asyncio.ensure_future(connection.watch(self.supervision.hang_s)))
+            watches.append(asyncio.ensure_future(connection.watch_link()))
 
         try:
             await self._receive(connection, stream, on_ready)
         finally:
-            if watch is not None:
+            for watch in watches:
                 watch.cancel()
 
     async def _receive(

@@ -35,7 +35,7 @@ __all__ = ["LOST_S", "MAX_CONNECTIONS", "Expected", "RemoteWorkerServer", "Remot
 Expected: TypeAlias = asyncio.Future[WorkerConnection]
 """Waits for the connection of a worker that was started."""
 LOST_S: Final = 2
-"""A machine with placed workers that has not answered for so many seconds is lost."""
+"""A machine with workers that has not answered for so many seconds is lost."""
 
 MAX_CONNECTIONS: Final = 256
 """Limit on open connections, so that they cannot use up the file descriptors of the service."""
@@ -167,8 +167,7 @@ class RemoteWorkerServer:
                 return
             self._note_known()
             handshake.welcome(stream)
-            if expected is not None:
-                keep_alive(connection, LOST_S)
+            keep_alive(connection, LOST_S)
             pid = 0 if expected is None else request.pid
             await self._serve(WorkerConnection(request.model, pid, is_remote=True), stream, expected)
         except (PenstockError, OSError, ValueError, DecodeError):  # TimeoutError and ssl.SSLError are OSErrors

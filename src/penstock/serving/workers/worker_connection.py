@@ -39,8 +39,8 @@ __all__ = [
 FRESH_S: Final = 3.0
 """A worker sends a heartbeat each half second.  One that has sent nothing for this long gets no new requests."""
 SILENT_S: Final = 2.0
-"""A placed worker of another machine from which nothing has come for so many seconds is lost.  A heartbeat comes each
-half second."""
+"""A worker of another machine from which nothing has come for so many seconds is lost.  A heartbeat comes each half
+second."""
 MOVE_PAUSE_S: Final = 0.25
 """Pause after which a worker that is being drained offers its requests to the others again."""
 _MAX_MOVES: Final = 4
