@@ -87,7 +87,17 @@ _EXAMPLES: Final = """examples:
   penstock serve demo/demo.psm
 
 `penstock COMMAND --help` shows the options of a command, with examples."""
-_OPTIONS: Final = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "context_parallel_size": "cp"}
+_OPTIONS: Final = {
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "context_parallel_size": "cp",
+    "queue_s": "scale_queue_seconds",
+    "down_after_s": "scale_down_seconds",
+    "start_s": "start_seconds",
+    "mtbf_s": "mtbf",
+    "restart_s": "restart",
+    "num_pages": "pages",
+}
 """The options whose names differ from the fields that they set."""
 _GRACE_SECONDS = 0.8
 
@@ -197,7 +207,9 @@ def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: 
 
 def _with_options(text: str, option: str, args: argparse.Namespace) -> str:
     """Return a message with options in place of the fields: the one at fault, and any whose name cannot be a word."""
-    for field in (option[2:].replace("-", "_"), *_OPTIONS):
+    own = option[2:].replace("-", "_")
+    fields = [own, *(field for field, name in _OPTIONS.items() if name == own)]
+    for field in sorted(fields, key=len, reverse=True):  # one may begin as another one does
         if text.startswith(field):
             text = option + text.removeprefix(field)
     names = "|".join(re.escape(name) for name in vars(args) if "_" in name)

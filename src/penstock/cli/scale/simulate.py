@@ -240,7 +240,8 @@ def _comparison(reports: list[Report]) -> str:
                 f"{report.load_imbalance:+.1%}",
             ]
         )
-    return "\n".join([f"{first.requests:,} requests; {_costs(first)[0]}", *_costs(first)[1:], *_aligned(rows)])
+    number = f"{first.requests:,} request{'s' if first.requests != 1 else ''}"
+    return "\n".join([f"{number}; {_costs(first)[0]}", *_costs(first)[1:], *_aligned(rows)])
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
