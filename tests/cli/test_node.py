@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,25 @@ def token(tmp_path: Path) -> Path:
         (["--address", "10.0.0.5", "--cpus", "-1"], "--cpus: expected"),
         (["--address", "10.0.0.5", "--port", "0"], "--port: expected an integer from 1"),
         (["--join", "10.0.0.5:6379", "--port", "6379"], "--port: expected none with --join"),
+        (["--address", "192.0.2.7"], "--address: expected an address of this machine, got 192.0.2.7"),
     ],
 )
 def test_a_node_refuses_wrong_options(token, capsys, options, text) -> None:
     assert main(["node", "--token-file", str(token), *options]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["port", "first-port"])
+def test_a_node_names_a_port_that_is_in_use(token, capsys, option) -> None:
+    """Before Ray starts, whose message is a page long."""
+    with socket.create_server(("127.0.0.2", 0)) as other, socket.socket() as free:
+        free.bind(("127.0.0.2", 0))
+        port, free_port = other.getsockname()[1], free.getsockname()[1]
+        free.close()
+        ports = (port, 21_000) if option == "port" else (free_port, port - 3)
+        options = ["--port", str(ports[0]), "--first-port", str(ports[1])]
+        assert main(["node", "--token-file", str(token), "--address", "127.0.0.2", *options]) == 1
+    assert f"penstock: --{option}: 127.0.0.2:{port}: Address already in use" in capsys.readouterr().err
 
 
 def test_a_node_refuses_a_token_that_others_may_read(token, capsys) -> None:

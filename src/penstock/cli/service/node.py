@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import ipaddress
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     read_token(args.token_file)
     settings = _settings(args)
+    _check_ports(settings)
     check_ray()
     process = subprocess.Popen(
         _PROCESS,
@@ -155,6 +158,24 @@ def _settings(args: argparse.Namespace) -> NodeSettings:
     return NodeSettings(
         address, port_of_head, args.join or "", args.first_port, args.cpus, args.memory, args.temp_folder
     )
+
+
+def _check_ports(settings: NodeSettings) -> None:
+    """Refuse an address of another machine and ports that are in use; Ray's own message is long."""
+    from penstock.cluster.placement.ray_node import NUM_OWN_PORTS
+
+    own = [("first-port", settings.first_port + number) for number in range(NUM_OWN_PORTS)]
+    for option, port in own if settings.join else [("port", settings.port), *own]:
+        with socket.socket(socket.AF_INET6 if ":" in settings.address else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((settings.address, port))
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL:
+                    text = f"--address: expected an address of this machine, got {settings.address}"
+                    raise InvalidArgumentError(text, param="address") from None
+                text = f"--{option}: {_bracketed(settings.address)}:{port}: {error.strerror}"
+                raise UnavailableError(text) from None
 
 
 def _bracketed(address: str) -> str:

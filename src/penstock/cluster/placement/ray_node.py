@@ -17,10 +17,12 @@ from penstock.cluster.placement.ray_setup import VERSION_LABEL, check_cluster, p
 from penstock.errors import PenstockError
 from penstock.version import __version__
 
-__all__ = ["FIRST_WORKER_PORT", "NUM_PORTS", "NodeSettings", "main"]
+__all__ = ["FIRST_WORKER_PORT", "NUM_OWN_PORTS", "NUM_PORTS", "NodeSettings", "main"]
 
 NUM_PORTS: Final = 200
 """Ports that a node uses, from its first one on."""
+NUM_OWN_PORTS: Final = 6
+"""The first ones, which the node itself uses."""
 FIRST_WORKER_PORT: Final = 10
 """The first ports are those of the node itself; Ray's workers, one per group, use the others."""
 _STORE_BYTES: Final = 75 << 20
