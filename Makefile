@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test test-all test-exhaustive system-packages lint docs wire soak chaos fuzz check-tokenizers check-neon page check-page check-kserve perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test test-all test-exhaustive system-packages lint docs wire soak chaos fuzz check-tokenizers check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up, and run ruff, mypy and the tests"
@@ -24,6 +24,7 @@ help:
 	@echo "make check-neon  an emulated AArch64: every kernel against the generic level, and whole bundles against this machine, bit for bit"
 	@echo "make page        build the service's web page from page/ (needs Node.js 20 or later)"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
+	@echo "make check-deploy the files of deploy/ against the types that packages of KServe and Prometheus have"
 	@echo "make check-kserve KServe's inference clients, and the published descriptions of their protocol, against services of the demo"
 	@echo "make clean       remove environment and builds"
 
@@ -182,6 +183,13 @@ check-kserve: $(VENV)/.test $(OIP_REST)
 	$(PYTHON) -m venv build/kserve
 	build/kserve/bin/pip install --quiet --disable-pip-version-check kserve==0.21.0
 	$(BIN)/python tests/serving/oip/kserve_check.py build/kserve/bin/python
+
+# KServe's types are read as source, so its 60 dependencies are not installed.
+check-deploy:
+	$(PYTHON) -m venv build/schemas
+	build/schemas/bin/pip install --quiet --disable-pip-version-check cloudcoil-models-prometheus-operator==0.80.1.0
+	build/schemas/bin/pip install --quiet --disable-pip-version-check --no-deps kserve==0.21.0
+	build/schemas/bin/python tests/project/published_schemas_check.py deploy/kubernetes
 
 clean:
 	rm -rf $(VENV) build page/node_modules

@@ -1,7 +1,7 @@
 """The files of ``deploy/``: Kubernetes' own schemas, and the command line and the routes that they name.
 
-The kinds of KServe and LeaderWorkerSet have no schema in a package.  Their pods are checked as pods, and their other
-fields against the names in their documents.
+The pods of the kinds of KServe and LeaderWorkerSet are checked as pods, and their other fields against the names in
+their documents.  ``make check-deploy`` checks those of KServe and Prometheus against the types of their packages.
 """
 
 from __future__ import annotations
