@@ -28,6 +28,7 @@ pytest_plugins = (
     "tests.support.export_zygote",
     "tests.support.fake_model",
     "tests.support.hub_server",
+    "tests.support.placements",
     "tests.support.services",
 )
 

@@ -28,7 +28,7 @@ from penstock.serving.metrics import Metrics
 from penstock.serving.workers.remote_model import RemoteBackend
 from tests.support.faulty_worker import CROWD, DEADLY, LATE, STUCK
 from tests.support.marks import mostly_long
-from tests.support.placements import PLACEMENTS, placed
+from tests.support.placements import PLACEMENTS, RAY
 from tests.support.worker_processes import (
     CALM,
     HASTY,
@@ -96,10 +96,10 @@ class Traffic:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("placement", mostly_long(PLACEMENTS, "local"))
-def test_killed_workers_are_replaced_under_load(versions, expected, certificate, placement) -> None:
+@pytest.mark.parametrize("placement", [*mostly_long(PLACEMENTS, "local"), RAY])
+def test_killed_workers_are_replaced_under_load(versions, expected, placed, placement) -> None:
     async def main() -> None:
-        async with service(num_workers=2, supervision=HASTY, **placed(placement, certificate)) as running:
+        async with service(num_workers=2, supervision=HASTY, **placed(placement)) as running:
             backend = await running.models.load(str(versions[0]))
             traffic = Traffic(backend, expected)
             for _ in range(3 * CHAOS):
@@ -119,12 +119,12 @@ def test_killed_workers_are_replaced_under_load(versions, expected, certificate,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("placement", mostly_long(PLACEMENTS, "local"))
-def test_a_stopped_worker_is_replaced_under_load(versions, expected, certificate, placement) -> None:
+@pytest.mark.parametrize("placement", [*mostly_long(PLACEMENTS, "local"), RAY])
+def test_a_stopped_worker_is_replaced_under_load(versions, expected, placed, placement) -> None:
     """SIGSTOP: the worker sends nothing.  With one worker its requests are retried on the next one."""
 
     async def main() -> None:
-        async with service(supervision=IMPATIENT, **placed(placement, certificate)) as running:
+        async with service(supervision=IMPATIENT, **placed(placement)) as running:
             backend = await running.models.load(str(versions[0]))
             traffic = Traffic(backend, expected)
             await traffic.more()
@@ -175,10 +175,10 @@ def test_without_the_detector_a_hang_would_last(versions) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_a_request_that_crashes_workers_is_refused(versions, certificate, placement) -> None:
+@pytest.mark.parametrize("placement", [*PLACEMENTS, RAY])
+def test_a_request_that_crashes_workers_is_refused(versions, placed, placement) -> None:
     async def main() -> None:
-        async with service(supervision=HASTY, **placed(placement, certificate, faulty("tokens"))) as running:
+        async with service(supervision=HASTY, **placed(placement, faulty("tokens"))) as running:
             backend = await running.models.load(str(versions[0]))
             first = pids(backend)
             innocent = [asyncio.ensure_future(tokens_of(backend, [number, 3], GREEDY)) for number in range(4)]

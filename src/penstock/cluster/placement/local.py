@@ -32,6 +32,11 @@ class LocalProcess:
         self._process = process
         self.pid = process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """True once its end is known."""
+        return self._process.returncode is not None
+
     async def wait(self) -> int | None:
         """Wait for the end and return the exit status."""
         return await self._process.wait()
@@ -55,6 +60,7 @@ class LocalPlacement:
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._command = command
+        self._processes: list[LocalProcess] = []
 
     async def open(self) -> None:
         """Do nothing: this machine is there."""
@@ -66,7 +72,15 @@ class LocalPlacement:
         )
         if process.stdin is not None:  # the line fits into the pipe, so there is nothing to wait for
             process.stdin.write(config.encode() + b"\n")
-        return LocalProcess(process)
+        group = LocalProcess(process)
+        self._processes = [*(one for one in self._processes if not one.has_ended), group]
+        return group
 
     async def close(self) -> None:
-        """Do nothing: the caller ends its processes."""
+        """End the processes that are left."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            await process.wait()
+            process.release()
+        self._processes.clear()
