@@ -107,6 +107,10 @@ def test_measured_costs_are_read(tmp_path, capsys) -> None:
     capsys.readouterr()
     assert main(["simulate", write_trace(tmp_path / "trace.jsonl"), "--costs", str(costs), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["costs"]["model"].startswith("demo.psm ")
+    assert main(["bench", demo, "--costs", str(tmp_path / "none" / "costs.json")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "", "before anything is measured"
+    assert "--costs" in captured.err
     assert main(["bench", demo, "--online", "--costs", str(costs)]) == 2
     assert "--costs cannot be combined with --online" in capsys.readouterr().err
 

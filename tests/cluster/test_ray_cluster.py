@@ -40,14 +40,19 @@ def cluster() -> Iterator[RayCluster]:
         made.close()
 
 
-@pytest.fixture
-def placed(cluster: RayCluster) -> Iterator[dict[str, object]]:
+def arguments(cluster: RayCluster, own: OwnCertificate) -> dict[str, object]:
     """The arguments of ``service`` for workers on the cluster."""
-    own = OwnCertificate(ADDRESS)
-    yield {
+    return {
         "placement": RayPlacement(cluster.address, cluster.token_file, place_s=60.0),
         "remote": RemoteWorkerSettings(ADDRESS, 0, own.certificate, own.key, "0123456789abcdef" * 3),
     }
+
+
+@pytest.fixture
+def placed(cluster: RayCluster) -> Iterator[dict[str, object]]:
+    """The arguments of one service."""
+    own = OwnCertificate(ADDRESS)
+    yield arguments(cluster, own)
     own.close()
 
 
@@ -108,6 +113,27 @@ def test_a_killed_driver_leaves_its_workers_running(placed) -> None:
             assert await tokens_of(backend, [5, 6], GREEDY)
 
     asyncio.run(main())
+
+
+def test_two_services_share_a_cluster(cluster, placed) -> None:
+    """Each has its own workers, and one of them stays when the other one ends."""
+    own = OwnCertificate(ADDRESS)
+
+    async def main() -> None:
+        async with service(supervision=HASTY, **placed) as first:
+            stays = await first.models.load(str(DEMO))
+            expected = await tokens_of(stays, [5, 6], GREEDY)
+            async with service(supervision=HASTY, **arguments(cluster, own)) as second:
+                ends = await second.models.load(str(DEMO))
+                assert not set(pids(stays)) & set(pids(ends))
+                assert await tokens_of(ends, [5, 6], GREEDY) == expected
+            assert await tokens_of(stays, [5, 6], GREEDY) == expected
+            assert stays.deaths()["signal"] == 0
+
+    try:
+        asyncio.run(main())
+    finally:
+        own.close()
 
 
 def test_a_group_without_room_is_refused_with_what_is_free(cluster, placed) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.measure.bench_online import add_online_options, refuse_online_options, run_online
 from penstock.cli.model_source import downloaded_path
-from penstock.cli.options import add_model, add_options, add_parser_of, numbers_of
+from penstock.cli.options import add_model, add_options, add_parser_of, check_writable, numbers_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.cli.stage_server import add_stage_options, stage_server
 from penstock.errors import InvalidArgumentError
@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print the figures."""
     if args.costs is not None and (args.online or args.pp > 1 or args.cp > 1):
         raise InvalidArgumentError("--costs cannot be combined with --online, --pp or --cp", param="costs")
+    if args.costs is not None:
+        check_writable("costs", args.costs)
     if args.online:
         if args.batch is not None:
             raise InvalidArgumentError(
