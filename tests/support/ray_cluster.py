@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -20,6 +21,11 @@ from tests.support.command import environment
 ADDRESS = "127.0.0.2"
 """Ray replaces 127.0.0.1 by another address of the machine; this one stays inside of it too."""
 _RAY_STARTS = 3
+_FIRST_PORT = 21_000 + os.getpid() % 5 * 2000
+_RANGES = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + 2000, 200))
+"""The first of 200 ports of a node, below the ports of clients."""
+_taken: dict[int, int] = {}
+"""The ranges of living nodes, by process."""
 
 
 def skip_reason() -> str:
@@ -36,8 +42,6 @@ def skip_reason() -> str:
 
 class RayCluster:
     """The processes of ``penstock node`` for a head and other nodes."""
-
-    next_port = 21_000 + os.getpid() % 5 * 2000
 
     def __init__(self, num_cpus: int = 1) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="psray-"))  # sockets in it have long names
@@ -62,13 +66,18 @@ class RayCluster:
 
     def _start(self, *options: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "penstock", "node", "--token-file", str(self.token_file), *options]
-        command += ["--first-port", str(RayCluster.next_port), "--temp-folder", str(self.folder)]
-        RayCluster.next_port += 200
+        command += ["--temp-folder", str(self.folder)]
         for _ in range(_RAY_STARTS):
+            port = next(port for port in _RANGES if port not in _taken.values())
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+                [*command, "--first-port", str(port)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment(),
             )
             if "is a node of the cluster" in process.stdout.readline():
+                _taken[process.pid] = port
                 return process
             said = process.communicate()[1]
             if "timed out during startup" not in said:  # Ray's own limit, on a busy machine
@@ -101,5 +110,6 @@ class RayCluster:
 
     def _close(self, node: subprocess.Popen[str]) -> None:
         self.nodes.remove(node)
+        del _taken[node.pid]
         node.stdout.close()
         node.stderr.close()
