@@ -15,12 +15,13 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
 from penstock.errors import InvalidFileError, UnsupportedError
 from tests.support.gguf_experts import EXPERT_FAMILIES
+from tests.support.gguf_hybrids import HYBRID_FAMILIES
 from tests.support.gguf_models import FAMILIES, gguf_arrays, random_model, write_gguf
 
-ALL = {**FAMILIES, **EXPERT_FAMILIES}
+ALL = {**FAMILIES, **EXPERT_FAMILIES, **HYBRID_FAMILIES}
 IDS = [3, 5, 7, 11, 13, 17, 19, 23, 29, 31]
 LAYER_NORMS = ("starcoder2", "phi", "gpt_neox", "falcon", "gpt2", "bloom", "cohere", "cohere2", "olmo")
-PLAIN_NORMS = ("phi2", "cohere2", "olmo")
+PLAIN_NORMS = ("phi2", "cohere2", "olmo", "nemotron_h")
 QUICK = (
     "gemma3",
     "qwen2moe",
@@ -190,7 +191,8 @@ def test_recurrent_layers_are_those_of_the_file(tmp_path: Path) -> None:
             {},
             r"head_count_kv: expected an array of 2 integers, found an array of",
         ),
-        ({"ssm.inner_size": 130}, {}, r"ssm\.inner_size: expected a multiple of 8 heads and of 64, found 130"),
+        ({"ssm.inner_size": 130}, {}, r"ssm\.inner_size: expected a multiple of 8 heads, found 130"),
+        ({"ssm.inner_size": 136}, {}, r"ssm\.inner_size: expected a multiple of 8 heads and of 64, found 136"),
         ({"ssm.group_count": 4}, {}, r"blk\.0\.ssm_in\.weight: expected 360 rows, found the shape \[312, 64\]"),
         ({}, {"blk.0.ssm_a": np.zeros((8, 1), np.float32)}, r"ssm_a: expected finite numbers below 0"),
     ],
@@ -201,6 +203,21 @@ def test_sizes_of_mamba_are_checked(tmp_path: Path, keys: Any, change: Any, mess
     write_gguf(path, family.arch, gguf_arrays(family, model) | change, {**eps_of(model), **family.keys, **keys})
     with pytest.raises(InvalidFileError, match=message):
         Checkpoint.open(path).read("model.layers.0.mamba.A_log")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"attention.head_count_kv": 2}, r"head_count_kv: expected an array of 4 integers, found 2"),
+        ({"feed_forward_length": 96}, r"feed_forward_length: expected an array of 4 integers, found 96"),
+        ({"expert_shared_count": 2}, r"expert_shared_count: expected 1, the rows of the shared experts, found 2"),
+    ],
+)
+def test_kinds_of_layers_are_checked(tmp_path: Path, keys: Any, message: str) -> None:
+    family, path = HYBRID_FAMILIES["nemotron_h_moe"], tmp_path / "model.gguf"
+    write_gguf(path, family.arch, gguf_arrays(family, random_model(family)), {**family.keys, **keys})
+    with pytest.raises(InvalidFileError, match=message):
+        Checkpoint.open(path)
 
 
 def test_a_tensor_of_q_k_and_v_has_rows_of_all_heads(tmp_path: Path) -> None:

@@ -368,7 +368,7 @@ def _granite_arrays(key: str, array: np.ndarray, has_experts: bool) -> dict[str,
 
 def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]:
     """Return the float32 tensors of the file by name."""
-    names = gguf.get_tensor_name_map(family.arch, 2)
+    names = gguf.get_tensor_name_map(family.arch, family.keys.get("block_count", 2))
     result = {name: np.array(values, np.float32) for name, values in family.tables.items()}
     for key, tensor in model.state_dict().items():
         array = tensor.float().numpy()
@@ -377,19 +377,18 @@ def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]
         if key.endswith("e_score_correction_bias"):
             result[f"blk.{key.split('.')[2]}.exp_probs_b.bias"] = array.squeeze()
             continue
+        if forms := family.forms(key, array):
+            result |= forms
+            continue
         if ".experts." in key:
             result |= _experts(key, array, family.name == "GptOss")
             continue
-        if family.arch == gguf.MODEL_ARCH.GRANITE_HYBRID and ".layers." in key:
-            forms = _granite_arrays(key, array, "expert_count" in family.keys)
-            if forms:
-                result |= forms
-                continue
+        is_granite = family.arch == gguf.MODEL_ARCH.GRANITE_HYBRID and ".layers." in key
+        if is_granite and (granite := _granite_arrays(key, array, "expert_count" in family.keys)):
+            result |= granite
+            continue
         if ".linear_attn." in key:
             result |= _delta_arrays(key, array, family.arch)
-            continue
-        if forms := family.forms(key, array):
-            result |= forms
             continue
         array = family.turn(key, array)
         for part, num_heads in (("q_proj", 4), ("k_proj", 2)):

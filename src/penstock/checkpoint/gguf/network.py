@@ -36,9 +36,12 @@ _FUSED_EXPERTS: Final = "ffn_gate_up_exps"
 _EXPERT_SIZES: Final = {
     "ffn_gate_exps": ("ffn_gate_exps", 1, "expert_feed_forward_length"),
     _FUSED_EXPERTS: ("ffn_gate_exps", 2, "expert_feed_forward_length"),
+    "ffn_up_exps": ("ffn_gate_exps", 1, "expert_feed_forward_length"),
     "ffn_gate_shexp": ("ffn_gate_shexp", 1, "expert_shared_feed_forward_length"),
+    "ffn_up_shexp": ("ffn_gate_shexp", 1, "expert_shared_feed_forward_length"),
 }
-"""Tensors whose rows are the width of an expert, once or twice, and the keys that may have the width too."""
+"""Tensors whose rows are the width of an expert, once or twice, and the keys that may have the width too.  The first of
+them that a file has is taken; some experts have no gate."""
 _EXTRA_LAYERS: Final = "nextn_predict_layers"
 _MAX_LAYERS: Final = 1 << 16
 _TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+(?:\.[a-z_]+)?)\.(weight|bias)")
@@ -142,6 +145,9 @@ def constant_sources(metadata: Metadata) -> dict[str, Source]:
 def _intermediate_size(metadata: Metadata, name: str) -> int:
     """Return the width of a dense layer; files with experts in every layer may have only that of an expert."""
     key, of_expert = f"{name}.feed_forward_length", f"{name}.expert_feed_forward_length"
+    if isinstance(metadata.values.get(key), np.ndarray):
+        widths = metadata.integers(key, metadata.integer(f"{name}.block_count", min=1)) or []
+        return max(1, *widths)
     return metadata.integer(key if key in metadata.values or of_expert not in metadata.values else of_expert, min=1)
 
 
@@ -169,7 +175,7 @@ def _expert_values(
     for stored_part, (part, share, size_key) in _EXPERT_SIZES.items():
         end = f".{stored_part}.weight"
         tensor = next((tensor for stored, tensor in tensors.items() if stored.endswith(end)), None)
-        if tensor is None or len(tensor.shape) < 2:
+        if tensor is None or len(tensor.shape) < 2 or part in widths:
             continue
         widths[part], key = tensor.shape[-2] // share, f"{name}.{size_key}"
         if metadata.integer(key, widths[part]) != widths[part]:

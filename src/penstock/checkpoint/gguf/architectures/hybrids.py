@@ -8,19 +8,46 @@ from typing import Final
 from penstock.checkpoint.gguf.architectures.architecture import (
     GRANITE_FACTORS,
     LAYER_NAMES,
+    LAYER_NORM,
     SHARED,
     SIZES,
     Architecture,
     expert_names,
 )
 from penstock.checkpoint.gguf.architectures.delta import DELTA_KEYS, DELTA_NAMES, delta_parts, delta_values
-from penstock.checkpoint.gguf.architectures.mamba import MAMBA_KEYS, mamba_parts, mamba_values
+from penstock.checkpoint.gguf.architectures.mamba import (
+    MAMBA_KEYS,
+    falcon_parts,
+    falcon_values,
+    mamba_parts,
+    mamba_values,
+    nemotron_moe_values,
+    nemotron_parts,
+    nemotron_values,
+)
+from penstock.checkpoint.gguf.architectures.routing import ROUTING_KEYS
 from penstock.checkpoint.gguf.architectures.values import lfm_2
 
 __all__ = ["GRANITE_HYBRID", "HYBRIDS"]
 
 _DELTA_EXPERTS: Final = {
     part: name for part, name in {**expert_names("mlp"), **SHARED, **DELTA_NAMES}.items() if part != "ffn_norm"
+}
+_MIXER: Final = {
+    "attn_norm": "norm",
+    **{part: f"mixer.{LAYER_NAMES[part].split('.')[1]}" for part in ("attn_q", "attn_k", "attn_v", "attn_output")},
+    "ssm_conv1d": "mixer.conv1d",
+    "ssm_out": "mixer.out_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    "exp_probs_b": "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mixer.experts.{}.up_proj",
+    "ffn_down_exps": "mixer.experts.{}.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
 }
 HYBRIDS: Final[dict[str, Architecture]] = {
     "lfm2": Architecture(
@@ -94,8 +121,51 @@ HYBRIDS: Final[dict[str, Architecture]] = {
         is_own_form=True,
         rotates_in_part=True,
     ),
+    "falcon-h1": Architecture(
+        "falcon_h1",
+        read=falcon_values,
+        read_parts=falcon_parts,
+        layer_names={
+            **{part: name.replace("mlp.", "feed_forward.") for part, name in LAYER_NAMES.items()},
+            "ssm_conv1d": "mamba.conv1d",
+            "ssm_out": "mamba.out_proj",
+        },
+        keys=MAMBA_KEYS,
+        is_own_form=True,
+    ),
+    "nemotron_h": Architecture(
+        "nemotron_h",
+        read=nemotron_values,
+        read_parts=nemotron_parts,
+        layer_names=_MIXER,
+        keys=(*MAMBA_KEYS, "attention.layer_norm_rms_epsilon"),
+        is_own_form=True,
+        norm_key=LAYER_NORM,
+        biases={},
+        own_keys={"rms_norm_eps": "layer_norm_epsilon"},
+        top_names={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+        layers="backbone.layers",
+        has_attention_in_some=True,
+        has_extra_layers=True,
+    ),
 }
 
+HYBRIDS["nemotron_h_moe"] = replace(
+    HYBRIDS["nemotron_h"],
+    read=nemotron_moe_values,
+    keys=(
+        *HYBRIDS["nemotron_h"].keys,
+        *ROUTING_KEYS,
+        *SIZES,
+        "expert_shared_feed_forward_length",
+        "moe_latent_size",
+    ),
+    num_experts="n_routed_experts",
+    own_keys={
+        **HYBRIDS["nemotron_h"].own_keys,
+        "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+    },
+)
 GRANITE_HYBRID: Final = replace(
     HYBRIDS["granitehybrid"],
     layer_names={**expert_names("block_sparse_moe"), **HYBRIDS["granitehybrid"].layer_names},
