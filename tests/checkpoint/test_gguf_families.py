@@ -15,10 +15,11 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.weights import GgufFile, GgufWeights, Source
 from penstock.errors import InvalidFileError, UnsupportedError
 from tests.support.gguf_experts import EXPERT_FAMILIES
+from tests.support.gguf_gemma import GEMMA_FAMILIES
 from tests.support.gguf_hybrids import HYBRID_FAMILIES
 from tests.support.gguf_models import FAMILIES, gguf_arrays, random_model, write_gguf
 
-ALL = {**FAMILIES, **EXPERT_FAMILIES, **HYBRID_FAMILIES}
+ALL = {**FAMILIES, **EXPERT_FAMILIES, **HYBRID_FAMILIES, **GEMMA_FAMILIES}
 IDS = [3, 5, 7, 11, 13, 17, 19, 23, 29, 31]
 LAYER_NORMS = ("starcoder2", "phi", "gpt_neox", "falcon", "gpt2", "bloom", "cohere", "cohere2", "olmo")
 PLAIN_NORMS = ("phi2", "cohere2", "olmo", "nemotron_h")
@@ -217,6 +218,46 @@ def test_kinds_of_layers_are_checked(tmp_path: Path, keys: Any, message: str) ->
     family, path = HYBRID_FAMILIES["nemotron_h_moe"], tmp_path / "model.gguf"
     write_gguf(path, family.arch, gguf_arrays(family, random_model(family)), {**family.keys, **keys})
     with pytest.raises(InvalidFileError, match=message):
+        Checkpoint.open(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("gemma4", {"attention.value_length_swa": 8}, r"value_length_swa: expected 16, the length of a key in layers"),
+        ("gemma4", {"feed_forward_length": [96, 96, 97, 97]}, "feed_forward_length: expected one width, or its double"),
+        ("gemma4", {"attention.head_count_kv": [2, 1, 1, 1]}, "head_count_kv: expected the same number of heads, at"),
+        ("gemma4", {"attention.sliding_window_pattern": 2}, "sliding_window_pattern: expected an array of 4 booleans"),
+        ("gemma4 with experts", {"expert_feed_forward_length": 41}, "expert_feed_forward_length: expected 40, the col"),
+        ("gemma3n", {"activation_sparsity_scale": [np.nan] * 4}, "sparsity_scale: expected an array of 4 numbers"),
+        ("gemma3n", {"attention.sliding_window": 0}, r"sliding_window: expected a window in tokens, found 0"),
+    ],
+)
+def test_values_of_shared_layers_are_checked(tmp_path: Path, name: str, keys: Any, message: str) -> None:
+    family, path = GEMMA_FAMILIES[name], tmp_path / "model.gguf"
+    model = random_model(family)
+    write_gguf(path, family.arch, gguf_arrays(family, model), {**eps_of(model), **family.keys, **keys})
+    with pytest.raises(InvalidFileError, match=message):
+        Checkpoint.open(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "divisors", "keys", "message"),
+    [
+        ("gemma4", [1.0] * 4 + [8.0] * 12, {}, r"rope_freqs\.weight: expected 16 numbers, 1 and then 1e30"),
+        ("gemma3n", None, {"rope.scaling.type": "linear"}, r"rope\.scaling\.type: expected none, found 'linear'"),
+    ],
+)
+def test_other_positions_of_shared_layers_are_refused(
+    tmp_path: Path, name: str, divisors: Any, keys: Any, message: str
+) -> None:
+    family, path = GEMMA_FAMILIES[name], tmp_path / "model.gguf"
+    model = random_model(family)
+    arrays = gguf_arrays(family, model)
+    if divisors is not None:
+        arrays["rope_freqs.weight"] = np.array(divisors, np.float32)
+    write_gguf(path, family.arch, arrays, {**eps_of(model), **family.keys, **keys})
+    with pytest.raises(UnsupportedError, match=message):
         Checkpoint.open(path)
 
 

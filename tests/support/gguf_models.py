@@ -285,7 +285,9 @@ def random_model(family: Family) -> PreTrainedModel:
     """Return a model whose every parameter is random, those of norms and sinks too."""
     torch.manual_seed(1)
     sizes = {key: value for key, value in SIZES.items() if key not in ("head_dim",) or family.has_head_dim}
-    prefix = f"{family.name}Text" if family.name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else family.name
+    prefix = (
+        f"{family.name}Text" if family.name in ("Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else family.name
+    )
     config = getattr(transformers, f"{prefix}Config")(**copy.deepcopy({**sizes, **family.config}))
     model: PreTrainedModel = getattr(transformers, f"{family.name}{family.head}")(config).eval()
     with torch.no_grad():
@@ -297,6 +299,8 @@ def random_model(family: Family) -> PreTrainedModel:
                 buffer.copy_(torch.randn(buffer.shape) * 0.3)
             elif name.endswith("act_fn.beta"):
                 buffer.fill_(0.3)
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(0.7 + 0.2 * torch.rand(buffer.shape))
     return model
 
 
@@ -404,7 +408,14 @@ def gguf_arrays(family: Family, model: PreTrainedModel) -> dict[str, np.ndarray]
             short = key.removeprefix("transformer.")
             own = names.get_name(key, (".weight", ".bias")) or names.get_name(short, (".weight", ".bias"))
         result[own] = array.squeeze()
-    return _joined(result) if family.joins else result
+    return _stacked(_joined(result) if family.joins else result)
+
+
+def _stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with those whose names end in "#" and a number as matrices of one."""
+    names = {name.split("#")[0] for name in arrays if "#" in name}
+    stacks = {own: np.stack([arrays[name] for name in sorted(arrays) if name.split("#")[0] == own]) for own in names}
+    return {name: array for name, array in arrays.items() if "#" not in name} | stacks
 
 
 def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -443,7 +454,8 @@ def write_gguf(
         }
         kinds[type(value)](key if key.startswith(("tokenizer.", "xielu.")) else f"{name}.{key}", value)
     for tensor, array in arrays.items():
-        is_float = array.ndim == 1 or "ffn_gate_inp" in tensor or tensor.endswith(".bias") or "conv" in tensor
+        is_plain = array.ndim == 1 or tensor.endswith((".scale", ".bias"))
+        is_float = is_plain or "ffn_gate_inp" in tensor or "conv" in tensor
         data = array if is_float else gguf.quantize(array, kind)
         writer.add_tensor(tensor, data, raw_dtype=None if is_float else kind)
     writer.write_header_to_file()

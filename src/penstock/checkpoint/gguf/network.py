@@ -25,7 +25,7 @@ from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["config_values", "constant_sources", "tensor_sources"]
 
-_BARE_PARTS: Final = ("attn_sinks", "exp_probs_b")
+_BARE_PARTS: Final = ("altup_correct_scale", "attn_sinks", "exp_probs_b", "ffn_gate_inp_s", "layer_output_scale")
 """Tensors whose names in a checkpoint end in neither ".weight" nor ".bias"."""
 _FUSED_PART: Final = "attn_qkv"
 """The rows of q, k and v one below another, which are apart in networks without a module of this name."""
@@ -44,7 +44,7 @@ _EXPERT_SIZES: Final = {
 them that a file has is taken; some experts have no gate."""
 _EXTRA_LAYERS: Final = "nextn_predict_layers"
 _MAX_LAYERS: Final = 1 << 16
-_TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+(?:\.[a-z_]+)?)\.(weight|bias)")
+_TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z0-9_]+(?:\.[a-z_]+)?)\.(weight|bias|scale)")
 _BLOCK: Final = re.compile(r"blk\.(0|[1-9]\d{0,4})\.")
 
 _KNOWN_KEYS: Final = frozenset((
@@ -81,7 +81,7 @@ def config_values(
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     head_dim = metadata.integer(f"{name}.attention.key_length", hidden_size // num_heads, min=1)
     same = ("attention.value_length", "rope.dimension_count")[: 1 if architecture.rotates_in_part else 2]
-    for key in () if architecture.is_latent else same:
+    for key in () if architecture.has_own_heads else same:
         if metadata.integer(f"{name}.{key}", head_dim) != head_dim:
             raise metadata.error(f"{name}.{key}", f"{head_dim}, the length of a key")
     values: dict[str, Any] = {
@@ -91,7 +91,7 @@ def config_values(
         "intermediate_size": _intermediate_size(metadata, name),
         "num_hidden_layers": _num_layers(metadata, name, architecture),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": max(kv_heads(metadata, name, some_without=architecture.has_attention_in_some)),
+        "num_key_value_heads": _num_kv_heads(metadata, name, architecture),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{name}.context_length", min=1),
         "rms_norm_eps": metadata.number(f"{name}.{architecture.norm_key}"),
@@ -115,8 +115,9 @@ def config_values(
     if architecture.read is not None:
         values |= architecture.read(metadata, name, values, tensors)
     values |= pooling_values(metadata, name)
-    scaling = rope_scaling(metadata, name, values, rope_factors)
-    if scaling is not None:
+    if architecture.read_rope is not None:
+        values |= architecture.read_rope(metadata, name, values, rope_factors)
+    elif (scaling := rope_scaling(metadata, name, values, rope_factors)) is not None:
         values["rope_scaling"] = scaling | dict(architecture.scaling_constants)
     return {architecture.own_keys.get(key, key): value for key, value in values.items()}
 
@@ -127,6 +128,13 @@ def _num_layers(metadata: Metadata, name: str, architecture: Architecture) -> in
     if not architecture.has_extra_layers:
         return stored
     return stored - metadata.integer(f"{name}.{_EXTRA_LAYERS}", 0, max=stored - 1)
+
+
+def _num_kv_heads(metadata: Metadata, name: str, architecture: Architecture) -> int:
+    """Return the number of heads of keys and values, the same in all layers that have attention."""
+    if architecture.has_own_heads and isinstance(metadata.values.get(f"{name}.attention.head_count_kv"), np.ndarray):
+        return 1  # the architecture reads those of each layer
+    return max(kv_heads(metadata, name, some_without=architecture.has_attention_in_some))
 
 
 def constant_sources(metadata: Metadata) -> dict[str, Source]:
@@ -160,7 +168,7 @@ def _check_keys(metadata: Metadata, name: str, architecture: Architecture) -> No
         if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
             raise UnsupportedError(f"{metadata.file}: {ascii(key)[1:-1]} is not supported", param=key)
     count = metadata.integer(f"{name}.expert_count", 0)
-    if count and not architecture.num_experts:
+    if count and not (architecture.num_experts or architecture.may_have_experts):
         raise UnsupportedError(
             f"{metadata.file}: {name}.expert_count: expected 0 for architecture {name}, found {count}",
             param=f"{name}.expert_count",
@@ -203,7 +211,7 @@ def tensor_sources(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> d
     if name in ENCODERS:
         return encoder_sources(name, tensors.values())
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
-    num_kv_heads = max(kv_heads(metadata, name, some_without=architecture.has_attention_in_some))
+    num_kv_heads = _num_kv_heads(metadata, name, architecture)
     apart = architecture.read_parts and architecture.read_parts(metadata, name)
     num_layers = _num_layers(metadata, name, architecture)
     naming = _Naming(architecture, tensors, num_heads, num_kv_heads, metadata.file)
@@ -245,6 +253,8 @@ class _Naming:
         """Return the parameters that come from a tensor; {} for one of the pooling head or of another's source."""
         architecture, match = self._architecture, _TENSOR.fullmatch(tensor.name)
         layer, part, kind = match.groups() if match else (None, "", "")
+        if kind == "scale":
+            part = f"{part}_s"
         if part in (architecture.head_parts if layer is None else architecture.alternates.values()):
             return {}
         prefix = "" if layer is None else f"{architecture.layers}.{layer}."

@@ -115,14 +115,14 @@ class GgufWeights:
                     f"{list(first.shape)}, found {list(parts[1].shape)}"
                 )
             shape = (shape[0], 2 * shape[1]) if source.index is None else (2 * shape[0], shape[1])
-        if source.is_row and len(shape) == 1:
-            shape = (1, *shape)
         if source.is_flat:
             shape = (math.prod(shape),)
         if source.is_joined and len(shape) > 2:
             shape = (math.prod(shape[:-1]), shape[-1])
         if source.rows:
             shape = (sum(stop - start for start, stop in source.rows), *shape[1:])
+        if source.is_row and len(shape) == 1:
+            shape = (1, *shape)
         dtypes = {part.kind.dtype or "f32" for part in parts}
         dtype = dtypes.pop() if len(dtypes) == 1 and not (source.is_log or source.is_unit) else "f32"
         num_bytes = math.prod(shape) * (4 if dtype == "f32" else 2)

@@ -9,13 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.weights import Source
 
 __all__ = [
     "BOTH_NORMS", "CAPS", "GRANITE_FACTORS", "LAYER_NAMES", "LAYER_NORM", "SHARED", "SIZES", "TOP_NAMES", "WINDOW",
-    "WINDOW_PATTERN", "Architecture", "PartSources", "Tensors", "Values", "expert_names", "shared_names", "with_dense",
+    "WINDOW_PATTERN", "Architecture", "Factors", "PartSources", "Tensors", "Values", "expert_names", "shared_names",
+    "with_dense",
 ]  # fmt: skip
 
 TOP_NAMES: Final = {
@@ -63,6 +67,8 @@ SHARED: Final = {
 
 Values = Mapping[str, Any]
 Tensors = Mapping[str, StoredTensor]
+Factors = Mapping[str, NDArray[np.float32]]
+"""Divisors of the frequencies of rotary positions, by the name of their tensor."""
 PartSources = Callable[[StoredTensor, str], dict[str, Source] | None]
 """Returns the parameters of a layer that come from parts of a tensor, None for a tensor in the usual form.  The text is
 the tensor's name without that of the layer."""
@@ -87,9 +93,10 @@ class Architecture:
     this architecture has, from the metadata, its name, the values of all and the tensors.  ``read_parts`` returns what
     finds the parameters that come from parts of a tensor.  ``has_extra_layers``: the last layers may predict further
     tokens and are not read.  ``has_attention_in_some``: layers without heads of keys and values are of another kind.
-    ``is_latent``: the sizes of heads are those that ``read`` returns.  ``layer_constants``: returns the parameters of
-    layers that are values of keys, one for each layer.  ``unit_head_rows``: an output head with so many rows has them
-    divided by their lengths.
+    ``has_own_heads``: the sizes and numbers of heads are those that ``read`` returns, and so are the experts with
+    ``may_have_experts``.  ``read_rope`` returns the rotary positions, from the tensors of divisors too.
+    ``layer_constants`` returns the parameters of layers that are values of keys, one for each layer.
+    ``unit_head_rows``: an output head with so many rows has them divided by their lengths.
     """
 
     model_type: str
@@ -115,7 +122,9 @@ class Architecture:
     read_parts: Callable[[Metadata, str], PartSources] | None = None
     has_extra_layers: bool = False
     has_attention_in_some: bool = False
-    is_latent: bool = False
+    has_own_heads: bool = False
+    read_rope: Callable[[Metadata, str, Values, Factors], dict[str, Any]] | None = None
+    may_have_experts: bool = False
     layer_constants: Callable[[Metadata, str, int], dict[str, list[float]]] | None = None
     unit_head_rows: int = 0
 

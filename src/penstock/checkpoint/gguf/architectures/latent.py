@@ -146,7 +146,7 @@ LATENT: Final[dict[str, Architecture]] = {
         num_experts="n_routed_experts",
         biases={},
         has_extra_layers=True,
-        is_latent=True,
+        has_own_heads=True,
     ),
     "minicpm3": Architecture(
         "minicpm3",
@@ -154,7 +154,7 @@ LATENT: Final[dict[str, Architecture]] = {
         layer_names=_NAMES,
         keys=("attention.kv_lora_rank", "attention.q_lora_rank"),
         biases={},
-        is_latent=True,
+        has_own_heads=True,
     ),
 }  # fmt: skip
 DEEPSEEK_3: Final = replace(LATENT["deepseek2"], model_type="deepseek_v3")

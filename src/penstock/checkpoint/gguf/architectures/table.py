@@ -11,6 +11,7 @@ from penstock.checkpoint.gguf.architectures.experts import EXPERTS, MIXTRAL
 from penstock.checkpoint.gguf.architectures.hybrids import GRANITE_HYBRID, HYBRIDS
 from penstock.checkpoint.gguf.architectures.latent import DEEPSEEK_3, LATENT, has_sigmoid_experts
 from penstock.checkpoint.gguf.architectures.layer_norm import LAYER_NORMS
+from penstock.checkpoint.gguf.architectures.shared_kv import SHARED_KV
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.config import show
 from penstock.errors import UnsupportedError
@@ -23,6 +24,7 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
     **HYBRIDS,
     **LATENT,
     **LAYER_NORMS,
+    **SHARED_KV,
     **{name: Architecture(model_type) for name, model_type in ENCODERS.items()},
 }
 _OTHERS: Final = {
