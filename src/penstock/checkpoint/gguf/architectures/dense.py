@@ -17,6 +17,7 @@ from penstock.checkpoint.gguf.architectures.architecture import (
 from penstock.checkpoint.gguf.architectures.values import (
     apertus,
     baichuan,
+    eurobert,
     gemma_2,
     gemma_3,
     minicpm,
@@ -118,6 +119,12 @@ DENSE: Final[dict[str, Architecture]] = {
         biases={},
         is_own_form=True,
         unit_head_rows=125696,
+    ),
+    "eurobert": Architecture(
+        "eurobert",
+        read=eurobert,
+        keys=("attention.causal", *POOLING_KEYS),
+        constants={"architectures": ["EuroBertModel"]},
     ),
     "apertus": Architecture(
         "apertus",

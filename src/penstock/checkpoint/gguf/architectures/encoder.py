@@ -1,4 +1,4 @@
-"""BERT, XLM-RoBERTa and Nomic BERT in GGUF files, in the forms of llama.cpp's converter (conversion/bert.py).
+"""BERT, XLM-RoBERTa, Nomic BERT and ModernBERT in GGUF files, as llama.cpp's converter (conversion/bert.py) has them.
 
 The file has no pooler and no masked-language head.  The table of positions of RoBERTa begins with that of the first
 token, so that the network is the same as BERT's.
@@ -7,13 +7,14 @@ token, so that the network is the same as BERT's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.weights import Source
+from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["ENCODERS", "HEAD_PARTS", "encoder_sources", "encoder_values"]
@@ -30,13 +31,36 @@ _TENSOR: Final = re.compile(r"(?:blk\.(0|[1-9]\d{0,4})\.)?([a-z_]+(?:\.output)?)
 
 @dataclass(frozen=True)
 class _Encoder:
-    """An architecture: ``keys`` that it has beside those of all, and its modules outside and in layers."""
+    """An architecture: ``keys`` that it has beside those of all, and its modules outside and in layers.
+
+    ``read`` returns the values of config.json that only this architecture has.
+    """
 
     model_type: str
     keys: tuple[str, ...]
     top: Mapping[str, str]
     layers: str
     layer: Mapping[str, str]
+    read: Callable[[Metadata, str], dict[str, Any]] = lambda _metadata, _name: {}
+
+
+_HIDDEN_ACT: Final = "hidden_activation"
+_WINDOW: Final = "attention.sliding_window"
+
+
+def _modern_bert(metadata: Metadata, name: str) -> dict[str, Any]:
+    """Return the windows, the activation and the rotary positions of both kinds of layers."""
+    key = f"{name}.rope.scaling.type"
+    if metadata.text(key, "none") != "none":
+        raise UnsupportedError(f"{metadata.file}: {key}: expected none, found {show(metadata.text(key))}", param=key)
+    return {
+        "norm_eps": metadata.number(f"{name}.attention.layer_norm_epsilon"),
+        "local_attention": metadata.integer(f"{name}.{_WINDOW}", min=1),
+        "global_attn_every_n_layers": metadata.integer(f"{name}.{_WINDOW}_pattern", 3, min=1),
+        "global_rope_theta": metadata.number(f"{name}.rope.freq_base"),
+        "local_rope_theta": metadata.number(f"{name}.rope.freq_base_swa", 10000.0),
+        "hidden_activation": metadata.text(f"{name}.{_HIDDEN_ACT}", "gelu"),
+    }
 
 
 _ENCODERS: Final = {
@@ -80,10 +104,31 @@ _ENCODERS: Final = {
             "layer_output_norm": "norm2",
         },
     ),
-}
+    "modern-bert": _Encoder(
+        "modernbert",
+        (
+            "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", _HIDDEN_ACT, _WINDOW, f"{_WINDOW}_pattern",
+        ),
+        {
+            "token_embd": "model.embeddings.tok_embeddings",
+            "token_embd_norm": "model.embeddings.norm",
+            "output_norm": "model.final_norm",
+        },
+        "model.layers",
+        {
+            "attn_norm": "attn_norm",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.Wo",
+            "ffn_norm": "mlp_norm",
+            "ffn_up": "mlp.Wi",
+            "ffn_down": "mlp.Wo",
+        },
+        _modern_bert,
+    ),
+}  # fmt: skip
 ENCODERS: Final = {name: encoder.model_type for name, encoder in _ENCODERS.items()}
 """The model_type of each architecture."""
-_CLASSES: Final = {"bert": "BertModel", "nomic-bert": "NomicBertModel"}
+_CLASSES: Final = {"bert": "BertModel", "nomic-bert": "NomicBertModel", "modern-bert": "ModernBertModel"}
 
 
 def encoder_values(metadata: Metadata, name: str, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
@@ -121,6 +166,7 @@ def encoder_values(metadata: Metadata, name: str, tensors: Mapping[str, StoredTe
         "max_position_embeddings": context_len,
         "layer_norm_eps": metadata.number(f"{name}.attention.layer_norm_epsilon"),
         **rope,
+        **encoder.read(metadata, name),
     }
 
 

@@ -13,8 +13,8 @@ from penstock.config import show
 from penstock.errors import UnsupportedError
 
 __all__ = [
-    "apertus", "baichuan", "command_r", "falcon", "gemma_2", "gemma_3", "gpt_neox", "kv_heads", "lfm_2", "minicpm",
-    "olmo", "olmo_3", "window_or_none", "window_pattern", "xielu",
+    "apertus", "baichuan", "command_r", "eurobert", "falcon", "gemma_2", "gemma_3", "gpt_neox", "kv_heads", "lfm_2",
+    "minicpm", "olmo", "olmo_3", "window_or_none", "window_pattern", "xielu",
 ]  # fmt: skip
 
 _LARGE_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}
@@ -164,3 +164,11 @@ def xielu(metadata: Metadata, name: str, num_layers: int) -> dict[str, list[floa
             raise metadata.error(key, f"an array of {num_layers} finite numbers")
         found[f"mlp.act_fn.{part}"] = numbers
     return found
+
+
+def eurobert(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> dict[str, Any]:
+    """Check that attention is to both sides; the table of tokens takes the place of an output head."""
+    key = f"{name}.attention.causal"
+    if metadata.flag(key, True):
+        raise UnsupportedError(f"{metadata.file}: {key}: expected false, found true", param=key)
+    return {"tie_word_embeddings": True}
