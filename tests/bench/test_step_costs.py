@@ -48,7 +48,7 @@ def test_steps_and_contexts_are_told_apart() -> None:
 
 def test_short_prompts_have_no_cost_of_context() -> None:
     steps = measure_steps(_Worker(), (4,), 40, 4, 512)
-    assert steps.decode_context_s == 0.0
+    assert (steps.decode_context_s, steps.prefill_context_s) == (0.0, 0.0)
     assert steps.decode_step_s[4] == pytest.approx(0.0018 + 1e-6 * 4 * 41.5)
 
 

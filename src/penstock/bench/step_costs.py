@@ -65,9 +65,9 @@ def measure_steps(
     lengths = sorted({max(1, prompt_tokens // 16), max(1, prompt_tokens // 4), prompt_tokens})
     steps.prefill(lengths[0])
     prompts = {n: statistics.median(steps.prefill(n) for _ in range(_PREFILL_RUNS)) for n in lengths}
-    rows = [(-(-n // step_tokens), n, n * (n - 1) / 2) for n in lengths]
-    step_s, token_s, context_s = fit(rows, [prompts[n] for n in lengths])
     has_contexts = prompt_tokens - _SHORT_PROMPT >= _MIN_DIFFERENCE
+    rows = [(-(-n // step_tokens), n, n * (n - 1) / 2 * has_contexts) for n in lengths]
+    step_s, token_s, context_s = fit(rows, [prompts[n] for n in lengths])
     contexts = (_SHORT_PROMPT, prompt_tokens) if has_contexts else (prompt_tokens,)
     # One line for all batches: the cost of a token of context does not depend on the request that it belongs to.
     decode_rows: list[list[float]] = []
