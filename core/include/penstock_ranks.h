@@ -113,7 +113,7 @@ typedef struct ps_mpi_options {
 } ps_mpi_options;
 /* Waits for the other ranks.  MPI goes over TCP unless the environment names another network (MPIR_CVAR_CH4_NETMOD or
  * FI_PROVIDER), and ends with the process.  A TCP connection between each two ranks carries a heartbeat: a rank that ends
- * or is not heard of for 2 s ends the group.  PS_UNSUPPORTED without a library. */
+ * or is not heard of for 1.7 s ends the group.  PS_UNSUPPORTED without a library. */
 PS_API ps_status ps_mpi_join(const ps_mpi_options* options, ps_comm** out);
 PS_API void ps_mpi_close(ps_comm* comm);
 

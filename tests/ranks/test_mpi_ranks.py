@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -147,7 +148,7 @@ def run_faulty(fault: str, world: int = 2) -> tuple[str, float]:
         ("if own == 1: comm.close(); time.sleep(4)", "rank 1 ended"),
         ("if own == 1: comm.abort('rank 1: a fault of the program')", "rank 1: a fault of the program"),
         ("if own == 1: struct.barrier(struct.self, 7)", "ranks 0 and 1 do not run the same step: exchange"),
-        (f"if own == 1: os.kill(os.getpid(), {int(signal.SIGSTOP)})", "rank 1 is lost: no heartbeat for 2000 ms"),
+        (f"if own == 1: os.kill(os.getpid(), {int(signal.SIGSTOP)})", "rank 1 is lost: no heartbeat for 1700 ms"),
     ],
 )
 def test_a_rank_that_fails_ends_the_group(fault: str, expected: str) -> None:
@@ -156,6 +157,38 @@ def test_a_rank_that_fails_ends_the_group(fault: str, expected: str) -> None:
     assert f"the group was ended: {expected}" in error
     assert seconds < 5.0
     assert set(os.listdir(SHARED_FILES)) == before
+
+
+LATE = """
+import sys, time
+from penstock import lite
+from penstock.errors import PenstockError
+from penstock.launch.environment import read_rank_environment
+rank = read_rank_environment().rank
+time.sleep(float(sys.argv[2]) if rank else 0)
+options = {"transport": "mpi", "trusted_network": True, "join_timeout_s": 2}
+start = time.monotonic()
+try:
+    lite.Model().build_from_file(sys.argv[1].replace("{rank}", str(rank)), lite.ModelType.PENSTOCK, config=options)
+except PenstockError as error:
+    print(rank, error.code, error, flush=True)
+    assert time.monotonic() - start < 3
+    time.sleep(float(sys.argv[3]))
+    sys.exit(3)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("late_s", [600, 4])
+def test_ranks_over_mpi_wait_no_longer_than_asked(late_s: int, demo_ranks: Path) -> None:
+    """A rank that never comes, and one that comes when the other has given up but still runs."""
+    start = time.monotonic()
+    done = run_ranks("mpiexec", 2, sys.executable, "-c", LATE, pattern(demo_ranks), late_s, 4 if late_s == 4 else 0)
+    assert time.monotonic() - start < 20
+    reason = "ranks: not all of 2 ranks joined over MPI within 2 s"
+    assert f"0 unavailable {reason}\n" in done.stdout
+    assert (f"1 unavailable ranks: the group was ended: {reason}\n" in done.stdout) == (late_s == 4)
+    assert done.returncode == 3
 
 
 def test_mpi_is_refused_where_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """A fault of one rank at one exchange of a step; the ranks' processes import this through a sitecustomize.py.
 
-A rank may be a process of this machine, or of ``penstock stage``.
+A rank may be a process of this machine, or of ``penstock stage``, or of ``penstock.lite`` over MPI.
 """
 
 from __future__ import annotations
@@ -53,6 +53,22 @@ def install() -> None:
     comm.SharedComm.__init__ = open_faulty  # type: ignore[method-assign]
 
 
+def install_over_mpi(rank: int) -> None:
+    """The same of a rank of ``penstock.lite`` over MPI, which is this process."""
+    fault = json.loads(os.environ[VARIABLE])
+    if rank != fault["rank"]:
+        return
+    from penstock.core import comm
+
+    opened = comm.MpiComm.__init__
+
+    def open_faulty(self: comm.MpiComm, *arguments: Any, **options: Any) -> None:
+        opened(self, *arguments, **options)
+        _Faulty(self.struct, fault)
+
+    comm.MpiComm.__init__ = open_faulty  # type: ignore[method-assign]
+
+
 def _install_in_stage(fault: dict[str, Any]) -> None:
     from penstock.core import link_comm
 
@@ -77,6 +93,8 @@ class _Faulty:
         types = {field[0]: field[1] for field in struct._fields_}
         for name in {*_STEP_BEGINS, fault["function"]}:
             address = ctypes.cast(getattr(struct, name), ctypes.c_void_p).value
+            if address is None:  # await, which is optional
+                continue
             function = types[name](self.wrapped(name, types[name](address)))
             self.kept.append(function)
             setattr(struct, name, function)

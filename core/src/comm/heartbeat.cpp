@@ -20,7 +20,7 @@
 namespace ps {
 namespace {
 
-constexpr int64_t kMillisecond = 1000000, kBeat = 500 * kMillisecond, kLost = 2000 * kMillisecond;
+constexpr int64_t kMillisecond = 1000000, kBeat = 500 * kMillisecond, kLost = 1700 * kMillisecond;
 constexpr int64_t kConnect = 30000 * kMillisecond, kTry = 1000 * kMillisecond;
 constexpr int32_t kPollMs = 20;
 // What goes over a connection: beats, a last byte of a rank that leaves, and a reason that ends in 0.

@@ -10,12 +10,13 @@ from typing import Any, Final, Protocol
 
 from penstock import env
 from penstock.core.library import CommStruct, JoinOptions, MpiOptions, SharedOptions, check, library, sized
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, UnavailableError
 
 __all__ = ["MAX_RANKS", "JoinedComm", "MpiComm", "RankComm", "SharedComm", "shared_bytes"]
 
 MAX_RANKS: Final = 64
 """PS_MAX_RANKS of penstock_ranks.h."""
+_JOIN_S: Final = 300.0
 
 
 class RankComm(Protocol):
@@ -154,15 +155,23 @@ class MpiComm(SharedComm):
 
     ``trusted_network``: True says that only these ranks use the network, because MPI neither encrypts nor
     authenticates; InvalidArgumentError without it.  The library is the one of the package mpich, or that of
-    ``PENSTOCK_MPI_LIBRARY``; UnsupportedError without one.
+    ``PENSTOCK_MPI_LIBRARY``; UnsupportedError without one.  ``join_timeout_s``: how long the ranks wait for each other
+    here, by default 300 s; UnavailableError if they do not come in time.
     """
 
     def __init__(
-        self, rank: int, world: int, part_bytes: int, *, trusted_network: bool, timeout_s: float = 0.0
+        self,
+        rank: int,
+        world: int,
+        part_bytes: int,
+        *,
+        trusted_network: bool,
+        timeout_s: float = 0.0,
+        join_timeout_s: float = 0.0,
     ) -> None:
         self.rank, self.world = rank, world
-        self._struct = ctypes.POINTER(CommStruct)()
-        path = env.mpi_library()
+        self._struct = found = ctypes.POINTER(CommStruct)()
+        path, limit_s = env.mpi_library(), join_timeout_s or _JOIN_S
         options = sized(
             MpiOptions,
             rank=rank,
@@ -172,24 +181,51 @@ class MpiComm(SharedComm):
             timeout_ms=int(timeout_s * 1000),
             library=path and os.fsencode(path),
         )
-        check(library().ps_mpi_join(ctypes.byref(options), ctypes.byref(self._struct)))
+        reason = f"ranks: not all of {world} ranks joined over MPI within {limit_s:g} s"
+
+        def join() -> None:
+            check(library().ps_mpi_join(ctypes.byref(options), ctypes.byref(found)))
+
+        def leave() -> None:
+            found.contents.abort(found.contents.self, reason.encode())
+
+        if not _interruptible(join, limit_s, leave):  # MPI waits for the other ranks without a limit
+            self._struct = ctypes.POINTER(CommStruct)()
+            raise UnavailableError(reason)
 
     def _close(self, struct: Any) -> None:
         library().ps_mpi_close(struct)
 
 
-def _interruptible(work: Callable[[], None]) -> None:
-    """Do work in another thread, so that Ctrl-C ends the wait for it."""
+def _interruptible(
+    work: Callable[[], None], timeout_s: float | None = None, undo: Callable[[], None] = lambda: None
+) -> bool:
+    """Do work in another thread, so that Ctrl-C ends the wait for it.
+
+    Returns False if it is not done within ``timeout_s``; ``undo`` is called if it succeeds later.
+    """
     errors: list[BaseException] = []
+    lock = threading.Lock()
+    is_done = is_late = False
 
     def run() -> None:
+        nonlocal is_done
         try:
             work()
         except BaseException as error:
             errors.append(error)
+        with lock:
+            is_done = True
+            if is_late and not errors:
+                undo()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join()
+    try:
+        thread.join(timeout_s)
+    finally:
+        with lock:
+            is_late = not is_done
     if errors:
         raise errors[0]
+    return not is_late

@@ -125,7 +125,8 @@ def join_group(info: core.RankInfo, config: ModelConfig, num_threads: int) -> Sh
         return None
     at, timeout_s = (info.rank, info.world, info.part_bytes), config.rank_timeout_s
     if config.transport == "mpi":
-        return MpiComm(*at, timeout_s=timeout_s, trusted_network=config.trusted_network)
+        trusted, join_s = config.trusted_network, config.join_timeout_s
+        return MpiComm(*at, timeout_s=timeout_s, trusted_network=trusted, join_timeout_s=join_s)
     local_world = _local_world(info, read_rank_environment())
     if local_world < info.world:
         raise UnsupportedError(
