@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.architectures.architecture import TOP_NAMES, WINDOW, Architecture
 from penstock.checkpoint.gguf.architectures.encoder import ENCODERS, encoder_sources, encoder_values
+from penstock.checkpoint.gguf.architectures.t5 import T5_ARCHITECTURES, t5_sources, t5_values
 from penstock.checkpoint.gguf.architectures.table import find_architecture
 from penstock.checkpoint.gguf.architectures.values import kv_heads
 from penstock.checkpoint.gguf.metadata import Metadata
@@ -73,6 +74,8 @@ def config_values(
     if name in ENCODERS:
         pooling_values(metadata, name)
         return encoder_values(metadata, name, tensors)
+    if name in T5_ARCHITECTURES:
+        return t5_values(metadata, name, tensors)
     _check_keys(metadata, name, architecture)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -210,6 +213,8 @@ def tensor_sources(metadata: Metadata, tensors: Mapping[str, StoredTensor]) -> d
     name, architecture = find_architecture(metadata)
     if name in ENCODERS:
         return encoder_sources(name, tensors.values())
+    if name in T5_ARCHITECTURES:
+        return t5_sources(tensors.values())
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     num_kv_heads = _num_kv_heads(metadata, name, architecture)
     apart = architecture.read_parts and architecture.read_parts(metadata, name)

@@ -12,6 +12,7 @@ from penstock.checkpoint.gguf.architectures.hybrids import GRANITE_HYBRID, HYBRI
 from penstock.checkpoint.gguf.architectures.latent import DEEPSEEK_3, LATENT, has_sigmoid_experts
 from penstock.checkpoint.gguf.architectures.layer_norm import LAYER_NORMS
 from penstock.checkpoint.gguf.architectures.shared_kv import SHARED_KV
+from penstock.checkpoint.gguf.architectures.t5 import T5_ARCHITECTURES
 from penstock.checkpoint.gguf.metadata import Metadata
 from penstock.config import show
 from penstock.errors import UnsupportedError
@@ -25,7 +26,7 @@ _ARCHITECTURES: Final[dict[str, Architecture]] = {
     **LATENT,
     **LAYER_NORMS,
     **SHARED_KV,
-    **{name: Architecture(model_type) for name, model_type in ENCODERS.items()},
+    **{name: Architecture(model_type) for name, model_type in (ENCODERS | T5_ARCHITECTURES).items()},
 }
 _OTHERS: Final = {
     "llama": ("expert_count", MIXTRAL),
@@ -33,7 +34,7 @@ _OTHERS: Final = {
     "olmo2": (WINDOW, OLMO_3),
 }
 """Architectures that are others if the number of a key is not 0."""
-_SAME: Final = {"mistral": "llama", "internlm3": "llama", "glm4_moe_lite": "deepseek_v3"}
+_SAME: Final = {"mistral": "llama", "internlm3": "llama", "glm4_moe_lite": "deepseek_v3", "umt5": "t5"}
 """Families whose files are those of another one."""
 
 
