@@ -18,6 +18,7 @@ PACKAGES = {
     "pkg-config": "pkg-config",
     "openssl": "openssl",
     "curl": "curl",
+    "mpirun.openmpi": "openmpi-bin",  # starts ranks; those over MPI use MPICH, from its wheel
 }
 # 60 MB: the core built for AArch64 and run under emulation.  A machine of that architecture needs neither.
 AARCH64 = {"aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qemu-aarch64": "qemu-user"}

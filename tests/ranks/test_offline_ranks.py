@@ -39,7 +39,7 @@ from tests.support.rank_programs import (
 )
 
 ROOT = Path(__file__).parents[2]
-LAUNCHERS = ("penstock launch", "mpiexec")
+LAUNCHERS = ("penstock launch", "mpiexec", "mpirun.openmpi")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -532,6 +532,14 @@ def test_the_core_reads_launchers_variables_as_the_package_does(
     function = ctypes.CDLL(library()._name).ps_rank_from_environment
     status = function(ctypes.byref(found))
     assert (None if status else (found.rank, found.world, found.local_rank, found.local_world)) == expected
+
+
+def test_open_mpi_only_starts_ranks(demo_ranks: Path, tmp_path: Path) -> None:
+    (tmp_path / "mpi.ini").write_text("[model]\ntransport = mpi\ntrusted_network = true\n")
+    words = [EXAMPLE / "main.py", "--model_path", pattern(demo_ranks), "--config_file", tmp_path / "mpi.ini"]
+    done = run_ranks("mpirun.openmpi", 2, sys.executable, *words)
+    assert done.returncode != 0
+    assert "transport: expected 'shared' under Open MPI, which only starts the ranks, found 'mpi'" in done.stderr
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ import pytest
 
 from penstock import lite
 from tests.support.command import DEMO, environment
+from tests.system_packages import skip_reason
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "distributed"
 SHARED_FILES = "/dev/shm"  # noqa: S108
@@ -73,6 +74,10 @@ def launched(launcher: str, world: int) -> list[str]:
     """The command that starts what follows as ``world`` ranks."""
     if launcher == "mpiexec":
         return [mpiexec(), "-n", str(world)]
+    if launcher == "mpirun.openmpi":
+        if reason := skip_reason("mpirun.openmpi"):
+            pytest.skip(reason)
+        return ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", str(world)]
     return [sys.executable, "-m", "penstock", "launch", "--nproc", str(world), "--no-prefix", "--"]
 
 

@@ -123,11 +123,18 @@ def join_group(info: core.RankInfo, config: ModelConfig, num_threads: int) -> Sh
     """Wait for the other ranks of the bundle; return the connection, or None for a whole bundle."""
     if info.world == 1:
         return None
+    place = read_rank_environment()
     at, timeout_s = (info.rank, info.world, info.part_bytes), config.rank_timeout_s
     if config.transport == "mpi":
+        if place and place.source == "Open MPI":  # it has no standard ABI, and MPICH would end the process
+            raise UnsupportedError(
+                "transport: expected 'shared' under Open MPI, which only starts the ranks, found 'mpi', which needs "
+                "MPICH's mpirun",
+                param="transport",
+            )
         trusted, join_s = config.trusted_network, config.join_timeout_s
         return MpiComm(*at, timeout_s=timeout_s, trusted_network=trusted, join_timeout_s=join_s)
-    local_world = _local_world(info, read_rank_environment())
+    local_world = _local_world(info, place)
     if local_world < info.world:
         raise UnsupportedError(
             f"transport: expected 'mpi', because {local_world} of {info.world} ranks are on this host, found 'shared'"
