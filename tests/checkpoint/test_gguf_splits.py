@@ -29,6 +29,12 @@ SPLITS = {
     "falcon": "I|'|LL| pay| |123|45| |(|or| ca|\u0301|)|\n| x|=|1",
     "deepseek-coder": "I|'|LL| pay| |1|2|3|4|5| (|or| ca|\u0301|)|\n| x|=|1",
     "deepseek-llm": "I|'|LL| pay| |12345| (|or| ca|\u0301|)|\n| x|=|1",
+    "kimi-k2": "I'LL| pay| |123|45| (|or| ca\u0301|)\n| x|=|1",
+    "tiny_aya": "I'LL| pay| |12|345| (|or| ca\u0301|)\n| x|=|1",
+    "superbpe": "I'LL pay |12|345| (or ca\u0301)\n x=|1",
+    "youtu": "I'LL| pay| |1|2|3|4|5| (|or| ca\u0301|)\n| x|=|1",
+    "bailingmoe": "I|'LL| pay| |1|2|3|4|5| (|or| ca|\u0301)\n| x|=|1",
+    "viking": "I'LL| pay| |1|2|3|4|5| (|or| ca\u0301|)\n| x=|1",
     "bloom": "I'LL| pay| 12345| (|or| ca\u0301|)\n| x=1",
 }
 BYTES = str.maketrans({"\u0120": " ", "\u010a": "\n", "\u00cc": "\u0301", "\u0123": None})
@@ -54,6 +60,32 @@ def test_a_text_is_split_by_its_pattern(name: str) -> None:
     tokenizer = byte_level(name)
     pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(TEXT)]
     assert "|".join(pieces).translate(BYTES) == SPLITS[name]
+
+
+def test_kimi_splits_han_from_other_letters() -> None:
+    pieces = [piece for piece, _ in byte_level("kimi-k2").pre_tokenizer.pre_tokenize_str("ab\u4f60\u597dcD'll")]
+    assert [len(piece) for piece in pieces] == [2, 6, 1, 4]
+
+
+def test_a_text_with_marked_spaces_is_merged_as_a_whole() -> None:
+    """Gemma 4 has merges as byte pair encoding has, over characters with a mark for each space."""
+    texts = ["<unk>", "<s>", "</s>", "<0x41>", "a", "b", "\u2581", "\n", "\u2581a", "\u2581a\n", "<turn|>"]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": np.array([2, 3, 3, 6, 1, 1, 1, 1, 1, 1, 3], np.int32),
+        "tokenizer.ggml.merges": ["\u2581 a", "\u2581a \n"],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    files = tokenizer_files(Metadata(metadata, "model.gguf"), 11)
+    tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    ids = tokenizer.encode("b a\n<turn|>A").ids
+    assert [texts[token] for token in ids] == ["<s>", "b", "\u2581a\n", "<turn|>", "<0x41>"]
+    assert tokenizer.decode(ids) == "b a\nA"
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == [2, 10]
 
 
 def test_qwen_3_5_normalizes_its_texts() -> None:

@@ -81,8 +81,31 @@ _DEEPSEEK_LLM: Final = PreTokenizer((
 ))  # fmt: skip
 _DEEPSEEK_CODER: Final = PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, r"\p{N}"))
 
+_KIMI_UPPER, _KIMI_LOWER = (rf"[{letters[1:-1]}&&[^\p{{Han}}]]" for letters in (_UPPER, _LOWER))
+_KIMI_K2: Final = PreTokenizer((
+    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_CONTRACTIONS}?|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|"
+    + _TAIL,
+))  # fmt: skip
+_TINY_AYA: Final = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT_4O.patterns))
+_YOUTU: Final = PreTokenizer(
+    (
+        "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+        _CASED_WORDS % (_CONTRACTIONS + "?", _CONTRACTIONS + "?", ""),
+    ),
+    ignores_merges=True,
+)
+_BAILING: Final = PreTokenizer((
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+))  # fmt: skip
+
 _PRE_TOKENIZERS: Final = {
     "gpt-2": _GPT_2,
+    "jina-es": _GPT_2,
+    "jina-de": _GPT_2,
+    "jina-v2-es": _GPT_2,
+    "jina-v2-de": _GPT_2,
+    "jais": _GPT_2,
     "phi-2": _GPT_2,
     "olmo": _GPT_2,
     "exaone4": _GPT_2,
@@ -110,6 +133,7 @@ _PRE_TOKENIZERS: Final = {
     "lfm2": _LLAMA_3,
     "pixtral": _LLAMA_3,
     "midm-2.0": _LLAMA_3,
+    "jina-v5-nano": _LLAMA_3,
     "dbrx": PreTokenizer(_LLAMA_3.patterns),
     "smaug-bpe": PreTokenizer(_LLAMA_3.patterns),
     "chatglm-bpe": PreTokenizer(_LLAMA_3.patterns),
@@ -129,6 +153,7 @@ _PRE_TOKENIZERS: Final = {
     "gpt-4o": _GPT_4O,
     "llama4": _GPT_4O,
     "kanana2": _GPT_4O,
+    "talkie": _GPT_4O,
     "minimax-m2": _GPT_4O,
     "deepseek-v3": PreTokenizer(_DEEPSEEK_3),
     "hunyuan-dense": PreTokenizer(_DEEPSEEK_3),
@@ -140,6 +165,16 @@ _PRE_TOKENIZERS: Final = {
     "poro-chat": _BLOOM,
     "gpt3-finnish": _BLOOM,
     "seed-coder": _SEED,
+    "kimi-k2": _KIMI_K2,
+    "tiny_aya": _TINY_AYA,
+    "cohere2moe": _TINY_AYA,
+    "superbpe": PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "youtu": _YOUTU,
+    "bailingmoe": _BAILING,
+    "bailingmoe2": _BAILING,
+    "llada-moe": _BAILING,
+    "viking": PreTokenizer((*_BLOOM.patterns, r"\p{N}")),
+    "granite-embed-multi-97m": PreTokenizer(_GPT_4O.patterns, ignores_merges=True),
 }
 
 

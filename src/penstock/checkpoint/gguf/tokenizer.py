@@ -39,9 +39,11 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, bytes]:
         tokenizer = word_piece(metadata, vocab)
     elif model == "t5":
         tokenizer, adds_eos = unigram(metadata, vocab), True
+    elif model == "gemma4":
+        tokenizer, adds_bos = _space_marked(metadata, vocab), True
     else:
         raise UnsupportedError(
-            f"{metadata.file}: tokenizer.ggml.model: expected gpt2, llama, bert or t5, found {show(model)}",
+            f"{metadata.file}: tokenizer.ggml.model: expected gpt2, llama, bert, t5 or gemma4, found {show(model)}",
             param="tokenizer.ggml.model",
         )
     adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", adds_bos)
@@ -68,6 +70,42 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, bytes]:
 def _byte_level(metadata: Metadata, vocab: Vocab) -> tuple[dict[str, Any], bool]:
     """Return the tokenizer.json of byte pair encoding over bytes, and whether it adds the first token by default."""
     pre = find_pre_tokenizer(metadata.text("tokenizer.ggml.pre", "default"), metadata.file)
+    tokenizer = {
+        "version": "1.0",
+        "normalizer": {"type": "NFC"} if pre.is_nfc else None,
+        "pre_tokenizer": pre.components(),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "ignore_merges": pre.ignores_merges,
+            "vocab": vocab.ids,
+            "merges": _merges(metadata, vocab),
+        },
+    }
+    return tokenizer, pre.adds_bos
+
+
+def _space_marked(metadata: Metadata, vocab: Vocab) -> dict[str, Any]:
+    """Return the tokenizer.json of Gemma's byte pair encoding: of a whole text, in which a mark stands for a space."""
+    unknown = vocab.roles.get("unk_token")
+    return {
+        "version": "1.0",
+        "normalizer": {"type": "Sequence", "normalizers": normalizer_steps(False)},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoder_steps(False)},
+        "model": {
+            "type": "BPE",
+            "unk_token": None if unknown is None else vocab.texts[unknown],
+            "fuse_unk": True,
+            "byte_fallback": TokenType.BYTE in vocab.types,
+            "vocab": vocab.ids,
+            "merges": _merges(metadata, vocab),
+        },
+    }
+
+
+def _merges(metadata: Metadata, vocab: Vocab) -> list[list[str]]:
+    """Return the pairs of tokens that are merged, in their order."""
     merges = []
     for merge in metadata.texts("tokenizer.ggml.merges"):
         at = merge.find(" ", 1)
@@ -77,14 +115,7 @@ def _byte_level(metadata: Metadata, vocab: Vocab) -> tuple[dict[str, Any], bool]
                 f"{metadata.file}: tokenizer.ggml.merges: expected two tokens that make a third, found {show(merge)}"
             )
         merges.append([left, right])
-    tokenizer = {
-        "version": "1.0",
-        "normalizer": {"type": "NFC"} if pre.is_nfc else None,
-        "pre_tokenizer": pre.components(),
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "ignore_merges": pre.ignores_merges, "vocab": vocab.ids, "merges": merges},
-    }
-    return tokenizer, pre.adds_bos
+    return merges
 
 
 def _sentencepiece(metadata: Metadata, vocab: Vocab) -> tuple[dict[str, Any], bool]:

@@ -16,7 +16,7 @@ __all__ = ["TokenType", "Vocab"]
 _ROLES: Final = (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))
 _END_TEXTS: Final = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
-    "<EOT>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<EOT>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<turn|>", "<|tool_response>",
 ))  # fmt: skip
 """Control tokens that end a text in every model that has them: a GGUF file names only some of its end tokens."""
 
