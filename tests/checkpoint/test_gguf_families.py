@@ -17,11 +17,10 @@ from penstock.errors import InvalidFileError, UnsupportedError
 from tests.support.gguf_experts import EXPERT_FAMILIES
 from tests.support.gguf_gemma import GEMMA_FAMILIES
 from tests.support.gguf_hybrids import HYBRID_FAMILIES
-from tests.support.gguf_models import FAMILIES, gguf_arrays, random_model, write_gguf
+from tests.support.gguf_models import FAMILIES, eps_of, gguf_arrays, random_model, write_gguf
 
 ALL = {**FAMILIES, **EXPERT_FAMILIES, **HYBRID_FAMILIES, **GEMMA_FAMILIES}
 IDS = [3, 5, 7, 11, 13, 17, 19, 23, 29, 31]
-LAYER_NORMS = ("starcoder2", "phi", "gpt_neox", "falcon", "gpt2", "bloom", "cohere", "cohere2", "olmo")
 PLAIN_NORMS = ("phi2", "cohere2", "olmo", "nemotron_h")
 QUICK = (
     "gemma3",
@@ -35,21 +34,6 @@ QUICK = (
     "gpt2",
     "deepseek2",
 )
-
-
-def eps_of(model: Any) -> dict[str, Any]:
-    """Return the keys whose values are the model's own: the epsilon of norms, and the activation of Apertus."""
-    config = model.config
-    names = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
-    eps = next((getattr(config, name) for name in names if hasattr(config, name)), 1e-5)
-    is_plain = config.model_type in LAYER_NORMS
-    values = model.state_dict() if config.model_type == "apertus" else {}
-    activation = {
-        f"xielu.{part}": [values[f"model.layers.{layer}.mlp.act_fn.{part}"].item() for layer in range(2)]
-        for part in ("alpha_n", "alpha_p", "beta", "eps")
-        if values
-    }
-    return {"attention.layer_norm_epsilon" if is_plain else "attention.layer_norm_rms_epsilon": eps, **activation}
 
 
 @pytest.mark.parametrize(

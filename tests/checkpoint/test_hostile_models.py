@@ -20,7 +20,19 @@ from penstock.models.registry import find_network
 from tests.support.encoders import sentence_transformer
 from tests.support.families import FAMILIES, sizes_of
 from tests.support.file_damage import count_refusals, mutate, num_mutants
-from tests.support.quantized_folders import awq_layer, float8_layer, gptq_layer, write_folders
+from tests.support.gguf_experts import EXPERT_FAMILIES
+from tests.support.gguf_gemma import GEMMA_FAMILIES
+from tests.support.gguf_hybrids import HYBRID_FAMILIES
+from tests.support.gguf_models import FAMILIES as GGUF_MODELS
+from tests.support.gguf_models import eps_of, gguf_arrays, random_model, write_gguf
+from tests.support.quantized_folders import (
+    awq_layer,
+    float8_layer,
+    gptq_layer,
+    integer_layer,
+    packed_layer,
+    write_folders,
+)
 
 ENCODERS = ("bert", "roberta", "modernbert", "eurobert", "nomic_bert", "t5", "umt5")
 ROWS = {row[0]: name for name, row in reversed(FAMILIES.items())}
@@ -42,7 +54,16 @@ TYPES = (*ROWS, *ENCODERS, *NESTED)
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
-FOLDERS = {"gptq": (GPTQ, gptq_layer), "awq": (AWQ, awq_layer), "fp8": (FP8, partial(float8_layer, block=128))}
+GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}}
+PACKED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": GROUP}}
+CHANNEL = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}
+INTEGERS = PACKED | {"format": "int-quantized", "config_groups": {"group_0": CHANNEL}}
+FOLDERS = {
+    "gptq": (GPTQ, gptq_layer), "awq": (AWQ, awq_layer), "fp8": (FP8, partial(float8_layer, block=128)),
+    "packed": (PACKED, partial(packed_layer, sym=False)), "integers": (INTEGERS, integer_layer),
+}  # fmt: skip
+GGUF_FAMILIES = {**GGUF_MODELS, **EXPERT_FAMILIES, **HYBRID_FAMILIES, **GEMMA_FAMILIES}
+QUICK = ("qwen35", "gpt-oss", "granitehybrid", "lfm2", "gpt2")
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -132,3 +153,26 @@ def test_damaged_quantized_folders_are_refused_or_sound(tmp_path: Path, method: 
         refused += bool(message)
         changed.write_bytes(files[changed])
     assert refused > count // 4
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in GGUF_FAMILIES]
+)
+def test_damaged_gguf_files_of_a_family_are_refused_or_read(tmp_path: Path, name: str) -> None:
+    family, path = GGUF_FAMILIES[name], tmp_path / "model.gguf"
+    model = random_model(family)
+    write_gguf(path, family.arch, gguf_arrays(family, model), eps_of(model) | dict(family.keys))
+    sound = path.read_bytes()
+    head = sound[: sound.rindex(b"blk.") + 256]
+
+    def use(data: bytes) -> None:
+        path.write_bytes(data + sound[len(head) :])
+        checkpoint = Checkpoint.open(path)
+        for tensor, info in checkpoint.tensors.items():
+            assert checkpoint.read(tensor).nbytes == info.num_bytes
+        checkpoint.side_files()
+        find_network(checkpoint.config.str("model_type")).Config.read(checkpoint.config)
+
+    use(head)
+    count = max(1, num_mutants(5000) // len(GGUF_FAMILIES))
+    assert count_refusals(13, count, head, use) > count // 3

@@ -1,14 +1,19 @@
-"""A damaged tokenizer.json ends in an error of ours or in a tokenizer that works, never in anything else."""
+"""Damaged files of tokenizers end in an error of ours or in a tokenizer that works, never in anything else."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from penstock.checkpoint.bert_vocab import bert_tokenizer
+from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
+from penstock.core.tokenizer import Tokenizer
+from penstock.graph.tokenizer.compiler import compile_tokenizer
 from tests.support.file_damage import count_refusals, num_mutants
 
 NUM_MUTANTS = num_mutants(10_000)
@@ -34,6 +39,15 @@ def sound() -> bytes:
     return json.dumps(json.loads(library.to_str()), ensure_ascii=False).encode()
 
 
+def use_in_the_core(data: bytes) -> bool:
+    """Compile a tokenizer.json, and encode and decode where the core can; return whether it can."""
+    segment, reason = compile_tokenizer({"tokenizer.json": data})
+    compiled = Tokenizer.of_segment(segment)
+    for text in TEXTS if not reason else ():
+        compiled.decode(compiled.encode(text))
+    return not reason
+
+
 def test_mutated_tokenizers_raise_only_penstock_errors(sound: bytes) -> None:
     def use(data: bytes) -> None:
         tokenizer = LibraryTokenizer(data)  # what the tokenizer's process runs
@@ -41,3 +55,37 @@ def test_mutated_tokenizers_raise_only_penstock_errors(sound: bytes) -> None:
             tokenizer.decode(tokenizer.encode(text))
 
     assert 0 < count_refusals(7, NUM_MUTANTS, sound, use) < NUM_MUTANTS
+
+
+def test_mutated_tokenizers_compile_or_are_refused(sound: bytes) -> None:
+    counts = [0, 0]
+
+    def use(data: bytes) -> None:
+        counts[use_in_the_core(data)] += 1
+
+    assert 0 < count_refusals(8, NUM_MUTANTS // 5, sound, use) < NUM_MUTANTS // 5
+    assert counts[True] > 0
+
+
+def test_mutated_sentencepiece_models_are_read_or_refused() -> None:
+    model, count = (Path(__file__).parent / "data/pieces.model").read_bytes(), max(1, NUM_MUTANTS // 5)
+
+    def use(data: bytes) -> None:
+        made = sentencepiece_tokenizer(data, b"{}")
+        if made is not None:
+            use_in_the_core(made)
+
+    assert 0 < count_refusals(9, count, model, use) < count
+
+
+def test_mutated_vocabularies_are_read_or_refused() -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "##a", "##b", "def", "Grüße", "世界"]
+    made_any, count = [], max(1, NUM_MUTANTS // 5)
+
+    def use(data: bytes) -> None:
+        made = bert_tokenizer(data, b'{"tokenizer_class": "BertTokenizer"}')
+        if made is not None:
+            made_any.append(use_in_the_core(made))
+
+    assert 0 < count_refusals(10, count, "\n".join(words).encode(), use) < count
+    assert any(made_any)

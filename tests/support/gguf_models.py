@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-__all__ = ["FAMILIES", "Family", "gguf_arrays", "in_pairs", "random_model", "write_gguf"]
+__all__ = ["FAMILIES", "Family", "eps_of", "gguf_arrays", "in_pairs", "random_model", "write_gguf"]
 
 Kind = gguf.GGMLQuantizationType
 SIZES: dict[str, Any] = {
@@ -424,6 +424,24 @@ def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for block, end in itertools.product(("blk.0", "blk.1"), ("weight", "bias")):
         result[f"{block}.attn_qkv.{end}"] = np.concatenate([arrays[f"{block}.attn_{part}.{end}"] for part in "qkv"])
     return result
+
+
+LAYER_NORMS = ("starcoder2", "phi", "gpt_neox", "falcon", "gpt2", "bloom", "cohere", "cohere2", "olmo")
+
+
+def eps_of(model: Any) -> dict[str, Any]:
+    """Return the keys whose values are the model's own: the epsilon of norms, and the activation of Apertus."""
+    config = model.config
+    names = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    eps = next((getattr(config, name) for name in names if hasattr(config, name)), 1e-5)
+    is_plain = config.model_type in LAYER_NORMS
+    values = model.state_dict() if config.model_type == "apertus" else {}
+    activation = {
+        f"xielu.{part}": [values[f"model.layers.{layer}.mlp.act_fn.{part}"].item() for layer in range(2)]
+        for part in ("alpha_n", "alpha_p", "beta", "eps")
+        if values
+    }
+    return {"attention.layer_norm_epsilon" if is_plain else "attention.layer_norm_rms_epsilon": eps, **activation}
 
 
 def write_gguf(

@@ -185,6 +185,15 @@ def _bert(cleanup: bool = True, **options: bool) -> Tokenizer:
     return tokenizer
 
 
+def _whole_words() -> Tokenizer:
+    """WordPiece whose vocabulary has no token that goes on in a word."""
+    words = sorted({word for text in SAMPLES for word in text.split()})[:40]
+    vocab = {token: i for i, token in enumerate(dict.fromkeys(["[UNK]", *"abcde", *words]))}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    return tokenizer
+
+
 def _bare_word_piece() -> Tokenizer:
     """WordPiece of words between spaces, without a decoder; its prefix is a letter."""
     tokenizer = _bert()
@@ -278,6 +287,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "WordPiece with case": lambda: _bert(lowercase=False, cleanup=False),
     "WordPiece with accents": lambda: _bert(strip_accents=False, handle_chinese_chars=False, clean_text=False),
     "WordPiece without a decoder": _bare_word_piece,
+    "WordPiece of whole words": _whole_words,
     "Unigram": _unigram,
     "Unigram of whole texts": lambda: _unigram(split=False),
     "Unigram of words": lambda: _unigram(True),

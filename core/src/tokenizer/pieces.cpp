@@ -7,7 +7,7 @@ namespace ps {
 
 // Each value is bounded, because the tables of a mapped file may change.
 uint32_t child_of(const Table<TrieNode>& trie, uint32_t node, uint8_t byte) {
-  if (node + 1 >= trie.count) return 0;
+  if (uint64_t{node} + 1 >= trie.count) return 0;  // kNoToken, too
   uint32_t first = trie.data[node].children;
   const uint32_t end = std::min(trie.data[node + 1].children, trie.count - 1);
   uint32_t last = end;
