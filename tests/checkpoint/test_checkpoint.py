@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -198,3 +199,13 @@ def test_side_files_are_read_with_a_limit(tmp_path: Path) -> None:
     assert list(Checkpoint.open(tmp_path).side_files()) == ["config.json", "tokenizer_config.json"]
     with pytest.raises(InvalidFileError, match=r"tokenizer_config\.json: .* 100 bytes"):
         read_small_file(tmp_path / "tokenizer_config.json", 100)
+
+
+def test_a_small_file_takes_no_more_memory_than_its_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"x" * 1000)
+    tracemalloc.start()
+    try:
+        assert read_small_file(tmp_path / "config.json") == b"x" * 1000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

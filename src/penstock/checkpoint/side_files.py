@@ -28,7 +28,10 @@ def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
     """Return the bytes of a regular file; InvalidFileError for one of more than ``max_bytes``."""
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as stream:
-        data = stream.read(max_bytes + 1)
+        size = min(os.fstat(descriptor).st_size, max_bytes)
+        data = stream.read(size + 1)  # not all of max_bytes, as much memory as read() is asked for is allocated
+        if len(data) > size:  # the file grows
+            data += stream.read(max_bytes + 1 - len(data))
     if len(data) > max_bytes:
         raise InvalidFileError(f"{path.name}: expected at most {max_bytes} bytes, found more")
     return data
