@@ -250,3 +250,11 @@ def test_a_terminal_gets_lines_for_people_first():
 def test_json_logs_can_be_asked_for():
     with Terminal("serve", DEMO, "--port", 0, "--log-format", "json") as terminal:
         assert '{"time": ' in terminal.until("  try: curl ")
+
+
+def test_notes_about_ranks_are_said_once(tmp_path: Path) -> None:
+    """Two workers have the same ranks.  The demo has two key-value heads."""
+    with serving(DEMO, "--tp", 3, "--threads", 1, "--workers", 2, cwd=tmp_path):
+        log = (tmp_path / "log").read_text()
+    assert log.count("worker_ready") == 2
+    assert log.count("Key-value heads are repeated on ranks, which costs ") == 1

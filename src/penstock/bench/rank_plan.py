@@ -44,7 +44,6 @@ __all__ = [
     "model_graph",
     "predict",
     "rank_memory",
-    "repeated_kv_bytes",
 ]
 
 CONTEXT_TOKENS: Final = 512
@@ -135,19 +134,6 @@ def rank_memory(whole: Graph, layout: RankLayout, *, context_len: int = 0, kv_ca
             read = sum(_bytes_read(graph, node) for node in graph.nodes) + kv_read
             result.append(RankMemory(rank, plan.weight_bytes, plan.kv_bytes, rest, read))
     return result
-
-
-def repeated_kv_bytes(whole: Graph, layout: RankLayout, memory: Sequence[RankMemory]) -> int:
-    """Return the bytes of ``memory`` for keys and values of heads that another rank has, too."""
-    repeated = 0.0
-    for stage in range(layout.pp):
-        ranks = [layout.rank_of(stage, place) for place in range(layout.stage_ranks)]
-        states = [cut_rank(whole, rank, layout)[0].states for rank in ranks]
-        num_heads = sum(own.num_kv_heads for one in states for own in one.values()) / layout.cp
-        needed = sum(whole.states[name].num_kv_heads for name in states[0])
-        if num_heads > needed:
-            repeated += (1 - needed / num_heads) * sum(memory[rank].kv_bytes for rank in ranks)
-    return round(repeated)
 
 
 def _bytes_read(graph: Graph, node: Node) -> int:

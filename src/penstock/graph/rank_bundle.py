@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # a rank's process starts sooner without the modules of check
     from penstock.sharding.strategy import RowRanges
 
 __all__ = [
-    "WEIGHTS", "WHOLE", "cuts_columns", "partials_bytes", "rows_by_tensor", "take_rows", "widest_exchange",
-    "widest_partials", "write_rank_bundle",
+    "WEIGHTS", "WHOLE", "cuts_columns", "partials_bytes", "repeated_kv_bytes", "rows_by_tensor", "take_rows",
+    "widest_exchange", "widest_partials", "write_rank_bundle",
 ]  # fmt: skip
 
 WEIGHTS = "weights"
@@ -144,6 +144,18 @@ def partials_bytes(graph: Graph, attention: Node) -> int:
     head_dim = graph.states[attention.inputs[1].name].head_dim
     num_heads = math.prod(dim.offset for dim in graph.values[attention.inputs[0].name].shape[1:]) // head_dim
     return num_heads * 4 * (16 + -(-head_dim // 16) * 16)
+
+
+def repeated_kv_bytes(whole: Graph, graphs: Sequence[Graph], layout: RankLayout, kv_bytes: Sequence[int]) -> int:
+    """Return the bytes of ``kv_bytes`` for keys and values of heads that another rank has, too; ``graphs``: by rank."""
+    repeated = 0.0
+    for stage in range(layout.pp):
+        ranks = [layout.rank_of(stage, place) for place in range(layout.stage_ranks)]
+        num_heads = sum(own.num_kv_heads for rank in ranks for own in graphs[rank].states.values()) / layout.cp
+        needed = sum(whole.states[name].num_kv_heads for name in graphs[ranks[0]].states)
+        if num_heads > needed:
+            repeated += (1 - needed / num_heads) * sum(kv_bytes[rank] for rank in ranks)
+    return round(repeated)
 
 
 def take_rows(weight: Weight, data: npt.NDArray[np.uint8], ranges: RowRanges) -> npt.NDArray[np.uint8]:

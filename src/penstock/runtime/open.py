@@ -17,7 +17,7 @@ from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, OutOfMemoryError, UnsupportedError
 from penstock.runtime.machine import memory
-from penstock.runtime.program import Program, ProgramLimits, pages_for
+from penstock.runtime.program import Program, ProgramInfo, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify
 from penstock.validation import refusal, wrong_type
 
@@ -36,6 +36,7 @@ __all__ = [
     "is_cut",
     "open_program",
     "rank_bundles",
+    "rank_notes",
     "registered_script",
 ]
 
@@ -274,17 +275,26 @@ def _open_bundle(
     return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)
 
 
-def _notes(program: Program, limits: ProgramLimits, longest: int, *, is_local: bool) -> list[str]:
-    """Return lines for the user.  ``longest``: the context length of the model.  ``is_local``: all ranks are here."""
+def rank_notes(info: ProgramInfo, *, is_local: bool = True) -> list[str]:
+    """Return the notes that follow from the division of a model over ranks; ``is_local``: all ranks are here."""
     from penstock.runtime.ranks.open_ranks import default_threads
 
     notes = []
-    num_threads = program.info.num_ranks * program.info.num_threads
-    if is_local and program.info.num_ranks > 1 and num_threads > (num_cores := default_threads()):
+    num_threads = info.num_ranks * info.num_threads
+    if is_local and info.num_ranks > 1 and num_threads > (num_cores := default_threads()):
         notes.append(
-            f"The {program.info.num_ranks} ranks have {num_threads} threads, but only {num_cores} cores. "
+            f"The {info.num_ranks} ranks have {num_threads} threads, but only {num_cores} cores. "
             "Set --tp, --pp, --cp or --threads to change it."
         )
+    if info.repeated_kv_bytes:
+        megabytes = max(0.1, info.repeated_kv_bytes / 1e6)
+        notes.append(f"Key-value heads are repeated on ranks, which costs {megabytes:,.1f} MB of keys and values.")
+    return notes
+
+
+def _notes(program: Program, limits: ProgramLimits, longest: int, *, is_local: bool) -> list[str]:
+    """Return lines for the user.  ``longest``: the context length of the model.  ``is_local``: all ranks are here."""
+    notes = rank_notes(program.info, is_local=is_local)
     if limits.context_len == 0 and program.limits.context_len < longest:
         notes.append(
             f"The context length is {program.limits.context_len} instead of the model's {longest}, because more does "

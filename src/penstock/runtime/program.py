@@ -104,6 +104,7 @@ class ProgramInfo:
     ``num_stages``: of a pipeline; such a program is a PipelinedProgram.  ``num_ranks``: the ranks that have weights;
     ``num_threads`` and the bytes are those of the first of them, ``plan`` is that of rank 0, and ``rank_plans`` are
     those of all, if they are several.  ``context_ranks``: the ranks that the pages of a request are dealt out to.
+    ``repeated_kv_bytes``: the bytes of keys and values that several ranks have.
     """
 
     network: str
@@ -126,6 +127,7 @@ class ProgramInfo:
     rank_plans: tuple[Plan, ...] = ()
     context_ranks: int = 1
     group_pages: tuple[int, ...] = ()
+    repeated_kv_bytes: int = 0
 
     @property
     def whole_prompts(self) -> bool:

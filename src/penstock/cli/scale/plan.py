@@ -57,7 +57,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Plan; print a table for each question."""
-    from penstock.bench.rank_plan import model_graph, predict, rank_memory, repeated_kv_bytes
+    from penstock.bench.rank_plan import model_graph, predict, rank_memory
+    from penstock.graph.passes.pipeline import cut_rank
+    from penstock.graph.rank_bundle import repeated_kv_bytes
 
     layout = RankLayout(args.tp, args.pp, args.cp)
     _check_link(args)
@@ -69,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     memory = rank_memory(graph, layout, context_len=args.context_len, kv_cache=args.kv_cache)
     layouts = list(dict.fromkeys([*map(RankLayout, sorted({*WORLDS, args.tp})), layout]))
     predictions = [] if args.no_probe else predict(graph, layouts, links=_links(args, layouts))
-    repeated = repeated_kv_bytes(graph, layout, memory)
+    graphs = [cut_rank(graph, rank, layout)[0] for rank in range(layout.world)]
+    repeated = repeated_kv_bytes(graph, graphs, layout, [rank.kv_bytes for rank in memory])
     if args.out is not None and strategy is not None:
         strategy.write(Path(args.out))
     if args.json:

@@ -19,7 +19,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnavailableE
 from penstock.graph.ir import Graph
 from penstock.graph.metadata import decode_metadata
 from penstock.graph.passes.pipeline import cut_rank
-from penstock.graph.rank_bundle import WHOLE, widest_exchange, widest_partials, write_rank_bundle
+from penstock.graph.rank_bundle import WHOLE, repeated_kv_bytes, widest_exchange, widest_partials, write_rank_bundle
 from penstock.graph.without_weights import write_without_weights
 from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram, fit_limits, plan_limits
@@ -46,7 +46,7 @@ class RankPlan:
     """The graphs and the memory of all ranks, and the sizes that they have in common.
 
     ``models``: the descriptions of the ranks that have weights.  ``threads``: of each of these.  ``verify_s``: the
-    seconds of verifying the checksums.
+    seconds of verifying the checksums.  ``repeated_kv_bytes``: of keys and values of heads that several ranks have.
     """
 
     graphs: list[Graph]
@@ -55,6 +55,7 @@ class RankPlan:
     limits: ProgramLimits
     threads: int
     verify_s: float
+    repeated_kv_bytes: int = 0
 
 
 def plan_ranks(
@@ -73,10 +74,20 @@ def plan_ranks(
     raises.
     """
     threads = threads or max(1, default_threads() // layout.num_computing)
-    graphs, verify_s = _rank_graphs(source, layout, verify)
+    whole, graphs, verify_s = _rank_graphs(source, layout, verify)
     if available is None and (machine := memory()).total:
         available = machine.available
-    return _plan_graphs(graphs, layout, threads, limits or ProgramLimits(), available, verify_s)
+    return _with_repeats(
+        _plan_graphs(graphs, layout, threads, limits or ProgramLimits(), available, verify_s), whole, layout
+    )
+
+
+def _with_repeats(plan: RankPlan, whole: Graph | None, layout: RankLayout) -> RankPlan:
+    """Add the bytes of repeated heads.  ``whole``: None where there are only the bundles of ranks, which do not say."""
+    if whole is None:
+        return plan
+    repeated = repeated_kv_bytes(whole, plan.graphs, layout, [one.kv_bytes for one in plan.plans])
+    return dataclasses.replace(plan, repeated_kv_bytes=repeated)
 
 
 def _plan_graphs(
@@ -152,6 +163,7 @@ def open_ranks(
         group.close()
         raise
     program.verify_s = plan.verify_s
+    program.info = dataclasses.replace(program.info, repeated_kv_bytes=plan.repeated_kv_bytes)
     if layout.pp > 1:  # rank 0 has no weights and no attention
         program.info = dataclasses.replace(
             program.info,
@@ -195,6 +207,7 @@ def _gather_stages(
         else:
             graphs = [graph, *_graphs_of_stages(group.read_metadata(), layout)]
         plan = _plan_graphs(graphs, layout, threads, limits or ProgramLimits(), available, verify_s)
+        plan = _with_repeats(plan, graph if own == source else None, layout)
         group.connect(_part_bytes(plan.graphs, plan.limits))
     except BaseException:
         group.close()
@@ -282,8 +295,10 @@ def _agreement(checksum: str, limits: ProgramLimits) -> str:
     )
 
 
-def _rank_graphs(source: Path | Sequence[Path], layout: RankLayout, verify: str) -> tuple[list[Graph], float]:
-    """Return the graphs of all ranks, and the seconds of the verification.
+def _rank_graphs(
+    source: Path | Sequence[Path], layout: RankLayout, verify: str
+) -> tuple[Graph | None, list[Graph], float]:
+    """Return the whole graph if it is there, the graphs of all ranks, and the seconds of the verification.
 
     Raises InvalidArgumentError (``tensor_parallel_size``, ``pipeline_parallel_size``, ``context_parallel_size``) for
     the bundles of another layout.
@@ -295,10 +310,10 @@ def _rank_graphs(source: Path | Sequence[Path], layout: RankLayout, verify: str)
             graphs.append(decode_metadata(read_metadata(path, model.stamp))[0])
         seconds += verify_s
     if isinstance(source, Path):
-        return [cut_rank(graphs[0], rank, layout)[0] for rank in range(layout.world)], seconds
+        return graphs[0], [cut_rank(graphs[0], rank, layout)[0] for rank in range(layout.world)], seconds
     for rank, graph in enumerate(graphs):
         check_rank_bundle(source[rank], graph, rank, layout)
-    return graphs, seconds
+    return None, graphs, seconds
 
 
 def check_rank_bundle(path: Path, graph: Graph, rank: int, layout: RankLayout) -> None:

@@ -260,10 +260,12 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
     is slower than one step for all of them.
     """
     from penstock.engine.params import SamplingParams
+    from penstock.runtime.open import rank_notes
 
     with ExitStack() as stack:
         llm = _open_planned(config, on_plan, stack)
-    for note in llm.notes:
+    known = [] if config.says_notes else rank_notes(llm.info)
+    for note in (note for note in llm.notes if note not in known):
         print(f"penstock worker: {config.name}: {note}", file=sys.stderr, flush=True)
     try:
         if llm.has_text:

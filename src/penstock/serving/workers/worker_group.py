@@ -227,12 +227,14 @@ class WorkerGroup:
         """Return the configuration of the next worker.
 
         The first of several workers that start together verifies the bundle: if it is damaged, none becomes ready.  The
-        bundle of a folder may be made again meanwhile, so the others check that theirs is the verified one.
+        bundle of a folder may be made again meanwhile, so the others check that theirs is the verified one.  The first
+        one also prints the notes about its ranks, once.
         """
-        if slot == 0 or not is_first or self.config.verify == "never":
-            return self.config
-        is_made = Path(self.config.path).is_dir() or is_gguf(Path(self.config.path))
-        return replace(self.config, verify="once" if is_made else "never")
+        config = replace(self.config, says_notes=slot == 0 and is_first)
+        if slot == 0 or not is_first or config.verify == "never":
+            return config
+        is_made = Path(config.path).is_dir() or is_gguf(Path(config.path))
+        return replace(config, verify="once" if is_made else "never")
 
     def _note_ready(self, slot: int, connection: WorkerConnection) -> None:
         self._failing.discard(slot)
