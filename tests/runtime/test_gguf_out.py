@@ -10,10 +10,12 @@ import gguf
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from penstock import LLM
 from penstock.checkpoint.convert import Conversion
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.k_blocks import quantize_q4_k, quantize_q6_k
 from penstock.checkpoint.gguf.writer import quantize_q8_0
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
@@ -87,6 +89,55 @@ def test_blocks_of_q8_0_are_those_of_the_reference() -> None:
     rows[0] = 0
     rows[1, :32] = np.arange(-15.5, 16.5)  # ties
     assert np.array_equal(quantize_q8_0(rows), gguf.quantize(rows, Kind.Q8_0))
+
+
+ERRORS = {"q4_k": (quantize_q4_k, 0.0715, 0.0835), "q6_k": (quantize_q6_k, 0.0178, 0.0217)}
+"""The relative error of llama.cpp's own blocks of normal and of Student's t values (5 degrees of freedom)."""
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_blocks_of_k_types_are_near_the_values(name: str) -> None:
+    quantize, *limits = ERRORS[name]
+    rng, kind = np.random.default_rng(0), Kind[name.upper()]
+    for values, limit in zip((rng.normal(size=(64, 512)), rng.standard_t(5, (64, 512))), limits, strict=True):
+        rows = (values * 0.02).astype(np.float32)
+        blocks = quantize(rows)
+        own = gguf.dequantize(blocks, kind)
+        assert blocks.shape == (64, 2 * {"q4_k": 144, "q6_k": 210}[name])
+        assert np.linalg.norm(own - rows) < limit * np.linalg.norm(rows)
+        assert np.array_equal(quantize(rows[3:5]), blocks[3:5])
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_unusual_values_of_k_types(name: str) -> None:
+    quantize, kind = ERRORS[name][0], Kind[name.upper()]
+    rows = np.zeros((4, 256), np.float32)
+    rows[1], rows[2] = 0.5, -0.25
+    rows[3, 7] = 1e-9
+    assert np.abs(gguf.dequantize(quantize(rows), kind) - rows).max() < 5e-3
+    for wrong in (np.nan, np.inf, 1e30):
+        rows[2, 5] = wrong
+        with raises(InvalidArgumentError, param="dtype"):
+            quantize(rows)
+
+
+@pytest.mark.parametrize("dtype", ["q4_k", "q6_k"])
+def test_k_types_are_those_of_matrices_with_whole_blocks(tmp_path: Path, dtype: str) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 288, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=300, num_hidden_layers=1, head_dim=64)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    convert(tmp_path / "model", tmp_path / "out.gguf", Conversion(dtype))
+    kinds = {tensor.name: tensor.tensor_type for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
+    own = Kind[dtype.upper()]
+    assert kinds["blk.0.attn_q.weight"] == kinds["token_embd.weight"] == own
+    assert kinds["output.weight"] == Kind.Q6_K
+    assert kinds["blk.0.ffn_down.weight"] == Kind.Q8_0
+    assert kinds["blk.0.attn_norm.weight"] == Kind.F32
+    logits = []
+    for path in (tmp_path / "model", tmp_path / "out.gguf"):
+        with LLM(path, scheme="f32", mode="eager") as llm:
+            logits.append(llm.logits([1, 5, 9, 200]))
+    assert np.abs(logits[0] - logits[1]).max() < 0.2 * np.abs(logits[0]).max()
 
 
 def test_the_tokenizer_of_the_folder_is_kept(tmp_path: Path) -> None:

@@ -36,9 +36,10 @@ Progress = Callable[[int, int], None]
 class Conversion:
     """The options of a conversion.
 
-    ``dtype``: the type of all floats ("f32", "f16", "bf16"; in a GGUF file also "q8_0"), or None.  ``layout``: "split"
-    or "fused" linears, or None.  ``lora``: a folder with an adapter in peft's layout, or None.  ``max_file_mb``: the
-    size of a file of weights, in millions of bytes, that is not exceeded unless by one tensor; 0 writes one file.
+    ``dtype``: the type of all floats ("f32", "f16", "bf16"; in a GGUF file also "q8_0", "q6_k" and "q4_k"), or None.
+    ``layout``: "split" or "fused" linears, or None.  ``lora``: a folder with an adapter in peft's layout, or None.
+    ``max_file_mb``: the size of a file of weights, in millions of bytes, that is not exceeded unless by one tensor; 0
+    writes one file.
     """
 
     dtype: str | None = None
@@ -49,7 +50,7 @@ class Conversion:
     def __post_init__(self) -> None:
         """Refuse a wrong value, by name."""
         if self.dtype is not None:
-            check_choice("dtype", self.dtype, (*FLOATS, "q8_0"))
+            check_choice("dtype", self.dtype, (*FLOATS, "q8_0", "q6_k", "q4_k"))
         if self.layout is not None:
             check_choice("layout", self.layout, LAYOUTS)
         check_integer("max_file_mb", self.max_file_mb, 0, 1 << 30)

@@ -16,6 +16,7 @@ from penstock.checkpoint.float_types import convert_floats, to_float32
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.architectures.architecture import TOP_NAMES, Architecture
 from penstock.checkpoint.gguf.architectures.table import architecture_of
+from penstock.checkpoint.gguf.k_blocks import BLOCK_LEN, quantize_q4_k, quantize_q6_k
 from penstock.checkpoint.gguf.tokenizer_out import tokenizer_metadata
 from penstock.checkpoint.gguf.writer import FILE_TYPES, GgufEntry, GgufWriter, quantize_q8_0
 from penstock.config import RopeConfig, check_choice
@@ -27,6 +28,8 @@ __all__ = ["GGUF_TYPES", "write_gguf"]
 
 GGUF_TYPES: Final = tuple(FILE_TYPES)
 """The element types that matrices can have; vectors and routers are float32."""
+_K_TYPES: Final = ("q4_k", "q6_k")
+_QUANTIZERS: Final = {"q8_0": quantize_q8_0, "q4_k": quantize_q4_k, "q6_k": quantize_q6_k}
 _FAMILIES: Final = (
     "llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "smollm3", "granite", "gemma", "gemma2", "gemma3_text",
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe",
@@ -74,7 +77,7 @@ def write_gguf(folder: Path, out: Path, kind: str, progress: Callable[[int, int]
     name, architecture = found
     own = find_network(model_type).Config.read(checkpoint.config)
     metadata = {"general.architecture": name, "general.file_type": FILE_TYPES[kind]}
-    if kind == "q8_0":
+    if kind in _QUANTIZERS:
         metadata["general.quantization_version"] = 2
     metadata |= {f"{name}.{key}": value for key, value in _keys(own, architecture, model_type).items()}
     metadata |= tokenizer_metadata(checkpoint.side_files(), own.vocab_size)
@@ -257,12 +260,25 @@ def _tensors(
         if part == "ffn_gate_inp_shexp":  # a matrix of one row is a vector
             shape = shape[-1:]
         is_matrix = len(shape) > 1 and part not in _FLOAT32_PARTS and end == "weight"
-        own = kind if is_matrix and (kind != "q8_0" or shape[-1] % 32 == 0) else "f16" if is_matrix else "f32"
+        is_head = part == "output" or (part == "token_embd" and sizes.tied)
+        own = _kind_of(kind, shape[-1], is_head) if is_matrix else "f32"
         heads = {"attn_q": sizes.num_heads, "attn_k": sizes.num_kv_heads}
         pair_heads = heads.get(part, 0) if architecture.has_pairs and layer is not None else 0
         stored = f"{part}.{end}" if layer is None else f"blk.{layer}.{part}.{end}"
         result.append(_Tensor(GgufEntry(stored, own, shape), tuple(names), pair_heads))
     return result
+
+
+def _kind_of(kind: str, num_columns: int, is_head: bool) -> str:
+    """Return the element type of a matrix in a file of ``kind``, like llama.cpp with more bits for the output head.
+
+    Rows without whole blocks have the next type whose blocks fit.
+    """
+    if kind == "q4_k" and is_head:
+        kind = "q6_k"
+    if kind in _K_TYPES and num_columns % BLOCK_LEN:
+        kind = "q8_0"
+    return "f16" if kind == "q8_0" and num_columns % 32 else kind
 
 
 def _expert_number(module: str) -> int:
@@ -289,8 +305,8 @@ def _data(checkpoint: Checkpoint, tensor: _Tensor, parameter: str) -> Iterator[N
     for start in range(0, info.shape[0], step):
         rows = np.ascontiguousarray(values[start : start + step])
         try:
-            if kind == "q8_0":
-                yield quantize_q8_0(to_float32(rows, info.dtype))
+            if kind in _QUANTIZERS:
+                yield _QUANTIZERS[kind](to_float32(rows.reshape(-1, rows.shape[-1]), info.dtype))
             else:
                 yield convert_floats(rows, info.dtype, kind)
         except InvalidArgumentError as error:

@@ -16,7 +16,7 @@ from penstock.errors import InternalError
 
 __all__ = ["FILE_TYPES", "GgufEntry", "GgufWriter", "quantize_q8_0"]
 
-FILE_TYPES: Final = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
+FILE_TYPES: Final = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "q6_k": 18, "bf16": 32}
 """The values of general.file_type of the element types that are written."""
 _ALIGNMENT: Final = 32
 _NUMBERS: Final = {kind.name.lower(): number for number, kind in ELEMENT_TYPES.items()}
@@ -27,7 +27,7 @@ _ITEMS: Final[dict[type, tuple[int, str]]] = {bool: (7, "?"), int: (5, "<i4"), f
 
 @dataclass(frozen=True)
 class GgufEntry:
-    """A tensor of the table: its name, its element type ("f32", "f16", "bf16", "q8_0") and its shape."""
+    """A tensor of the table: its name, its element type (of FILE_TYPES) and its shape."""
 
     name: str
     kind: str

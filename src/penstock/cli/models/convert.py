@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--dtype",
         metavar="TYPE",
-        help="f32, f16 or bf16 for all float weights; in a GGUF file also q8_0 (default: as stored)",
+        help="f32, f16 or bf16 for all float weights; in a GGUF file also q8_0, q6_k or q4_k (default: as stored)",
     )
     parser.add_argument(
         "--layout",
