@@ -125,6 +125,15 @@ def test_a_missing_bundle_of_a_rank_is_named(tmp_path: Path) -> None:
         answer(tmp_path / "bundles", 2)
 
 
+def test_a_missing_part_is_named_before_one_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard_folder(DEMO, tmp_path / "cut", strategy_of(DEMO, 2))
+    (tmp_path / "cut" / "rank_1" / WEIGHTS).unlink()
+    monkeypatch.setattr("penstock.runtime.build.build_in_child", lambda *_, **__: pytest.fail("made a bundle"))
+    for use_cache in (True, False):
+        with pytest.raises(InvalidFileError, match=r"expected rank_1/model\.safetensors, found no such file"):
+            answer(tmp_path / "cut", 2, use_cache=use_cache)
+
+
 def test_bundles_of_two_cuts_are_no_group(tmp_path: Path) -> None:
     demo = DEMO.parent / "demo.psm"
     export_ranks(demo, tmp_path / "two", 2)

@@ -363,7 +363,10 @@ def rank_bundles(
             _refuse_count(folder, read_graph(folder / rank_bundle(0))[0], parts, options.layout)
         yield parts
         return
-    check_layout(folder, ShardedFolder.open(folder), options.layout)
+    sharded = ShardedFolder.open(folder)
+    check_layout(folder, sharded, options.layout)
+    for rank in range(world):
+        sharded.file(rank)  # a missing one is named before the bundle of another is made
     with ExitStack() as stack:
         if options.use_cache:
             yield [stack.enter_context(bundle_of(folder, scheme, network, options, rank=rank)) for rank in range(world)]
