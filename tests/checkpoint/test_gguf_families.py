@@ -245,6 +245,17 @@ def test_other_positions_of_shared_layers_are_refused(
         Checkpoint.open(path)
 
 
+def test_factors_of_experts_are_one_for_each(tmp_path: Path) -> None:
+    family, path = GEMMA_FAMILIES["gemma4 with experts"], tmp_path / "model.gguf"
+    model = random_model(family)
+    arrays = gguf_arrays(family, model) | {"blk.1.ffn_down_exps.scale": np.ones(3, np.float32)}
+    write_gguf(path, family.arch, arrays, {**eps_of(model), **family.keys})
+    with pytest.raises(
+        InvalidFileError, match=r"blk\.1\.ffn_down_exps\.scale: expected 4 numbers, found the shape \[3"
+    ):
+        Checkpoint.open(path)
+
+
 def test_a_tensor_of_q_k_and_v_has_rows_of_all_heads(tmp_path: Path) -> None:
     family, path = FAMILIES["gpt2"], tmp_path / "model.gguf"
     model = random_model(family)

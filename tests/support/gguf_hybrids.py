@@ -7,7 +7,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.support.gguf_models import THETA, Family
+from tests.support.gguf_models import HALF, THETA, Family
 
 __all__ = ["HYBRID_FAMILIES"]
 
@@ -96,7 +96,31 @@ def _nemotron_h(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     return _mamba(block, part, array) if own is None else {f"{block}.{own}.weight": array}
 
 
+def _bamba(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """Return a tensor of Mamba-2 in the form of the file; {} for another one."""
+    if ".mamba." not in name:
+        return {}
+    return _mamba(f"blk.{name.split('.')[2]}", name.split(".", 4)[-1], array)
+
+
+BAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 4,
+         "mamba_expand": 2, "attn_layer_indices": [1], "attn_rotary_emb": 8, **HALF}  # fmt: skip
+
 HYBRID_FAMILIES = {
+    "bamba": Family(
+        "Bamba",
+        gguf.MODEL_ARCH.GRANITE_HYBRID,
+        {**BAMBA, "tie_word_embeddings": False},
+        {
+            **FALCON_KEYS,
+            "ssm.inner_size": 128,
+            "attention.head_count_kv": [0, 2],
+            "rope.dimension_count": 8,
+            "rope.scaling.finetuned": True,
+        },
+        has_pairs=True,
+        forms=_bamba,
+    ),
     "falcon-h1": Family(
         "FalconH1",
         gguf.MODEL_ARCH.FALCON_H1,

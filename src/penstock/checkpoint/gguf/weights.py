@@ -160,7 +160,7 @@ class GgufWeights:
             result = _chosen(result, source.columns, 1)
         if source.is_unit:
             lengths: NDArray[np.float32] = np.linalg.norm(result, axis=-1, keepdims=True)
-            unit: NDArray[np.float32] = np.divide(result, lengths)
+            unit: NDArray[np.float32] = np.divide(result, lengths, out=np.zeros_like(result), where=lengths > 0)
             return unit
         return self._logarithm(source, result) if source.is_log else result
 

@@ -17,6 +17,7 @@ from penstock.checkpoint.gguf.architectures.architecture import (
 from penstock.checkpoint.gguf.architectures.delta import DELTA_KEYS, DELTA_NAMES, delta_parts, delta_values
 from penstock.checkpoint.gguf.architectures.mamba import (
     MAMBA_KEYS,
+    bamba_values,
     falcon_parts,
     falcon_values,
     mamba_parts,
@@ -28,7 +29,7 @@ from penstock.checkpoint.gguf.architectures.mamba import (
 from penstock.checkpoint.gguf.architectures.routing import ROUTING_KEYS
 from penstock.checkpoint.gguf.architectures.values import lfm_2
 
-__all__ = ["GRANITE_HYBRID", "HYBRIDS"]
+__all__ = ["BAMBA", "GRANITE_HYBRID", "HYBRIDS"]
 
 _DELTA_EXPERTS: Final = {
     part: name for part, name in {**expert_names("mlp"), **SHARED, **DELTA_NAMES}.items() if part != "ffn_norm"
@@ -175,3 +176,19 @@ GRANITE_HYBRID: Final = replace(
     expert_size="intermediate_size",
 )
 """Architecture granitehybrid, if the number of experts is not 0."""
+BAMBA: Final = replace(
+    HYBRIDS["granitehybrid"],
+    model_type="bamba",
+    read=bamba_values,
+    layer_names={
+        **{part: name.replace("mlp.", "feed_forward.") for part, name in LAYER_NAMES.items()},
+        "ffn_norm": "pre_ff_layernorm",
+        "ssm_conv1d": "mamba.conv1d",
+        "ssm_out": "mamba.out_proj",
+    },
+    factors={},
+    keys=MAMBA_KEYS,
+    constants={},
+    rotates_in_part=True,
+)
+"""Architecture granitehybrid, without Granite's factors."""

@@ -20,8 +20,8 @@ from penstock.checkpoint.gguf.weights import Source
 from penstock.errors import InvalidFileError
 
 __all__ = [
-    "MAMBA_KEYS", "MambaSizes", "falcon_parts", "falcon_values", "mamba_parts", "mamba_values", "nemotron_moe_values",
-    "nemotron_parts", "nemotron_values",
+    "MAMBA_KEYS", "MambaSizes", "bamba_values", "falcon_parts", "falcon_values", "mamba_parts", "mamba_values",
+    "nemotron_moe_values", "nemotron_parts", "nemotron_values",
 ]  # fmt: skip
 
 MAMBA_KEYS: Final = ("ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank")
@@ -87,6 +87,13 @@ def mamba_values(metadata: Metadata, name: str, values: Values, tensors: Tensors
         "shared_intermediate_size": shared.shape[0],
         "position_embedding_type": "rope" if metadata.flag(f"{name}.rope.scaling.finetuned", True) else "nope",
     }
+
+
+def bamba_values(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> dict[str, Any]:
+    """Return the values of Bamba, whose files have the architecture of Granite's hybrids."""
+    own = mamba_values(metadata, name, values, tensors)
+    kinds = own.pop("layer_types")
+    return own | {"attn_layer_indices": [layer for layer, kind in enumerate(kinds) if kind == "attention"]}
 
 
 def falcon_values(metadata: Metadata, name: str, values: Values, tensors: Tensors) -> dict[str, Any]:

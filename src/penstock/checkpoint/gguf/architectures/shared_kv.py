@@ -208,6 +208,10 @@ def _expert_factors(metadata: Metadata, name: str) -> PartSources:
         if part != "ffn_down_exps.scale":
             return None
         count = metadata.integer(f"{name}.expert_count", 0, max=_MAX_EXPERTS)
+        if tensor.shape != (count,):
+            raise InvalidFileError(
+                f"{metadata.file}: tensor {tensor.name}: expected {count} numbers, found the shape {list(tensor.shape)}"
+            )
         return {
             f"router.{expert}.per_expert_scale.weight": Source(tensor.name, rows=((expert, expert + 1),), is_row=True)
             for expert in range(count)

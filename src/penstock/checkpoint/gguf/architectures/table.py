@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.checkpoint.gguf.architectures.architecture import WINDOW, Architecture
+from penstock.checkpoint.gguf.architectures.architecture import GRANITE_FACTORS, WINDOW, Architecture
 from penstock.checkpoint.gguf.architectures.dense import DENSE, OLMO_3
 from penstock.checkpoint.gguf.architectures.encoder import ENCODERS
 from penstock.checkpoint.gguf.architectures.experts import EXPERTS, MIXTRAL
-from penstock.checkpoint.gguf.architectures.hybrids import GRANITE_HYBRID, HYBRIDS
+from penstock.checkpoint.gguf.architectures.hybrids import BAMBA, GRANITE_HYBRID, HYBRIDS
 from penstock.checkpoint.gguf.architectures.latent import DEEPSEEK_3, LATENT, has_sigmoid_experts
 from penstock.checkpoint.gguf.architectures.layer_norm import LAYER_NORMS
 from penstock.checkpoint.gguf.architectures.shared_kv import SHARED_KV
@@ -48,6 +48,8 @@ def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
         )
     if name in _OTHERS and metadata.integer(f"{name}.{_OTHERS[name][0]}", 0):
         return name, _OTHERS[name][1]
+    if name == "granitehybrid" and not any(f"{name}.{key}" in metadata.values for key in GRANITE_FACTORS):
+        return name, BAMBA
     if name == "deepseek2" and has_sigmoid_experts(metadata, name):
         return name, DEEPSEEK_3
     return name, _ARCHITECTURES[name]
@@ -56,7 +58,7 @@ def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
 def architecture_of(model_type: str) -> tuple[str, Architecture] | None:
     """Return the architecture that a file of a family has, with its name; None for a family without one."""
     others = ((name, architecture) for name, (_, architecture) in _OTHERS.items())
-    for name, architecture in (*_ARCHITECTURES.items(), *others, ("deepseek2", DEEPSEEK_3)):
+    for name, architecture in (*_ARCHITECTURES.items(), *others, ("deepseek2", DEEPSEEK_3), ("granitehybrid", BAMBA)):
         if architecture.model_type == _SAME.get(model_type, model_type):
             return name, architecture
     return None
