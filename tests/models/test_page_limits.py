@@ -10,10 +10,12 @@ import transformers
 from penstock import LLM, ProgramLimits, SamplingParams
 from penstock.config import ConfigReader
 from penstock.core import native
+from penstock.engine.page_copies import grant_pages, hold_pages
 from penstock.graph.export import build_graph, export_bundle
 from penstock.graph.without_weights import write_without_weights
 from penstock.models.meta import construct_on_meta
 from penstock.runtime.native import fit_limits
+from penstock.runtime.program import PAGE_TOKENS
 from tests.support.families import prompt, save
 
 PROMPTS = [prompt(10), prompt(70), prompt(150), [*prompt(150)[:96], *prompt(40)], prompt(200)]
@@ -68,3 +70,29 @@ def test_few_states_change_no_answer(family: str, least: int, tmp_path: Path) ->
                 assert [one.logprobs for one in results] == [one.logprobs for one in alone]
             assert cached or llm.engine.figures().num_preemptions > 0
             assert not cached or sum(one.num_cached_tokens for one in results) > 0
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_next", *(pytest.param(name, marks=pytest.mark.long) for name in ("lfm2", "falcon_h1", "deepseek_v3"))],
+)
+def test_states_move_to_another_engine(family: str, tmp_path: Path) -> None:
+    """A prompt's pages are copied with its states, and the answer goes on from them with the bits of its own engine."""
+    path, ids = tmp_path / "model.psm", prompt(101)
+    export_bundle(save(family, tmp_path / family), path, scheme="f32")
+    limits = ProgramLimits(128, 2, context_len=256)
+    with LLM(path, limits=limits) as first, LLM(path, limits=limits) as second:
+        expected = first.generate(ids, PARAMS)
+        sender = hold_pages(first.engine, ids, "")
+        assert sender is not None
+        receiver = grant_pages(second.engine, ids[: sender.num_pages * PAGE_TOKENS], "")
+        assert receiver is not None
+        sender.begin_at(receiver.first)
+        while (data := sender.read()) is not None:
+            assert receiver.write(data)
+        assert receiver.use(sender.num_done, sender.checksum)
+        sender.release()
+        receiver.release()
+        moved = second.generate(ids, PARAMS)
+        assert moved.num_cached_tokens == 96
+        assert (moved.token_ids, moved.logprobs) == (expected.token_ids, expected.logprobs)
