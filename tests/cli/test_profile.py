@@ -6,17 +6,22 @@ import itertools
 import json
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import transformers
 
-from penstock.bench.profile import Row
+from penstock.bench.profile import Profile, Row, profile
 from penstock.bench.trace import chrome_trace
 from penstock.core.native import Model
 from penstock.core.spans import SPAN
+from penstock.errors import UnsupportedError
 from tests.support.command import DEMO, FOLDER
+from tests.support.encoders import build
+from tests.support.errors import raises
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -171,6 +176,16 @@ def test_a_folder_in_a_scheme_with_copied_weights(penstock_command):
     assert phase["fused"] == {"silu_mul": 6}  # gate and up are multiplied where they are made
     assert "silu_mul" not in {row["op"] for row in phase["kinds"]}
     assert (phase["passes"], phase["alike"], phase["step_threads"]) == (1, 1, 1)
+
+
+def test_an_encoder_has_no_decode(tmp_path):
+    build(transformers.AutoModel, "bert").save_pretrained(tmp_path / "model")
+    settings = Profile(tmp_path / "model", threads=1, steps=1, prompt_tokens=50)
+    (phase,) = profile(settings).phases
+    assert (phase.phase, phase.num_tokens) == ("prefill", 50)
+    for changes, param in (({"phases": ("decode",)}, "phase"), ({"batch": 2}, "batch"), ({"context": 9}, "context")):
+        with raises(UnsupportedError, param=param, match="expected prefill only"):
+            profile(replace(settings, **changes))
 
 
 @pytest.mark.long

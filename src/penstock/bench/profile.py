@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -158,7 +158,7 @@ def profile(settings: Profile, progress: Callable[[Any], None] | None = None) ->
         weights=settings.weights,
     )
     with open_model(settings, limits, "profile", progress) as (opened, program, graph):
-        max_len = program.info.context_len
+        settings, max_len = _possible(settings, program), program.info.context_len
         num_prompt, num_context = _sizes(settings, max_len)
         if _longest(settings, num_prompt, num_context) > max_len:
             is_prompt = "prefill" in settings.phases and num_prompt > max_len
@@ -168,6 +168,23 @@ def profile(settings: Profile, progress: Callable[[Any], None] | None = None) ->
                 param="prompt_tokens" if is_prompt else "context",
             )
         return _Profiler(settings, program, graph, pages_for(longest)).report(opened.populate_s)
+
+
+def _possible(settings: Profile, program: NativeProgram) -> Profile:
+    """Return the settings without the phase decode by default, if a network's prompt has to run in one step.
+
+    Raises UnsupportedError for settings of that phase.
+    """
+    if not program.info.whole_prompts or "decode" not in settings.phases:
+        return settings
+    for name, is_set in (("batch", settings.batch != 1), ("context", settings.context is not None)):
+        if is_set or settings.phases == ("decode",):
+            raise UnsupportedError(
+                f"{name if is_set else 'phase'}: expected prefill only, because attention to both sides needs a prompt "
+                "in one step",
+                param=name if is_set else "phase",
+            )
+    return replace(settings, phases=("prefill",))
 
 
 def _sizes(settings: Profile, context_len: int | None) -> tuple[int, int]:

@@ -12,8 +12,10 @@ import pytest
 import transformers
 
 from penstock import LLM
+from penstock.graph.export import export_bundle
 from tests.support.encoders import LIMITS, build, sentence_transformer, write_tokenizer
 from tests.support.http_service import Service
+from tests.support.serve_command import ask, serving
 
 DOCUMENTS = ["the mats", "sat on the mat", "cats"]
 
@@ -109,3 +111,21 @@ def test_long_texts_are_cut_as_the_files_say(tmp_path: Path) -> None:
         assert single["usage"]["prompt_tokens"] == 5
     finally:
         cut.close()
+
+
+def test_workers_open_models_without_a_language_head(folders: dict[str, Path], tmp_path: Path) -> None:
+    """``penstock serve``, whose workers compute something before they are ready."""
+    for name, body, path in (
+        ("embedder", {"input": "the cat"}, "/v1/embeddings"),
+        ("ranker", {"query": "the cat", "documents": DOCUMENTS}, "/rerank"),
+    ):
+        export_bundle(folders[name], tmp_path / f"{name}.psm")
+        with serving(tmp_path / f"{name}.psm", "--context-len", 96, cwd=tmp_path) as (_, url, _):
+            found = ask(url, path, {"model": name, **body})
+        with LLM(folders[name], mode="eager", limits=LIMITS) as llm:
+            if name == "ranker":
+                expected = [one.index for one in llm.rerank("the cat", DOCUMENTS)]
+                assert [one["index"] for one in found["results"]] == expected
+            else:
+                vector = llm.embed("the cat", normalize=True).vector
+                assert np.allclose(found["data"][0]["embedding"], vector, atol=1e-5)

@@ -35,7 +35,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_model(parser, parser, "local model")
     parser.add_argument(
-        "--phase", choices=("prefill", "decode", "both"), default="both", help="phase to run (default: both)"
+        "--phase",
+        choices=("prefill", "decode", "both"),
+        default="both",
+        help="phase to run (default: both, and prefill for an encoder)",
     )
     parser.add_argument(
         "--prompt-tokens", type=int, metavar="N", help="prefill: tokens of the prompt (default: 512, or as many as fit)"

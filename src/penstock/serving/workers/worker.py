@@ -259,7 +259,6 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
     reads every weight once.  The estimate is the time of one token times the maximum number of tokens in a step, which
     is slower than one step for all of them.
     """
-    from penstock.engine.params import SamplingParams
     from penstock.runtime.open import rank_notes
 
     with ExitStack() as stack:
@@ -270,14 +269,25 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
     try:
         if llm.has_text:
             _ = llm.tokenizer
-        is_single = llm.info.bidirectional  # no second token can follow
-        warm = llm.generate([0], SamplingParams(max_tokens=1 if is_single else 2, ignore_eos=True))
+        token_s = _warm_up(llm)
         llm.engine.forget_prefixes()
     except BaseException:
         llm.close()
         raise
-    token_s = warm.timings["prefill_s" if is_single else "per_token_s"]
     return llm, llm.engine.program.limits.max_tokens * token_s
+
+
+def _warm_up(llm: LLM) -> float:
+    """Compute two tokens, or one where no second can follow; return the seconds of the last."""
+    from penstock.engine.params import SamplingParams
+
+    if not llm.engine.has_language_head:
+        start = time.perf_counter()
+        llm.embed([0], "last")
+        return time.perf_counter() - start
+    is_single = llm.info.bidirectional
+    warm = llm.generate([0], SamplingParams(max_tokens=1 if is_single else 2, ignore_eos=True))
+    return warm.timings["prefill_s" if is_single else "per_token_s"]
 
 
 def _end_with_ranks(llm: LLM, starts_again: bool) -> None:
