@@ -182,13 +182,14 @@ except PenstockError as error:
 @pytest.mark.parametrize("late_s", [600, 4])
 def test_ranks_over_mpi_wait_no_longer_than_asked(late_s: int, demo_ranks: Path) -> None:
     """A rank that never comes, and one that comes when the other has given up but still runs."""
-    start = time.monotonic()
+    start, before = time.monotonic(), set(os.listdir(SHARED_FILES))
     done = run_ranks("mpiexec", 2, sys.executable, "-c", LATE, pattern(demo_ranks), late_s, 4 if late_s == 4 else 0)
     assert time.monotonic() - start < 20
     reason = "ranks: not all of 2 ranks joined over MPI within 2 s"
     assert f"0 unavailable {reason}\n" in done.stdout
     assert (f"1 unavailable ranks: the group was ended: {reason}\n" in done.stdout) == (late_s == 4)
     assert done.returncode == 3
+    assert set(os.listdir(SHARED_FILES)) == before
 
 
 def test_mpi_is_refused_where_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:

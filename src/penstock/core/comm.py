@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from penstock import env
@@ -191,10 +193,20 @@ class MpiComm(SharedComm):
 
         if not _interruptible(join, limit_s, leave):  # MPI waits for the other ranks without a limit
             self._struct = ctypes.POINTER(CommStruct)()
+            atexit.register(_unlink_mpi_memory)  # later: a late rank of this host maps it to learn the reason
             raise UnavailableError(reason)
 
     def _close(self, struct: Any) -> None:
         library().ps_mpi_close(struct)
+
+
+def _unlink_mpi_memory() -> None:
+    """Remove the files of shared memory that MPICH has opened here; the core does when all ranks have joined."""
+    with open("/proc/self/maps") as maps:
+        names = {line.split()[-1] for line in maps if "/mpich_shm_" in line}
+    for name in names:
+        with suppress(OSError):
+            os.unlink(name)
 
 
 def _interruptible(
