@@ -245,6 +245,20 @@ def test_other_positions_of_shared_layers_are_refused(
         Checkpoint.open(path)
 
 
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
+def test_keys_of_layers_that_share_them_are_not_read(tmp_path: Path, name: str) -> None:
+    family, path = GEMMA_FAMILIES[name], tmp_path / "model.gguf"
+    model = random_model(family)
+    arrays = gguf_arrays(family, model)
+    unread = {f"blk.3.attn_{part}.weight": arrays[f"blk.1.attn_{part}.weight"] for part in ("k", "v", "k_norm")}
+    assert not set(unread) & set(arrays)
+    write_gguf(path, family.arch, arrays | unread, {**eps_of(model), **family.keys})
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    with LLM(path, mode="eager") as llm:
+        assert np.abs(llm.logits(IDS) - expected).max() < 1e-4
+
+
 def test_factors_of_experts_are_one_for_each(tmp_path: Path) -> None:
     family, path = GEMMA_FAMILIES["gemma4 with experts"], tmp_path / "model.gguf"
     model = random_model(family)

@@ -41,6 +41,8 @@ _SPARSITY: Final = "activation_sparsity_scale"
 _LOCAL_BASE: Final = "rope.freq_base_swa"
 _GEMMA_3N_OWN: Final = 20
 """Layers of Gemma 3n with keys and values of their own, where a file does not say the number of the others."""
+_UNREAD: Final = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
+"""Tensors that a file may have in layers that read the keys and values of others."""
 _NO_TURN: Final = 1e20
 _MAX_EXPERTS: Final = 4096
 _KEYS: Final = (
@@ -82,14 +84,13 @@ def _gemma_3n(metadata: Metadata, name: str, values: Values, tensors: Tensors) -
     widths = f"{name}.feed_forward_length"
     if laurel is None:
         raise InvalidFileError(f"{metadata.file}: expected a matrix blk.0.laurel_l.weight, found none")
-    shared = max(num_layers - _GEMMA_3N_OWN, 0)
     return _read_shared(metadata, name, values, tensors) | {
         "num_key_value_heads": metadata.integer(f"{name}.attention.head_count_kv", min=1),
         "intermediate_size": metadata.integers(widths, num_layers)
         if isinstance(metadata.values.get(widths), np.ndarray)
         else metadata.integer(widths, min=1),
         "rope_local_base_freq": metadata.number(f"{name}.{_LOCAL_BASE}", 10000.0),
-        "num_kv_shared_layers": metadata.integer(f"{name}.attention.shared_kv_layers", shared),
+        "num_kv_shared_layers": _num_shared(metadata, name),
         "altup_active_idx": metadata.integer(f"{name}.altup.active_idx", 0),
         "altup_num_inputs": metadata.integer(f"{name}.altup.num_inputs", 4),
         "laurel_rank": laurel.shape[0],
@@ -126,7 +127,7 @@ def _gemma_4(metadata: Metadata, name: str, values: Values, tensors: Tensors) ->
         **_gemma_4_widths(metadata, f"{name}.feed_forward_length", num_layers),
         "head_dim": metadata.integer(f"{name}.attention.key_length_swa", min=1),
         "global_head_dim": metadata.integer(f"{name}.attention.key_length", min=1),
-        "num_kv_shared_layers": metadata.integer(f"{name}.attention.shared_kv_layers", 0, max=num_layers),
+        "num_kv_shared_layers": _num_shared(metadata, name),
         "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in tensors,
         **_gemma_4_experts(metadata, name, tensors),
     }
@@ -201,10 +202,20 @@ def _proportional_rope(metadata: Metadata, name: str, values: Values, factors: F
     return {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
 
 
-def _expert_factors(metadata: Metadata, name: str) -> PartSources:
-    """Return what finds the factors of experts, of which a tensor has all."""
+def _num_shared(metadata: Metadata, name: str) -> int:
+    """Return the number of layers, the last ones, that read the keys and values of others."""
+    num_layers = metadata.integer(f"{name}.block_count", min=1)
+    default = max(num_layers - _GEMMA_3N_OWN, 0) if name == "gemma3n" else 0
+    return metadata.integer(f"{name}.attention.shared_kv_layers", default, max=num_layers)
+
+
+def _layer_parts(metadata: Metadata, name: str) -> PartSources:
+    """Return what finds the factors of experts, of which a tensor has all, and what shared layers do not compute."""
+    first_shared = metadata.integer(f"{name}.block_count", min=1) - _num_shared(metadata, name)
 
     def sources(tensor: StoredTensor, part: str) -> dict[str, Source] | None:
+        if part in _UNREAD and int(tensor.name.split(".")[1]) >= first_shared:
+            return {}
         if part != "ffn_down_exps.scale":
             return None
         count = metadata.integer(f"{name}.expert_count", 0, max=_MAX_EXPERTS)
@@ -225,6 +236,7 @@ SHARED_KV: Final[dict[str, Architecture]] = {
         "gemma3n_text",
         read=_gemma_3n,
         read_rope=_plain_rope,
+        read_parts=_layer_parts,
         layer_names={
             **_NAMES,
             "altup_correct_coef": "altup.correction_coefs",
@@ -245,7 +257,7 @@ SHARED_KV: Final[dict[str, Architecture]] = {
         "gemma4_text",
         read=_gemma_4,
         read_rope=_proportional_rope,
-        read_parts=_expert_factors,
+        read_parts=_layer_parts,
         layer_names={
             **_NAMES,
             "layer_output_scale": "layer_scalar",
