@@ -15,7 +15,7 @@ from penstock.core.metadata import check_same
 from penstock.errors import UnsupportedError
 from penstock.lite.affinity import BoundContext, chosen_cores
 from penstock.lite.device import Context, check_target
-from penstock.lite.ranks import agreement, check_rank, join_group, rank_of, share_of_cores, threads_of_rank
+from penstock.lite.ranks import agree, agreement, check_rank, join_group, rank_of, share_of_cores, threads_of_rank
 from penstock.lite.sequences import program_options
 from penstock.lite.settings import ModelConfig, read_config
 from penstock.validation import refusal, wrong_type
@@ -102,7 +102,7 @@ class OpenModel:
         timer.daemon = True
         timer.start()
         try:
-            self.bind().native.agree(agreement(self.path, self._stamp, self.config))
+            agree(self.bind().native, agreement(self.path, self._stamp, self.config))
         finally:
             timer.cancel()
             timer.join()  # the comm outlives its last abort

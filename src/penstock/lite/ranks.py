@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from penstock.core import native as core
 from penstock.core.comm import JoinedComm, MpiComm, SharedComm
 from penstock.core.metadata import read_metadata
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from penstock.launch.environment import RankEnvironment, read_rank_environment
 from penstock.lite.affinity import default_threads
 from penstock.lite.device import CpuOptions
 from penstock.lite.settings import ModelConfig
 
-__all__ = ["agreement", "check_rank", "join_group", "rank_of", "share_of_cores", "threads_of_rank"]
+__all__ = ["agree", "agreement", "check_rank", "join_group", "rank_of", "share_of_cores", "threads_of_rank"]
+
+_DIFFERENCE: Final = re.compile(
+    r"text: expected equal values on all ranks, found (.+) on rank (\d+) and (.+) on rank (\d+)$"
+)
 
 
 def check_rank(path: str | os.PathLike[str], info: core.RankInfo, options: CpuOptions) -> None:
@@ -36,8 +41,9 @@ def check_rank(path: str | os.PathLike[str], info: core.RankInfo, options: CpuOp
     _check_same("rank_id", options.explicit_rank, place.rank if place else None)
     if place is not None and place.world != info.world:
         raise InvalidArgumentError(
-            f"{path}: expected {info.world} processes, the ranks that the bundle was cut for, found {place.world} of "
-            f"{place.source}"
+            f"group_size: {path}: expected {info.world} processes, the ranks that the bundle was cut for, found "
+            f"{place.world}, as the launcher says",
+            param="group_size",
         )
     if place is None and options.explicit_rank is None:
         raise InvalidArgumentError(
@@ -145,6 +151,24 @@ def join_group(info: core.RankInfo, config: ModelConfig, num_threads: int) -> Sh
         join_timeout_s=config.join_timeout_s,
         oversubscribed=default_threads() < local_world * num_threads,
     )
+
+
+def agree(context: core.Context, text: str) -> None:
+    """Compare ``text``, an agreement, with that of the other ranks; the error names the value that differs."""
+    try:
+        context.agree(text)
+    except (InvalidArgumentError, UnavailableError) as error:  # the second one if another rank was first to compare
+        match = _DIFFERENCE.search(str(error))
+        pairs = zip(match[1].split(", "), match[3].split(", "), strict=False) if match else ()
+        for own, other in pairs:
+            if match is not None and own != other:
+                (name, _, value), (_, _, found) = own.partition(" "), other.partition(" ")
+                raise InvalidArgumentError(
+                    f"{name}: expected equal values on all ranks, found {value} on rank {match[2]} and {found} on rank "
+                    f"{match[4]}",
+                    param=name,
+                ) from None
+        raise
 
 
 def agreement(path: str | os.PathLike[str], stamp: Any, config: ModelConfig) -> str:
