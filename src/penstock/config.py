@@ -238,6 +238,7 @@ class ConfigReader:
 
     def error(self, key: builtins.str, expected: builtins.str, found: object) -> InvalidFileError:
         """Return the error to raise when the value of ``key`` is not as ``expected``."""
+        key = key if key.isprintable() and len(key) <= _SHOWN_CHARS else show(key)[1:-1]  # a key of the file's own
         return InvalidFileError(f"{self.file}: {key}: expected {expected}, found {show(found)}", param=key)
 
     def has(self, key: builtins.str) -> builtins.bool:

@@ -157,3 +157,11 @@ def test_error_messages_stay_short_and_printable() -> None:
             ConfigReader(json.loads(json.dumps({"n": value if value != 10**4000 else 0}))).int("n")
         assert len(str(caught.value)) < 200
         assert str(caught.value).isprintable()
+
+
+def test_keys_of_the_file_are_shown_printable_and_short() -> None:
+    for key in ("prompt\x1b[2J", "\u202eprompt", "p" * 10_000):
+        with pytest.raises(InvalidFileError) as error:
+            ConfigReader({key: 1}).str(key)
+        assert str(error.value).isprintable()
+        assert len(str(error.value)) < 200

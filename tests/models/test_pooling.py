@@ -79,6 +79,7 @@ def test_files_of_sentence_transformers(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mode": ("1_Pooling/config.json", {"pooling_mode_weightedmean_tokens": True}, "pooling_mode_weightedmean_tokens"),
+    "unprintable": ("1_Pooling/config.json", {"pooling_mode_\n": True}, "pooling_mode_\\n"),
     "two": ("1_Pooling/config.json", {"pooling_mode_cls_token": True}, "pooling_mode_mean_tokens"),
     "prompt": ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt"),
     "activation": ("2_Dense/config.json", {"activation_function": "torch.nn.modules.activation.Elu"}, ""),

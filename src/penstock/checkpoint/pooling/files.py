@@ -305,10 +305,10 @@ def _read_pooling(config: ConfigReader) -> str:
     if config.has("pooling_mode"):
         mode = config.one_of("pooling_mode", ("cls", "mean", "max", "lasttoken"))
         return "last" if mode == "lasttoken" else mode
-    for key in config.values:
-        if key.startswith("pooling_mode_") and key not in _MODES and config.bool(key, False):
-            expected = ", ".join(_MODES)
-            raise UnsupportedError(f"{config.file}: {key}: expected one of {expected} instead", param=key)
+    for key, value in config.values.items():
+        if key.startswith("pooling_mode_") and key not in _MODES and value not in (False, None):
+            name, expected = show(key)[1:-1], ", ".join(_MODES)
+            raise UnsupportedError(f"{config.file}: {name}: expected one of {expected} instead", param=name)
     chosen = [pooling for key, pooling in _MODES.items() if config.bool(key, False)]
     if len(chosen) != 1:
         raise config.error("pooling_mode_mean_tokens", "one mode of pooling that is true", f"{len(chosen)} modes")

@@ -51,14 +51,17 @@ def read_rows(stored: Tensors, name: str, rows: Mapping[str, int]) -> list[NDArr
     for key, row in rows.items():
         if not 0 <= row < len(weight):
             raise InvalidFileError(f"{key}: expected a token from 0 to {len(weight) - 1}, found {row}", param=key)
-    return [
-        to_float32(np.ascontiguousarray(weight[row : row + 1]), info.dtype).astype(np.float64) for row in rows.values()
-    ]
+    return [_widen(weight[row : row + 1], info.dtype) for row in rows.values()]
 
 
 def _read(stored: Tensors, name: str, rank: int) -> NDArray[np.float64]:
     info = _check(stored, name, rank)
-    return to_float32(np.ascontiguousarray(stored.read(name)), info.dtype).astype(np.float64)
+    return _widen(stored.read(name), info.dtype)
+
+
+def _widen(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):  # a signaling NaN
+        return to_float32(np.ascontiguousarray(values), dtype).astype(np.float64)
 
 
 def _check(stored: Tensors, name: str, rank: int) -> TensorInfo:
