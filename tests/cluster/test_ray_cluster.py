@@ -83,7 +83,9 @@ def wait_until(condition, seconds: float = 120.0) -> None:
     raise AssertionError("the condition did not become true")
 
 
-def test_killed_workers_are_placed_again(placed) -> None:
+def test_killed_workers_are_placed_again(placed, caplog) -> None:
+    caplog.set_level("INFO", "penstock.serving")
+
     async def main() -> None:
         async with service(num_workers=2, supervision=HASTY, **placed) as running:
             backend = await running.models.load(str(DEMO))
@@ -97,6 +99,9 @@ def test_killed_workers_are_placed_again(placed) -> None:
             assert backend.deaths()["signal"] == 1
 
     asyncio.run(main())
+    facts = [getattr(record, "facts", {}) for record in caplog.records]
+    told = [(fact["event"], fact["node"]) for fact in facts if fact.get("event") in ("worker_ready", "worker_gone")]
+    assert sorted(told) == [("worker_gone", ADDRESS), *[("worker_ready", ADDRESS)] * 3]
 
 
 def test_a_killed_driver_leaves_its_workers_running(placed) -> None:

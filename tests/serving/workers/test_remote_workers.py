@@ -62,10 +62,11 @@ def test_a_worker_joins_shares_load_and_leaves(remote, certificate, tmp_path, ca
                 await until(lambda: process.poll() == 0)
 
     asyncio.run(main())
-    told = [record.facts["event"] for record in caplog.records if "event" in getattr(record, "facts", {})]
-    assert [event for event in told if event.startswith("worker_")] == [
-        "worker_ready", "worker_joined", "worker_left", "worker_joined", "worker_left",
-    ]  # fmt: skip
+    told = [record.facts for record in caplog.records if "event" in getattr(record, "facts", {})]
+    assert [(fact["event"], fact["node"]) for fact in told if fact["event"].startswith("worker_")] == [
+        ("worker_ready", ""),
+        *[("worker_joined", "127.0.0.1"), ("worker_left", "127.0.0.1")] * 2,
+    ]
 
 
 def test_a_worker_opens_no_port_and_shows_no_token(remote, certificate, tmp_path, caplog) -> None:

@@ -191,6 +191,7 @@ class Primary:
             num_bytes = 0 if self._placement.is_local else await asyncio.to_thread(_least_bytes, config)
             process = await self._placement.start(config.to_json(), _resources(config, num_bytes))
             connection = await self._loaded(process, joined, config.path, has_planned)
+            connection.node = process.node
         except OSError as error:  # no descriptor, no process, no interpreter
             if isinstance(error, PenstockError):
                 raise

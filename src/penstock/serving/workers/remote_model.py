@@ -160,21 +160,23 @@ class RemoteBackend:
         connection.on_leave = lambda: self._start_to_dismiss(connection)
         tell(
             "worker_joined",
-            f"{self.name}: worker {connection.name} joined from another machine.",
+            f"{self.name}: worker {connection.name} joined from {connection.node}.",
             model=self.name,
             worker=connection.name,
+            node=connection.node,
         )
         self._on_change()
 
     def _leave(self, connection: WorkerConnection) -> None:
         self._joined.remove(connection)
-        text = f"{self.name}: worker {connection.name} of another machine has left."
+        text = f"{self.name}: worker {connection.name} of {connection.node} has left."
         tell(
             "worker_left",
             text,
             logging.WARNING,
             model=self.name,
             worker=connection.name,
+            node=connection.node,
             open_requests=connection.num_lost,
         )
 

@@ -168,8 +168,9 @@ class RemoteWorkerServer:
             self._note_known()
             handshake.welcome(stream)
             keep_alive(connection, LOST_S)
-            pid = 0 if expected is None else request.pid
-            await self._serve(WorkerConnection(request.model, pid, is_remote=True), stream, expected)
+            worker = WorkerConnection(request.model, 0 if expected is None else request.pid, is_remote=True)
+            worker.node = address.rpartition(":")[0]
+            await self._serve(worker, stream, expected)
         except (PenstockError, OSError, ValueError, DecodeError):  # TimeoutError and ssl.SSLError are OSErrors
             pass
         finally:

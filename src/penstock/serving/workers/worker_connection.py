@@ -135,6 +135,8 @@ class WorkerConnection:
         self.model = model
         self.pid = pid
         self.is_remote = is_remote
+        self.node = ""
+        """The address of its machine, "" for this one."""
         self.status = "starting"
         self.card: ModelCard | None = None
         self.plan: pb.Plan | None = None

@@ -178,7 +178,7 @@ class WorkerGroup:
         """Run a process, and replace it when it ends; ``first_start`` gets the outcome of the first start."""
         num_deaths = 0
         while not self._stopping.is_set():
-            lived_s, num_lost, name = 0.0, 0, ""
+            lived_s, num_lost, name, node = 0.0, 0, "", ""
             try:
                 config = self._config_of(slot, is_first=not first_start.done())
                 is_known = self._plans_elsewhere or (first_start.done() and not self._is_elastic)
@@ -189,7 +189,8 @@ class WorkerGroup:
                 start = time.monotonic()
                 death = await worker.wait_exit()
                 lived_s = time.monotonic() - start
-                num_lost, name = worker.connection.num_lost, worker.connection.name
+                gone = worker.connection
+                num_lost, name, node = gone.num_lost, gone.name, gone.node
             except Exception as error:  # of any kind: only this task starts the next process
                 death = Death("start", str(error) or type(error).__name__)
                 if not first_start.done():
@@ -213,6 +214,7 @@ class WorkerGroup:
                 logging.WARNING,
                 model=self.config.name,
                 worker=name,
+                node=node,
                 cause=death.cause,
                 lived_s=round(lived_s, 3),
                 open_requests=num_lost,
@@ -244,12 +246,14 @@ class WorkerGroup:
             if not (self._is_elastic or self._plans_elsewhere):
                 limits = replace(limits, num_pages=connection.plan.num_pages)
             self.config = replace(self.config, options=replace(self.config.options, limits=limits))
+        place = f" on {connection.node}" if connection.node else ""
         tell(
             "worker_ready",
-            f"{self.config.name}: worker {connection.name} (process {connection.pid}) is ready",
+            f"{self.config.name}: worker {connection.name} (process {connection.pid}{place}) is ready",
             model=self.config.name,
             worker=connection.name,
             pid=connection.pid,
+            node=connection.node,
             path=self.config.path,
             version=self.config.version,
             load_s=0.0 if connection.plan is None else round(connection.plan.load_s, 3),
