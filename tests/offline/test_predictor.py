@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.offline.block_checkpoints import BlockCheckpoints
 from penstock.offline.predictor import PenstockPredictor
 from tests.support.command import DEMO, environment
 from tests.support.ray_cluster import skip_reason
@@ -42,6 +48,56 @@ def test_a_block_gets_a_column_of_answers(answers) -> None:
         predictor.close()
 
 
+def block_of(*prompts: str) -> dict[str, np.ndarray]:
+    return {"prompt": np.array(prompts, dtype=object)}
+
+
+def test_an_answered_block_is_read_again(answers, tmp_path: Path) -> None:
+    """By a copy of the bundle, too, but not with another sampling."""
+    folder, computed = tmp_path / "new" / "checkpoint", []
+    model = shutil.copy(DEMO, tmp_path / "copy.psm")
+
+    def predictor(model: Path, sampling: dict[str, object]) -> PenstockPredictor:
+        made = PenstockPredictor(str(model), options={"threads": 1}, sampling=sampling, checkpoint=str(folder))
+        generate = made._llm.generate
+        made._llm.generate = lambda prompts, params: computed.append(prompts) or generate(prompts, params)
+        return made
+
+    def answers_of(model: Path, sampling: dict[str, object], *prompts: str) -> list[str]:
+        made = predictor(model, sampling)
+        try:
+            return [*made(block_of(*prompts))["answer"]]
+        finally:
+            made.close()
+
+    assert answers_of(DEMO, SAMPLING, *PROMPTS) == answers
+    assert answers_of(model, SAMPLING, *PROMPTS) == answers
+    assert computed == [PROMPTS]
+    assert len(answers_of(DEMO, SAMPLING | {"max_tokens": 2}, *PROMPTS)) == 4
+    assert answers_of(DEMO, SAMPLING, *PROMPTS[:2]) == answers[:2]
+    assert computed == [PROMPTS, PROMPTS, PROMPTS[:2]]
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json"] * 3
+
+
+@pytest.mark.parametrize("text", ["[", "{}", '["a"]', '["a", 1]'])
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    checkpoints = BlockCheckpoints(tmp_path, "facts")
+    assert checkpoints.read(["x", "y"]) is None
+    checkpoints.write(["x", "y"], ["1", "2"])
+    assert checkpoints.read(["x", "y"]) == ["1", "2"]
+    assert BlockCheckpoints(tmp_path, "others").read(["x", "y"]) is None
+    (file,) = tmp_path.iterdir()
+    file.write_text(text)
+    with pytest.raises(InvalidFileError, match=rf"{file.name}: expected"):
+        checkpoints.read(["x", "y"])
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileAccessError, match=r"checkpoint: .*file"):
+        BlockCheckpoints(tmp_path / "file" / "folder", "facts")
+
+
 SCRIPT = """
 import json, sys
 import ray
@@ -71,3 +127,66 @@ def test_a_dataset_of_ray_is_answered(answers) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert [found[str(number)] for number in range(4)] == answers
+
+
+RESTARTED = """
+import json, sys, time
+import ray
+from penstock.offline.predictor import PenstockPredictor
+
+pause_s = float(sys.argv[3])  # here: a process of Ray has other arguments
+
+class Slow(PenstockPredictor):
+    def __call__(self, batch):
+        time.sleep(pause_s)
+        return super().__call__(batch)
+
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, logging_level="ERROR", log_to_driver=False)
+ray.data.DataContext.get_current().enable_progress_bars = False
+rows = ray.data.from_items([{"id": i, "prompt": f"def f{i}("} for i in range(24)], override_num_blocks=12)
+answered = rows.map_batches(
+    Slow,
+    fn_constructor_kwargs={
+        "model": sys.argv[1],
+        "options": {"threads": 1},
+        "sampling": {"max_tokens": 8, "temperature": 0},
+        "checkpoint": sys.argv[2],
+    },
+    concurrency=2,
+    batch_size=2,
+    num_cpus=1,
+)
+print(json.dumps({row["id"]: row["answer"] for row in answered.take_all()}))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(skip_reason()), reason=skip_reason())
+def test_a_job_that_was_killed_goes_on(tmp_path: Path) -> None:
+    """No block is computed twice, and each row has the answer of a model without Ray."""
+    pytest.importorskip("pyarrow")
+    folder, own = tmp_path / "checkpoint", environment(RAY_AUTH_MODE="disabled")
+
+    def files() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.json")}
+
+    def command(pause_s: float) -> list[str]:
+        return [sys.executable, "-c", RESTARTED, str(DEMO), str(folder), str(pause_s)]
+
+    killed = subprocess.Popen(command(1.0), env=own, stdout=subprocess.DEVNULL, start_new_session=True)
+    while len(files()) < 3:
+        assert killed.poll() is None
+        time.sleep(0.1)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    time.sleep(3)  # Ray ends what the driver has left
+    before = files()
+    assert len(before) < 12
+    done = subprocess.run(command(0.0), capture_output=True, text=True, env=own)
+    assert done.returncode == 0, done.stderr
+    assert len(files()) == 12
+    assert files().items() >= before.items()
+    found = json.loads(done.stdout.splitlines()[-1])
+    with LLM(DEMO, threads=1) as llm:
+        expected = llm.generate([f"def f{i}(" for i in range(24)], SamplingParams(**SAMPLING))
+    assert [found[str(number)] for number in range(24)] == [result.text for result in expected]

@@ -22,6 +22,7 @@ from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.cluster.placement.local import LocalPlacement
 from penstock.cluster.placement.placement import Resources
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
+from penstock.graph.bundle_id import bundle_id
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.arrivals import Arrivals
@@ -246,9 +247,7 @@ class Primary:
         """Return a ready worker; InvalidArgumentError if it has opened another bundle on its machine."""
         if self._placement.is_local or not Path(path).is_file():
             return connection
-        from penstock.serving.workers.worker import weights_id
-
-        if connection.weights_id != weights_id(path):
+        if connection.weights_id != bundle_id(path):
             connection.fail("its bundle differs")
             raise InvalidArgumentError(f"{path}: the bundle on the worker's machine differs from the one here")
         return connection

@@ -12,7 +12,6 @@ import gc
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
+from penstock.graph.bundle_id import bundle_id
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
 from penstock.serving.proto import wire_pb2 as pb
@@ -57,13 +57,11 @@ if TYPE_CHECKING:
     from penstock.runtime.program import ProgramLimits
     from penstock.runtime.ranks.stage_server import StageServer
 
-__all__ = ["CONNECT_S", "Stream", "Worker", "main", "ready", "serve_over_tls", "weights_id"]
+__all__ = ["CONNECT_S", "Stream", "Worker", "main", "ready", "serve_over_tls"]
 
 CONNECT_S: Final = 10.0
 """Limit on the time to connect to one address of a primary on another machine, and on that of the TLS handshake."""
 
-_HEAD: Final = struct.Struct("<16sQQ")
-"""The beginning of a bundle: its kind, and offset and size of its metadata."""
 _EXIT_S: Final = 5.0
 TEXT_FILES: Final = (
     "tokenizer.json", "tokenizer.bin", "tokenizer_config.json", "chat_template.jinja", POOLING_FILE
@@ -420,7 +418,7 @@ def ready(llm: LLM, config: WorkerConfig, load_s: float) -> pb.Ready:
     max_open = program.limits.max_requests + llm.engine.options.max_waiting
     files = {name: data for name, data in llm.files.items() if name in TEXT_FILES}
     card = card_to(card_of(llm, config.name, config.path, config.version))
-    own_weights = weights_id(config.path)
+    own_weights = bundle_id(config.path)
     return pb.Ready(
         card=card, files=files, plan=plan, max_open=max_open, weights_id=own_weights,
         state_id=_state_id(llm, own_weights),
@@ -441,17 +439,6 @@ def _state_id(llm: LLM, own_weights: str) -> str:
     weights = own_weights or repr(program.model.stamp)
     facts = (__version__, weights, program.limits.kv_layout, program.info.cpu_level, llm.engine.max_len)
     return sha256(repr(facts).encode()).hexdigest()
-
-
-def weights_id(path: str) -> str:
-    """Return a hash of a bundle's metadata, which holds the checksums of all its parts; "" for a checkpoint."""
-    if not Path(path).is_file() or is_gguf(Path(path)):
-        return ""
-    with Path(path).open("rb") as file:
-        head = file.read(_HEAD.size)
-        _, offset, size = _HEAD.unpack(head)
-        file.seek(offset)
-        return sha256(head + file.read(size)).hexdigest()
 
 
 def _watch_standard_input() -> None:
