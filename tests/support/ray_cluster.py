@@ -21,9 +21,10 @@ from tests.support.command import environment
 ADDRESS = "127.0.0.2"
 """Ray replaces 127.0.0.1 by another address of the machine; this one stays inside of it too."""
 _RAY_STARTS = 3
-_FIRST_PORT = 21_000 + os.getpid() % 5 * 2000
-_RANGES = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + 2000, 200))
+_PORTS = [*range(21_000, 31_000, 200)]
 """The first of 200 ports of a node, below the ports of clients."""
+_START = os.getpid() % 5 * 10
+_RANGES = itertools.cycle([*_PORTS[_START:], *_PORTS[:_START]])
 _taken: dict[int, int] = {}
 """The ranges of living nodes, by process."""
 
@@ -67,7 +68,8 @@ class RayCluster:
     def _start(self, *options: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "penstock", "node", "--token-file", str(self.token_file), *options]
         command += ["--temp-folder", str(self.folder)]
-        for _ in range(_RAY_STARTS):
+        num_starts = 0
+        for _ in _PORTS:
             port = next(port for port in _RANGES if port not in _taken.values())
             process = subprocess.Popen(
                 [*command, "--first-port", str(port)],
@@ -80,7 +82,10 @@ class RayCluster:
                 _taken[process.pid] = port
                 return process
             said = process.communicate()[1]
-            if "timed out during startup" not in said:  # Ray's own limit, on a busy machine
+            if "--first-port" in said:  # a node of another test process has one of these ports
+                continue
+            num_starts += 1
+            if num_starts == _RAY_STARTS or "timed out during startup" not in said:  # Ray's limit, on a busy machine
                 break
         raise AssertionError(said)
 
