@@ -90,7 +90,7 @@ def test_a_cut_link_ends_the_request(phase: str, links: Links, expected: list, t
         start = time.monotonic()
         with pytest.raises(UnavailableError, match=rf"rank {rank} at .* is lost: no message for 1.7 s") as caught:
             list(stream)
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 2
         assert caught.value.code == "unavailable"  # retry later
         assert (tmp_path / "done").exists()
     lost = links.stages.processes[rank - 1]
