@@ -89,3 +89,11 @@ def test_mutated_vocabularies_are_read_or_refused() -> None:
 
     assert 0 < count_refusals(10, count, "\n".join(words).encode(), use) < count
     assert any(made_any)
+
+
+def test_a_template_without_its_special_token_is_not_compiled(sound: bytes) -> None:
+    values = json.loads(sound)
+    tokens = values["post_processor"]["special_tokens"]
+    tokens["<|other|>"] = tokens.pop("<|begin|>") | {"id": "<|other|>"}
+    _, reason = compile_tokenizer({"tokenizer.json": json.dumps(values).encode()})
+    assert reason.endswith("special_tokens lacks '<|begin|>'")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import transformers
 
+from penstock.bench.measure import Bench, bench
 from penstock.bench.profile import Profile, Row, profile
 from penstock.bench.trace import chrome_trace
 from penstock.core.native import Model
@@ -176,6 +177,12 @@ def test_a_folder_in_a_scheme_with_copied_weights(penstock_command):
     assert phase["fused"] == {"silu_mul": 6}  # gate and up are multiplied where they are made
     assert "silu_mul" not in {row["op"] for row in phase["kinds"]}
     assert (phase["passes"], phase["alike"], phase["step_threads"]) == (1, 1, 1)
+
+
+def test_an_encoder_decoder_is_measured(tmp_path):
+    build(transformers.AutoModelForSeq2SeqLM, "t5", decoder_start_token_id=0).save_pretrained(tmp_path / "model")
+    report = bench(Bench(tmp_path / "model", threads=1, prompt_tokens=16, new_tokens=8, batches=(1, 3)))
+    assert min(report.first_token_s, *report.decode_tokens_per_s.values()) > 0
 
 
 def test_an_encoder_has_no_decode(tmp_path):

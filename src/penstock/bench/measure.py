@@ -156,15 +156,16 @@ class EngineSteps:
     """Runs endless answers to random prompts through the engine's loop."""
 
     def __init__(self, program: NativeProgram) -> None:
-        self._vocab_size = program.info.vocab_size
+        self._vocab_size, self._num_added = program.info.vocab_size, int(program.info.prefix_token >= 0)
         self._engine = Engine(
             program, EngineOptions(max_mixed_tokens=0)
         )  # answers begin together, as the number of pages assumes
         self._random = np.random.default_rng()
 
     def submit(self, batch: int, prompt_tokens: int) -> list[Request]:
-        """Submit new random prompts."""
-        prompts = self._random.integers(0, self._vocab_size, (batch, prompt_tokens)).tolist()
+        """Submit new random prompts, whose tokens include the one that the engine adds behind a prefix."""
+        size = (batch, max(1, prompt_tokens - self._num_added))
+        prompts = self._random.integers(0, self._vocab_size, size).tolist()
         endless = ResolvedSampling(max_tokens=self._engine.max_len)
         return [self._engine.submit(prompt, endless) for prompt in prompts]
 

@@ -207,7 +207,10 @@ def _compile_post_processor(value: Json | None, tables: TokenizerTables) -> None
             if "Sequence" in item:
                 target, sequences = tables.suffix, sequences + 1
                 continue
-            target += part["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+            name = item["SpecialToken"]["id"]
+            if name not in part["special_tokens"]:
+                raise NotCompiledError(f"post_processor TemplateProcessing: special_tokens lacks {show(name)}")
+            target += part["special_tokens"][name]["ids"]
         if sequences != 1:
             raise NotCompiledError("post_processor TemplateProcessing: expected the text once in its template")
     if len(tables.prefix) + len(tables.suffix) > _MAX_AROUND:
