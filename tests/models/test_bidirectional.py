@@ -15,7 +15,7 @@ from penstock.engine.options import RequestOptions
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.export import export_bundle
 from penstock.offline.lite_generator import LiteGenerator
-from penstock.runtime.program import ProgramLimits
+from penstock.runtime.program import ProgramLimits, pages_for
 from tests.models.steps import relative_error, run_whole
 from tests.support.errors import raises
 from tests.support.my_network import CONFIG, SCRIPT, plain_logits, tensors  # noqa: F401 - a fixture
@@ -94,6 +94,18 @@ def test_embeddings_are_the_same_in_any_company(llm: LLM) -> None:
         assert one.num_cached_tokens == 0
         last = llm.embed(ids, pooling="last")
         assert (last.num_cached_tokens, llm.embed(ids, pooling="last").vector.tobytes()) == (0, last.vector.tobytes())
+
+
+def test_pages_are_those_of_steps(bundle: Path) -> None:
+    """The default number does not grow with the context, and every mix of lengths runs."""
+    several = prompts(*(1, 33, 64) * 20)
+    with (
+        LLM(bundle, limits=ProgramLimits(64, 8)) as few,
+        LLM(bundle, limits=ProgramLimits(64, 8, num_pages=100)) as many,
+    ):
+        assert few.engine.program.limits.num_pages == 2 * (2 + 8) < pages_for(few.info.context_len) * 8
+        for one, other in zip(few.embed(several, "mean"), many.embed(several, "mean"), strict=True):
+            assert one.vector.tobytes() == other.vector.tobytes()
 
 
 def test_several_answers_compute_their_prompt_each(llm: LLM) -> None:

@@ -87,9 +87,9 @@ def fit_limits(
     """Replace zeros in ``limits`` by values whose plan fits into ``available`` bytes (None: the machine's memory).
 
     The default number of pages lets every request use its whole context, within a quarter of the memory that the
-    weights leave, but at least one context.  A context length that the caller left open shrinks when even one context
-    does not fit.  ``contexts``: as of ``plan_limits``.  Raises OutOfMemoryError, with the plan, when the requested
-    sizes do not fit.
+    weights leave, but at least one context; an encoder has only those that the tokens of its steps fill.  A context
+    length that the caller left open shrinks when even one context does not fit.  ``contexts``: as of ``plan_limits``.
+    Raises OutOfMemoryError, with the plan, when the requested sizes do not fit.
     """
     if available is None:
         machine = memory()
@@ -117,6 +117,8 @@ def fit_limits(
     if limits.num_pages == 0:
         kv = _KvMemory(model, context, base, plan, ranks)
         max_pages = pages_for(context_len) * limits.max_requests
+        if model.info.bidirectional:  # no request outlives its step, of which two may be in flight
+            max_pages = min(max_pages, 2 * (pages_for(max_tokens) + limits.max_requests))
         affordable = kv.most_pages(max(0, (available - fixed) // 4), max_pages)
         num_pages = whole_partitions(max(pages_for(context_len), affordable), ranks)
         if fixed + kv.num_bytes(num_pages) > available and limits.context_len == 0:
