@@ -170,6 +170,16 @@ def test_failure_ends_the_ranks_of_other_machines(tmp_path):
     assert all(map(is_gone, pids))
 
 
+def test_a_killed_launcher_leaves_no_grandchild(tmp_path):
+    """Each rank has a child in a session of its own."""
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}], start_new_session=True)"
+    launcher = launch("--nproc", "2", script=child, env=os.environ | {"FOLDER": str(tmp_path)})
+    pids = pids_in(tmp_path, 2)
+    launcher.kill()
+    launcher.communicate(timeout=END_S)
+    until(lambda: all(map(is_gone, pids)), "the end of the ranks' children")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_lost_machine_ends_the_others(tmp_path, victim, number):

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import IO, BinaryIO, Final
 
 from penstock.errors import FileAccessError
+from penstock.launch.guardian import Guardian
 from penstock.launch.shared_files import SharedFiles
 from penstock.processes.parent import die_with_parent, kill_marked
 
@@ -39,14 +40,16 @@ class LocalGroup:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._readers: list[asyncio.Task[None]] = []
         self._files = SharedFiles(f"{_MARK}={mark}")
+        self._guardian: Guardian | None = None
 
     def start(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> None:
         """Start one process per rank with its environment.  FileAccessError if the command cannot be run."""
-        for rank, environment in environments.items():
-            try:
+        try:
+            self._guardian = Guardian(f"{_MARK}={self._mark}")
+            for rank, environment in environments.items():
                 self._processes[rank] = self._spawn(command, environment)
-            except OSError as error:
-                raise FileAccessError(f"{command[0]}: cannot be run: {error.strerror}") from None
+        except OSError as error:
+            raise FileAccessError(f"{command[0]}: cannot be run: {error.strerror}") from None
         for rank, process in self._processes.items():
             for stream, output in zip((process.stdout, process.stderr), self._outputs, strict=True):
                 if stream is not None:
@@ -121,6 +124,8 @@ class LocalGroup:
             process.wait()
         kill_marked(f"{_MARK}={self._mark}")
         self._files.remove()
+        if self._guardian is not None:
+            self._guardian.close()
         _, pending = await asyncio.wait(self._readers, timeout=_DRAIN_S) if self._readers else ((), ())
         for reader in pending:  # a process of another user may hold the pipe
             reader.cancel()
