@@ -46,7 +46,7 @@ class Penstock:
     def __init__(self, file: Path, folder: Path, option: str, threads: int) -> None:
         from penstock import LLM
 
-        self.llm = LLM(str(file), threads=threads)
+        self.llm = LLM(str(file), threads=threads, prefix_cache=False)  # the texts are the same in each round
 
     def embed(self, ids: list[list[int]]) -> np.ndarray:
         return np.array([answer.vector for answer in self.llm.embed(ids, "last", True)])
