@@ -96,7 +96,7 @@ def test_a_command_that_is_not_there_is_an_error(placed, tmp_path: Path, kind: s
         await placement.open()
         try:
             for _ in range(5):  # more often than there are cores: a failed start keeps none
-                with pytest.raises((OSError, UnavailableError), match="none"):
+                with pytest.raises((OSError, UnavailableError), match="No such file"):
                     await placement.start("{}", Resources())
         finally:
             await placement.close()
