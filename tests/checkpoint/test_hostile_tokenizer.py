@@ -1,4 +1,4 @@
-"""Damaged files of tokenizers end in an error of ours or in a tokenizer that works, never in anything else."""
+"""A damaged tokenizer file either raises a PenstockError or gives a tokenizer that works."""
 
 from __future__ import annotations
 
