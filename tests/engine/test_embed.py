@@ -41,6 +41,21 @@ def test_batch_chunks_and_preemption_match_single(make_llm, pooling, windows):
     assert llm.engine.scheduler.num_preemptions > 0
 
 
+@pytest.mark.parametrize("width", [2, 3, 17, 64, 384])
+@pytest.mark.parametrize("count", [1, 2, 9, 130, 600])
+def test_the_mean_adds_row_by_row_however_chunked(width, count):
+    draw = np.random.default_rng(width * count)
+    rows = (draw.standard_normal((count, width)) * np.exp(5 * draw.standard_normal((count, width)))).astype(np.float32)
+    total = np.zeros(width)
+    for row in rows:
+        total += row
+    for chunk in (1, 7, 64, 1000):
+        mean = Pooling("mean")
+        for start in range(0, count, chunk):
+            mean.take(rows[start : start + chunk], start)
+        assert mean.vector().tobytes() == (total / count).astype(np.float32).tobytes()
+
+
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_cached_matches_uncached(make_llm, pooling):
     """The last row is computed after shared pages.  The mean needs every row, so it shares none but leaves its own."""

@@ -23,6 +23,7 @@ __all__ = ["check_continues", "check_halves", "check_sampling", "check_scoring",
 _NEED_LOGITS: Final = tuple(row for row in SAMPLING_FIELDS if row.needs_logits)
 _FILTERS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.is_filter)
 _GREEDY: Final = ResolvedSampling()
+_ONE_TOKEN: Final = ResolvedSampling(max_tokens=1)
 
 
 def refuse_sampling(params: SamplingParams, tail: str) -> None:
@@ -42,7 +43,7 @@ def check_sampling(sampling: object, info: ProgramInfo) -> ResolvedSampling:
     Raises UnsupportedError for what the program cannot do, because in a step it would end the other requests as well.
     """
     if sampling is None:
-        return ResolvedSampling(max_tokens=1) if info.bidirectional else ResolvedSampling()
+        return _ONE_TOKEN if info.bidirectional else _GREEDY
     if not isinstance(sampling, ResolvedSampling):
         raise wrong_type("sampling", "ResolvedSampling", sampling)
     sampling.check_vocabulary(info.vocab_size)

@@ -47,11 +47,11 @@ class Pooling:
             highest = rows.max(axis=0).astype(np.float64)
             self._total, self._num_rows = highest if start == 0 else np.maximum(self._total, highest), 1
         elif self._kind == "mean":
-            if start == 0:
-                self._total, self._num_rows = np.zeros(rows.shape[1]), 0
-            for row in rows:  # one after another: the result of a vectorized sum would depend on the number of rows
-                self._total += row
-            self._num_rows += len(rows)
+            # NumPy adds along the first axis row by row, so the sum does not depend on how the rows were chunked.
+            self._num_rows = len(rows) + (self._num_rows if start else 0)
+            if start:
+                rows = np.concatenate((self._total[None], rows))
+            self._total = np.add.reduce(rows, axis=0, dtype=np.float64)
 
     def error(self) -> InternalError | None:
         """Return the error to end the request with if the rows are not finite."""

@@ -52,6 +52,8 @@ def check_token_ids(prompt_ids: Sequence[int], vocab_size: int, max_len: int, an
             param="prompt",
             code="context_length_exceeded",
         )
+    if set(map(type, prompt_ids)) == {int} and min(prompt_ids) >= 0 and max(prompt_ids) < vocab_size:
+        return list(prompt_ids)
     ids = []
     for position, token in enumerate(prompt_ids):
         try:
