@@ -32,6 +32,7 @@ def token(tmp_path: Path) -> Path:
         (["--address", "10.0.0.5", "--cpus", "-1"], "--cpus: expected"),
         (["--address", "10.0.0.5", "--port", "0"], "--port: expected an integer from 1"),
         (["--join", "10.0.0.5:6379", "--port", "6379"], "--port: expected none with --join"),
+        (["--address", "10.0.0.5", "--once"], "--once requires --join"),
         (["--address", "192.0.2.7"], "--address: expected an address of this machine, got 192.0.2.7"),
     ],
 )

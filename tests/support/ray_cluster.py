@@ -60,9 +60,9 @@ class RayCluster:
         """Start the head, or another one in its place."""
         self.nodes.insert(0, self._start("--address", ADDRESS, "--port", str(self._port), "--cpus", str(num_cpus)))
 
-    def join(self, num_cpus: int = 1) -> subprocess.Popen[str]:
+    def join(self, num_cpus: int = 1, *options: str) -> subprocess.Popen[str]:
         """Start one more node."""
-        self.nodes.append(self._start("--join", self.address, "--address", ADDRESS, "--cpus", str(num_cpus)))
+        self.nodes.append(self._start("--join", self.address, "--address", ADDRESS, "--cpus", str(num_cpus), *options))
         return self.nodes[-1]
 
     def _start(self, *options: str) -> subprocess.Popen[str]:
@@ -91,8 +91,8 @@ class RayCluster:
 
     def cut(self, node: subprocess.Popen[str]) -> None:
         """End a node as a loss of its power would: every process at once."""
-        processes = psutil.Process(node.pid).children(recursive=True)
-        for process in processes:
+        itself = psutil.Process(node.pid)
+        for process in [itself, *itself.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         node.wait()

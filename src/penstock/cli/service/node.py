@@ -10,12 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.options import add_parser_of
 from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.processes.reconnect import RetryLines
 
 if TYPE_CHECKING:
     from penstock.cluster.placement.ray_node import NodeSettings
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 _PROCESS: Final = (sys.executable, "-P", "-m", "penstock.cluster.placement.ray_node")
+_PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
+_LASTING_S: Final = 60.0
+"""After a node that lasted so long, the pauses begin again with the first one."""
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,7 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "node",
         "Make this machine a node of a cluster, which runs the workers of `penstock serve --cluster`. The first node "
         "is the head. Ray places the workers, with token authentication on, and without its web pages and its client "
-        "proxy. Ctrl-C ends the node and its workers. Needs penstock[cluster].",
+        "proxy. Ray ends a node a minute after its head was lost; the node then joins again when there is a head. "
+        "Ctrl-C ends the node and its workers. Needs penstock[cluster].",
         "penstock node --address 10.0.0.5 --token-file token.txt\n"
         "penstock node --join 10.0.0.5:6379 --token-file token.txt",
     )
@@ -67,29 +74,58 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--temp-folder", default="", metavar="PATH", help="folder for sockets and logs (default: /tmp/ray)"
     )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="with --join: exit with status 1 when Ray has ended the node (default: join again)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the node until a signal ends it."""
-    from penstock.cluster.placement.ray_setup import check_ray, environment
+    """Run the node until a signal ends it; UnavailableError if it does not start, and if the head is lost."""
+    from penstock.cluster.placement.ray_setup import check_ray
     from penstock.serving.workers.remote_worker_client import read_token
 
     read_token(args.token_file)
     settings = _settings(args)
+    if args.once and not settings.join:
+        raise InvalidArgumentError("--once requires --join")
     _check_ports(settings)
     check_ray()
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
+    try:
+        lines, start = RetryLines("node", settings.join, _PAUSES_S), time.monotonic()
+        reason = _run_node(args.token_file, settings)
+        while settings.join and not args.once:
+            if time.monotonic() - start > _LASTING_S:
+                lines.reset()
+            time.sleep(lines.next_pause_s(reason))
+            start = time.monotonic()
+            try:
+                _check_head(settings.join)
+                reason = _run_node(args.token_file, settings)
+            except UnavailableError as error:
+                reason = str(error).removeprefix(f"{settings.join}: ")
+    except KeyboardInterrupt:
+        return 0
+    raise UnavailableError(reason)
+
+
+def _run_node(token_file: Path, settings: NodeSettings) -> str:
+    """Run the node until Ray ends it and return why; UnavailableError if it does not start."""
+    from penstock.cluster.placement.ray_setup import environment
+
     process = subprocess.Popen(
         _PROCESS,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=environment(args.token_file),
+        env=environment(token_file),
         start_new_session=True,  # Ctrl-C is for this process, which then ends the node
     )
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     if process.stdin is None or process.stdout is None:
         raise UnavailableError("the node has no standard streams")
     try:
@@ -97,24 +133,35 @@ def run(args: argparse.Namespace) -> int:
         answer = json.loads(process.stdout.readline() or '{"error": "its process ended"}')
         if "error" in answer:
             raise UnavailableError(f"failed to start the node: {answer['error']}")
-        head = settings.join or f"{_bracketed(settings.address)}:{settings.port}"
-        print(f"penstock node: {settings.address} is a node of the cluster {head}.", flush=True)
-        if not settings.join:
-            print(f"Join from other machines: penstock node --join {head} --token-file FILE", flush=True)
-            print(
-                f"Serve a model: penstock serve MODEL --cluster {head} --cluster-token-file FILE --threads N",
-                flush=True,
-            )
-        process.wait()
-        raise UnavailableError("the node ended; see the logs in its temporary folder")
+        _tell_started(settings)
+        end = json.loads(process.stdout.readline() or "{}")
+        cause = f"Ray's process {end['lost']} ended, and with it the node" if end else "the node ended"
+        return f"{cause}; see the logs in its temporary folder"
     except KeyboardInterrupt:
-        return 0
-    finally:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for number in (*_SIGNALS, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+        raise
+    finally:
         process.stdin.close()
         process.wait()
         process.stdout.close()
+
+
+def _tell_started(settings: NodeSettings) -> None:
+    head = settings.join or f"{_bracketed(settings.address)}:{settings.port}"
+    print(f"penstock node: {settings.address} is a node of the cluster {head}.", flush=True)
+    if not settings.join:
+        print(f"Join from other machines: penstock node --join {head} --token-file FILE", flush=True)
+        serve = f"penstock serve MODEL --cluster {head} --cluster-token-file FILE --threads N"
+        print(f"Serve a model: {serve}", flush=True)
+
+
+def _check_head(address: str) -> None:
+    """Raise UnavailableError if the head does not answer: Ray would wait for it for long."""
+    from penstock.cluster.placement.ray_setup import local_address, split_address
+
+    host, port = split_address(address, "join")
+    local_address(host.strip("[]"), port)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -1,14 +1,16 @@
 """``python -m penstock.cluster.placement.ray_node``: Ray's processes of one node, for ``penstock node``.
 
 One line of JSON on standard input says what to start.  The first line on standard output is {"ready": ADDRESS} or
-{"error": TEXT}.  The node runs until standard input ends.  Of Ray, it starts only what places processes: no client
-proxy, no autoscaler, no web pages, and the smallest store of objects.
+{"error": TEXT}.  The node runs until standard input ends, or until one of Ray's processes ends that it cannot be
+without: Ray ends them a minute after the head is lost.  It then writes {"lost": NAME}.  Of Ray, it starts only what
+places processes: no client proxy, no autoscaler, no web pages, and the smallest store of objects.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -25,6 +27,9 @@ NUM_OWN_PORTS: Final = 6
 """The first ones, which the node itself uses."""
 FIRST_WORKER_PORT: Final = 10
 """The first ports are those of the node itself; Ray's workers, one per group, use the others."""
+_NEEDED: Final = ("gcs_server", "raylet")
+"""Ray's processes that a node cannot be without; the first one runs on the head only."""
+_LOOK_S: Final = 0.5
 _STORE_BYTES: Final = 75 << 20
 """The least that Ray accepts; nothing of Penstock goes there."""
 
@@ -90,8 +95,19 @@ def _start(settings: NodeSettings) -> Any:
     return node
 
 
+def _wait(node: Any) -> str:
+    """Wait until standard input ends and return "", or the name of a needed process that has ended before."""
+    while True:
+        readable, _, _ = select.select([0], [], [], _LOOK_S)
+        if readable and not os.read(0, 4096):
+            return ""
+        lost = [name for name, _ in node.dead_processes() if name in _NEEDED]
+        if lost:
+            return str(lost[0])
+
+
 def main() -> int:
-    """Run a node until standard input ends and return the exit status."""
+    """Run a node until standard input ends or it is lost, and return the exit status."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what Ray prints is no answer
     settings = NodeSettings(**json.loads(sys.stdin.readline()))
@@ -102,12 +118,14 @@ def main() -> int:
         print(json.dumps({"error": " ".join(text.split())[:500]}), file=answers, flush=True)
         return 1
     print(json.dumps({"ready": node.gcs_address}), file=answers, flush=True)
+    lost = ""
     try:
-        while sys.stdin.readline():
-            pass
+        lost = _wait(node)
     finally:
         node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
-    return 0
+    if lost:
+        print(json.dumps({"lost": lost}), file=answers, flush=True)
+    return 1 if lost else 0
 
 
 if __name__ == "__main__":
