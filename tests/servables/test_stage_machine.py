@@ -13,12 +13,19 @@ from penstock.errors import UnavailableError
 from penstock.processes.frames import FrameStream
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.servables.api.settings import Settings
+from penstock.servables.machines import stage_machine
 from penstock.servables.machines.stage_machine import StageMachine
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.pool import Pool
 from tests.support.servable_folders import until
 
 SUPERVISION = SupervisionPolicy(load_s=60.0, min_pause_s=0.01, max_pause_s=0.02)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machines of these tests send no heartbeats."""
+    monkeypatch.setattr(stage_machine, "SILENT_S", 600.0)
 
 
 class Batch:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.processes.silence import SILENT_S
 from penstock.servables.machines.joined_machines import JoinedMachines
 from penstock.servables.machines.stage_host import find_versions
 from penstock.servables.process.pool import Pool
@@ -25,6 +27,7 @@ from penstock.serving.workers.primary import Primary
 from penstock.serving.workers.remote_worker_server import RemoteWorkerSettings
 from tests.support.command import environment
 from tests.support.joining_worker import TOKEN
+from tests.support.link_proxy import LinkProxy
 from tests.support.servable_folders import run, serving, until, write
 
 STAGE = """
@@ -74,6 +77,36 @@ def test_a_machine_joins_over_tls(tmp_path: Path, certificate, other_certificate
                 await join_service(config, again=False)
 
     run(work)
+
+
+def test_a_silent_machine_is_lost_within_two_seconds(tmp_path: Path, certificate: tuple[Path, Path], caplog) -> None:
+    """The proxy still acknowledges what both ends send.  A machine without work is not silent.  It joins again."""
+
+    async def work() -> None:
+        async with service(tmp_path, certificate) as (primary, pool):
+            proxy = LinkProxy(primary.port)
+            config = StageHostConfig(
+                f"localhost:{proxy.port}", TOKEN, find_versions([tmp_path / "there"]), ca=certificate[0].read_bytes()
+            )
+            joined = asyncio.ensure_future(join_service(config))
+            try:
+                await until(lambda: len(pool.workers) == 2)
+                await asyncio.sleep(1.5 * SILENT_S)
+                assert len(pool.workers) == 2
+                proxy.cut()
+                start = time.monotonic()
+                await until(lambda: len(pool.workers) == 1)
+                assert time.monotonic() - start < SILENT_S + 0.5
+                assert pool.deaths["lost"] == 1
+                proxy.heal()
+                await until(lambda: len(pool.workers) == 2)
+            finally:
+                joined.cancel()
+                await asyncio.gather(joined, return_exceptions=True)
+                proxy.close()
+
+    run(work)
+    assert "is lost: nothing has come from it for 2 s" in caplog.text
 
 
 def test_what_it_needs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from penstock.errors import FileAccessError, InvalidArgumentError, UnavailableError
 from penstock.logs import tell
+from penstock.processes.silence import SILENT_S
 from penstock.servables.api.settings import MAX_PROCESSES
 from penstock.servables.machines.digest import version_digest
 from penstock.servables.machines.stage_machine import StageMachine
@@ -61,6 +62,8 @@ class JoinedMachines:
         finally:
             self._machines.discard(machine)
             message = f"Machine {name} with stage processes has left."
+            if machine.is_silent:
+                message = f"Machine {name} with stage processes is lost: nothing has come from it for {SILENT_S:g} s."
             tell("machine_left", message, logging.WARNING, machine=name, address=address)
 
     async def _check(self, digests: dict[tuple[str, str], bytes]) -> None:

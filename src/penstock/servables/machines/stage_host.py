@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnavailableError
+from penstock.processes.silence import HEARTBEAT_S
 from penstock.servables.api.plan import model_from_json
 from penstock.servables.lifecycle.folder_scan import SCRIPT, scan_folder, scan_servable
 from penstock.servables.lifecycle.open_version import Source, read_script
@@ -87,14 +88,21 @@ class StageHost:
             raise kind(answer.refusal.text)
         on_accept()
         self._stream.listen(self._hear)
+        beating = asyncio.ensure_future(self._beat())
         try:
             await self._stream.ended.wait()
         finally:
             self._stream.close()
-            tasks = [*self._running.values()]
+            tasks = [beating, *self._running.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        """Send heartbeats, without which the service takes this machine as lost."""
+        while True:
+            self._stream.send(pb.FromMachine(alive=pb.Alive()))
+            await asyncio.sleep(HEARTBEAT_S)
 
     def leave(self) -> None:
         """Let the batches that run end, then close the connection."""

@@ -8,6 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidFileError, UnavailableError
+from penstock.processes.silence import SILENT_S, until_silent
 from penstock.processes.supervision import Death
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.progress import NO_STAGE
@@ -139,6 +140,8 @@ class StageMachine:
     ) -> None:  # fmt: skip
         self.name, self.num_processes, self.digests = name, num_processes, digests
         self.leaving = asyncio.Event()
+        self.is_silent = False
+        """True if it was given up because nothing came from it any more."""
         self._stream = stream
         self._numbers = count(1)
         self._processes: dict[int, MachineProcess] = {}
@@ -168,10 +171,10 @@ class StageMachine:
         return process
 
     async def serve(self) -> None:
-        """Pass on its messages until the connection ends; then its processes are lost."""
+        """Pass on its messages until the connection ends or is silent for ``SILENT_S``; then its processes are lost."""
         self._stream.listen(self._hear)
         try:
-            await self._stream.ended.wait()
+            self.is_silent = await until_silent(self._stream, SILENT_S)
         finally:
             self._stream.close()
             self.leaving.set()
@@ -180,7 +183,10 @@ class StageMachine:
 
     def _hear(self, message: pb.FromMachine) -> None:
         """Take a message.  Raises ValueError, which ends the connection, for one that may not come here."""
-        if message.HasField("leave"):
+        kind = message.WhichOneof("what")
+        if kind == "alive":
+            return
+        if kind == "leave":
             self.leaving.set()
             return
         process = self._processes.get(message.process)

@@ -129,7 +129,7 @@ class ToMachine(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., end: _Optional[_Union[EndProcess, _Mapping]] = ..., process: _Optional[int] = ...) -> None: ...
 
 class FromMachine(_message.Message):
-    __slots__ = ("join", "offer", "leave", "ready", "failed", "result", "ended", "process")
+    __slots__ = ("join", "offer", "leave", "ready", "failed", "result", "ended", "alive", "process")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class FromMachine(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     join: Join
     offer: Offer
@@ -145,8 +146,9 @@ class FromMachine(_message.Message):
     failed: Failed
     result: Result
     ended: Ended
+    alive: Alive
     process: int
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., process: _Optional[int] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., process: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("protocol", "token")
@@ -195,6 +197,10 @@ class Accepted(_message.Message):
     def __init__(self) -> None: ...
 
 class Leave(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Alive(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

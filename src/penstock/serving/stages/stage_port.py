@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
 from penstock.logs import tell
 from penstock.processes.frames import FIRST_BYTES, FrameStream
+from penstock.processes.silence import SILENT_S
 from penstock.processes.tls import keep_alive
 from penstock.servables.process import stages_pb2 as pb
 
@@ -22,11 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PROTOCOL", "ServeMachine", "refuse_machine", "serve_stage_machine"]
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Version of the messages between a primary and such a machine."""
 _JOIN_S: Final = 10.0
-_LOST_S: Final = 8
-"""A machine that has not answered for so many seconds is lost."""
 ServeMachine: TypeAlias = Callable[[FrameStream[pb.FromMachine], str], Awaitable[None]]
 """Serves a machine with its stream and its address.  Raises PenstockError with the reason if it may not join."""
 
@@ -51,7 +50,7 @@ async def serve_stage_machine(
         if not hmac.compare_digest(_digest(token), _digest(join.token)):
             stream.send(_refusal("unknown worker token"))
             return
-        keep_alive(connection, _LOST_S)
+        keep_alive(connection, int(SILENT_S))
         try:
             if join.protocol != PROTOCOL:
                 raise InvalidArgumentError(

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from penstock.processes.silence import HEARTBEAT_S
+
 __all__ = ["HEARTBEAT_S", "Heartbeat"]
 
-HEARTBEAT_S: Final = 0.5
 _MAX_STEP_S: Final = 2 * HEARTBEAT_S
 
 

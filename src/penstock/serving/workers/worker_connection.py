@@ -19,6 +19,7 @@ from penstock.errors import InternalError, QueueFullError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.llm.backend import ModelCard, WorkerState
 from penstock.logs import tell
+from penstock.processes.silence import SILENT_S, until_silent
 from penstock.runtime.program import PAGE_TOKENS
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers.handshake import PAGE_SECRET
@@ -38,9 +39,6 @@ __all__ = [
 
 FRESH_S: Final = 3.0
 """A worker sends a heartbeat each half second.  One that has sent nothing for this long gets no new requests."""
-SILENT_S: Final = 2.0
-"""A worker of another machine from which nothing has come for so many seconds is lost.  A heartbeat comes each half
-second."""
 MOVE_PAUSE_S: Final = 0.25
 """Pause after which a worker that is being drained offers its requests to the others again."""
 _MAX_MOVES: Final = 4
@@ -433,19 +431,10 @@ class WorkerConnection:
                 self.fail(f"the worker's engine made no progress for {hang_s:g} s and was ended")
 
     async def watch_link(self) -> None:
-        """Give the worker up if nothing has come from it for ``SILENT_S`` seconds: its machine is lost, or the link.
-
-        The kernel notices too, but a proxy or a firewall on the way may answer in the machine's place.
-        """
-        loop, pause_s, start = asyncio.get_running_loop(), SILENT_S / 8, time.monotonic()
-        while not self.gone.is_set() and self._stream is not None:
-            due = loop.time() + pause_s
-            await asyncio.sleep(pause_s)
-            if loop.time() - due > pause_s:  # this process itself was stopped, or is busy
-                start = time.monotonic()
-            elif time.monotonic() - max(start, self._stream.heard) > SILENT_S - pause_s:
-                self.is_hung = True
-                self.fail(f"nothing has come from the worker's machine for {SILENT_S:g} s")
+        """Give the worker up if nothing has come from it for ``SILENT_S`` seconds: its machine is lost, or the link."""
+        if self._stream is not None and await until_silent(self._stream, SILENT_S) and not self.gone.is_set():
+            self.is_hung = True
+            self.fail(f"nothing has come from the worker's machine for {SILENT_S:g} s")
 
     def on_cause(self, hear: Callable[[bool], object]) -> None:
         """Call ``hear`` with True if the process crashed, with False if its machine was lost, before ``explained``."""
