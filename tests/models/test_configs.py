@@ -142,6 +142,16 @@ def test_longrope_has_one_table_for_the_planned_context() -> None:
         assert config.rope.attention_factor == pytest.approx((1 + 3 / 9) ** 0.5)  # log(8) / log(512)
 
 
+def test_longrope_of_minicpm_spans_the_whole_context() -> None:
+    """The config of MiniCPM 4 and that of MiniCPM 3 have one, whose short table is for every position."""
+    rope = {"rope_type": "longrope", "short_factor": [1.5] * 8, "long_factor": [9.0] * 8}
+    own = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32, "max_position_embeddings": 512}
+    config = read("minicpm", rope_scaling=rope, **own).decoder
+    assert (config.context_len, config.rope.divisors, config.rope.attention_factor) == (512, (1.5,) * 8, 1.0)
+    latent = read("minicpm3", rope_scaling=rope | {"type": "longrope"}, qk_rope_head_dim=16, **own).decoder
+    assert (latent.context_len, latent.rope.divisors) == (512, (1.5,) * 8)
+
+
 def test_sizes_of_mamba() -> None:
     granite = read("granitemoehybrid", layer_types=["mamba", "attention"] * 2, **GRANITE)
     assert (granite.kinds, granite.mixture, granite.rope) == (("mamba", "attention") * 2, None, False)

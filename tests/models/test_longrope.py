@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -14,12 +15,18 @@ from tests.models.steps import relative_error
 from tests.support.encoders import LIMITS, build
 from tests.support.families import prompt
 
+LATENT = {"q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 10, "qk_rope_head_dim": 16, "v_head_dim": 12}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "phi3": {"original_max_position_embeddings": 32},
+    "minicpm3": LATENT | {"num_key_value_heads": 5},
+}
 
-def test_the_long_table_is_that_of_transformers(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_long_table_is_that_of_transformers(name: str, tmp_path: Path) -> None:
     rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32}
     rope |= {"short_factor": [1.0 + i for i in range(8)], "long_factor": [2.0 + 3 * i for i in range(8)]}
-    options: dict[str, Any] = {"original_max_position_embeddings": 32, "rope_parameters": rope}
-    model = build(transformers.AutoModelForCausalLM, "phi3", **options)
+    model = build(transformers.AutoModelForCausalLM, name, rope_parameters=rope, **NETWORKS[name])
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"planned_context_len": 96}))

@@ -11,6 +11,7 @@ from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, DecoderLayer
 from penstock.models.latent.attention import LatentConfig, LatentHeads, latent_sources, read_latent, read_latent_decoder
+from penstock.models.long_rope import read_with_longrope
 from penstock.nn import Batch, Module, ModuleList, scale
 
 __all__ = ["Config", "Network"]
@@ -49,7 +50,11 @@ class Config:
             value_dim=hidden_size // reader.int("num_attention_heads"),
             interleaved=False,
         )
-        decoder = read_latent_decoder(reader, latent.rope_dim, context_len=32768, norm_eps=1e-5, tied=True)
+
+        def read(plain: ConfigReader) -> DecoderConfig:
+            return read_latent_decoder(plain, latent.rope_dim, context_len=32768, norm_eps=1e-5, tied=True)
+
+        decoder = read_with_longrope(reader, read)
         depth = math.sqrt(len(decoder.windows))
         return Config(
             decoder,

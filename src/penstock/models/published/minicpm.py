@@ -6,8 +6,9 @@ import math
 
 from penstock.config import ConfigReader
 from penstock.errors import UnsupportedError
-from penstock.models.decoder import read_decoder, read_num_layers
+from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders import granite
+from penstock.models.long_rope import read_with_longrope
 
 __all__ = ["Config", "Network"]
 
@@ -25,7 +26,12 @@ class Config:
                 f"{reader.file}: sparse_config: expected null, found an object; sparse attention is not supported",
                 param="sparse_config",
             )
-        decoder = read_decoder(reader, (0,) * read_num_layers(reader), context_len=2048, tied=True)
+        windows = (0,) * read_num_layers(reader)
+
+        def read(plain: ConfigReader) -> DecoderConfig:
+            return read_decoder(plain, windows, context_len=2048, tied=True)
+
+        decoder = read_with_longrope(reader, read)
         return granite.Config(
             decoder,
             embedding_multiplier=reader.float("scale_emb", min=1e-6),
