@@ -280,6 +280,21 @@ def test_a_tensor_of_q_k_and_v_has_rows_of_all_heads(tmp_path: Path) -> None:
         Checkpoint.open(path)
 
 
+def test_a_correction_of_scores_may_be_a_row(tmp_path: Path) -> None:
+    """The converter of llama.cpp leaves that of ERNIE 4.5 as it is in the checkpoint."""
+    family, path = EXPERT_FAMILIES["ernie4_5-moe"], tmp_path / "model.gguf"
+    model = random_model(family)
+    arrays = gguf_arrays(family, model)
+    biases = [name for name in arrays if "exp_probs_b" in name]
+    rows = arrays | {name: arrays[name].reshape(1, -1) for name in biases}
+    write_gguf(path, family.arch, rows, {**eps_of(model), **family.keys})
+    checkpoint = Checkpoint.open(path)
+    corrections = [name for name in checkpoint.tensors if name.endswith("e_score_correction_bias")]
+    assert len(corrections) == len(biases) > 0
+    for name, stored in zip(sorted(corrections), sorted(biases), strict=True):
+        assert np.array_equal(checkpoint.read(name), arrays[stored].reshape(-1))
+
+
 def test_experts_in_a_tensor_each_are_refused(tmp_path: Path) -> None:
     family, path = FAMILIES["mixtral"], tmp_path / "model.gguf"
     arrays = {"token_embd.weight": np.zeros((300, 64), np.float32),

@@ -32,6 +32,8 @@ _FUSED_PART: Final = "attn_qkv"
 """The rows of q, k and v one below another, which are apart in networks without a module of this name."""
 _ROW_PARTS: Final = ("ffn_gate_inp_shexp",)
 """Matrices of one row, which a file has as vectors."""
+_FLAT_PARTS: Final = ("exp_probs_b",)
+"""Vectors, which a file may have as matrices of one row."""
 _FUSED_EXPERTS: Final = "ffn_gate_up_exps"
 """The rows of an expert's gate and up one below another."""
 _EXPERT_SIZES: Final = {
@@ -284,6 +286,7 @@ class _Naming:
             pair_heads,
             alternate="" if other is None else f"blk.{layer}.{other}.{kind}",
             is_row=part in _ROW_PARTS,
+            is_flat=part in _FLAT_PARTS,
         )
         return _named(f"{prefix}{own_name}", "" if part in _BARE_PARTS else f".{kind}", tensor, source)
 
