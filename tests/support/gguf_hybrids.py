@@ -30,6 +30,7 @@ NEMOTRON_EXPERTS = {
     "moe_shared_expert_intermediate_size": 56, "moe_latent_size": 48, "routed_scaling_factor": 1.7,
 }  # fmt: skip
 NEMOTRON_KEYS: dict[str, Any] = {
+    "rope.dimension_count": 10,  # no key's length: converters write the hidden size divided by the heads
     **FALCON_KEYS, "block_count": 4, "attention.head_count_kv": [0, 0, 2, 0], "rope.scaling.finetuned": False,
     "attention.layer_norm_epsilon": 1e-5, "feed_forward_length": [0, 96, 0, 0],
 }  # fmt: skip

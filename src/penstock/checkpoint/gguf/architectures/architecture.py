@@ -85,8 +85,9 @@ class Architecture:
     number of experts in config.json, "" for none.  ``expert_size``: that of the width of an expert.  ``alternates``: a
     tensor of experts whose rows alternate with those of another.  ``is_own_form``: the file has the values of the
     network's parameters, where a checkpoint folder has another form.  ``norm_key``: that of the epsilon of norms.
-    ``rotates_in_part``: rope.dimension_count may be less than a head.  ``biases``: keys of config.json that say whether
-    there are biases, with the linear that has one.  ``own_keys``: the family's names of the keys of config.json.
+    ``rotates_in_part``: rope.dimension_count may be less than a head.  ``has_no_rope``: the key has no meaning, because
+    there are no rotary positions.  ``biases``: keys of config.json that say whether there are biases, with the linear
+    that has one.  ``own_keys``: the family's names of the keys of config.json.
     ``scaling_constants``: values of rope_scaling that no key has.  ``top_names``: modules outside layers with names of
     their own.  ``layers``: the path of the layers.  ``names_beside``: names in layers beside a tensor that layer 0 has.
     ``head_parts``: linears of the pooling head, in their order.  ``read`` returns the values of config.json that only
@@ -111,6 +112,7 @@ class Architecture:
     is_own_form: bool = False
     norm_key: str = "attention.layer_norm_rms_epsilon"
     rotates_in_part: bool = False
+    has_no_rope: bool = False
     biases: Mapping[str, str] = field(default_factory=lambda: {"attention_bias": "attn_q"})
     own_keys: Mapping[str, str] = field(default_factory=dict)
     scaling_constants: Mapping[str, object] = field(default_factory=dict)

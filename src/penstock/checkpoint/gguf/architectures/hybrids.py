@@ -142,6 +142,7 @@ HYBRIDS: Final[dict[str, Architecture]] = {
         keys=(*MAMBA_KEYS, "attention.layer_norm_rms_epsilon"),
         is_own_form=True,
         norm_key=LAYER_NORM,
+        has_no_rope=True,
         biases={},
         own_keys={"rms_norm_eps": "layer_norm_epsilon"},
         top_names={"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
