@@ -58,7 +58,7 @@ def capture_model(model: WholeTensors, scheme: str | None = None, network: str |
         if error.name != "torch":
             raise
         raise UnsupportedError(
-            f"A strategy needs PyTorch, which is not installed. Run `{install_command('torch')}`."
+            f"A plan of a checkpoint folder requires PyTorch, which is not installed. Run `{install_command('torch')}`."
         ) from None
     from penstock.checkpoint.folder import stored_dtype
     from penstock.graph.export import build_graph

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from penstock import env, errors
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
 from penstock.extras import install_command
 from penstock.models.network_script import refuse_nested_export
@@ -75,9 +76,10 @@ def build_in_child(
     """
     refuse_nested_export()
     if importlib.util.find_spec("torch") is None:
+        kind = "GGUF file" if is_gguf(Path(source)) else "checkpoint folder"
         raise UnsupportedError(
-            "Exporting a checkpoint folder requires PyTorch, which is not installed. Run "
-            f"`{install_command('torch')}`, or use a .psm bundle."
+            f"{source}: a {kind} requires PyTorch, which is not installed. "
+            f"Run `{install_command('torch')}`, or use a .psm bundle."
         )
     final = Path(out)
     if final.is_dir() or not final.parent.is_dir():

@@ -71,8 +71,10 @@ def _write_gguf(
     for name, value in (("layout", conversion.layout), ("max_file_mb", conversion.max_file_mb)):
         if value:
             raise InvalidArgumentError(f"{name}: expected none for a GGUF file, got {value}", param=name)
-    from penstock.models.gguf_out import write_gguf  # imports PyTorch
-
+    try:
+        from penstock.models.gguf_out import write_gguf
+    except ModuleNotFoundError as error:
+        raise _refusal("out: a GGUF file", "out", error) from None
     folder, num_changed = checkpoint.folder, 0
     if conversion.lora is not None:
         folder = temporary / "folder"
@@ -94,11 +96,7 @@ def _arrangement(layout: str, checkpoint: Checkpoint) -> Arrangement | None:
         from penstock.models.meta import construct_on_meta
         from penstock.models.sources import differs, parameter_names, sources_of
     except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise UnsupportedError(
-            f"layout: PyTorch is needed, but it is not installed. Run `{install_command('torch')}`.", param="layout"
-        ) from None
+        raise _refusal("layout: another layout", "layout", error) from None
     network = construct_on_meta(config).network
     names = parameter_names(network)
     if is_own:
@@ -130,3 +128,11 @@ def _opened(source: Path, temporary: Path) -> Iterator[Checkpoint]:
 def _is_pickled(source: Path) -> bool:
     safe = any((source / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))
     return not safe and any((source / name).exists() for name in (PICKLED, f"{PICKLED}.index.json"))
+
+
+def _refusal(what: str, param: str, error: ModuleNotFoundError) -> Exception:
+    """Return the error that names PyTorch, if that is the missing module."""
+    if error.name != "torch":
+        return error
+    message = f"{what} requires PyTorch, which is not installed. Run `{install_command('torch')}`."
+    return UnsupportedError(message, param=param)
