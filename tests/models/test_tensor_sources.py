@@ -23,9 +23,9 @@ from penstock.models.sources import add_to_norms, fused_rows, renamed, transpose
 from penstock.nn import Linear, Module, RMSNorm
 from penstock.runtime.eager import EagerProgram
 from penstock.runtime.program import ProgramLimits
-from tests.models.steps import run_whole
+from tests.models.steps import relative_error, run_whole
 from tests.support.errors import raises
-from tests.support.families import build, prompt, save
+from tests.support.families import build, expected_logits, prompt, save
 
 FUSED = torch.arange(12 * 4, dtype=torch.float32).reshape(12, 4)
 
@@ -263,6 +263,15 @@ def test_experts_stacked_as_in_memory_are_read(family: str, tmp_path: Path) -> N
         program.close()
     assert any(name.endswith(".experts.gate_up_proj") for name in Checkpoint.open(folder).tensors)
     assert logits[0] == logits[1]
+
+
+def test_a_head_under_its_name_in_memory_is_read(tmp_path: Path) -> None:
+    token_ids = prompt(20)
+    build("gpt_neox").save_pretrained(tmp_path, save_original_format=False)
+    assert "lm_head.weight" in Checkpoint.open(tmp_path).tensors
+    program = EagerProgram(tmp_path, threads=1, limits=LIMITS)
+    assert relative_error(run_whole(program, token_ids), expected_logits("gpt_neox", token_ids)) < 1e-4
+    program.close()
 
 
 def test_quantizing_stacked_experts_gives_equal_folders(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def find_network(model_type: str) -> Definition:
         return _registered[model_type]
     if model_type not in supported_types():
         raise UnsupportedError(
-            f"model_type: expected one of {', '.join(supported_types())}, found {show(model_type)}; "
+            f"model_type: found {show(model_type)}, expected one of {', '.join(supported_types())}; "
             "use --network or penstock.register_network for a network of your own",
             param="model_type",
         )

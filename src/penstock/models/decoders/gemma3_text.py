@@ -30,6 +30,8 @@ class Config:
         decoder = replace(decoder, rope=_read_rope(reader, "full_attention", decoder.head_dim))
         local = _read_rope(reader, "sliding_attention", decoder.head_dim)
         divisor = reader.float("query_pre_attn_scalar", 256.0, min=1e-6)
+        if reader.has("attn_logit_softcapping"):  # norms of q and k took its place
+            raise reader.error("attn_logit_softcapping", "null", reader.values["attn_logit_softcapping"])
         caps = read_caps(reader, 0.0, 0.0)
         return Gemma2Config(decoder, divisor, *caps, qk_norm=True, local_rope=local, causal=causal)
 

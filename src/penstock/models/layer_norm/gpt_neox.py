@@ -50,6 +50,7 @@ class Network(StackedNetwork):
     """The language model."""
 
     unread_tensors = ("*.attention.bias", "*.attention.masked_bias", "*.attention.rotary_emb.inv_freq")
+    other_prefixes = (("embed_out.", "lm_head."),)
 
     def tensor_sources(self) -> Sources:
         """Return where the parameters come from: q, k and v of a head lie together, and names differ."""
