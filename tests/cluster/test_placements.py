@@ -90,6 +90,31 @@ def test_closing_ends_the_groups_that_are_left(opened, tmp_path: Path, kind: str
     asyncio.run(main())
 
 
+def test_a_start_that_is_given_up_leaves_no_group(opened, tmp_path: Path, kind: str) -> None:
+    """Whether it waits for a node, for a supervisor or for the command; the cores are free for others at once."""
+
+    async def main() -> None:
+        async with opened(kind, STAYS, tmp_path / "started") as placement:
+            for pause_s in (0.0, 0.05, 0.5, 1.5, 2.5):
+                starting = asyncio.ensure_future(placement.start("{}", Resources(num_cpus=2)))
+                await asyncio.sleep(pause_s)
+                if starting.done():  # it was quicker
+                    (await starting).kill()
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+            groups = [await asyncio.wait_for(placement.start("{}", Resources(num_cpus=2)), 60) for _ in range(2)]
+            await until(lambda: num_running(tmp_path / "started") == len(groups))
+
+    asyncio.run(main())
+    assert num_running(tmp_path / "started") == 0
+
+
+def num_running(file: Path) -> int:
+    """Return how many processes run ``STAYS`` with this file."""
+    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return sum(STAYS in line and line[-1] == str(file) for line in lines)
+
+
 def test_a_command_that_is_not_there_is_an_error(placed, tmp_path: Path, kind: str) -> None:
     async def main() -> None:
         placement = placed(kind, (str(tmp_path / "none"),))["placement"]

@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ __all__ = ["main"]
 _SUPERVISOR_S: Final = 30.0
 """The least time that a node has to start a supervisor, a Python process that Ray starts and that imports Penstock."""
 _KILL_S: Final = 5.0
+_LOOK_S: Final = 0.25
 
 
 class _SilentNodeError(UnavailableError):
@@ -47,6 +49,14 @@ class _Driver:
         self._answers = answers
         self._lock = threading.Lock()
         self._groups: dict[str, tuple[int, Any, Any]] = {}
+        self._starting: set[str] = set()
+        self._reserved: dict[str, Any] = {}  # the placement groups of groups that are starting
+        self._unwanted: set[str] = set()  # groups that were ended while they were starting
+
+    def note(self, command: dict[str, Any]) -> None:
+        """Note a command before its thread begins, so that a kill finds the group that is starting."""
+        if command["do"] == "start":
+            self._starting.add(command["name"])
 
     def answer(self, **fields: object) -> None:
         with self._lock, suppress(OSError, ValueError):
@@ -59,6 +69,10 @@ class _Driver:
         except Exception as error:  # of Ray, of any kind; the service decides what to do
             text = " ".join(str(error).split())[:500] or type(error).__name__
             self.answer(name=name, error=text, node_id=error.node_id if isinstance(error, _SilentNodeError) else "")
+        finally:
+            if kind == "start":
+                self._starting.discard(name)
+                self._unwanted.discard(name)
 
     def _start(
         self, name: str, epoch: int, command: list[str], config: str, resources: dict[str, int], options: dict[str, Any]
@@ -67,8 +81,12 @@ class _Driver:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         deadline = time.monotonic() + options["place_s"]
-        group = _reserve(name, resources, options["place_s"], options["without"])
+        group = _reserve(name, resources, options, lambda: name in self._unwanted)
+        self._reserved[name] = group
         try:
+            self._check_wanted(name)
+            node, node_id, total = _node_of(group)
+            share = _memory_share(total, resources)
             actor = (
                 ray.remote(Supervisor)
                 .options(
@@ -83,18 +101,25 @@ class _Driver:
             )
             limit_s = max(_SUPERVISOR_S, deadline - time.monotonic())
             try:
-                pid = ray.get(actor.start.remote(epoch, command, config), timeout=limit_s)
+                pid = ray.get(actor.start.remote(epoch, command, config, share), timeout=limit_s)
             except ray.exceptions.GetTimeoutError:
-                node, node_id = _node_of(group)
                 text = f"node {node}: Ray started no process there within {limit_s:.0f} s"
                 raise _SilentNodeError(text, node_id) from None
+            self._groups[name] = (epoch, actor, group)
+            self._check_wanted(name)
         except BaseException:
+            self._groups.pop(name, None)
             ray.util.remove_placement_group(group)
             raise
-        self._groups[name] = (epoch, actor, group)
-        node, node_id = _node_of(group)
+        finally:
+            del self._reserved[name]
+        self._starting.discard(name)
         self.answer(name=name, pid=pid, node=node, node_id=node_id)
         self._watch(name, epoch)
+
+    def _check_wanted(self, name: str) -> None:
+        if name in self._unwanted:
+            raise UnavailableError("the group was ended while it was starting")
 
     def _watch(self, name: str, epoch: int) -> None:
         """Answer with the exit status of a group's worker, None if its node is lost, and free what it held."""
@@ -113,6 +138,12 @@ class _Driver:
     def _kill(self, name: str, epoch: int) -> None:
         import ray
 
+        if name in self._starting and name not in self._groups:
+            self._unwanted.add(name)
+            if (reserved := self._reserved.get(name)) is not None:
+                with suppress(Exception):
+                    ray.util.remove_placement_group(reserved)  # ends its supervisor, and so its worker
+            return
         with suppress(ray.exceptions.RayError, ValueError):
             actor = self._groups[name][1] if name in self._groups else ray.get_actor(name, NAMESPACE)
             ray.get(actor.kill.remote(epoch), timeout=_KILL_S)
@@ -131,7 +162,9 @@ class _Driver:
                 ray.util.remove_placement_group(group)
 
     def close(self) -> None:
-        """End all groups."""
+        """End all groups, those that are starting too."""
+        for name in [*self._starting]:
+            self._kill(name, 0)
         threads = [
             threading.Thread(target=self._kill, args=(name, epoch), daemon=True)
             for name, (epoch, _, _) in [*self._groups.items()]
@@ -142,12 +175,19 @@ class _Driver:
             thread.join(_KILL_S)
         for name in [*self._groups]:
             self._free(name)
+        end = time.monotonic() + _KILL_S
+        while self._starting and time.monotonic() < end:
+            time.sleep(_LOOK_S)
 
 
-def _reserve(name: str, resources: dict[str, int], place_s: float, without: list[str]) -> Any:
-    """Return a placement group with one bundle per rank, all on one node; UnavailableError after ``place_s`` s."""
+def _reserve(name: str, resources: dict[str, int], options: dict[str, Any], is_unwanted: Callable[[], bool]) -> Any:
+    """Return a placement group with one bundle per rank, all on one node.
+
+    Raises UnavailableError after the option ``place_s`` seconds, or when ``is_unwanted`` returns True.
+    """
     import ray
 
+    place_s, without = options["place_s"], options["without"]
     bundle: dict[str, float] = {"CPU": resources["num_cpus"]}
     bundles = [{**bundle} for _ in range(resources["num_ranks"])]
     if resources["memory_bytes"]:
@@ -162,7 +202,11 @@ def _reserve(name: str, resources: dict[str, int], place_s: float, without: list
         lifetime="detached",
         bundle_label_selector=[selector] * len(bundles),
     )
-    if group.wait(place_s):
+    end = time.monotonic() + place_s
+    while not group.wait(1):  # Ray takes whole seconds
+        if is_unwanted() or time.monotonic() >= end:
+            break
+    else:
         return group
     ray.util.remove_placement_group(group)
     wanted = f"{resources['num_ranks']} x {resources['num_cpus']} cores"
@@ -189,13 +233,28 @@ def _free_resources() -> str:
     return "; ".join(parts) or "no node"
 
 
-def _node_of(group: Any) -> tuple[str, str]:
-    """Return the address and the id of the node that a placement group is on."""
+def _memory_share(total: dict[str, float], resources: dict[str, int]) -> int:
+    """Return how much memory a group may plan on a node with these resources; 0 if what it needs at least is not known.
+
+    It is what the group needs, and of the rest three times its share of the cores: a worker takes a quarter of the rest
+    for pages, so groups that fill the node take three quarters of it together.
+    """
+    least, num_bytes = resources["memory_bytes"], total.get("memory", 0.0)
+    if not least or not total.get("CPU"):
+        return 0
+    cores = resources["num_ranks"] * resources["num_cpus"] / total["CPU"]
+    return int(least + min(1.0, 3 * cores) * max(0.0, num_bytes - least))
+
+
+def _node_of(group: Any) -> tuple[str, str, dict[str, float]]:
+    """Return the address, the id and the resources of the node that a placement group is on."""
     import ray
 
     node_id = str(ray.util.placement_group_table(group)["bundles_to_node_id"].get(0, ""))
-    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    return str(addresses.get(node_id, "")), node_id
+    nodes = {node["NodeID"]: node for node in ray.nodes()}
+    if node_id not in nodes:  # it was lost at once
+        return "", node_id, {}
+    return str(nodes[node_id]["NodeManagerAddress"]), node_id, nodes[node_id]["Resources"]
 
 
 def main() -> int:
@@ -217,7 +276,9 @@ def main() -> int:
         return 1
     driver.answer(joined=True)
     for line in sys.stdin:
-        threading.Thread(target=driver.do, args=(json.loads(line),), daemon=True).start()
+        command = json.loads(line)
+        driver.note(command)
+        threading.Thread(target=driver.do, args=(command,), daemon=True).start()
     driver.close()
     ray.shutdown()
     return 0
