@@ -10,8 +10,8 @@ from penstock.errors import InvalidArgumentError
 
 __all__ = [
     "cache_dir", "cache_max_bytes", "child_environment", "cpu_level", "enter_export_child", "in_export_child",
-    "library_path", "model_folders", "mpi_library", "op_libraries", "pass_on_op_library", "rank_open_s", "state_dir",
-    "use_reference",
+    "library_path", "memory_share_bytes", "model_folders", "mpi_library", "op_libraries", "pass_on_op_library",
+    "rank_open_s", "state_dir", "use_reference",
 ]  # fmt: skip
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "amx", "neon", "neon_dot")
@@ -37,6 +37,14 @@ def library_path() -> Path | None:
     """``PENSTOCK_LIBRARY``: the build of the native core to load, for example one with sanitizers."""
     value = os.environ.get("PENSTOCK_LIBRARY")
     return Path(value) if value else None
+
+
+def memory_share_bytes() -> int | None:
+    """``PENSTOCK_MEMORY_SHARE``: how many bytes of its node a worker on a cluster may plan.  Penstock sets it."""
+    value = os.environ.get("PENSTOCK_MEMORY_SHARE")
+    if value is not None and not (value.isascii() and value.isdigit()):
+        raise InvalidArgumentError(f"PENSTOCK_MEMORY_SHARE: expected a number of bytes, found {value!r}")
+    return None if value is None else int(value)
 
 
 def mpi_library() -> str | None:

@@ -153,6 +153,28 @@ def test_a_group_without_room_is_refused_with_what_is_free(cluster, placed) -> N
     asyncio.run(main())
 
 
+def test_an_update_without_free_cores_changes_nothing(cluster, placed, tmp_path) -> None:
+    """Both cores have a worker.  The refusal says what is free, and the old workers go on meanwhile."""
+    new = tmp_path / "new.psm"
+    new.write_bytes(DEMO.read_bytes())
+
+    async def main() -> None:
+        placed["placement"] = RayPlacement(cluster.address, cluster.token_file, place_s=3.0)
+        async with service(num_workers=2, supervision=HASTY, **placed) as running:
+            backend = await running.models.load(str(DEMO), "demo")
+            expected, before = await tokens_of(backend, [5, 6], GREEDY), pids(backend)
+            updating = asyncio.ensure_future(running.models.update("demo", str(new)))
+            while not updating.done():
+                assert await tokens_of(backend, [5, 6], GREEDY) == expected
+                await asyncio.sleep(0.1)
+            with pytest.raises(UnavailableError, match=r"no node has 1 x 1 cores .* Free: .*: 0 cores"):
+                await updating
+            assert (pids(backend), sum(backend.deaths().values())) == (before, 0)
+            assert await tokens_of(backend, [5, 6], GREEDY) == expected
+
+    asyncio.run(main())
+
+
 def test_a_killed_service_leaves_nothing_in_the_cluster(cluster, tmp_path) -> None:
     """SIGKILL: the workers lose their connection and end, and their supervisors give the cores back."""
     for _ in range(2):  # the second one gets the cores of the first

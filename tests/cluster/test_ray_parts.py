@@ -89,6 +89,13 @@ def test_a_worker_gets_nothing_of_ray(supervisor: Supervisor, monkeypatch: pytes
     assert supervisor.wait(EPOCH) == 0
 
 
+@pytest.mark.parametrize("share", [0, 5_000_000_000])
+def test_a_worker_is_told_its_share_of_memory(supervisor: Supervisor, share: int) -> None:
+    program = f"import os, sys; sys.exit(os.environ.get('PENSTOCK_MEMORY_SHARE', '0') != '{share}')"
+    supervisor.start(EPOCH, [sys.executable, "-c", program], "{}", share)
+    assert supervisor.wait(EPOCH) == 0
+
+
 def test_a_command_that_is_not_there_is_an_error_again(supervisor: Supervisor, tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(OSError, match="none"):

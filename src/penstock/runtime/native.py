@@ -46,7 +46,7 @@ _UNKNOWN_BYTES = 1 << 62
 """The value for an unknown amount of memory, which fits every plan."""
 _MAX_PAGES = 1 << 30
 """The limit of the core on pages."""
-_HEADROOM_BYTES = 64 << 20
+HEADROOM_BYTES = 64 << 20
 """Memory left for Python, the tokenizer and the text."""
 
 
@@ -113,7 +113,7 @@ def fit_limits(
         weights=limits.weights,
     )
     plan = plan_limits(model, context, base, contexts)
-    fixed = plan.total_bytes - plan.kv_bytes + _HEADROOM_BYTES
+    fixed = plan.total_bytes - plan.kv_bytes + HEADROOM_BYTES
     if limits.num_pages == 0:
         kv = _KvMemory(model, context, base, plan, ranks)
         max_pages = pages_for(context_len) * limits.max_requests
@@ -129,7 +129,7 @@ def fit_limits(
                 context_len = min(context_len, shrunk * PAGE_TOKENS)
         base = dataclasses.replace(base, num_pages=num_pages, context_len=context_len)
         plan = plan_limits(model, context, base, contexts)
-    if plan.total_bytes + _HEADROOM_BYTES > available:
+    if plan.total_bytes + HEADROOM_BYTES > available:
         raise OutOfMemoryError(_does_not_fit(plan, base, available))
     return base, plan
 
@@ -176,11 +176,11 @@ def _does_not_fit(plan: native.Plan, limits: ProgramLimits, available: int) -> s
         return f"{num_bytes / (1 << 20):,.0f} MiB"
 
     return (
-        f"The model needs {mib(plan.total_bytes)}, but only {mib(available)} are available: weights "
+        f"The model needs {mib(plan.total_bytes + HEADROOM_BYTES)}, but only {mib(available)} are available: weights "
         f"{mib(plan.weight_bytes)}, keys and values {mib(plan.kv_bytes)} ({limits.num_pages} pages of {PAGE_TOKENS} "
         f"tokens, {limits.kv_layout}), temporaries {mib(plan.temporary_bytes + plan.scratch_bytes)}, logits "
-        f"{mib(plan.logits_bytes)}. Use a smaller context length, fewer requests, kv_cache int8 or a scheme with fewer "
-        "bits"
+        f"{mib(plan.logits_bytes)}, to spare {mib(HEADROOM_BYTES)}. Use a smaller context length, fewer requests, "
+        "kv_cache int8 or a scheme with fewer bits"
     )
 
 

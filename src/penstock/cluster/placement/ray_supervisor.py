@@ -44,13 +44,16 @@ class Supervisor:
         self._reservation = _reservation()
         threading.Thread(target=self._end_unused, daemon=True).start()
 
-    def start(self, epoch: int, command: Sequence[str], config: str) -> int:
-        """Start the worker with ``config`` on its standard input and return its process id; OSError."""
+    def start(self, epoch: int, command: Sequence[str], config: str, share_bytes: int = 0) -> int:
+        """Start the worker with ``config`` on its standard input and return its process id; OSError.
+
+        ``share_bytes``: the memory that it may plan; 0 is no limit.
+        """
         self._check(epoch)
         with self._lock:
             if not self._started.is_set():
                 # The thread that starts the process must live as long as it does (PR_SET_PDEATHSIG).
-                threading.Thread(target=self._run, args=([*command], config), daemon=True).start()
+                threading.Thread(target=self._run, args=([*command], config, share_bytes), daemon=True).start()
                 self._started.wait()
         if self._process is None:
             raise OSError(self._error)
@@ -73,8 +76,10 @@ class Supervisor:
         if epoch != self._epoch:
             raise InvalidArgumentError(f"epoch: expected {self._epoch}, got {epoch}")
 
-    def _run(self, command: list[str], config: str) -> None:
+    def _run(self, command: list[str], config: str, share_bytes: int) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        if share_bytes:
+            environment["PENSTOCK_MEMORY_SHARE"] = str(share_bytes)
         try:
             process = subprocess.Popen(
                 [sys.executable if command[0] == "python" else command[0], *command[1:]],

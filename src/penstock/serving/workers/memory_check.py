@@ -2,7 +2,8 @@
 
 The kernel counts the file pages of mapped weights as available memory, and KV pages that have not been written as free.
 The primary therefore tells each worker how much of the memory that looks free belongs to other workers, and the worker
-plans with the rest.
+plans with the rest.  On a node of a cluster, where workers of several services may start at the same time, it plans
+with its share instead.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.env import memory_share_bytes
 from penstock.runtime.machine import memory
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ _ANY_BYTES = 1 << 60
 
 
 def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[ProgramLimits, list[Plan]]:
-    """Return limits whose memory plan fits into what other workers leave, and the plan of each rank.
+    """Return limits whose memory plan fits into what other workers leave and into its share, and the plans of ranks.
 
     ``parts``: the bundles of the ranks, if the model is cut already.  Raises OutOfMemoryError with the figures of the
     plan.
@@ -36,6 +38,9 @@ def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[Progra
     machine, options = memory(), config.options
     # None: unknown; the plan handles that.
     available = max(0, machine.available - config.reserved_bytes) if machine.total else None
+    share = memory_share_bytes()
+    if share is not None and available is not None:
+        available = min(available, share)
     requested = replace(options.limits, weights="mmap" if options.weights == "auto" else options.weights)
     if options.layout.world > 1:
         from penstock.runtime.ranks.open_ranks import plan_ranks
@@ -57,10 +62,12 @@ def fit_beside(config: WorkerConfig, parts: Sequence[Path] = ()) -> tuple[Progra
 
 
 def least_bytes(config: WorkerConfig) -> int:
-    """Return the least memory of a worker of a bundle and its ranks: weights, buffers, states and KV pages.
+    """Return the least memory with which a worker of a bundle starts: weights, buffers, states, KV pages, headroom.
 
     If the number of pages is left open, they hold one context, at most a short one, with which a worker still starts.
     """
+    from penstock.runtime.native import HEADROOM_BYTES
+
     options = config.options
     limits = replace(options.limits, weights="mmap" if options.weights == "auto" else options.weights)
     if not limits.num_pages:
@@ -71,8 +78,9 @@ def least_bytes(config: WorkerConfig) -> int:
         group = plan_ranks(
             Path(config.path), options.layout, threads=options.threads, limits=limits, available=_ANY_BYTES
         )
-        return sum(plan.total_bytes for plan in group.plans)
-    return sum(plan.total_bytes for plan in _fit_one(config, limits, _ANY_BYTES)[1])
+        largest = max(plan.total_bytes for plan in group.plans)  # each rank gets an equal share
+        return options.layout.num_computing * (largest + HEADROOM_BYTES)
+    return _fit_one(config, limits, _ANY_BYTES)[1][0].total_bytes + HEADROOM_BYTES
 
 
 def _least_pages(path: str, context_len: int) -> int:

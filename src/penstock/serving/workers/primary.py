@@ -156,13 +156,15 @@ class Primary:
         """Start a worker and wait until its model is loaded.
 
         Workers load at the same time but plan their memory one after another, each with what the others left.  With
-        ``is_known`` the sizes are fixed and the worker does not wait its turn.  Raises the error of loading, and
-        UnavailableError if the process ends first.
+        ``is_known`` the sizes are fixed and the worker does not wait its turn.  On other machines each plans with its
+        share, and one that waits for room there delays no other.  Raises the error of loading, and UnavailableError if
+        the process ends first.
         """
+        waits = self._placement.is_local and not is_known
         has_planned = asyncio.Event()
         loading: asyncio.Future[WorkerProcess] | None = None
         try:
-            async with nullcontext() if is_known else self._planning:
+            async with self._planning if waits else nullcontext():
                 loading = asyncio.ensure_future(self._load(config, has_planned))
                 planned = asyncio.ensure_future(has_planned.wait())
                 try:
