@@ -28,7 +28,8 @@ typedef struct ps_comm {
   int32_t reserved;    /* 0 */
   int64_t part_bytes;  /* the most bytes of one rank's part of an exchange */
   void* self;          /* the transport's, passed to each function */
-  /* Returns where the rank writes its part of the next exchange, part_bytes of memory at a multiple of 64. */
+  /* Returns where the rank writes its part of the next exchange, part_bytes of memory at a multiple of 64.  Nodes store into it
+   * as soon as the exchange before has returned, if that one had other memory. */
   void* (*part)(void* self);
   /* Sends bytes[rank] of part() to all, and waits for the others: parts[r] are the bytes[r] of rank r, until this rank's
    * next exchange. */

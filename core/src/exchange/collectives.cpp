@@ -65,6 +65,7 @@ void run_put(const Call& c, int64_t begin, int64_t end, int32_t) {
   }
   const size_t bytes = static_cast<size_t>(row_elements(c.in[0])) * sizeof(float);
   uint8_t* part = static_cast<uint8_t*>(c.exchange->comm->part(c.exchange->comm->self));
+  if (part == c.in[0].data) return;  // it was stored there
   for (int64_t i = begin; i < end; ++i)
     memcpy(part + static_cast<size_t>(i) * bytes, f32(c.in[0]) + i * c.in[0].row_stride, bytes);
 }
@@ -77,7 +78,7 @@ void run_gather(const Call& c, int64_t, int64_t, int32_t) {
     const int64_t row_bytes = sends_best(c) ? sizeof(Best) : slots(c.in[0]) * cut.size(r) * static_cast<int64_t>(sizeof(float));
     c.exchange->bytes[r] = rows(c) * row_bytes;
   }
-  c.exchange->gather();
+  c.exchange->gather(c);
 }
 
 void run_take(const Call& c, int64_t begin, int64_t end, int32_t) {
@@ -143,7 +144,7 @@ void run_gather_tokens(const Call& c, int64_t, int64_t, int32_t) {
   const Cut cut = cut_of(c, OP_SHARDED_EMBEDDING, &rank);
   count_tokens(c, cut, rows(c), c.exchange->bytes);
   for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] *= c.attrs[kShardedDim].i * static_cast<int64_t>(sizeof(float));
-  c.exchange->gather();
+  c.exchange->gather(c);
 }
 
 void run_take_rows(const Call& c, int64_t begin, int64_t end, int32_t) {
@@ -340,10 +341,15 @@ int64_t part_bytes(int32_t op, const Call& c) {
   return INT64_MAX;
 }
 
-void Exchange::gather() {
+// What the next exchange sends is stored into its part, unless the transport has only one part: threads may still read it.
+void Exchange::gather(const Call& call) {
   const uint64_t now = tag++;
   if (status != PS_OK) return;
+  const void* before = comm->part(comm->self);
   keep(comm->all_gather(comm->self, now, bytes, parts));
+  if (!call.next) return;
+  void* part = status == PS_OK ? comm->part(comm->self) : nullptr;
+  call.next->aim(part == before ? nullptr : part);
 }
 
 ps_status Exchange::keep(ps_status found) {

@@ -71,7 +71,7 @@ void run_exchange(const Call& c, int64_t, int64_t, int32_t) {
   if (!c.exchange) return;
   const int64_t bytes = block_of(c, kIndex).count * token_bytes(c);
   for (int64_t r = 0; r < c.exchange->comm->world; ++r) c.exchange->bytes[r] = bytes;
-  c.exchange->gather();
+  c.exchange->gather(c);
 }
 
 template <int32_t kIndex>

@@ -42,6 +42,13 @@ ps_status check_membership(const AttrValue& world, const AttrValue& rank);
 int64_t part_bytes(int32_t op, const Call& call);
 int64_t context_part_bytes(const Call& call);  // of context_attention
 
+// The operand of an all_gather that the node before stores straight into the rank's part of the exchange.
+struct DirectPart {
+  Tensor *written, *read;
+  uint8_t* temporary;  // where it lies if the part is not free
+  void aim(void* part) const { written->data = read->data = part ? static_cast<uint8_t*>(part) : temporary; }
+};
+
 // Of a program whose context has a comm.  The first exchange that fails ends the step: later ones do nothing.
 struct Exchange {
   const ps_comm* comm;   // of the collectives
@@ -55,7 +62,8 @@ struct Exchange {
   const void* parts[PS_MAX_RANKS];
   int64_t bytes[PS_MAX_RANKS];
 
-  void gather();  // bytes -> parts
+  void gather(const Call& call);  // bytes -> parts
+  const DirectPart* first;        // of the step's first exchange
   // Keeps the first failure and its message; returns the status.
   ps_status keep(ps_status found);
 };

@@ -87,7 +87,7 @@ void run_exchange_largest(const Call& c, int64_t, int64_t, int32_t) {
   const Cut cut = cut_of(c);
   const int64_t count = rows(c) * slots(c);
   for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] = count * 4;
-  c.exchange->gather();
+  c.exchange->gather(c);
   for (int64_t i = 0; i < count; ++i) {
     uint32_t most = 0;
     for (int32_t r = 0; r < cut.world && c.exchange->status == PS_OK; ++r)
@@ -117,7 +117,7 @@ void run_exchange_integers(const Call& c, int64_t, int64_t, int32_t) {
   if (!c.exchange) return;
   const Cut cut = cut_of(c);
   for (int32_t r = 0; r < cut.world; ++r) c.exchange->bytes[r] = rows(c) * slots(c) * cut.size(r) * integer_bytes(c);
-  c.exchange->gather();
+  c.exchange->gather(c);
 }
 
 template <typename Integer>

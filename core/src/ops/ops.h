@@ -57,6 +57,7 @@ struct Tensor {
 };
 
 struct Exchange;   // of a program of several ranks: exchange/exchange.h
+struct DirectPart;
 struct LoadedOp;   // a custom op: ops/loaded.h
 struct OpFailure;
 
@@ -74,6 +75,7 @@ struct Call {
   bool is_head;  // of all_gather, send and recv: the rows are the logits, which only the first rank reads
   bool is_hidden;  // of send and recv: the rows are the hidden rows, which few steps ask for
   Exchange* exchange;  // null: one rank
+  const DirectPart* next;  // of an op that exchanges: what the next exchange sends, if it is stored straight into the part
   const LoadedOp* loaded;  // of a custom op
   OpFailure* failure;      // where it says what failed
 };

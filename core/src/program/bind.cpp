@@ -191,6 +191,57 @@ ps_status bind_move(ps_program* p, Call* call) {
   return p->steps.push(make_step(*p, call, &kMoveWanted)) && p->phases.push(&kMoveWanted) ? PS_OK : no_memory();
 }
 
+// Where the only operand of the node at `end` of the order is written, by a node from `begin` on that has the same rows, if
+// nothing else reads it; else null.
+Tensor* written_for(ps_program* p, const Vec<int32_t>& readers, int64_t begin, int64_t end) {
+  const Graph& graph = p->model->graph;
+  const Node& gather = p->plan.nodes[p->plan.order[end]].node;
+  if (gather.inputs[0].kind != OPERAND_VALUE) return nullptr;
+  const Value& sent = graph.values[gather.inputs[0].index];
+  const int32_t root = sent.root;
+  const bool is_whole = sent.root_offset == 0 && sent.row_elements == sent.row_stride && sent.row_elements == graph.values[root].row_elements;
+  if (!is_whole || readers[root] != 1 || root == graph.hidden || root == graph.output) return nullptr;
+  for (int64_t n = begin; n < end; ++n) {
+    const RunNode& run = p->plan.nodes[p->plan.order[n]];
+    for (int32_t i = 0; i < run.node.num_outputs && !run.skipped; ++i) {
+      if (run.node.outputs[i] != root) continue;
+      const bool fits = run.node.wanted_only == gather.wanted_only && p->plan.order[n] != graph.tail;
+      return fits ? &p->calls[p->plan.order[n]].out[i] : nullptr;
+    }
+  }
+  return nullptr;
+}
+
+// Nodes store what an all_gather sends into the rank's part, if no other exchange lies between.
+ps_status bind_direct_parts(ps_program* p) {
+  if (!has_ranks(*p)) return PS_OK;
+  const Graph& graph = p->model->graph;
+  const int64_t count = p->plan.order.size();
+  Vec<int32_t> readers;  // of a root or a view of it
+  if (!readers.resize(graph.values.size()) || !p->direct_parts.resize(count)) return no_memory();
+  for (const RunNode& run : p->plan.nodes) {
+    for (int32_t i = 0; i < run.node.num_inputs && !run.skipped; ++i) {
+      if (run.node.inputs[i].kind == OPERAND_VALUE) ++readers[graph.values[run.node.inputs[i].index].root];
+    }
+  }
+  const DirectPart** next = &reinterpret_cast<Exchange*>(p->exchange.data())->first;
+  int64_t num_parts = 0, begin = 0;
+  for (int64_t n = 0; n < count; ++n) {
+    const int32_t op = graph.nodes[p->plan.order[n]].op;
+    Call* call = &p->calls[p->plan.order[n]];
+    if (!call->exchange || op == OP_SEND || op == OP_RECV) continue;
+    Tensor* written = op == OP_ALL_GATHER && !call->is_head ? written_for(p, readers, begin, n) : nullptr;
+    if (written) {
+      DirectPart* part = &p->direct_parts[num_parts++];
+      *part = DirectPart{written, &call->in[0], written->data};
+      *next = part;
+    }
+    next = &call->next;
+    begin = n + 1;
+  }
+  return p->direct_parts.resize(num_parts) ? PS_OK : no_memory();
+}
+
 // A phase's touch of memory.  `rows`: by rows, the same thread having the same row wherever `root` is the same.
 struct Access {
   int64_t space;  // 0 temporaries, 1 scratch, 2 logits, 3 + i: state i
@@ -264,6 +315,7 @@ ps_status bind_program(ps_program* p) {
     moved |= graph.nodes[i].wanted_only;
     if (!p->plan.nodes[i].skipped) PS_TRY(bind_node(p, graph.nodes[i], p->plan.nodes[i], &p->calls[i]));
   }
+  PS_TRY(bind_direct_parts(p));
   if (!p->shares.allocate(p->context->pool.num_threads() * static_cast<int64_t>(sizeof(Share)))) return no_memory();
   const Step* next_weights = nullptr;
   for (int64_t s = p->steps.size() - 1; s >= 0; --s) {

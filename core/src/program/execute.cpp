@@ -320,6 +320,11 @@ static ps_status run_taken(ps_program* p, const ps_batch& batch, int64_t start_n
   set_symbols(p, batch);
   if (has_flag(*p, PS_PROGRAM_POISON)) poison(p);
   if (p->profiling) clear_spans(p);
+  if (has_ranks(*p)) {
+    for (const DirectPart& part : p->direct_parts) part.aim(nullptr);
+    const Exchange& exchange = *reinterpret_cast<const Exchange*>(p->exchange.data());
+    if (exchange.first) exchange.first->aim(exchange.comm->part(exchange.comm->self));
+  }
   const Pool::Walk work = p->profiling ? walk_steps_timed : walk_steps;
   const int64_t nanoseconds = estimate_step(*p, batch.num_tokens);
   if (has_flag(*p, PS_PROGRAM_ALL_THREADS) || (has_ranks(*p) && nanoseconds >= kShortStepNanoseconds)) {

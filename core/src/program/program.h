@@ -85,6 +85,7 @@ struct ProgramMemory {
   Region shares, spans;
   Region failure;  // OpFailure, of a graph with users' own ops; else empty
   Region exchange;  // Exchange, of a program of several ranks; else empty
+  Vec<DirectPart> direct_parts;
   InFlight in_flight[PS_MAX_RANKS] = {};  // the oldest first
   int32_t num_in_flight = 0;
   uint64_t rank_step = 0;  // steps that all ranks have run
