@@ -369,6 +369,18 @@ def test_rank_0_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -
         asyncio.run(join_pipeline(StageSource(DEMO), silent.getsockname(), TOKEN, None, again=False))
 
 
+def test_a_stage_that_joins_once_may_start_first(stages: Stages) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        stages.port = free.getsockname()[1]
+    started = [stages.start("--once") for _ in range(2)]
+    for stage in started:
+        assert stage.stderr is not None
+        assert "Connection refused; trying again in 0.2 s" in stage.stderr.readline()
+    with stages.open_llm(on_listen=lambda: None) as llm:
+        assert len(llm.generate(PROMPTS[0], GREEDY).token_ids) == 30
+    assert [stage.wait(10) for stage in started] == [0, 0]
+
+
 def test_a_stage_server_without_stages_is_refused(stages: Stages) -> None:
     with pytest.raises(UnsupportedError, match="stage_server: expected pipeline_parallel_size above 1"):
         LLM(DEMO, stage_server=stages.server())

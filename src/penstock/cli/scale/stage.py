@@ -35,7 +35,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="compute the stage with rank N of the pipeline, from 1 (default: the only one in the folder; of a whole "
         "bundle any)",
     )
-    add_joining_options(parser, "its --stage-port", "exit when the pipeline ends (default: wait for the next one)")
+    add_joining_options(
+        parser, "its --stage-port", "exit when the pipeline ends or refuses this stage (default: wait for the next one)"
+    )
     add_options(parser, "--scheme", "--threads", "--ops")
     parser.set_defaults(run=run)
 

@@ -48,8 +48,8 @@ async def join_pipeline(
     ``source``: the bundle that rank 0 opens, or this machine's part of it.  ``address``: where rank 0 listens.  ``ca``
     holds the trusted certificates in PEM; None trusts those of the system.  ``threads``: of each rank of the stage; 0
     divides the cores.  ``again``: join again when a pipeline has ended or cannot be reached; without it that is an
-    UnavailableError, unless rank 0 closed the pipeline.  Raises InvalidArgumentError if rank 0 refuses this stage, and
-    the errors of ``find_bundle``.
+    UnavailableError, unless rank 0 closed the pipeline or does not listen, since it may be started later.  Raises
+    InvalidArgumentError if rank 0 refuses this stage, and the errors of ``find_bundle``.
     """
     try:
         context = client_context(ca, [ALPN])
@@ -65,13 +65,14 @@ async def join_pipeline(
         with ExitStack() as stack:
             found = find_bundle(source.model, source.rank, source.scheme)
             stage = _Stage(await asyncio.to_thread(stack.enter_context, found), threads)
+            is_absent = False
             try:
                 reason = await stage.serve(address, TlsSession(context, address[0]), token, stopped)
             except OSError as error:
-                reason = connection_problem(error, _CONNECT_S)
+                reason, is_absent = connection_problem(error, _CONNECT_S), isinstance(error, ConnectionRefusedError)
         if stopped.is_set() or (reason == CLOSED and not again):
             return 0
-        if not again:
+        if not again and not is_absent:
             raise UnavailableError(f"{where}: {reason}")
         if stage.has_begun:
             lines.reset()
