@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from penstock import LLM
 from penstock.errors import PenstockError
@@ -61,6 +62,31 @@ def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
                 with torch.no_grad():
                     expected = model(torch.tensor([ids]), attention_mask=torch.ones(1, length)).logits[0].numpy()
                 assert relative_error(llm.logits(ids), expected) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForPreTraining", "BertModel"])
+def test_norms_may_be_named_gamma_and_beta(kind: str, tmp_path: Path) -> None:
+    """As in the first published models, such as bert-base-uncased, which have a table of positions in their files."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("bert", **_SMALL)
+    model = getattr(transformers, kind)(config).float().eval()
+    model.save_pretrained(tmp_path)
+    ends = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for own, other in ends:
+        tensors = {name.replace(own, other): value for name, value in tensors.items()}
+    prefix = "" if kind == "BertModel" else "bert."
+    tensors[f"{prefix}embeddings.position_ids"] = torch.arange(100)[None]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with torch.no_grad():
+        answer = model(torch.tensor([prompt(70)]), output_hidden_states=True)
+    for mode in ("graph", "eager"):
+        with LLM(tmp_path, mode=mode, limits=LIMITS) as llm:
+            vector = answer.hidden_states[-1][0].mean(0).numpy()
+            assert relative_error(llm.embed(prompt(70), "mean").vector, vector) < 1e-4
+            if kind != "BertModel":
+                logits = answer.logits if kind == "BertForMaskedLM" else answer.prediction_logits
+                assert relative_error(llm.logits(prompt(70)), logits[0].numpy()) < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 A network whose checkpoint stores every parameter under its own name, in its own form, needs none.  Beside the method
 it may have ``unread_tensors``, patterns of names of tensors that it need not read, and ``tensor_prefix``, with which
 the names of its tensors begin except in folders of the bare model.  ``other_prefixes`` are pairs: if no tensor begins
-with the first text, names in the table that do so begin with the second.  ``bare_prefix`` is such a prefix of a network
-that needs no table otherwise.
+with the first text, names in the table that do so begin with the second.  ``other_ends`` are pairs, too: if a tensor
+ends with the second text, the sources of parameters that end with the first do.  ``bare_prefix`` is such a prefix of a
+network that needs no table otherwise.
 """
 
 from __future__ import annotations
@@ -88,6 +89,10 @@ def sources_of(config: ConfigReader, tensors: Collection[str], network: nn.Modul
     table: Sources = {} if declare is None else declare()
     if has_stacked_experts(tensors):
         table = {**table, **_in_memory_names(tensors, network, table)}
+    for own, other in getattr(network, "other_ends", ()):
+        if any(name.endswith(other) for name in tensors):
+            ends = [name for name in _shapes(network) if name.endswith(own)]
+            table = {**table, **{name: Source(f"{name.removesuffix(own)}{other}") for name in ends}}
     for own, other in getattr(network, "other_prefixes", ()):
         if not any(name.startswith(own) for name in tensors):
             table = {name: _with_prefix(sources, own, other) for name, sources in table.items()}

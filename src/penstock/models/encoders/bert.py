@@ -58,11 +58,12 @@ def check_architecture(reader: ConfigReader, base: str) -> bool:
 
     ``base`` begins the names of transformers' classes.  Errors name the key.
     """
-    known = [f"{base}{end}" for end in ("ForMaskedLM", "Model", "ForSequenceClassification")]
+    with_head = [f"{base}ForMaskedLM", *(["BertForPreTraining"] if base == "Bert" else [])]
+    known = [*with_head, f"{base}Model", f"{base}ForSequenceClassification"]
     names = reader.text_list("architectures") or known[:1]
     if len(names) != 1 or names[0] not in known:
         raise reader.error("architectures", f"one of {', '.join(known)}", names)
-    return names[0] == known[0]
+    return names[0] in with_head
 
 
 def read_bert(reader: ConfigReader, base: str, *, skips_padding: bool = False) -> BertConfig:
@@ -237,6 +238,7 @@ class Network(Module):
     """
 
     tensor_prefix = "bert."
+    other_ends = ((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".LayerNorm.beta"))  # TensorFlow's
     unread_tensors = (*unread("bert."), "cls.seq_relationship.*", "cls.predictions.bias", "cls.predictions.decoder.*")
 
     def __init__(self, config: BertConfig) -> None:
