@@ -85,8 +85,7 @@ def config_values(
     hidden_size = metadata.integer(f"{name}.embedding_length", min=1)
     num_heads = metadata.integer(f"{name}.attention.head_count", min=1)
     head_dim = metadata.integer(f"{name}.attention.key_length", hidden_size // num_heads, min=1)
-    is_whole = not (architecture.rotates_in_part or architecture.has_no_rope)
-    same = ("attention.value_length", *(("rope.dimension_count",) if is_whole else ()))
+    same = ("attention.value_length", "rope.dimension_count")[: 1 if architecture.rotary_dim_differs else 2]
     for key in () if architecture.has_own_heads else same:
         if metadata.integer(f"{name}.{key}", head_dim) != head_dim:
             raise metadata.error(f"{name}.{key}", f"{head_dim}, the length of a key")

@@ -130,6 +130,11 @@ class Architecture:
     layer_constants: Callable[[Metadata, str, int], dict[str, list[float]]] | None = None
     unit_head_rows: int = 0
 
+    @property
+    def rotary_dim_differs(self) -> bool:
+        """True if rope.dimension_count may be another number than the length of a key."""
+        return self.rotates_in_part or self.has_no_rope
+
 
 def expert_names(path: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> dict[str, str]:
     """Return the names of a layer whose mixture is the module ``path``; ``names`` are those of gate, up and down."""
