@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -303,6 +304,25 @@ def test_a_lost_worker_loses_no_request_of_a_batch(tmp_path):
     assert len(read(tmp_path / "out.jsonl")) == 60
 
 
+def test_workers_of_a_batch_follow_its_requests(tmp_path):
+    """A second worker starts while requests wait; each request has one result."""
+    write(tmp_path / "in.jsonl", [request(f"r{i}", prompt=f"x = {i}", max_tokens=100) for i in range(300)])
+    command = [sys.executable, "-m", "penstock", "batch", DEMO, tmp_path / "in.jsonl", tmp_path / "out.jsonl"]
+    command += ["--replicas", "1..2", "--threads", "1", "--max-requests", "2", "--context-len", "128"]
+    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=environment())
+    seen = set()
+    while process.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(process.pid).children()
+            seen |= {child.pid for child in children if "penstock.serving.workers.worker" in child.cmdline()}
+        time.sleep(0.02)
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.returncode == 0, said
+    assert len(seen) == 2
+    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == len(read(tmp_path / "out.jsonl")) == 300
+
+
 def test_an_outage_stops_a_batch_which_continues_later(tmp_path, monkeypatch, capsys):
     """The only worker is killed and the model's file is gone; with the file the same command answers the others."""
     monkeypatch.setattr(batch_models, "_PAUSE_S", 0.05)
@@ -340,6 +360,10 @@ def test_an_outage_stops_a_batch_which_continues_later(tmp_path, monkeypatch, ca
         (["--workers", "-1"], "--workers: expected"),
         (["--cluster", "10.0.0.5:6379"], "--cluster requires --workers"),
         (["--place-seconds", "30"], "--place-seconds requires --cluster"),
+        (["--replicas", "0..2"], "--replicas: expected an integer from 1 to 256, got 0"),
+        (["--replicas", "3..2"], "--replicas: expected an integer from 3 to 256, got 2"),
+        (["--replicas", "some"], "--replicas: expected N or MIN..MAX, got 'some'"),
+        (["--replicas", "1..2", "--workers", "2"], "--replicas: expected no --workers"),
     ],
 )
 def test_wrong_worker_options_are_refused(tmp_path, capsys, options, text):

@@ -11,6 +11,7 @@ import stat
 import sys
 import time
 import uuid
+from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "run"]
 
+_LOOK_S: Final = 0.5
+"""How often to look whether workers have become ready that more requests can be open for."""
 _LINE_START: Final = b'{"id": "batch_req_'
 """The start of each line that this command writes.  Only an incomplete line of this form is removed from a file."""
 
@@ -47,6 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock batch demo/demo.psm s3://bucket/requests/ answers/\n"
         "penstock batch demo/demo.psm 's3://bucket/*.jsonl' answers/\n"
         "penstock batch demo/demo.psm requests/ answers/ --workers 2\n"
+        "penstock batch demo/demo.psm requests/ answers/ --replicas 1..4\n"
         "penstock batch demo/demo.psm requests.jsonl answers.jsonl --max-requests 8",
     )
     add_model(parser, parser)
@@ -257,10 +261,11 @@ async def _answer_all(opened: OpenModels, todo: list[_Line], output: Any) -> int
 
     api = InProcessApi(opened.models)
     report = _Report(len(todo))
-    lines = iter(todo)
+    lines = deque(todo)
 
     async def work() -> None:
-        for line in lines:
+        while lines:
+            line = lines.popleft()
             request_id = uuid.uuid4().hex
             try:
                 body = await opened.retried(partial(_response_body, api, line, request_id))
@@ -277,10 +282,15 @@ async def _answer_all(opened: OpenModels, todo: list[_Line], output: Any) -> int
                 _write_whole(output, _result(line, response, None))
                 report.add_response(body)
 
-    tasks = [asyncio.create_task(work()) for _ in range(min(opened.num_open, len(todo)))]
+    tasks: set[asyncio.Task[None]] = set()
     with report:
         try:
-            await asyncio.gather(*tasks)
+            while lines or tasks:
+                num_more = min(opened.limit() - len(tasks), len(lines))
+                tasks |= {asyncio.create_task(work()) for _ in range(num_more)}
+                done, tasks = await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
         finally:
             for task in tasks:
                 task.cancel()

@@ -16,6 +16,7 @@ from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
+    from penstock.cluster.autoscale import ScalePolicy
     from penstock.llm.backend import Models
 
 __all__ = ["OpenModels", "add_worker_options", "check_worker_options", "file_pairs", "open_models"]
@@ -30,12 +31,21 @@ _PAUSE_S: Final = 0.5
 class OpenModels:
     """Open models.
 
-    ``num_open``: how many requests to keep open.  ``num_tries``: how often to begin a request whose worker is lost.
+    ``num_open``: how many requests to keep open, for each worker that is ready or in all.  ``num_tries``: how often to
+    begin a request whose worker is lost.
     """
 
     models: Models
     num_open: int
     num_tries: int = 1
+    is_per_worker: bool = False
+
+    def limit(self) -> int:
+        """Return how many requests should be open now."""
+        if not self.is_per_worker:
+            return self.num_open
+        workers = [worker for backend in self.models.list() for worker in backend.workers()]
+        return self.num_open * max(1, sum(worker.status == "ready" for worker in workers))
 
     async def retried(self, answer: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """Return an answer; a request whose worker is lost runs again, as no part of its answer was written."""
@@ -57,6 +67,12 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="worker processes that share the requests; 0 (default): run them in this process",
     )
+    group.add_argument(
+        "--replicas",
+        metavar="MIN..MAX",
+        help="change the number of workers with the number of open requests, within these limits; workers for which "
+        "there is no room are tried again while the others go on (default: --workers)",
+    )
     add_cluster_options(parser)
 
 
@@ -64,8 +80,24 @@ def check_worker_options(args: argparse.Namespace) -> None:
     """Refuse options that do not go together; InvalidArgumentError."""
     check_integer("workers", args.workers, 0, 256)
     check_cluster_options(args)
-    if args.cluster is not None and not args.workers:
-        raise InvalidArgumentError("--cluster requires --workers, the number of workers on the cluster")
+    if args.replicas is not None:
+        if args.workers:
+            raise InvalidArgumentError("--replicas: expected no --workers", param="replicas")
+        _scale_of(args)
+    elif args.cluster is not None and not args.workers:
+        raise InvalidArgumentError("--cluster requires --workers or --replicas, the number of workers on the cluster")
+
+
+def _scale_of(args: argparse.Namespace) -> ScalePolicy | None:
+    """Return how the number of workers changes; None: it does not.  InvalidArgumentError."""
+    if args.replicas is None:
+        return None
+    from penstock.cluster.autoscale import ScalePolicy, parse_range
+
+    low, high = parse_range(args.replicas)
+    check_integer("replicas", low, 1, 256)
+    check_integer("replicas", high, low, 256)
+    return ScalePolicy(low, high)
 
 
 def file_pairs(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
@@ -95,7 +127,7 @@ def file_pairs(sources: Sequence[str], output: str) -> list[tuple[str, str]]:
 @asynccontextmanager
 async def open_models(args: argparse.Namespace) -> AsyncIterator[OpenModels]:
     """Open the model that the options describe, and close it at the end."""
-    if args.workers:
+    if args.workers or args.replicas is not None:
         async with _workers(args) as opened:
             yield opened
         return
@@ -117,17 +149,23 @@ async def _workers(args: argparse.Namespace) -> AsyncIterator[OpenModels]:
     from penstock.serving.workers.remote_models import RemoteModels
 
     path = str(Path(model_path(args, args.model)).absolute())
-    num_open = _OPEN_PER_SLOT * args.max_requests * args.workers
-    defaults = {"weights": "mmap", "tp": 1, "pp": 1, "cp": 1, "max_waiting": num_open}
-    options = options_of(argparse.Namespace(**(defaults | vars(args))), args.workers)
+    scale = _scale_of(args)
+    num_workers, most = (args.workers, args.workers) if scale is None else (scale.min_replicas, scale.max_replicas)
+    num_open = _OPEN_PER_SLOT * args.max_requests
+    defaults = {"weights": "mmap", "tp": 1, "pp": 1, "cp": 1, "max_waiting": num_open * most}
+    options = options_of(argparse.Namespace(**(defaults | vars(args))), most)
     options = replace(options, network=args.network)
     placement, listener = cluster_placement(args, [path])
     primary = Primary(remote=listener, placement=placement)
     await primary.open()
-    models = RemoteModels(primary, options, args.workers, {"": args.network} if args.network else None)
+    networks = {"": args.network} if args.network else None
+    models = RemoteModels(primary, options, num_workers, networks, scale=scale)
     try:
         await models.load(path, "model")
-        yield OpenModels(models, num_open, _MAX_TRIES)
+        if scale is not None:
+            yield OpenModels(models, num_open, _MAX_TRIES, is_per_worker=True)
+        else:
+            yield OpenModels(models, num_open * num_workers, _MAX_TRIES)
     finally:
         await models.stop()
         await primary.close()
