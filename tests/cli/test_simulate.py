@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import threading
@@ -71,7 +72,7 @@ def test_the_table_names_the_costs_and_two_ranks_are_faster(tmp_path, capsys) ->
         (["--mtbf", "9", "--restart", "nan"], "--restart: expected a number"),
         (["--mtbf", "9", "--seed", "-1"], "seed: expected"),
         (["--replicas", "3..x"], "replicas: expected N or MIN..MAX"),
-        (["--replicas", "3..2"], "replicas: expected an integer from 3"),
+        (["--replicas", "3..2"], "replicas: expected MIN..MAX with MIN up to MAX, got 3..2"),
         (["--replicas", "1..2", "--mtbf", "5"], "--mtbf: expected 0 if"),
         (["--replicas", "1..2", "--scale-down-seconds", "0"], "--scale-down-seconds: expected a number"),
         (["--replicas", "1..2", "--start-seconds", "-1"], "--start-seconds: expected a number"),
@@ -143,6 +144,19 @@ def test_a_number_that_follows_the_load(tmp_path, capsys) -> None:
     assert report["requests"] == 20
     assert 1 <= report["replicas"] <= 3
     assert report["replica_seconds"] > 0
+    assert report["replica_range"] == "0..3"
+    assert main(["simulate", trace, "--replicas", "3,0..3", "--scale-queue-seconds", "0.01"]) == 0
+    *_, header, fixed, following = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert (fixed[0], following[0], header[-3:]) == ("3", "0..3", ["time", "busy", "busiest"])
+    assert "s" in fixed, "the replica time has its unit"
+    assert main(["simulate", trace, "--replicas", "0..3"]) == 0
+    assert capsys.readouterr().out.startswith("0..3 replicas (at most 1 at once) of 1 rank, prefix")
+
+
+def test_a_packed_trace_is_an_error_with_the_command(tmp_path, capsys) -> None:
+    (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(Path(write_trace(tmp_path / "t.jsonl")).read_bytes()))
+    assert main(["simulate", str(tmp_path / "trace.jsonl.gz")]) == 1
+    assert "expected text in UTF-8. Unpack it: `gunzip -c FILE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("replicas", ["2", "2,3"])

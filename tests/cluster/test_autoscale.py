@@ -72,6 +72,8 @@ def test_a_range_that_is_none_is_refused(text: str) -> None:
 
 def test_a_range() -> None:
     assert (parse_range("3"), parse_range("0..16")) == ((3, 3), (0, 16))
+    with pytest.raises(InvalidArgumentError, match=r"replicas: expected MIN\.\.MAX with MIN up to MAX, got 5\.\.4"):
+        parse_range("5..4")
     with pytest.raises(InvalidArgumentError, match="replicas: expected an integer from 5"):
         ScalePolicy(5, 4)
     with pytest.raises(InvalidArgumentError, match="replicas: expected an integer from 1"):

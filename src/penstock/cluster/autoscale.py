@@ -121,4 +121,7 @@ def parse_range(text: str) -> tuple[int, int]:
     low, separator, high = text.partition("..")
     if not low.isascii() or not low.isdigit() or (separator and (not high.isascii() or not high.isdigit())):
         raise InvalidArgumentError(f"replicas: expected N or MIN..MAX, got {text!r:.40}", param="replicas")
-    return int(low), int(high if separator else low)
+    limits = int(low), int(high if separator else low)
+    if limits[0] > limits[1]:
+        raise InvalidArgumentError(f"replicas: expected MIN..MAX with MIN up to MAX, got {text:.40}", param="replicas")
+    return limits

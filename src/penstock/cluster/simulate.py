@@ -83,8 +83,8 @@ class Report:
     which replicas ran steps.  ``load_imbalance``: how much longer than the mean the busiest replica ran, as a share.
     ``seconds``: from the first arrival to the last end.  ``replica_seconds``: the sum over replicas of the time in
     which they ran, their start included.  ``failures`` of replicas; ``retries`` counts the requests that began anew
-    after one.  If the number of replicas follows the load, ``replicas`` is the most that ran at once, and ``scalings``
-    counts the changes.
+    after one.  If the number of replicas follows the load, ``replica_range`` is "MIN..MAX", ``replicas`` is the most
+    that ran at once, and ``scalings`` counts the changes.
     """
 
     policy: str
@@ -108,6 +108,7 @@ class Report:
     load_imbalance: float = 0.0
     seconds: float = 0.0
     replica_seconds: float = 0.0
+    replica_range: str = ""
 
 
 def simulate(
@@ -345,9 +346,10 @@ class _Cluster:
         whole_ns = self._last_ns - (self._first_ns or 0)
         report.seconds = whole_ns / NS
         report.replica_seconds = report.seconds * settings.replicas
-        if self._scaling is not None:
+        if settings.scale is not None and self._scaling is not None:
             report.replicas, report.scalings = self._scaling.most, self._scaling.num_changes
             report.replica_seconds = self._scaling.replica_ns(self._last_ns) / NS
+            report.replica_range = f"{settings.scale.min_replicas}..{settings.scale.max_replicas}"
         if whole_ns:
             report.utilisation = busy_ns.total() / NS / report.replica_seconds
         if busy_ns.total():

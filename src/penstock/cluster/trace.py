@@ -29,6 +29,7 @@ MAX_TOKENS: Final = 1 << 22
 MAX_SEGMENTS: Final = 4096
 _FIELDS: Final = ("time", "segments", "output_tokens")
 _MAX_PREFIXES: Final = 4096
+_UNPACKED: Final = ". Unpack it: `gunzip -c FILE | penstock simulate -`."
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
     except OSError as error:
         raise FileAccessError(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise InvalidFileError(f"{name}: expected text in UTF-8") from None
+        raise InvalidFileError(f"{name}: expected text in UTF-8{_UNPACKED * name.endswith('.gz')}") from None
 
 
 def parse_trace(lines: Iterable[str], name: str = "trace") -> Iterator[TraceRequest]:

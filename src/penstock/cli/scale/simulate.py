@@ -30,7 +30,9 @@ _LIMITS: Final = {
     "max-mixed-tokens": ("max_mixed_tokens", "prompt tokens of a step that decodes, too (default: 128)"),
 }
 
-_GROUPS: Final = (("", 1), ("", 1), ("first token, ms", 3), ("per token", 1), ("prompt tokens", 2), ("", 1), ("", 1))
+_GROUPS: Final = (
+    ("", 1), ("", 1), ("first token, ms", 3), ("per token", 1), ("prompt tokens", 2), ("replica", 1), ("", 1), ("", 1)
+)  # fmt: skip
 """The names above the columns of a comparison, and how many columns each one has."""
 
 
@@ -226,16 +228,17 @@ def _costs(report: Report) -> list[str]:
 def _comparison(reports: list[Report]) -> str:
     """Return a table with a line for each simulation."""
     first = reports[0]
-    rows = [["replicas", "policy", "p50", "p90", "p99", "p50, ms", "computed", "cached", "busy", "busiest"]]
+    rows = [["replicas", "policy", "p50", "p90", "p99", "p50, ms", "computed", "cached", "time", "busy", "busiest"]]
     for report in reports:
         times = [report.ttft.get("p50"), report.ttft.get("p90"), report.ttft.get("p99"), report.tpot.get("p50")]
         rows.append(
             [
-                f"{report.replicas:,}",
+                report.replica_range or f"{report.replicas:,}",
                 report.policy,
                 *("-" if value is None else f"{value * 1e3:,.1f}" for value in times),
                 f"{report.prefilled_tokens:,}",
                 f"{report.hit_rate:.0%}",
+                format_seconds(report.replica_seconds),
                 f"{report.utilisation:.0%}",
                 f"{report.load_imbalance:+.1%}",
             ]
@@ -253,7 +256,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
         widths[start] += max(0, len(name) - width)
         groups.append(name.rjust(width))
         start += num_columns
-    lines = ["  ".join(groups)]
+    lines = ["  ".join(groups).rstrip()]
     for replicas, policy, *numbers in rows:
         cells = [text.rjust(width) for text, width in zip(numbers, widths[2:], strict=True)]
         lines.append("  ".join([replicas.rjust(widths[0]), policy.ljust(widths[1]), *cells]))
@@ -261,7 +264,11 @@ def _aligned(rows: list[list[str]]) -> list[str]:
 
 
 def _table(report: Report) -> str:
-    number = f"{'up to ' * bool(report.scalings)}{report.replicas:,} replica{'s' if report.replicas > 1 else ''}"
+    number = f"{report.replicas:,} replica{'s' if report.replicas > 1 else ''}"
+    if report.replica_range:
+        number = f"{report.replica_range} replicas (at most {report.replicas:,} at once)"
+    busiest = f"the busiest replica {report.load_imbalance:.1%} above the mean" if report.replicas > 1 else ""
+    changes = f"{report.scalings:,} changes of the number" if report.replica_range else ""
     counts = [
         ("requests", f"{report.requests:,}", f"in {format_seconds(report.seconds)}"),
         (
@@ -271,9 +278,9 @@ def _table(report: Report) -> str:
         ),
         ("answer tokens", f"{report.output_tokens:,}", ""),
         ("preemptions", f"{report.preemptions:,}", ""),
-        ("failures", f"{report.failures:,}", f"{report.retries:,} requests started again"),
-        ("replica time", format_seconds(report.replica_seconds), f"number changed {report.scalings:,} times"),
-        ("utilisation", f"{report.utilisation:.1%}", f"busiest replica {report.load_imbalance:+.1%}"),
+        ("failures", f"{report.failures:,}", f"{report.retries:,} requests started again" * bool(report.failures)),
+        ("replica time", format_seconds(report.replica_seconds), changes),
+        ("utilisation", f"{report.utilisation:.1%}", busiest),
     ]
     width = max(14, *(len(value) for _, value, _ in counts))
     lines = [
