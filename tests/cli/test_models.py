@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
+from penstock.cli.service import models as models_command
 from penstock.client.admin import AdminClient
 from penstock.errors import ServiceError
 from tests.support.command import DEMO
@@ -52,3 +53,9 @@ def test_models_are_loaded_updated_and_unloaded(tmp_path: Path, capsys: pytest.C
         ]
     assert "no service answers" in models("--admin-socket", tmp_path / "gone.sock", status=1)
     assert "--admin-socket is required" in models(status=2)
+
+
+def test_a_worker_of_another_machine_is_listed_with_it() -> None:
+    worker = {"name": "demo-1", "status": "ready", "num_open": 1, "node": ""}
+    assert models_command._worker_line(worker) == "  demo-1  ready  1 open request"
+    assert models_command._worker_line(worker | {"node": "10.0.0.7"}) == "  demo-1  ready  1 open request  on 10.0.0.7"

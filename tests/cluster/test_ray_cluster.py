@@ -191,6 +191,7 @@ def test_workers_are_placed_and_removed_with_the_load(cluster, tmp_path) -> None
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         expected = complete(client)
         seen = {worker["pid"] for worker in workers_of(url)}
+        assert {worker["node"] for worker in workers_of(url)} == {ADDRESS}
         for _ in range(2):
             streams = [
                 client.completions.create(

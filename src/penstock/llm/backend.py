@@ -103,7 +103,8 @@ class WorkerState:
     """The state of one process that runs a model.
 
     ``status``: "starting", "ready", "draining", "lost".  ``heartbeat_age_s``: seconds since the last known turn of its
-    engine's loop.  ``pid``: on its own machine, 0 if it joined from another one by itself.
+    engine's loop.  ``pid``: on its own machine, 0 if it joined from another one by itself.  ``node``: the address of
+    that machine, "" for the service's own.
     """
 
     name: str
@@ -113,6 +114,7 @@ class WorkerState:
     heartbeat_age_s: float
     num_open: int
     figures: EngineStats | None = None
+    node: str = ""
 
 
 class Backend(Protocol):

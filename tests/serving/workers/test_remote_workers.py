@@ -49,6 +49,7 @@ def test_a_worker_joins_shares_load_and_leaves(remote, certificate, tmp_path, ca
             with joining_worker(running.primary.port, tmp_path, certificate[0]) as process:
                 await until(lambda: len(backend.workers()) == 2)
                 assert [worker.pid for worker in backend.workers()][1] == 0
+                assert [worker.node for worker in backend.workers()] == ["", "127.0.0.1"]
                 found = await asyncio.gather(*(tokens_of(backend, [5, 6], GREEDY) for _ in range(16)))
                 assert found == [alone] * 16
                 await until(lambda: all(worker.figures.num_finished for worker in backend.workers()))

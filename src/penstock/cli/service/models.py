@@ -121,4 +121,5 @@ def _line(model: dict[str, Any]) -> str:
 
 def _worker_line(worker: dict[str, Any]) -> str:
     num_open = worker["num_open"]
-    return f"  {worker['name']}  {worker['status']}  {num_open} open {'request' if num_open == 1 else 'requests'}"
+    line = f"  {worker['name']}  {worker['status']}  {num_open} open {'request' if num_open == 1 else 'requests'}"
+    return f"{line}  on {worker['node']}" if worker["node"] else line

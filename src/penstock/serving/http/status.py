@@ -49,10 +49,11 @@ class Latencies(Body):
 
 
 class Worker(Body):
-    """A process that runs a model."""
+    """A process that runs a model; ``pid`` is that on the machine ``node``, an address or "" for the service's own."""
 
     name: str
     status: str
+    node: str
     pid: Count
     version: Count
     heartbeat_age_s: _Seconds | None
@@ -167,6 +168,7 @@ def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
             {
                 "name": worker.name,
                 "status": worker.status,
+                "node": worker.node,
                 "pid": worker.pid,
                 "version": worker.version,
                 "heartbeat_age_s": _age(worker.heartbeat_age_s),

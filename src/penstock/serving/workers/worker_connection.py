@@ -226,7 +226,7 @@ class WorkerConnection:
         stats = None if self.stats is None else stats_from([self.stats])
         version = self.card.version if self.card else 0
         age_s = self.heartbeat_age_s
-        return WorkerState(self.name, self.status, self.pid, version, age_s, self.num_open, stats)
+        return WorkerState(self.name, self.status, self.pid, version, age_s, self.num_open, stats, self.node)
 
     def begin(self, request: OpenRequest) -> None:
         """Send a request; QueueFullError and LostWorkerError at once.
