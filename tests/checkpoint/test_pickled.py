@@ -80,6 +80,13 @@ def test_code_in_a_pickle_does_not_run(protocol: int, tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+def test_what_a_pickle_would_run_is_named(tmp_path: Path) -> None:
+    torch.save({"a": Runs(os.system, "true")}, tmp_path / "x.bin")
+    with pytest.raises(InvalidFileError) as raised:
+        unpickle(tmp_path / "x.bin", tmp_path / "x.safetensors")
+    assert str(raised.value) == ("x.bin: expected tensors by name, found posix.system; code in a pickle is never run")
+
+
 @pytest.mark.parametrize("data", mostly_long([b"", b"PK\x03\x04", b"\x80\x02.", bytes(1000)], b"PK\x03\x04"))
 def test_damaged_files_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(data)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock import AutoConfig, AutoTokenizer, Client
+from penstock import AutoConfig, AutoTokenizer, Client, SamplingParams
 from penstock.checkpoint.side_files import read_side_files
 from penstock.errors import InvalidArgumentError
+from penstock.llm.sampling_keywords import sampling_params
 from penstock.text.tokenizer import Tokenizer
 from tests.support.command import DEMO
 from tests.support.errors import raises
@@ -34,3 +35,10 @@ def test_decode_refuses_what_are_no_token_ids() -> None:
     ids = tokenizer.encode("def")
     assert tokenizer.decode(np.array(ids)) == tokenizer.decode(ids) == "def"  # type: ignore[arg-type]
     assert tokenizer.decode([]) == ""
+
+
+def test_a_keyword_beside_params_must_be_one_of_them() -> None:
+    with raises(InvalidArgumentError, param="use_cache", match="generate has no option 'use_cache'"):
+        sampling_params(SamplingParams(), {"use_cache": False}, 0.0, "generate")
+    with raises(InvalidArgumentError, param="top_k", match="top_k: set it in params"):
+        sampling_params(SamplingParams(), {"top_k": 2}, 0.0, "generate")

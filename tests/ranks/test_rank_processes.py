@@ -175,7 +175,7 @@ def test_impossible_numbers_of_ranks_are_refused(world: int, found: str) -> None
 
 def test_a_bundle_of_one_rank_is_no_whole_network(parts_of: Callable[[Path, int], list[Path]]) -> None:
     part = parts_of(DEMO, 2)[1]
-    with pytest.raises(InvalidArgumentError, match=r"^comm: .*rank 1 of 2"):
+    with raises(InvalidArgumentError, param="model", match=r"found that of one rank \(of tp 2\); open the folder"):
         LLM(part)
     with pytest.raises(UnsupportedError, match=r"^tensor_parallel_size: .*whole network"):
         LLM(part, tensor_parallel_size=2)

@@ -19,7 +19,7 @@ from penstock.checkpoint.float_types import to_float32
 from penstock.checkpoint.side_files import read_small_file
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
 from penstock.config import ConfigReader, is_number, show
-from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 
 __all__ = ["Adapter"]
 
@@ -48,9 +48,13 @@ class Adapter:
     def open(cls, folder: Path) -> Adapter:
         """Read and check an adapter folder.
 
-        Raises InvalidFileError, which names the field or tensor, and UnsupportedError for an adapter that does more
-        than add a product (DoRA, embeddings, biases, whole modules).
+        Raises InvalidArgumentError for another folder; InvalidFileError, which names the field or tensor; and
+        UnsupportedError for an adapter that does more than add a product (DoRA, embeddings, biases, whole modules).
         """
+        if not (folder / _CONFIG).exists():
+            raise InvalidArgumentError(
+                f"lora: {folder}: expected an adapter with {_CONFIG}, found no such file", param="lora"
+            )
         reader = ConfigReader.parse(read_small_file(folder / _CONFIG), _CONFIG)
         if reader.str("peft_type", "LORA") != "LORA":
             raise UnsupportedError(

@@ -34,16 +34,16 @@ def sampling_params(params: object, keywords: Mapping[str, Any], temperature: fl
                 "params and sampling_params are the same option: give only one of them", param="params"
             )
         params = values.pop("sampling_params")
-    if not values:
-        return params
-    if params is not None:
-        name = next(iter(values))
-        raise InvalidArgumentError(f"{name}: set it in params", param=name)
     for name in values:
         if name not in KEYWORDS:
             near = nearest(name, [*KEYWORDS, "params", "options", "streamer", "progress"])
             hint = f"did you mean {near}?" if near else f"it takes {', '.join(KEYWORDS)}"
             raise InvalidArgumentError(f"{where} has no option {name!r}: {hint}", param=name)
+    if not values:
+        return params
+    if params is not None:
+        name = next(iter(values))
+        raise InvalidArgumentError(f"{name}: set it in params", param=name)
     return sampling_of_keywords(values, temperature)
 
 

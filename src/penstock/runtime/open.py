@@ -242,7 +242,11 @@ def _open_bundle(
     start = time.perf_counter()
     if options.layout.world == 1 and options.stage_server is None:
         path = parts[0] if parts else path
-        program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=options.verify)
+        try:
+            program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=options.verify)
+        except (InvalidArgumentError, UnsupportedError):
+            _check_whole(path)
+            raise
     else:
         program, model = open_ranks(
             parts or path,
@@ -273,6 +277,24 @@ def _open_bundle(
     notes = _notes(program, limits, model.info.context_len, is_local=options.stage_server is None)
     load_s = time.perf_counter() - start - program.populate_s - program.verify_s
     return Opened(program, files, path, notes, path, load_s, program.populate_s, program.verify_s)
+
+
+def _check_whole(path: Path) -> None:
+    """Raise InvalidArgumentError if the bundle is that of one rank of several."""
+    from penstock.core.metadata import read_metadata
+    from penstock.core.native import Model
+    from penstock.graph.metadata import decode_metadata
+    from penstock.graph.rank_bundle import WHOLE
+    from penstock.runtime.ranks.open_ranks import layout_of
+
+    with Model.open(path) as model:
+        graph = decode_metadata(read_metadata(path, model.stamp))[0]
+    if WHOLE in graph.properties:
+        raise InvalidArgumentError(
+            f"{path}: expected a whole bundle, found that of one rank (of {layout_of(graph)}); open the folder "
+            f"{path.parent} with the bundles of all ranks",
+            param="model",
+        )
 
 
 def rank_notes(info: ProgramInfo, *, is_local: bool = True) -> list[str]:

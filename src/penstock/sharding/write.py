@@ -158,7 +158,11 @@ def _check_previous(whole: WholeTensors, previous: Strategy | None, source: Path
             f"from: expected a sharded folder, found the checkpoint folder {source}", param="from"
         )
     if previous.checksum != whole.strategy.checksum:
-        raise InvalidArgumentError(f"from: {source} was cut with another strategy", param="from")
+        raise InvalidArgumentError(
+            f"from: expected the strategy that {source} was cut with, {whole.strategy.checksum[:16]}, found "
+            f"{previous.checksum[:16]}",
+            param="from",
+        )
 
 
 class _Cutter:

@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError
 
 __all__ = ["add_parser", "run"]
 
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
         if args.merge:
             report = merge_folder(source, out, show)
         else:
-            strategy = Strategy.read(Path(args.strategy))
-            previous = None if args.previous is None else Strategy.read(Path(args.previous))
+            strategy = Strategy.read(_existing("strategy", args.strategy))
+            previous = None if args.previous is None else Strategy.read(_existing("from", args.previous))
             report = shard_folder(source, out, strategy, previous=previous, progress=show)
     if args.verbose:
         for name, checksum in report.checksums.items():
@@ -74,3 +74,9 @@ def run(args: argparse.Namespace) -> int:
         f"parameters equal the source, sha256 {report.checksum}"
     )
     return 0
+
+
+def _existing(option: str, path: str) -> Path:
+    if not Path(path).exists():
+        raise FileAccessError(f"--{option}: {path}: no such file", param=option)
+    return Path(path)
