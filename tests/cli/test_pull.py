@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from pathlib import Path
@@ -67,6 +68,23 @@ def test_shards_are_those_of_the_index(hub, hub_command):
     files["model.safetensors.index.json"] = b'{"weight_map": {"a": "../../model.safetensors"}}'
     hub.add(NAME, files)
     assert "expected names of .safetensors files" in one_line(hub_command("pull", NAME))
+
+
+ENCODER = {"model_type": "bert", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96}
+ENCODER |= {"num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "command"),
+    [
+        ("BertModel", "penstock embed demo/tiny FILE"),
+        ("BertForSequenceClassification", "penstock rerank demo/tiny FILE"),
+    ],
+)
+def test_a_pulled_encoder_is_not_a_language_model(hub, hub_command, architecture, command):
+    hub.add(NAME, demo_files() | {"config.json": json.dumps(ENCODER | {"architectures": [architecture]}).encode()})
+    done = hub_command("pull", NAME)
+    assert f"To use it: {command}" in done.stderr
 
 
 def test_a_connection_that_breaks_off_is_resumed(hub, hub_command):
@@ -168,7 +186,7 @@ def test_gated_models_ask_for_a_token_which_the_cdn_never_sees(hub, hub_command)
     [
         (("demo/gone",), "has no such repository, or it is private", 1),
         (("demo/tiny@v9",), "has no revision v9", 1),
-        (("demo/pickled",), "the weights are pickled (pytorch_model.bin)", 1),
+        (("demo/pickled",), "run `penstock convert FOLDER OUT`", 1),
         (("demo/other",), "Penstock has no network for model_type gpt9", 1),
         (("demo/quantized",), "quant_method 'hqq' is not supported", 1),
         (("demo/gguf",), "`penstock pull demo/gguf --gguf q4.gguf` downloads one", 1),

@@ -98,6 +98,7 @@ def _no_safetensors(model: RemoteModel) -> UnsupportedError:
     if pickled is not None:
         return UnsupportedError(
             f"{model.name}: the weights are pickled ({pickled}), which can run code when they are opened. Penstock "
-            "does not download them. Use a repository with safetensors."
+            f"does not download them. Use a repository with safetensors, or download {model.name} with another program "
+            "and run `penstock convert FOLDER OUT`, which opens them in a child process without rights."
         )
     return UnsupportedError(f"{model.name}: expected {SINGLE} or {INDEX} in the repository, found neither")

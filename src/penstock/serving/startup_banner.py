@@ -54,14 +54,24 @@ def startup_banner(
         lines.append(f"  workers of other machines connect to port {worker_port}")
     trials: list[tuple[str, Any]] = []
     if models.list():
-        trial = {"model": models.list()[0].name, "prompt": "Once upon a time", "max_tokens": 32}
-        trials.append(("/v1/completions", trial))
+        trials.append(_request(models.list()[0]))
     trials += [method for method in map(_trial, methods) if method is not None][:1]
     key = " -H 'Authorization: Bearer KEY'" if gateway.keys_file is not None else ""
     for path, body in trials:
         data = shlex.quote(json.dumps(body))
         lines.append(f"  try: curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}")
     return "\n".join(lines)
+
+
+def _request(backend: RemoteBackend) -> tuple[str, Any]:
+    """Return an example request to a model: what its files say that it is for."""
+    head = None if backend.tokenizer is None else backend.tokenizer.pooling_head
+    if head is None:
+        return "/v1/completions", {"model": backend.name, "prompt": "Once upon a time", "max_tokens": 32}
+    if head.pair_format or len(head.labels) == 1:
+        documents = ["The cat sat on the mat.", "Dogs bark."]
+        return "/rerank", {"model": backend.name, "query": "Where is the cat?", "documents": documents}
+    return "/classify" if head.labels else "/v1/embeddings", {"model": backend.name, "input": "Once upon a time"}
 
 
 def _method(method: Method) -> str:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.cli.options import add_parser_of
+
+if TYPE_CHECKING:
+    from penstock.config import ConfigReader
 
 __all__ = ["add_parser", "run"]
 
@@ -71,10 +75,23 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name} is up to date (commit {plan.model.commit[:7]})", file=sys.stderr)
     print(path)
     if plan.shape is not None:
-        has_template = (path / "chat_template.jinja").exists() or b"chat_template" in _tokenizer_config(path)
-        use = f"chat {args.model}" if has_template else f'run {args.model} "Once upon a time"'
+        use = _use(args.model, path, plan.config)
         print(f"To use it: penstock {use}, or penstock serve {args.model}", file=sys.stderr)
     return 0
+
+
+def _use(model: str, path: Path, config: ConfigReader | None) -> str:
+    """Return the command that shows what a model is for, by its files."""
+    from penstock.models.families import family_modules
+
+    names = None if config is None else config.text_list("architectures")
+    if any(name.endswith("ForSequenceClassification") for name in names or ()):
+        return f'rerank {model} FILE --query "Where is the cat?"'
+    family = "" if config is None else config.optional_str("model_type") or ""
+    if (path / "modules.json").exists() or "models.encoders" in family_modules().get(family, ""):
+        return f"embed {model} FILE"
+    has_template = (path / "chat_template.jinja").exists() or b"chat_template" in _tokenizer_config(path)
+    return f"chat {model}" if has_template else f'run {model} "Once upon a time"'
 
 
 def _tokenizer_config(folder: Path) -> bytes:
