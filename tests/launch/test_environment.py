@@ -38,6 +38,25 @@ def test_each_launcher_is_read(environ, source):
     assert read_rank_environment(environ) == RankEnvironment(3, 4, 1, 2, source)
 
 
+@pytest.mark.parametrize(
+    ("node", "tasks", "local_world"),
+    [
+        ("0", "2(x2)", 2),
+        ("1", "3,1", 1),
+        ("2", "2(x2),4", 4),
+        ("3", "2(x2),4", 5),
+        ("0", "2(x", 5),
+        ("0", "6", 5),
+        ("x", "2", 5),
+    ],
+)
+def test_slurm_says_the_tasks_of_each_node(node: str, tasks: str, local_world: int) -> None:
+    """Without --ntasks-per-node, which srun needs not be called with."""
+    environ = {"SLURM_PROCID": "4", "SLURM_NTASKS": "5", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0"}
+    environ |= {"SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": tasks}
+    assert read_rank_environment(environ) == RankEnvironment(4, 5, 0, local_world, "Slurm")
+
+
 def test_no_launcher_is_no_rank():
     assert read_rank_environment({"HOME": "/"}) is None
     assert read_rank_environment({**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None

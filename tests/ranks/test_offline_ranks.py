@@ -505,6 +505,11 @@ ENVIRONMENTS = [
     {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
     {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
     {"SLURM_PROCID": "2", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "2(x4)"},
+    *(
+        {"SLURM_PROCID": "4", "SLURM_NTASKS": "5", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0", "SLURM_NODEID": node}
+        | {"SLURM_STEP_TASKS_PER_NODE": tasks}
+        for node, tasks in (("1", "3,1"), ("2", "2(x2),4"), ("3", "2(x2),4"), ("0", "2(x"), ("0", "6"), ("x", "2"))
+    ),
     {"RANK": "0", "WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2"},
     {"RANK": "0", "WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"},
     {"PENSTOCK_RANK": "1", "PENSTOCK_WORLD_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"},

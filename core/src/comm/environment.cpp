@@ -32,6 +32,22 @@ ps_status read_number(const char* name, int32_t min, int32_t max, int32_t* out) 
   return PS_OK;
 }
 
+// Of "2(x3),1" the nodes 0 to 2 have 2 tasks each, and node 3 has 1.  0: the text does not say.
+int32_t tasks_of_node(const char* text, int32_t node) {
+  while (text && *text >= '0' && *text <= '9') {
+    char* end;
+    const long tasks = strtol(text, &end, 10);
+    const bool is_repeated = end[0] == '(' && end[1] == 'x';
+    const long count = is_repeated ? strtol(end + 2, &end, 10) : 1;
+    if (is_repeated && *end++ != ')') return 0;
+    if (node < count) return tasks <= kMaxWorld ? static_cast<int32_t>(tasks) : 0;
+    node -= static_cast<int32_t>(count > 0 ? count : 0);
+    if (*end != ',') return 0;
+    text = end + 1;
+  }
+  return 0;
+}
+
 // Leaves world 0 where the launcher did not start this process.
 ps_status read_source(const Source& source, ps_rank_place* out) {
   const char* world = getenv(source.world);
@@ -41,6 +57,11 @@ ps_status read_source(const Source& source, ps_rank_place* out) {
   PS_TRY(read_number(source.world, 1, kMaxWorld, &out->world));
   PS_TRY(read_number(source.rank, 0, out->world - 1, &out->rank));
   if (read_number(source.local_world, 1, out->world, &out->local_world) != PS_OK) out->local_world = out->world;
+  int32_t node;
+  if (source.needs && read_number("SLURM_NODEID", 0, kMaxWorld, &node) == PS_OK) {
+    const int32_t tasks = tasks_of_node(getenv("SLURM_STEP_TASKS_PER_NODE"), node);
+    if (tasks > 0 && tasks <= out->world) out->local_world = tasks;
+  }
   out->local_rank = out->rank % out->local_world;
   if (getenv(source.local_rank)) PS_TRY(read_number(source.local_rank, 0, out->world - 1, &out->local_rank));
   if (out->local_world <= out->local_rank) out->local_world = out->local_rank + 1;

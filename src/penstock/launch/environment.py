@@ -7,6 +7,7 @@ Slurm's srun.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -61,6 +62,8 @@ _OTHERS: Final = (
     _Source("Slurm", ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"), "SLURM_STEP_ID"),
 )
 _RUN_ID: Final = "TORCHELASTIC_RUN_ID"
+_SLURM_TASKS: Final = "SLURM_STEP_TASKS_PER_NODE"
+_TASKS: Final = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 LAUNCHER_VARIABLES: Final = frozenset(name for source in (_OWN, _TORCHRUN, *_OTHERS) for name in source.names) | {
     _RUN_ID
 }
@@ -105,8 +108,31 @@ def _read(source: _Source, environ: Mapping[str, str]) -> RankEnvironment | None
     world = _number(environ, world_name, 1, MAX_WORLD)
     rank = _number(environ, rank_name, 0, world - 1)
     local_world = _number(environ, local_world_name, 1, world) if environ.get(local_world_name, "").isdigit() else world
+    if source.needs and 1 <= (tasks := _slurm_tasks(environ)) <= world:
+        local_world = tasks
     local_rank = _number(environ, local_rank_name, 0, world - 1) if local_rank_name in environ else rank % local_world
     return RankEnvironment(rank, world, local_rank, max(local_world, local_rank + 1), source.name)
+
+
+def _slurm_tasks(environ: Mapping[str, str]) -> int:
+    """Return the tasks of this step on this machine, or 0 where the variables do not say.
+
+    Of ``2(x3),1`` the nodes 0 to 2 have 2 tasks each, and node 3 has 1.  SLURM_NTASKS_PER_NODE is only set where srun
+    was called with it.
+    """
+    node = environ.get("SLURM_NODEID", "")
+    if not (node.isascii() and node.isdigit() and len(node) < 10):
+        return 0
+    left = int(node)
+    for piece in environ.get(_SLURM_TASKS, "").split(","):
+        found = _TASKS.fullmatch(piece)
+        if found is None:
+            return 0
+        count = int(found[2] or 1)
+        if left < count:
+            return int(found[1])
+        left -= count
+    return 0
 
 
 def _number(environ: Mapping[str, str], name: str, low: int, high: int) -> int:
