@@ -29,7 +29,7 @@ from tests.support.worker_processes import DEMO
 
 pytestmark = [pytest.mark.skipif(bool(skip_reason()), reason=skip_reason()), pytest.mark.long]
 MINUTES = float(os.environ.get("PENSTOCK_CHAOS_MINUTES", "0"))
-NODE_CPUS = 6
+NUM_NODES, NODE_CPUS = 4, 4
 KINDS = ("worker", "rank", "node", "primary", "update", "head")
 BOUND_S = 2.0
 """The most that a loss may take to show at a client."""
@@ -38,7 +38,7 @@ QUIET_S = 2.0
 
 
 class Chaos:
-    """Two services on a cluster of three nodes: one with groups of two ranks, one with single processes."""
+    """Two services on a cluster of four nodes: one with groups of two ranks, one with single processes."""
 
     def __init__(self, folder: Path) -> None:
         self.cluster = RayCluster(num_cpus=2)
@@ -51,7 +51,7 @@ class Chaos:
         self._logs: dict[str, Path] = {}
 
     def __enter__(self) -> Chaos:
-        for _ in range(2):
+        for _ in range(NUM_NODES - 1):
             self.cluster.join(NODE_CPUS)
         for primary in self.primaries:
             self.start(primary)
@@ -168,7 +168,7 @@ class Chaos:
 
     def repair(self) -> None:
         """Start what does not start by itself, and wait until every worker is ready."""
-        while len(self.cluster.nodes) < 3:
+        while len(self.cluster.nodes) < NUM_NODES:
             self.cluster.join(NODE_CPUS)
         for primary in self.primaries:
             if primary.down_at is not None:
