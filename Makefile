@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test test-all test-exhaustive system-packages lint docs wire soak chaos fuzz check-tokenizers check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test test-all test-exhaustive system-packages lint docs wire soak chaos fuzz check-tokenizers check-vocabs check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up, and run ruff, mypy and the tests"
@@ -21,6 +21,7 @@ help:
 	@echo "make chaos       kill, stop and update workers and servables under traffic: 200 updates, or CHAOS=n times 20; a cluster for 20 minutes, or CHAOS_MINUTES=n; three times what it can do"
 	@echo "make fuzz        mutate bundles, tokenizers, GGUF files, checkpoints and configs under sanitizers: 1,000,000 of each, or FUZZ=n"
 	@echo "make check-tokenizers the core's tokenizers beside the tokenizers library: 100,000 texts of each kind, or TEXTS=n"
+	@echo "make check-vocabs tokenizers of GGUF files beside llama.cpp's pairs of texts and ids: VOCABS=folder (models of its sources)"
 	@echo "make check-neon  an emulated AArch64: every kernel against the generic level, and whole bundles against this machine, bit for bit"
 	@echo "make page        build the service's web page from page/ (needs Node.js 20 or later)"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
@@ -157,6 +158,11 @@ fuzz: $(VENV)/.test
 TEXTS ?= 100000
 check-tokenizers: $(VENV)/.test
 	PENSTOCK_TOKENIZER_TEXTS=$(TEXTS) $(BIN)/pytest --timeout 0 -q tests/core/test_tokenizer.py
+
+# The folder vendor/llama.cpp/models of the source distribution of llama-cpp-python, which PyPI has, or llama.cpp's own.
+VOCABS ?= $(PEERS)/vocabs
+check-vocabs: $(VENV)/.test
+	PYTHONPATH=. $(BIN)/python -m tests.support.gguf_vocabs $(VOCABS)
 
 # The kernels, and whole programs, by Debian's cross compiler and emulator.
 check-neon: $(VENV)/.test system-packages
