@@ -51,6 +51,12 @@ def test_a_model_without_a_template_completes_text(penstock_command):
     assert f"temperature 0, max_tokens 12; context: {num_tokens} of 256 tokens" in done.stderr
 
 
+def test_the_banner_names_the_ranks(penstock_command):
+    done = penstock_command("chat", DEMO, "--tp", 2, "--threads", 1, "--context-len", 256, stdin="/exit\n")
+    assert done.returncode == 0, done.stderr
+    assert f"{DEMO}, w8a8, 2 ranks of 1 thread, context of 256 tokens" in done.stderr
+
+
 @pytest.mark.long
 def test_a_conversation_remembers_and_starts_again(penstock_command, chat_model):
     turns = ["add", "and subtract"]

@@ -167,7 +167,7 @@ def test_rows_that_the_graph_does_not_want_are_named(tmp_path: Path) -> None:
 
 
 def test_what_needs_a_whole_folder_says_so(sharded: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="several ranks"):
+    with pytest.raises(UnsupportedError, match="several ranks; `penstock shard FOLDER OUT --merge`"):
         quantize_checkpoint(sharded, tmp_path / "x", "w8a8")
     with pytest.raises(UnsupportedError, match="several ranks"):
         open_program(sharded, mode="eager")

@@ -221,8 +221,13 @@ class Checkpoint:
                 parts = open_gguf(path)
                 return cls(path, parts.config, parts.weights, parts.side_files)
             _check_folder(path)
-            if (path / "rank_0").is_dir() or (path / "rank_0.psm").exists():
-                raise UnsupportedError(f"{path}: expected a checkpoint folder, found one that is cut for several ranks")
+            if (path / "rank_0").is_dir():
+                raise UnsupportedError(
+                    f"{path}: expected a checkpoint folder, found one that is cut for several ranks; "
+                    "`penstock shard FOLDER OUT --merge` makes a whole one"
+                )
+            if (path / "rank_0.psm").exists():
+                raise UnsupportedError(f"{path}: expected a checkpoint folder, found the bundles of several ranks")
             if not (path / "config.json").exists():
                 if any(entry.name.endswith(".gguf") for entry in path.iterdir()):
                     _refuse_other_formats(path)

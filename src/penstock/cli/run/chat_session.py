@@ -61,8 +61,10 @@ class ChatSession:
 
     def banner(self, name: str) -> str:
         """Describe the model, the context and the commands."""
+        from penstock.bench.open_model import describe_threads
+
         info = self._llm.info
-        threads = "1 thread" if info.num_threads == 1 else f"{info.num_threads} threads"
+        threads = describe_threads(info.num_threads, info.num_ranks)
         lines = [
             f"penstock {__version__}: {name}, {info.scheme}, {threads}, context of {self._llm.engine.max_len:,} tokens",
             f"Answers of up to {self._answer_tokens():,} tokens. /help lists the commands; Ctrl-D leaves.",
