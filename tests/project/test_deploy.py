@@ -6,6 +6,7 @@ their documents.  ``make check-deploy`` checks those of KServe and Prometheus ag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 import yaml
 
 from penstock.cli.main import make_parser
+from penstock.llm.local_backend import LocalModels
 from penstock.serving.http.app import operations
+from penstock.serving.metrics import Metrics
 from penstock.serving.workers.remote_worker_client import LEAVE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -25,7 +28,7 @@ FIELDS = {
     "PodMonitor": {"selector", "podMetricsEndpoints"},
 }
 ENDPOINT = {"port", "scheme", "path", "interval", "authorization", "tlsConfig"}
-PREDICTOR = {"minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "terminationGracePeriodSeconds", "model"}
+PREDICTOR = {"minReplicas", "maxReplicas", "autoScaling", "terminationGracePeriodSeconds", "model"}
 
 
 def documents() -> list[tuple[str, dict[str, Any]]]:
@@ -122,6 +125,16 @@ def test_metrics_are_asked_for_with_a_key_where_they_are() -> None:
                 assert endpoint["port"] in ports
     assert paths == {"/metrics"} & {operation.path for operation in operations()}
     assert len([*monitors()]) == 2
+
+
+def test_replicas_follow_metrics_that_are_there() -> None:
+    (service,) = [document for _, document in documents() if document["kind"] == "InferenceService"]
+    (scaling,) = service["spec"]["predictor"]["autoScaling"]["metrics"]
+    query = scaling["external"]["metric"]["query"]
+    text = Metrics(LocalModels([])).text().decode()
+    found = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert set(re.findall(r"\w+:\w+", query)) <= found
+    assert set(re.findall(r'model_name="(\w+)"', query)) == {service["metadata"]["name"]}
 
 
 def labelled_pods() -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
