@@ -138,6 +138,14 @@ def test_an_index_names_plain_files_that_hold_what_it_says(
         Checkpoint.open(write_shards(tmp_path, weight_map))
 
 
+@pytest.mark.parametrize(("name", "hint"), [("rank_0", "--merge` makes"), ("rank_0.psm", "inspect takes each")])
+def test_a_folder_of_ranks_is_refused_with_a_way_out(tmp_path: Path, name: str, hint: str) -> None:
+    write_folder(tmp_path)
+    (tmp_path / name).mkdir()
+    with pytest.raises(UnsupportedError, match=f"several ranks; .*{hint}.*--tp"):
+        Checkpoint.open(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
 def test_other_formats_are_refused_with_a_way_out(tmp_path: Path, name: str) -> None:
     write_folder(tmp_path)
@@ -149,7 +157,10 @@ def test_other_formats_are_refused_with_a_way_out(tmp_path: Path, name: str) -> 
 def test_folders_without_a_checkpoint_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileAccessError, match="no such folder"):
         Checkpoint.open(tmp_path / "gone")
-    with pytest.raises(InvalidFileError, match=r"expected config\.json"):
+    with pytest.raises(InvalidFileError, match=r"folder with config\.json, found no such file$"):
+        Checkpoint.open(tmp_path)
+    (tmp_path / "x.psm").touch()
+    with pytest.raises(InvalidFileError, match=r"found no such file; to run a bundle, pass .*x\.psm$"):
         Checkpoint.open(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(InvalidFileError, match=r"expected model\.safetensors or"):

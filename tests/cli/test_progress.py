@@ -52,6 +52,18 @@ def test_a_pipe_gets_a_line_per_stage_and_per_half_minute(monkeypatch):
     ]
 
 
+def test_work_for_each_rank_names_the_rank():
+    stream = io.StringIO()
+    with ProgressLine(stream) as line:
+        for rank in range(2):
+            line(Progress("pack", 0, 1_000_000, rank=rank))
+            line(Progress("pack", 10, 1_000_000, rank=rank))
+    assert stream.getvalue().splitlines() == [
+        "packing weights of rank 0 (1.00 MB)",
+        "packing weights of rank 1 (1.00 MB)",
+    ]
+
+
 @pytest.mark.long
 def test_export_shows_a_bar_on_a_terminal_and_removes_it(tmp_path):
     out = tmp_path / "demo.psm"

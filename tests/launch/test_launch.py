@@ -358,3 +358,10 @@ def test_command_that_does_not_exist_is_named():
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (1, 2)
     assert f"--master-port: failed to bind port {port}: Address already in use" in done.stderr
+
+
+def test_an_option_of_the_command_is_told_from_one_of_launch(penstock_inline):
+    done = penstock_inline("launch", "--nproc", "2", "python", "-c", "pass")
+    assert done.returncode == 2
+    assert "unknown option -c. Put -- before the command" in done.stderr
+    assert "Did you mean --nproc?" in penstock_inline("launch", "--nprocs", "2", "--", "true").stderr

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class WeightFile(Protocol):
         """Release the memory pages of bytes ``begin`` to ``end`` of a tensor."""
 
 
-def _refuse_other_formats(folder: Path) -> None:
+def _refuse_other_formats(folder: Path) -> NoReturn:
     """Raise an error that names the weights in an unsupported format, and the alternative."""
     names = sorted(entry.name for entry in folder.iterdir())
     gguf = next((name for name in names if name.endswith(".gguf")), None)
@@ -87,6 +87,30 @@ def _refuse_other_formats(folder: Path) -> None:
             message = f"{foreign}: {kind} weights are not supported; {_SAFE_VERSION}, or convert it with {tool}"
             raise UnsupportedError(message)
     raise InvalidFileError(f"{folder}: expected {_SINGLE} or {_INDEX}, found neither")
+
+
+def _refuse_without_config(folder: Path) -> NoReturn:
+    """Raise an error that names the model file in a folder that is no checkpoint."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    if any(name.endswith(".gguf") for name in names):
+        _refuse_other_formats(folder)
+    bundle = next((name for name in names if name.endswith(".psm")), None)
+    hint = "" if bundle is None else f"; to run a bundle, pass {folder / bundle}"
+    raise InvalidFileError(f"{folder}: expected a checkpoint folder with config.json, found no such file{hint}")
+
+
+def _check_is_whole(folder: Path) -> None:
+    """Raise UnsupportedError, with what opens it, for a folder that is cut for ranks."""
+    if (folder / "rank_0").is_dir():
+        found = "one that is cut for several ranks; `penstock shard FOLDER OUT --merge` makes a whole one"
+    elif (folder / "rank_0.psm").exists():
+        found = "the bundles of several ranks; penstock inspect takes each of them"
+    else:
+        return
+    raise UnsupportedError(
+        f"{folder}: expected a checkpoint folder, found {found}, and run, chat and serve open all with the --tp, --pp and "
+        "--cp of the folder"
+    )
 
 
 def _check_folder(path: Path) -> None:
@@ -221,17 +245,9 @@ class Checkpoint:
                 parts = open_gguf(path)
                 return cls(path, parts.config, parts.weights, parts.side_files)
             _check_folder(path)
-            if (path / "rank_0").is_dir():
-                raise UnsupportedError(
-                    f"{path}: expected a checkpoint folder, found one that is cut for several ranks; "
-                    "`penstock shard FOLDER OUT --merge` makes a whole one"
-                )
-            if (path / "rank_0.psm").exists():
-                raise UnsupportedError(f"{path}: expected a checkpoint folder, found the bundles of several ranks")
+            _check_is_whole(path)
             if not (path / "config.json").exists():
-                if any(entry.name.endswith(".gguf") for entry in path.iterdir()):
-                    _refuse_other_formats(path)
-                raise InvalidFileError(f"{path}: expected config.json, found no such file")
+                _refuse_without_config(path)
             config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
             config.quantization()  # checked first, because its error is the most helpful one
             shards, section = _open_shards(path), config.foreign_quantization()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.progress import ProgressLine, format_bytes, format_seconds
 from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.validation import nearest
 
 if TYPE_CHECKING:
     from penstock.hub.memory_need import ModelShape
@@ -35,7 +36,7 @@ def model_path(args: argparse.Namespace, text: str) -> str:
         return str(folder)
     from penstock.hub.remote import endpoint, is_offline
 
-    missing = f"{text}: no such file or folder, and no complete model of that name is on this machine."
+    missing = f"{text}: no such file or folder, and no complete model of that name is on this machine.{_near(text)}"
     if is_offline():
         raise FileAccessError(f"{missing} HF_HUB_OFFLINE is set, so it cannot be downloaded.")
     if not args.yes and not can_ask():
@@ -71,10 +72,20 @@ def downloaded_path(text: str) -> str:
     folder = find_downloaded(name)
     if folder is None:
         raise FileAccessError(
-            f"{text}: no such file or folder, and no complete model of that name is on this machine. `penstock pull "
-            f"{text}` downloads it."
+            f"{text}: no such file or folder, and no complete model of that name is on this machine.{_near(text)} "
+            f"`penstock pull {text}` downloads it."
         )
     return str(folder)
+
+
+def _near(text: str) -> str:
+    """Return the question whether a file or folder with a similar name was meant, or nothing."""
+    folder = Path(text).parent
+    try:
+        near = nearest(Path(text).name, [entry.name for entry in folder.iterdir()])
+    except OSError:
+        return ""
+    return f" Did you mean {folder / near}?" if near else ""
 
 
 def ask(question: str, *, default: bool) -> bool:

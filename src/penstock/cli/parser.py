@@ -53,6 +53,7 @@ class CommandParser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**{"allow_abbrev": False, **options})
         self._operand_flags: dict[str, bool] = {}
+        self.option_hint = ""  # what to do about an unknown option that is not similar to one
 
     def add_operand_flag(self, group: argparse._ActionsContainer, *flags: str, metavar: str, is_first: bool) -> None:
         """Let ``flags`` give the first operand, or else the last one; ``group`` is where the help lists them."""
@@ -109,7 +110,8 @@ class CommandParser(argparse.ArgumentParser):
         options = [option for option in self._option_string_actions if option.startswith("--")]
         other = _OTHER_NAMES.get(name.replace("_", "-"), "")
         near = other if other in options else nearest(name, options) if name.startswith("--") else ""
-        self.error(f"unknown option {name:.60}{f'. Did you mean {near}?' if near else ''}")
+        hint = f". Did you mean {near}?" if near else self.option_hint and f". {self.option_hint}"
+        self.error(f"unknown option {name:.60}{hint}")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """Return the converted value; an error about a number says which kind is expected."""

@@ -83,10 +83,12 @@ class ProgressLine:
     def __call__(self, progress: Progress) -> None:
         """Show the start of a stage, its progress and what is left of it."""
         now = time.monotonic()
-        new_stage = progress.stage != self._stage
-        if new_stage:
-            self._stage, self._start = progress.stage, (now, progress.done)
         label = _LABELS.get(progress.stage, progress.stage)
+        if progress.rank is not None:
+            label += f" of rank {progress.rank}"
+        new_stage = label != self._stage
+        if new_stage:
+            self._stage, self._start = label, (now, progress.done)
         if self._terminal:
             self._draw(progress, label, self._share(progress, now), new_stage)
         elif new_stage:

@@ -44,6 +44,7 @@ class Progress:
 
     ``stage``: what is done; in a build "capture", "pack", "write" or "wait" (for another process that builds the same
     bundle).  ``done`` and ``total`` count ``unit``; ``total`` 0 is unknown.  ``note``: more figures, for reading.
+    ``rank``: the rank for whose part the work is done, or None.
     """
 
     stage: str
@@ -51,6 +52,7 @@ class Progress:
     total: int = 0
     unit: str = "bytes"
     note: str = ""
+    rank: int | None = None
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -96,7 +98,7 @@ def build_in_child(
             stderr_lines: deque[str] = deque(maxlen=_TAIL_LINES)
             reader = threading.Thread(target=_keep_tail, args=(child.stderr, stderr_lines), daemon=True)
             reader.start()
-            last = _follow(child, progress)
+            last = _follow(child, progress, rank)
             code = child.wait()
             reader.join(timeout=_JOIN_SECONDS)
         if code != 0 or "report" not in last:
@@ -151,8 +153,8 @@ def _keep_tail(stream: IO[str] | None, tail: deque[str]) -> None:
             tail.extend(line.rstrip() for line in stream)
 
 
-def _follow(child: subprocess.Popen[str], progress: ProgressCallback | None) -> dict[str, Any]:
-    """Forward the child's progress; return its report or its error."""
+def _follow(child: subprocess.Popen[str], progress: ProgressCallback | None, rank: int | None) -> dict[str, Any]:
+    """Forward the child's progress with the rank; return its report or its error."""
     last: dict[str, Any] = {}
     for line in child.stdout or ():
         try:
@@ -163,7 +165,8 @@ def _follow(child: subprocess.Popen[str], progress: ProgressCallback | None) -> 
             continue
         if "stage" in message:
             if progress is not None:
-                progress(Progress(str(message["stage"]), int(message.get("done", 0)), int(message.get("total", 0))))
+                done, total = int(message.get("done", 0)), int(message.get("total", 0))
+                progress(Progress(str(message["stage"]), done, total, rank=rank))
         elif "report" in message or "error" in message:
             last = message
     return last

@@ -67,6 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="print the output without the rank (default: each line begins with it)",
     )
     parser.add_argument("command_line", nargs="+", metavar="COMMAND", help="the command and its arguments, after --")
+    parser.option_hint = "Put -- before the command if the option is the command's"
     parser.set_defaults(run=run)
 
 
