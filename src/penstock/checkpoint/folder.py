@@ -108,8 +108,8 @@ def _check_is_whole(folder: Path) -> None:
     else:
         return
     raise UnsupportedError(
-        f"{folder}: expected a checkpoint folder, found {found}, and run, chat and serve open all with the --tp, --pp and "
-        "--cp of the folder"
+        f"{folder}: expected a checkpoint folder, found {found}, and run, chat and serve open all with the folder's --tp, "
+        "--pp and --cp"
     )
 
 
