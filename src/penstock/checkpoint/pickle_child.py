@@ -11,7 +11,6 @@ import ctypes
 import json
 import mmap
 import os
-import pickle
 import re
 import struct
 import sys
@@ -61,15 +60,18 @@ def main() -> int:
     except PenstockError as error:
         print(error, file=sys.stderr)
         return 1
-    except pickle.UnpicklingError as error:  # PyTorch's text tells to load it without this check
-        found = _GLOBAL.search(str(error))
-        what = found[1] if found else "other objects, or a damaged file"
-        print(f"expected tensors by name, found {what}; code in a pickle is never run", file=sys.stderr)
-        return 1
     except Exception as error:
-        print(f"{type(error).__name__}: {error}".splitlines()[0][:300], file=sys.stderr)
+        print(_reason_of(error), file=sys.stderr)
         return 1
     return 0
+
+
+def _reason_of(error: Exception) -> str:
+    if type(error).__name__ != "UnpicklingError":
+        return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    found = _GLOBAL.search(str(error))  # PyTorch's text tells to load it without this check
+    what = found[1] if found else "other objects, or a damaged file"
+    return f"expected tensors by name, found {what}; code in a pickle is never run"
 
 
 def _checked(state: Any) -> Mapping[str, torch.Tensor]:
