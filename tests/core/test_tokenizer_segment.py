@@ -78,7 +78,7 @@ def unigram(normalizer: Any = None, unk_id: int | None = 0, **components: Any) -
                     ],
                 }
             ),
-            r"pre_tokenizer Split with the pattern .*d.*",
+            r"pre_tokenizer Split with the pattern '\\{2}d', Isolated",
         ),
         (changed(decoder={"type": "Fuse"}), "decoder Fuse"),
         (

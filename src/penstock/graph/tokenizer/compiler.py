@@ -138,7 +138,7 @@ def _compile_pre_tokenizer(value: Json | None, tables: TokenizerTables) -> None:
         whole = (split["behavior"], split["invert"]) in (("Isolated", False), ("Removed", True))
         if pattern not in _PATTERNS or not whole:
             raise NotCompiledError(
-                f"pre_tokenizer Split with the pattern {show(split['pattern'])}, {split['behavior']}"
+                f"pre_tokenizer Split with the pattern {show(pattern or split['pattern'])}, {split['behavior']}"
             )
         if last["use_regex"] or last["add_prefix_space"]:
             raise NotCompiledError("pre_tokenizer ByteLevel after Split with use_regex or add_prefix_space")
