@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.main import main
+from penstock.cli.service import node
+from penstock.cluster.placement import ray_setup
 from tests.support.command import DEMO
 
 
@@ -52,6 +55,31 @@ def test_a_node_names_a_port_that_is_in_use(token, capsys, option) -> None:
         options = ["--port", str(ports[0]), "--first-port", str(ports[1])]
         assert main(["node", "--token-file", str(token), "--address", "127.0.0.2", *options]) == 1
     assert f"penstock: --{option}: 127.0.0.2:{port}: Address already in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("once", [[], ["--once"]])
+def test_a_node_waits_for_its_head(token, capsys, monkeypatch, once) -> None:
+    """It may be started before the head; with --once it says that there is none."""
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(node.time, "sleep", sleep)
+    monkeypatch.setattr(ray_setup, "check_ray", lambda: None)
+    with socket.socket() as free:
+        free.bind(("127.0.0.2", 0))
+        head = f"127.0.0.2:{free.getsockname()[1]}"
+    before = [signal.getsignal(number) for number in node._SIGNALS]
+    try:
+        assert main(["node", "--token-file", str(token), "--join", head, *once]) == len(once)
+    finally:
+        for number, handler in zip(node._SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+    assert pauses == ([] if once else [1.0, 2.0, 5.0])
+    assert f"{head}: the head of the cluster does not answer" in capsys.readouterr().err
 
 
 def test_a_node_refuses_a_token_that_others_may_read(token, capsys) -> None:

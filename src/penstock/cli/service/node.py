@@ -77,40 +77,53 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--once",
         action="store_true",
-        help="with --join: exit with status 1 when Ray has ended the node (default: join again)",
+        help="with --join: exit with status 1 when Ray has ended the node or the head does not answer (default: try "
+        "again)",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the node until a signal ends it; UnavailableError if it does not start, and if the head is lost."""
+    """Run the node until a signal ends it; UnavailableError if it does not start, and if a head has ended."""
     from penstock.cluster.placement.ray_setup import check_ray
     from penstock.serving.workers.remote_worker_client import read_token
 
     read_token(args.token_file)
-    settings = _settings(args)
-    if args.once and not settings.join:
-        raise InvalidArgumentError("--once requires --join")
-    _check_ports(settings)
+    _check_options(args)
+    if args.join is None:
+        _check_ports(_settings(args))
     check_ray()
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
     try:
-        lines, start = RetryLines("node", settings.join, _PAUSES_S), time.monotonic()
-        reason = _run_node(args.token_file, settings)
-        while settings.join and not args.once:
-            if time.monotonic() - start > _LASTING_S:
-                lines.reset()
-            time.sleep(lines.next_pause_s(reason))
-            start = time.monotonic()
-            try:
-                _check_head(settings.join)
-                reason = _run_node(args.token_file, settings)
-            except UnavailableError as error:
-                reason = str(error).removeprefix(f"{settings.join}: ")
+        reason = _run_node(args.token_file, _settings(args)) if args.join is None else _stay_joined(args)
     except KeyboardInterrupt:
         return 0
     raise UnavailableError(reason)
+
+
+def _stay_joined(args: argparse.Namespace) -> str:
+    """Join while the head does not answer, and again when Ray has ended the node; with --once return why it ended.
+
+    Raises UnavailableError if the node cannot be started at first, for another reason than the head.
+    """
+    lines, settings = RetryLines("node", args.join, _PAUSES_S), None
+    while True:
+        start, reason = time.monotonic(), _problem_of_head(args.join)
+        if not reason and settings is None:
+            settings = _settings(args)
+            _check_ports(settings)
+            reason = _run_node(args.token_file, settings)
+        elif not reason and settings is not None:
+            try:
+                reason = _run_node(args.token_file, settings)
+            except UnavailableError as error:
+                reason = str(error)
+        if args.once:
+            return f"{args.join}: {reason}"
+        if time.monotonic() - start > _LASTING_S:
+            lines.reset()
+        time.sleep(lines.next_pause_s(reason))
 
 
 def _run_node(token_file: Path, settings: NodeSettings) -> str:
@@ -156,34 +169,58 @@ def _tell_started(settings: NodeSettings) -> None:
         print(f"Serve a model: {serve}", flush=True)
 
 
-def _check_head(address: str) -> None:
-    """Raise UnavailableError if the head does not answer: Ray would wait for it for long."""
+def _problem_of_head(address: str) -> str:
+    """Return why the head does not answer, "" if it does: Ray would wait for it for long."""
     from penstock.cluster.placement.ray_setup import local_address, split_address
 
     host, port = split_address(address, "join")
-    local_address(host.strip("[]"), port)
+    try:
+        local_address(host.strip("[]"), port)
+    except UnavailableError as error:
+        return str(error).removeprefix(f"{address}: ")
+    return ""
 
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _settings(args: argparse.Namespace) -> NodeSettings:
-    from penstock.cluster.placement.ray_node import NUM_PORTS, NodeSettings
-    from penstock.cluster.placement.ray_setup import local_address, split_address
+def _check_options(args: argparse.Namespace) -> None:
+    from penstock.cluster.placement.ray_node import NUM_PORTS
+    from penstock.cluster.placement.ray_setup import split_address
 
-    if args.join is not None and args.port is not None:
-        raise InvalidArgumentError("--port: expected none with --join, which names the port of the head", param="port")
-    port_of_head = 6379 if args.port is None else check_integer("port", args.port, 1, 65_535)
+    if args.join is None and args.once:
+        raise InvalidArgumentError("--once requires --join")
+    if args.join is not None:
+        split_address(args.join, "join")
+        if args.port is not None:
+            text = "--port: expected none with --join, which names the port of the head"
+            raise InvalidArgumentError(text, param="port")
+    check_integer("port", 6379 if args.port is None else args.port, 1, 65_535)
     check_integer("first_port", args.first_port, 1024, 65_536 - NUM_PORTS)
     check_integer("cpus", args.cpus, 0, 65_536)
     check_integer("memory", args.memory, 0, 2**60)
-    address = args.address
-    if args.join is not None:
-        host, port = split_address(args.join, "join")
-        address = address or local_address(host.strip("[]"), port)
-    if address is None:
+    if args.address is None and args.join is None:
         raise InvalidArgumentError("--address: required for the head, the address by which other machines reach it")
+    if args.address is not None:
+        _check_address(args)
+
+
+def _settings(args: argparse.Namespace) -> NodeSettings:
+    from penstock.cluster.placement.ray_node import NodeSettings
+    from penstock.cluster.placement.ray_setup import local_address, split_address
+
+    if args.address is None:  # of a node that joins
+        host, port = split_address(args.join, "join")
+        args.address = local_address(host.strip("[]"), port)
+        _check_address(args)
+    port_of_head, join = 6379 if args.port is None else args.port, args.join or ""
+    return NodeSettings(args.address, port_of_head, join, args.first_port, args.cpus, args.memory, args.temp_folder)
+
+
+def _check_address(args: argparse.Namespace) -> None:
+    """Refuse an address that is not one of this machine in a private network; InvalidArgumentError."""
+    address = args.address
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -202,9 +239,6 @@ def _settings(args: argparse.Namespace) -> NodeSettings:
             "--trusted-network if a firewall protects it",
             param="address",
         )
-    return NodeSettings(
-        address, port_of_head, args.join or "", args.first_port, args.cpus, args.memory, args.temp_folder
-    )
 
 
 def _check_ports(settings: NodeSettings) -> None:
