@@ -257,6 +257,12 @@ def test_unknown_values_are_refused_by_name(tmp_path: Path, changed: dict[str, A
         Checkpoint.open(save(tmp_path, llama_file(changed))).side_files()
 
 
+def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
+    keys = {"llama.tensor_data_layout": "Meta AI original pth", "llama.rope.scaling.finetuned": False}
+    found = Checkpoint.open(save(tmp_path, llama_file({**keys, "quantize.imatrix.file": "x"}))).config
+    assert found.values == Checkpoint.open(save(tmp_path, llama_file())).config.values
+
+
 def test_an_unknown_element_type_is_refused_by_name(tmp_path: Path) -> None:
     data = gguf_bytes(METADATA, {"token_embd.weight": (29, (300, 256), bytes(64))})
     with pytest.raises(UnsupportedError, match=r"token_embd\.weight.*found IQ1_M"):

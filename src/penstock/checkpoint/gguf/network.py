@@ -56,12 +56,13 @@ _KNOWN_KEYS: Final = frozenset((
     "expert_used_count", "feed_forward_length", "rope.dimension_count", "rope.freq_base", "rope.scale_linear",
     "rope.scaling.attn_factor", "rope.scaling.factor", "rope.scaling.finetuned",
     "rope.scaling.original_context_length", "rope.scaling.type", "rope.scaling.yarn_attn_factor",
-    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_ext_factor", "vocab_size",
+    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_ext_factor", "tensor_data_layout",
+    "vocab_size",
 ))  # fmt: skip
 """Keys of an architecture that are read.  Others may change the computation, so they are refused.
 
-Two of them say nothing that is computed: ``rope.scaling.finetuned``, and ``vocab_size``, for which the rows of the
-embedding stand.
+Three of them say nothing that is computed: ``rope.scaling.finetuned``, ``tensor_data_layout``, which older files have,
+and ``vocab_size``, for which the rows of the embedding stand.
 """
 
 

@@ -115,7 +115,6 @@ DENSE: Final[dict[str, Architecture]] = {
         "baichuan",
         read=baichuan,
         has_pairs=True,
-        keys=("tensor_data_layout",),
         biases={},
         is_own_form=True,
         unit_head_rows=125696,

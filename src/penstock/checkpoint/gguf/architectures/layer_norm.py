@@ -63,7 +63,6 @@ LAYER_NORMS: Final[dict[str, Architecture]] = {
         "falcon",
         read=falcon,
         **_STACKED,
-        keys=("tensor_data_layout",),
         biases={"bias": "attn_qkv"},
         own_keys={"intermediate_size": "ffn_hidden_size", "rms_norm_eps": "layer_norm_epsilon"},
         names_beside={"attn_norm_2": {"attn_norm": "mlp_layernorm", "attn_norm_2": "input_layernorm"}},
