@@ -22,7 +22,7 @@ _DEFINES_NETWORK: Final = re.compile(
 
 _MAPS_TENSORS: Final = re.compile(r"^    (def tensor_sources\(|(unread_tensors|tensor_prefix)\b)", re.MULTILINE)
 
-_ALIASES: Final[dict[str, str]] = {"xlm-roberta": "roberta", "kimi_k2": "deepseek_v3"}
+_ALIASES: Final[dict[str, str]] = {"camembert": "roberta", "kimi_k2": "deepseek_v3", "xlm-roberta": "roberta"}
 """Further values of model_type, with the file name of the family whose network they have."""
 
 BOTH_IN_EACH_LAYER: Final = ("falcon_h1",)

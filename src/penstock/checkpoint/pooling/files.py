@@ -62,6 +62,7 @@ _CLASSIFIERS: Final = {
     ),
     "RobertaForSequenceClassification": _ROBERTA,
     "XLMRobertaForSequenceClassification": _ROBERTA,
+    "CamembertForSequenceClassification": _ROBERTA,
     "ModernBertForSequenceClassification": _Classifier(
         "cls", (("head.dense", "gelu"), ("classifier", "identity")), norm="head.norm"
     ),

@@ -11,7 +11,7 @@ from penstock.nn import Batch, ColumnParallelLinear, Embedding, LayerNorm, LMHea
 
 __all__ = ["Config", "Network"]
 
-_CLASSES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+_CLASSES = {"camembert": "Camembert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
 
 
 class Config:
