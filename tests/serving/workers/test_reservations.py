@@ -108,7 +108,15 @@ def test_a_worker_without_room_delays_no_other(certificate: tuple[Path, Path]) -
 
 @pytest.mark.parametrize(
     ("num_cpus", "least", "share"),
-    [(1, 10, 10 + 3 * 90 // 8), (2, 20, 20 + 6 * 80 // 8), (3, 10, 100), (8, 10, 100), (1, 120, 120), (1, 0, 0)],
+    [
+        (1, 4, 4 + 25),
+        (1, 10, 10 + 90 // 8),
+        (2, 10, 10 + 45),
+        (2, 20, 20 + 80 // 4),
+        (8, 10, 100),
+        (1, 120, 120),
+        (1, 0, 0),
+    ],
 )
 def test_a_group_may_plan_its_share_of_a_node(num_cpus: int, least: int, share: int) -> None:
     node = {"CPU": 8.0, "memory": 100.0}
@@ -116,6 +124,14 @@ def test_a_group_may_plan_its_share_of_a_node(num_cpus: int, least: int, share: 
     if num_cpus == 2:
         assert _memory_share(node, {"num_ranks": 2, "num_cpus": 1, "memory_bytes": least}) == share
     assert _memory_share({}, {"num_ranks": 1, "num_cpus": num_cpus, "memory_bytes": least}) == 0
+
+
+def test_groups_that_fill_a_node_fit_into_it() -> None:
+    """Each takes what it needs and a quarter of its rest, also if one needs more than the others."""
+    needs = [20, 5, 5, 5]
+    node, asked = {"CPU": 8.0, "memory": 100.0}, {"num_ranks": 1, "num_cpus": 2}
+    shares = [_memory_share(node, asked | {"memory_bytes": least}) for least in needs]
+    assert 80 < sum(least + (share - least) / 4 for least, share in zip(needs, shares, strict=True)) <= 100
 
 
 def test_a_worker_plans_with_its_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,14 +236,16 @@ def _free_resources() -> str:
 def _memory_share(total: dict[str, float], resources: dict[str, int]) -> int:
     """Return how much memory a group may plan on a node with these resources; 0 if what it needs at least is not known.
 
-    It is what the group needs, and of the rest three times its share of the cores: a worker takes a quarter of the rest
-    for pages, so groups that fill the node take three quarters of it together.
+    It is what the group needs, and three times what that leaves of its part of the node, the part of its cores: a
+    worker takes a quarter of the rest for pages, so the pages of groups that fill the node take three quarters of what
+    all of them leave.  A group that needs its part for itself has a small rest.
     """
     least, num_bytes = resources["memory_bytes"], total.get("memory", 0.0)
     if not least or not total.get("CPU"):
         return 0
     cores = resources["num_ranks"] * resources["num_cpus"] / total["CPU"]
-    return int(least + min(1.0, 3 * cores) * max(0.0, num_bytes - least))
+    left = max(0.0, num_bytes - least)
+    return int(least + min(left, max(3 * (cores * num_bytes - least), cores * left)))
 
 
 def _node_of(group: Any) -> tuple[str, str, dict[str, float]]:
