@@ -108,8 +108,8 @@ def _check_is_whole(folder: Path) -> None:
     else:
         return
     raise UnsupportedError(
-        f"{folder}: expected a checkpoint folder, found {found}, and run, chat and serve open all with the folder's --tp, "
-        "--pp and --cp"
+        f"{folder}: expected a checkpoint folder, found {found}, and run, chat and serve open all with the folder's "
+        "--tp, --pp and --cp"
     )
 
 
