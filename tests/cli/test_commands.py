@@ -47,7 +47,7 @@ def test_inspect_plans_memory_for_the_limits_given(penstock_command):
 def test_inspect_shows_a_folder(penstock_command):
     done = penstock_command("inspect", FOLDER)
     assert done.returncode == 0, done.stderr
-    for word in ("checkpoint", "llama", "bf16", "5,475,584", "model.safetensors"):
+    for word in ("checkpoint", "llama", "bf16", "5,475,584", "56 tensors, ", "model.safetensors"):
         assert word in done.stdout
     assert json.loads(penstock_command("inspect", FOLDER, "--json").stdout)["num_tensors"] == 56
 
@@ -74,6 +74,8 @@ def test_doctor_finds_what_is_there(penstock_command):
     assert done.returncode == 0
     for word in ("native core", "instructions", "threads", "cores", "memory", "huge pages", "torch", "cache"):
         assert word in done.stdout
+    for extra in ("cluster", "mpi", "s3"):
+        assert f"\n{extra} " in done.stdout
     assert "MISSING" not in done.stdout
 
 

@@ -113,7 +113,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 REFUSED = {
     "no such file": "gone.psm",
-    "the port is taken": "in use",
+    "the port is taken": " is in use. Choose another port.",
     "open to the world": "--api-key-file",
     "a weak key": "key 1 must be",
     "no certificate": "tls_certificate",

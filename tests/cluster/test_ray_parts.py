@@ -163,6 +163,13 @@ def test_a_cluster_without_penstock_is_named(head: dict[str, Any]) -> None:
         check_cluster("10.0.0.5:6379")
 
 
+def test_a_head_that_does_not_answer_is_named(head: dict[str, Any]) -> None:
+    head["error"] = "Timed out while waiting for GCS to become available."
+    with pytest.raises(UnavailableError, match=r"no head answers there\. `penstock node --address IP") as caught:
+        check_cluster("10.0.0.5:6379")
+    assert "GCS" not in str(caught.value)
+
+
 def test_a_wrong_token_is_named(head: dict[str, Any]) -> None:
     head["error"] = "Unauthenticated: a page of text\nand more"
     with pytest.raises(UnavailableError, match=r"failed to read the versions of the cluster: the token is wrong$"):

@@ -42,7 +42,7 @@ GROUPS: Final = {
         "quantize": "write a checkpoint folder with quantized weights",
         "convert": "write a model in another form: type, layout, adapter, safetensors or bundle",
         "inspect": "show the contents of a bundle or a checkpoint folder",
-        "cache": "list or remove the bundles made from checkpoint folders",
+        "cache": "list or remove the bundles made from checkpoint folders and GGUF files",
     },
     "service": {
         "serve": "answer requests over HTTP (OpenAI's API) and gRPC",

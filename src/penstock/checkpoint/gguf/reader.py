@@ -224,8 +224,8 @@ def _place(entries: list[StoredTensor], data: tuple[int, int], cursor: _Cursor) 
             raise cursor.error(f"{what}: expected an offset that is a multiple of {alignment}, found {entry.offset}")
         if start + entry.offset + entry.num_bytes > len(cursor.data):
             raise cursor.error(
-                f"{what}: expected the file to have {start + entry.offset + entry.num_bytes} bytes, found "
-                f"{len(cursor.data)}"
+                f"{what}: expected the file to have at least {start + entry.offset + entry.num_bytes} bytes, found "
+                f"{len(cursor.data)}: it is truncated"
             )
         tensors[entry.name] = StoredTensor(entry.name, entry.kind, entry.shape, start + entry.offset, entry.num_bytes)
     ordered = sorted(tensors.values(), key=lambda tensor: tensor.offset)

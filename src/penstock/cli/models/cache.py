@@ -20,8 +20,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "cache",
-        "List or remove the bundles made from checkpoint folders. PENSTOCK_CACHE_DIR sets the folder that holds them. "
-        "(`penstock list` lists downloaded models, and `penstock models` the models of a running service.)",
+        "List or remove the bundles made from checkpoint folders and GGUF files. PENSTOCK_CACHE_DIR sets the folder "
+        "that holds them. (`penstock list` lists downloaded models, and `penstock models` the models of a running "
+        "service.)",
         "penstock cache list\npenstock cache clear",
     )
     parser.add_argument(

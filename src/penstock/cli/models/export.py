@@ -19,12 +19,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "export",
-        "Make a bundle from a checkpoint folder. Pass MODEL and OUT.psm, or a YAML file with --config-path or "
-        "--model-dir. Needs PyTorch.",
+        "Make a bundle from a checkpoint folder or a GGUF file. Pass MODEL and OUT.psm, or a YAML file with "
+        "--config-path or --model-dir. Needs PyTorch.",
         "penstock export my-model my-model.psm --scheme w8a8\npenstock export smollm2-135m smollm2.psm --yes\n"
         "penstock export my-model my-model-tp2 --tp 2 --pp 2\npenstock export --config-path run_model.yaml",
     )
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a checkpoint folder, or ORG/NAME of a hub")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="a checkpoint folder, a GGUF file, or ORG/NAME of a hub"
+    )
     parser.add_argument("out", metavar="OUT.psm", nargs="?", help="the bundle to write; an existing file is replaced")
     parser.add_argument("--config-path", metavar="FILE.yaml", help="a YAML file with run_mode: export (default: none)")
     parser.add_argument(

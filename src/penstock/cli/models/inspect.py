@@ -112,12 +112,13 @@ def _folder_text(details: dict[str, Any]) -> str:
         f"{details['path']}: a {'GGUF file' if is_gguf(Path(details['path'])) else 'checkpoint folder'}",
         f"network        {details['network'] or 'not named'}{context}",
         f"type           {details['dtype']}{scheme}",
-        f"{values:<15}{details['num_values']:,} in {details['num_tensors']} tensors, "
+        f"{values:<15}{details['num_values']:,} in {details['num_tensors']:,} tensors, "
         f"{format_bytes(details['num_bytes'])}",
     ]
     for dtype, entry in sorted(details["by_dtype"].items()):
+        noun = "tensor," if entry["tensors"] == 1 else "tensors,"
         lines.append(
-            f"  {dtype:<12} {entry['values']:>14,} in {entry['tensors']:>4} tensors, {format_bytes(entry['bytes'])}"
+            f"  {dtype:<12} {entry['values']:>14,} in {entry['tensors']:>5,} {noun} {format_bytes(entry['bytes'])}"
         )
     lines.append("files")
     lines += [f"  {name:<36} {format_bytes(num_bytes):>10}" for name, num_bytes in sorted(details["files"].items())]

@@ -20,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock quantize my-model my-model-w8 --scheme w8a8",
     )
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, or ORG/NAME of a downloaded model"
+        "checkpoint", metavar="CHECKPOINT", help="a checkpoint folder, a GGUF file, or ORG/NAME of a downloaded model"
     )
     parser.add_argument("out", metavar="OUT", help="the folder to write; it must not exist")
     parser.add_argument("--scheme", required=True, help="w8a16, w8a8, w4a16 or w4a8 (required)")

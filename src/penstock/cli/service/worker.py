@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "worker",
         "Run a model for a service on another machine, which shares its requests among its workers.",
-        "penstock worker model.psm --primary gpu1.example:9000 --token-file token.txt --ca-file ca.pem",
+        "penstock worker model.psm --primary server1.example:9000 --token-file token.txt --ca-file ca.pem",
     )
     parser.add_operand_flag(parser, "-m", "--model", metavar="MODEL", is_first=True)
     parser.add_argument("model", metavar="MODEL", help="the same .psm bundle that the service runs")

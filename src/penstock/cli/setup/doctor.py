@@ -26,6 +26,9 @@ _EXTRAS: Final = (
     ("onnxruntime", "onnx", "servables with .onnx models"),
     ("opentelemetry.sdk", "otel", "traces of penstock serve"),
     ("lm_eval", "eval", "evaluation with lm-eval"),
+    ("ray", "cluster", "workers on a cluster"),
+    ("mpich", "mpi", "ranks of penstock.lite and C on several hosts"),
+    ("s3fs", "s3", "files of requests in S3"),
 )
 """A module, its extra, and what needs it."""
 

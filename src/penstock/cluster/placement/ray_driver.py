@@ -225,7 +225,9 @@ def _free_resources() -> str:
         if not node["Alive"]:
             continue
         own = free.get(node["NodeID"], {})
-        text = f"{node['NodeManagerAddress']}: {own.get('CPU', 0):g} cores, {own.get('memory', 0) / 1e9:.2f} GB"
+        num_cpus = own.get("CPU", 0)
+        text = f"{node['NodeManagerAddress']}: {num_cpus:g} core{'s' if num_cpus != 1 else ''}, "
+        text += f"{own.get('memory', 0) / 1e9:.2f} GB"
         found = node.get("Labels", {}).get(VERSION_LABEL, "none")
         if found != __version__.replace("+", "_"):
             text += f" (not usable: Penstock {found} there, {__version__} here)"

@@ -104,6 +104,8 @@ def check_cluster(address: str) -> None:
             time.sleep(_LOOK_S)
     except Exception as error:
         reason = "the token is wrong" if "uthenticat" in str(error) else str(error).splitlines()[0][:200]
+        if "GCS" in reason:  # Ray's name of the head's server
+            reason = "no head answers there. `penstock node --address IP --token-file FILE` starts one."
         raise UnavailableError(f"{address}: failed to read the versions of the cluster: {reason}") from error
     own = own_versions()
     if cluster != own:

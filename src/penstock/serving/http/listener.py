@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import ssl
 from collections.abc import Callable, Collection, Iterator
@@ -94,7 +95,10 @@ class Listener:
             family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
             self._socket = socket.create_server((settings.host, settings.port), family=family, backlog=1024)
         except OSError as error:
-            raise FileAccessError(f"{settings.host}:{settings.port}: {error.strerror or error}") from error
+            address = f"{settings.host}:{settings.port}"
+            if error.errno == errno.EADDRINUSE:  # its own text has the address again
+                raise FileAccessError(f"port: {address} is in use. Choose another port.", param="port") from error
+            raise FileAccessError(f"{address}: {error.strerror or error}") from error
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         scheme = "http" if settings.tls_certificate is None else "https"
         return f"{scheme}://{host}:{self._socket.getsockname()[1]}"
