@@ -244,8 +244,9 @@ def _open_bundle(
         path = parts[0] if parts else path
         try:
             program, model = NativeProgram.open(path, threads=threads, limits=limits, verify=options.verify)
-        except (InvalidArgumentError, UnsupportedError):
-            _check_whole(path)
+        except (InvalidArgumentError, UnsupportedError) as error:
+            if "found rank " in str(error):  # the message of a part that is opened without the other ranks
+                _check_whole(path)
             raise
     else:
         program, model = open_ranks(
