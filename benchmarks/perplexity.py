@@ -41,8 +41,8 @@ def score(llm: penstock.LLM, windows: list[list[int]]) -> tuple[float, int]:
     return math.exp(total / count), count
 
 
-def measure(args: argparse.Namespace, scheme: str) -> tuple[float, int, int]:
-    """Return the perplexity, the number of scored tokens and the bytes of weights."""
+def measure(args: argparse.Namespace, scheme: str | None) -> tuple[float, int, int]:
+    """Return the perplexity, the number of scored tokens and the bytes of weights; None is the model's own scheme."""
     limits = ProgramLimits(kv_layout=args.kv_cache if scheme != "f32" else "f32")
     llm = penstock.LLM(args.model, scheme=scheme, mode=args.mode, threads=args.threads, use_cache=False, limits=limits)
     try:
