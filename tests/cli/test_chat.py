@@ -11,10 +11,12 @@ import sys
 
 import pytest
 
-from penstock import LLM, InternalError, SamplingParams, Stream
+from penstock import LLM, InternalError, SamplingParams, Stream, UnsupportedError
 from penstock.cli.main import main
 from penstock.text.chat_template import TurnTokens
 from tests.support.command import DEMO, FOLDER, start
+from tests.support.encoders import LIMITS, build
+from tests.support.errors import raises
 from tests.support.terminal import Terminal
 
 TEMPLATE = (
@@ -55,6 +57,19 @@ def test_the_banner_names_the_ranks(penstock_command):
     done = penstock_command("chat", DEMO, "--tp", 2, "--threads", 1, "--context-len", 256, stdin="/exit\n")
     assert done.returncode == 0, done.stderr
     assert f"{DEMO}, w8a8, 2 ranks of 1 thread, context of 256 tokens" in done.stderr
+
+
+def test_an_encoder_cannot_chat(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    build(transformers.AutoModel, "bert").save_pretrained(tmp_path / "vectors")
+    assert main(["chat", str(tmp_path / "vectors")]) == 1
+    assert "no language-model head: it has no logits of tokens. Use embed" in capsys.readouterr().err
+    build(transformers.AutoModelForMaskedLM, "bert").save_pretrained(tmp_path / "masked")
+    assert main(["chat", str(tmp_path / "masked")]) == 1
+    assert "attention is not causal, so it cannot continue a text" in capsys.readouterr().err
+    llm, refused = LLM(str(tmp_path / "vectors"), limits=LIMITS), "no language-model head"
+    with llm, raises(UnsupportedError, param="model", match=refused):
+        llm.generate([1, 2, 3], max_tokens=8)
 
 
 @pytest.mark.long

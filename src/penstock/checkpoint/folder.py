@@ -352,7 +352,8 @@ class Checkpoint:
         if scheme is None:
             return own or default_scheme(self.dtype)
         if find_scheme(scheme).in_blocks and scheme != own:
-            expected = f"{own}, the type of most of its blocks" if own in BLOCK_SCHEMES else "another scheme"
+            plain = ", ".join(name for name, row in SCHEMES.items() if not row.in_blocks)
+            expected = f"{own}, the type of most of its blocks" if own in BLOCK_SCHEMES else f"one of {plain}"
             raise UnsupportedError(
                 f"{self.folder}: scheme: expected {expected}, found {scheme}, which keeps the blocks of a GGUF file "
                 "or the groups of a quantized folder",

@@ -21,6 +21,7 @@ from penstock.engine.capabilities import check_continues, refuse_logits
 from penstock.engine.engine import Engine
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.pooling import check_heads
 from penstock.engine.prompt_logits import PromptLogits, PromptScores
 from penstock.engine.request import BegunAnswer, Request, Status
 from penstock.errors import InvalidArgumentError, PenstockError
@@ -519,6 +520,7 @@ class LLM:
 
         Raises an error naming the field that this model cannot do.
         """
+        check_heads(None, self.info.hidden_size, self.engine.has_language_head)
         if self.info.bidirectional:
             check_continues(params.max_tokens or 1)
         return resolve_params(

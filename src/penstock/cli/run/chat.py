@@ -20,7 +20,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.run.message_input import MessageInput
 from penstock.cli.stage_server import add_stage_options
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UnsupportedError
 
 __all__ = ["add_parser", "run"]
 
@@ -70,6 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Read and answer messages until the input ends."""
     from penstock.cli.run.chat_session import ChatSession, note
+    from penstock.engine.pooling import check_heads
 
     sampling_params(args)  # refuses wrong values before the model is opened
     # Ctrl-C ends an answer here, not the process: disable the watchdog that main installs for long native calls.
@@ -77,6 +78,12 @@ def run(args: argparse.Namespace) -> int:
         signal.set_wakeup_fd(-1)
     name = args.model  # as the user wrote it
     with open_llm(args, 1) as llm, MessageInput(keeps_history=not args.no_history) as messages:
+        check_heads(None, llm.info.hidden_size, llm.engine.has_language_head)
+        if llm.info.bidirectional:
+            raise UnsupportedError(
+                "The network's attention is not causal, so it cannot continue a text. Use run for one token, or embed.",
+                param="model",
+            )
         session = ChatSession(llm, args.system, sampling_values(args), drops_oldest=not args.keep_oldest)
         print(session.banner(name), file=sys.stderr)
         while (message := messages.read()) is not None:
