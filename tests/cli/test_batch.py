@@ -361,7 +361,7 @@ def test_an_outage_stops_a_batch_which_continues_later(tmp_path, monkeypatch, ca
         (["--cluster", "10.0.0.5:6379"], "--cluster requires --workers"),
         (["--place-seconds", "30"], "--place-seconds requires --cluster"),
         (["--replicas", "0..2"], "--replicas: expected an integer from 1 to 256, got 0"),
-        (["--replicas", "3..2"], "--replicas: expected an integer from 3 to 256, got 2"),
+        (["--replicas", "3..2"], "--replicas: expected MIN..MAX with MIN up to MAX, got 3..2"),
         (["--replicas", "some"], "--replicas: expected N or MIN..MAX, got 'some'"),
         (["--replicas", "1..2", "--workers", "2"], "--replicas: expected no --workers"),
     ],

@@ -276,7 +276,7 @@ def test_an_existing_path_is_never_a_name(hub, hub_command, tmp_path, monkeypatc
     hub.add(NAME, demo_files())
     (tmp_path / "demo" / "tiny").mkdir(parents=True)
     done = hub_command("inspect", tmp_path / "demo" / "tiny")
-    assert "expected config.json" in done.stderr
+    assert "expected a checkpoint folder with config.json" in done.stderr
     assert not hub.requests
 
 
