@@ -31,6 +31,8 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("roberta", {"pad_token_id": 3}),
     "xlm-roberta": ("xlm-roberta", {"type_vocab_size": 1, "tie_word_embeddings": False}),
     "camembert": ("camembert", {"pad_token_id": 1}),
+    "distilbert": ("distilbert", {"hidden_dim": 100}),
+    "distilbert_untied": ("distilbert", {"hidden_dim": 90, "tie_word_embeddings": False}),
     "modernbert": ("modernbert", {"local_attention": 50, "num_hidden_layers": 4, "pad_token_id": 0}),
     "eurobert": ("eurobert", {"num_key_value_heads": 1, "pad_token_id": 0}),
     "modernbert_biases": ("modernbert", _MODERNBERT_BIASES),

@@ -123,6 +123,7 @@ def test_texts_are_cut_and_lowercased(tmp_path: Path) -> None:
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "bert": {"num_labels": 3},
     "camembert": {"num_labels": 3},
+    "distilbert": {"num_labels": 3},
     "roberta": {"num_labels": 2, "problem_type": "multi_label_classification"},
     "modernbert": {"num_labels": 1, "classifier_pooling": "mean", "norm_bias": True, "classifier_bias": True},
     "qwen3": {"num_labels": 2, "head_dim": 16},

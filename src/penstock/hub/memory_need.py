@@ -32,11 +32,11 @@ _DTYPE_BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
 _KV_BYTES: Final = {"f32": 4.0, "bf16": 2.0, "int8": 1.0}
 
 _OTHER_KEYS: Final = {
-    "hidden_size": ("n_embd", "n_embed", "d_model"),
-    "num_attention_heads": ("n_head", "num_heads"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "dim"),
+    "num_attention_heads": ("n_head", "num_heads", "n_heads"),
     "head_dim": ("d_kv",),
-    "num_hidden_layers": ("n_layer", "num_layers"),
-    "intermediate_size": ("ffn_hidden_size", "inner_hidden_size", "n_inner", "d_ff"),
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "intermediate_size": ("ffn_hidden_size", "inner_hidden_size", "n_inner", "d_ff", "hidden_dim"),
     "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": ("n_positions", "seq_length", "max_sequence_length", "model_max_length"),
 }

@@ -66,6 +66,7 @@ _CLASSIFIERS: Final = {
     "ModernBertForSequenceClassification": _Classifier(
         "cls", (("head.dense", "gelu"), ("classifier", "identity")), norm="head.norm"
     ),
+    "DistilBertForSequenceClassification": _Classifier("cls", (("pre_classifier", "relu"), ("classifier", "identity"))),
     "EuroBertForSequenceClassification": _Classifier("late", (("dense", "gelu"), ("classifier", "identity"))),
     "LlamaForSequenceClassification": _DECODER,
     "MistralForSequenceClassification": _DECODER,
