@@ -101,8 +101,8 @@ def _arrangement(layout: str, checkpoint: Checkpoint) -> Arrangement | None:
     names = parameter_names(network)
     if is_own:
         published = ConfigReader({k: v for k, v in config.values.items() if k != OWN_NAMES}, config.file)
-        prefix = getattr(network, "tensor_prefix", "")
-        return join_rows_of_tensors(config, checkpoint.tensors, names, sources_of(published, [prefix], network))
+        begins = [getattr(network, "tensor_prefix", ""), *(own for own, _ in getattr(network, "other_prefixes", ()))]
+        return join_rows_of_tensors(config, checkpoint.tensors, names, sources_of(published, begins, network))
     if not differs(config, checkpoint.tensors, network):
         return None
     sources = sources_of(config, checkpoint.tensors, network)
