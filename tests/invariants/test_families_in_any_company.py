@@ -30,7 +30,7 @@ def test_a_family_is_the_same_in_any_company(
 
 
 def check_company(model: Model, context_of: Callable[[str, int], Context]) -> None:
-    """Check that the logits of a prompt are the same alone, in chunks, in a batch and on any number of threads."""
+    """Check that a prompt has the same logits alone, in chunks, in a batch, and with any number of threads."""
     prompts, groups = [prompt(length) for length in LENGTHS], model.info.num_page_groups
     with open_program(model, context_of(LEVELS[0], 2), sum(LENGTHS)) as program:
         alone = [run_alone(program, ids, groups=groups) for ids in prompts]

@@ -190,7 +190,7 @@ def _check_options(args: argparse.Namespace) -> None:
     from penstock.cluster.placement.ray_setup import split_address
 
     if args.join is None and args.once:
-        raise InvalidArgumentError("--once requires --join")
+        raise InvalidArgumentError("--once requires --join", param="once")
     if args.join is not None:
         split_address(args.join, "join")
         if args.port is not None:
