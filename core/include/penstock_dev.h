@@ -37,8 +37,19 @@ typedef enum ps_layout {
                        u8 [2][2][16][4]: bits 2j of byte i are bits 4 of column 32g+16h+4j+i}}: d * s * (q - 32) */
   PS_T16_MXFP4 = 28, /* [rows/16][cols/128]{u8 e[16][4], of 32 columns each; u8 [4][4][16][4] as of t16_i4g32}:
                        2^(e-128) * {0, 1, 2, 3, 4, 6, 8, 12, and these negated}[nibble], e from 2 to 252 */
-  PS_T16_UINT4 = 29 /* no type of GGUF, but packed as its blocks are. [rows/16][cols/128]{f16 d[4][16]; u8 zero[16][4];
-                       u8 [4][4][16][4] as of t16_i4g32}: d * (nibble - zero), zero from 0 to 16 */
+  PS_T16_UINT4 = 29, /* no type of GGUF, but packed as its blocks are. [rows/16][cols/128]{f16 d[4][16]; u8 zero[16][4];
+                        u8 [4][4][16][4] as of t16_i4g32}: d * (nibble - zero), zero from 0 to 16 */
+  PS_T16_Q4_1 = 30, /* [rows/16][cols/64]{f16 d[2][16]; f16 m[2][16]; u8 [2][4][16][4] as of t16_i4g32}: d * nibble + m */
+  PS_T16_Q5_0 = 31, /* [rows/16][cols/64]{f16 d[2][16]; u8 [2][4][16][4]; u8 [2][16][4]: fifth bits as of t16_q5_k}: d * (q - 16) */
+  PS_T16_Q5_1 = 32, /* [rows/16][cols/64]{f16 d[2][16]; f16 m[2][16]; then as t16_q5_0}: d * q + m */
+  PS_T16_IQ4_NL = 33, /* as t16_q4_0: d * {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}[nibble] */
+  PS_T16_IQ4_XS = 34, /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; i8 s[2][16][4], of 32 columns each, from -32 to 31;
+                         u8 [8][4][16][4] as of t16_i4g32}: d * s * value of t16_iq4_nl */
+  PS_T16_Q2_K = 35, /* [rows/16][cols/256]{f16 d[16], dmin[16]; u8 [4][16][4], of 16 columns each: s in the low half, m in the
+                       high; [8]{u8 [2][16][4]: bits 2j of byte i are q of column 32g+16h+4j+i}}: d*s*q - dmin*m */
+  PS_T16_Q3_K = 36 /* [rows/16][cols/256]{f16 d[16]; 32 zero bytes; i8 s[4][16][4], of 16 columns each, from -32 to 31;
+                      [8]{u8 [2][16][4] as of t16_q2_k; u8 [16][4]: bit j of byte i is bit 2 of column 32g+4j+i, bit 4+j of
+                      32g+16+4j+i}}: d * s * (q - 4) */
 } ps_layout;
 
 /* The layout of a recurrent state in ps_op_run: each page is head_dim float32 numbers of each head. */

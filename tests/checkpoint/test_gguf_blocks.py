@@ -20,14 +20,14 @@ from penstock.graph.export import export_bundle
 from penstock.graph.metadata import decode_metadata
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.scheme import find_scheme
-from tests.support.gguf_blocks import DEMO_FOLDER, TYPES, random_blocks, values_of, write_demo
+from tests.support.gguf_blocks import DEMO_FOLDER, SCALES_AT, TYPES, random_blocks, values_of, write_demo
 
 LEVELS = [name for name, runnable in cpu_levels() if runnable]
 IDS = [5, 9, 200, 31, 7, 1000, 44]
 
 
 def mixed_type(name: str) -> str:
-    """Return the types of a Q4_K_M file, in which rows of 704 have Q8_0 or a type without a kernel."""
+    """Return the types of a Q4_K_M file, in which rows of 704 fall back to types of 32 columns."""
     if "ffn_down" in name:
         return "q5_0" if name.startswith("blk.0") else "q8_0"
     if "attn_k" in name:
@@ -56,7 +56,7 @@ def test_a_scale_that_is_not_finite_is_refused() -> None:
         if scheme == "mxfp4":
             blocks[1, 17] = 253
         else:
-            blocks[1, 208 if scheme == "q6_k" else 0 :][:2] = 0x00, 0x7C
+            blocks[1, SCALES_AT[scheme][-1] :][:2] = 0x00, 0x7C
         with native.Context(1) as context, pytest.raises(InvalidArgumentError, match="row 1 has a scale"):
             native.pack_blocks(
                 context, layout, 2, 256, 0, 2, blocks, np.zeros(native.layout_bytes(layout, 2, 256), np.uint8)
@@ -111,7 +111,7 @@ def test_each_tensor_of_a_mix_keeps_its_type(mixed_file: Path) -> None:
     }
     assert {name: scheme for name, scheme in schemes.items() if name[0] in "01l"} == {
         "0.self_attn.q_proj": "q4_k", "0.self_attn.k_proj": "q5_k", "0.self_attn.v_proj": "q6_k",
-        "0.self_attn.o_proj": "q4_k", "0.mlp.gate_proj|up_proj": "q4_k", "0.mlp.down_proj": "f32",
+        "0.self_attn.o_proj": "q4_k", "0.mlp.gate_proj|up_proj": "q4_k", "0.mlp.down_proj": "q5_0",
         "1.self_attn.q_proj": "q4_k", "1.self_attn.k_proj": "q5_k", "1.self_attn.v_proj": "q6_k",
         "1.self_attn.o_proj": "q4_k", "1.mlp.gate_proj|up_proj": "q4_k", "1.mlp.down_proj": "q8_0",
         "lm_head": "q6_k",

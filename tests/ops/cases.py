@@ -73,7 +73,7 @@ def _linear_of_blocks() -> Iterator[Case]:
             yield Case(
                 f"{scheme}-{rows}x{n}x{k}", (randn(rows, k), block_weight(scheme, n, k), randn(n, seed=2)), attrs
             )
-    for scheme in ("q8_0", "mxfp4", "uint4"):
+    for scheme in ("q8_0", "mxfp4", "uint4", "q4_1", "q5_0", "q5_1", "iq4_nl"):
         attrs = {"out_features": 7, "scheme": scheme}
         yield Case(f"{scheme}-odd-groups", (cut(2, 96), block_weight(scheme, 7, 96), None), attrs)
 

@@ -15,11 +15,14 @@ from penstock.checkpoint.gguf.element_types import ELEMENT_TYPES, dequantize
 from penstock.core.layouts import BLOCKS
 from penstock.quant.scheme import find_scheme
 
-__all__ = ["DEMO_FOLDER", "random_blocks", "values_of", "write_demo"]
+__all__ = ["DEMO_FOLDER", "SCALES_AT", "TYPES", "random_blocks", "values_of", "write_demo"]
 
 DEMO_FOLDER = Path(__file__).parents[2] / "demo/model"
 TYPES = {kind.name.lower(): number for number, kind in ELEMENT_TYPES.items()}
-_SCALES_AT = {"q8_0": (0,), "q4_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "uint4": (0,)}
+SCALES_AT = {
+    **{"q8_0": (0,), "q4_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "uint4": (0,)},
+    **{"q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "iq4_nl": (0,), "iq4_xs": (0,), "q2_k": (80, 82), "q3_k": (108,)},
+}
 
 
 def random_blocks(scheme: str, rows: int, cols: int, seed: int = 1) -> np.ndarray:
@@ -30,7 +33,7 @@ def random_blocks(scheme: str, rows: int, cols: int, seed: int = 1) -> np.ndarra
         blocks[:, 0] = rng.integers(118, 126, len(blocks))
     if scheme == "uint4":
         blocks[:, 2] = rng.integers(0, 17, len(blocks))
-    for at in _SCALES_AT.get(scheme, ()):
+    for at in SCALES_AT.get(scheme, ()):
         blocks[:, at : at + 2] = rng.normal(0, 0.01, (len(blocks), 1)).astype("<f2").view(np.uint8)
     return blocks.reshape(rows, -1)
 
@@ -89,12 +92,82 @@ def _quantize_q6_k(values: np.ndarray) -> np.ndarray:
     return np.concatenate([low, high, scales.view(np.uint8), d_bytes], axis=1)
 
 
+_IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+
+
+def _nibbles_of_iq4(values: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """Return the nearest entries of groups [N, 32] for steps [N, 1], as bytes [N, 16]."""
+    scaled = np.divide(values, step, out=np.zeros_like(values), where=step != 0)
+    entries = np.abs(scaled[..., None] - _IQ4_VALUES).argmin(axis=-1).astype(np.uint8)
+    return entries[:, :16] | entries[:, 16:] << 4
+
+
+def _quantize_iq4_nl(values: np.ndarray) -> np.ndarray:
+    groups = values.reshape(-1, 32)
+    d, d_bytes = _half(np.abs(groups).max(axis=1) / 113)
+    return np.concatenate([d_bytes, _nibbles_of_iq4(groups, d[:, None])], axis=1)
+
+
+def _quantize_iq4_xs(values: np.ndarray) -> np.ndarray:
+    groups = values.reshape(-1, 8, 32)
+    scale = np.abs(groups).max(axis=2) / 113
+    d, d_bytes = _half(scale.max(axis=1) / 31)
+    scales = _ratio(scale, d[:, None] + 0 * scale).astype(np.uint8) + 32
+    step = d[:, None] * (scales.astype(np.float32) - 32)
+    nibbles = _nibbles_of_iq4(groups.reshape(-1, 32), step.reshape(-1, 1)).reshape(-1, 128)
+    high = np.bitwise_or.reduce((scales >> 4).astype("<u2") << np.arange(0, 16, 2, dtype="<u2"), axis=1)
+    low = (scales[:, 0::2] & 15) | (scales[:, 1::2] & 15) << 4
+    return np.concatenate([d_bytes, high.astype("<u2")[:, None].view(np.uint8), low, nibbles], axis=1)
+
+
+def _packed_pairs(q: np.ndarray) -> np.ndarray:
+    """Return the low two bits of values [N, 256]: of each 32 bytes the lowest pairs, then the next; [N, 64]."""
+    pairs = (q & 3).reshape(-1, 2, 4, 32)
+    return np.bitwise_or.reduce(pairs << np.array([0, 2, 4, 6], np.uint8)[:, None], axis=2).reshape(len(q), 64)
+
+
+def _quantize_q2_k(values: np.ndarray) -> np.ndarray:
+    groups = values.reshape(-1, 16, 16)
+    minimum = np.maximum(-groups.min(axis=2), 0)
+    scale = (groups.max(axis=2) + minimum) / 3
+    (d, d_bytes), (dmin, dmin_bytes) = _half(scale.max(axis=1) / 15), _half(minimum.max(axis=1) / 15)
+    scales = _ratio(scale, d[:, None] + 0 * scale).astype(np.uint8)
+    minimums = _ratio(minimum, dmin[:, None] + 0 * minimum).astype(np.uint8)
+    step, offset = (d[:, None] * scales)[:, :, None], (dmin[:, None] * minimums)[:, :, None]
+    q = np.clip(_ratio(groups + offset, step + 0 * groups), 0, 3).astype(np.uint8).reshape(-1, 256)
+    return np.concatenate([scales | minimums << 4, _packed_pairs(q), d_bytes, dmin_bytes], axis=1)
+
+
+def _quantize_q3_k(values: np.ndarray) -> np.ndarray:
+    groups = values.reshape(-1, 16, 16)
+    scale = np.abs(groups).max(axis=2) / 3
+    d, d_bytes = _half(scale.max(axis=1) / 31)
+    scales = _ratio(scale, d[:, None] + 0 * scale).astype(np.uint8) + 32
+    step = (d[:, None] * (scales.astype(np.float32) - 32))[:, :, None]
+    q = (np.clip(_ratio(groups, step + 0 * groups), -4, 3) + 4).astype(np.uint8).reshape(-1, 256)
+    shifts = np.arange(8, dtype=np.uint8)[:, None]
+    third = np.bitwise_or.reduce((q >> 2).reshape(-1, 8, 32) << shifts, axis=1)
+    high = (scales >> 4).reshape(-1, 4, 4)
+    packed = [(scales[:, :8] & 15) | (scales[:, 8:] & 15) << 4,
+              np.bitwise_or.reduce(high << np.array([0, 2, 4, 6], np.uint8)[:, None], axis=1)]  # fmt: skip
+    return np.concatenate([third, _packed_pairs(q), *packed, d_bytes], axis=1)
+
+
+_QUANTIZERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "q4_k": lambda values: _quantize_with_minimums(values, 4),
+    "q5_k": lambda values: _quantize_with_minimums(values, 5),
+    "q6_k": _quantize_q6_k,
+    "iq4_nl": _quantize_iq4_nl,
+    "iq4_xs": _quantize_iq4_xs,
+    "q2_k": _quantize_q2_k,
+    "q3_k": _quantize_q3_k,
+}
+
+
 def quantized(values: np.ndarray, name: str) -> np.ndarray:
     """Return the blocks of a float32 matrix: a plain rounding where the gguf package has none."""
-    if name in ("q4_k", "q5_k"):
-        return _quantize_with_minimums(values, int(name[1])).reshape(len(values), -1)
-    if name == "q6_k":
-        return _quantize_q6_k(values).reshape(len(values), -1)
+    if name in _QUANTIZERS:
+        return _QUANTIZERS[name](values).reshape(len(values), -1)
     return gguf.quantize(values, gguf.GGMLQuantizationType(TYPES[name]))
 
 

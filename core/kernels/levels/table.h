@@ -44,8 +44,10 @@ constexpr bool kBf16 = builds_scheme("bf16"),
                kAttention = builds_op("attention") || builds_op("sink_attention") || builds_op("latent_attention") ||
                             builds_op("relative_attention");
 constexpr bool kInteger = builds_scheme("w8a16") || builds_scheme("w8a8") || builds_scheme("w4a16") || builds_scheme("w4a8");
-constexpr bool kBlocks = builds_scheme("q8_0") || builds_scheme("q4_0") || builds_scheme("q4_k") || builds_scheme("q5_k") ||
-                         builds_scheme("q6_k") || builds_scheme("mxfp4") || builds_scheme("uint4");
+#define PS_BLOCKS(id, name, ...) || builds_scheme(#name)
+constexpr bool kBlocks = false
+#include "base/block_schemes.inc"
+    ;
 constexpr Bf16Kernels kWidened = {kBf16 ? linear<LinearFloat<WeightBf16>> : nullptr, kBf16 ? round_rows_bf16 : nullptr, 4,
                                   kBuildsDev ? peak : nullptr, kAttention ? attention : nullptr,
                                   kAttention ? attention_part : nullptr};
@@ -66,9 +68,9 @@ constexpr Kernels table_with(const Bf16Kernels& bf16, bool short_prefetch = fals
     level,
     {builds_scheme("f32") ? linear<LinearFloat<WeightF32>> : nullptr, builds_scheme("f16") ? linear<LinearFloat<WeightF16>> : nullptr,
      bf16.linear, integers.linear, integers.linear, integers.linear, integers.linear,
-     kBlocks ? linear_blocks : nullptr, kBlocks ? linear_blocks : nullptr, kBlocks ? linear_blocks : nullptr,
-     kBlocks ? linear_blocks : nullptr, kBlocks ? linear_blocks : nullptr, kBlocks ? linear_blocks : nullptr,
-     kBlocks ? linear_blocks : nullptr},
+#define PS_BLOCKS(...) kBlocks ? linear_blocks : nullptr,
+#include "base/block_schemes.inc"
+    },
     integers.quantize_rows, kBlocks ? quantize_groups : nullptr, integers.panel_bytes, bf16.round_rows, bf16.element_bytes, short_prefetch,
     builds_op("embedding") ? embedding : nullptr,
     builds_op("rms_norm") || builds_op("add_rms_norm") ? rms_norm : nullptr, builds_op("layer_norm") ? layer_norm : nullptr,

@@ -32,17 +32,30 @@ void quantize_groups(const float* x, int64_t x_stride, int64_t cols, const Quant
 
 // ---- a group of 32 columns of a tile, put into bytes and scales ---------------------------------------------------------
 
-// Four columns of each row a line; a value is (q - zero) * scale - minimum, in the first and last 16 columns times `half`.
-// Of UINT4 half[0] has the zero points.
+// Four columns of each row a line; a value is (q - zero) * scale + minimum, in the first and last 16 columns times `half`.
+// Of UINT4 half[0] has the zero points; of Q2_K `half` has a scale in its low four bits, and above them what multiplies the
+// minimum.
 struct Slot {
   uint8_t q[8 * kLineBytes];
-  float scale[16], minimum[16];  // minimum is negated
+  float scale[16], minimum[16];
   int32_t half[2][16];
 };
 static_assert(sizeof(Slot) == kSlotBytes, "ops/linear.cpp allocates them");
 
-PS_INLINE int zero_of(int32_t layout) { return layout == PS_T16_Q4_0 ? 8 : layout == PS_T16_Q6_K ? 32 : 0; }
-PS_INLINE bool has_minimum(int32_t layout) { return layout == PS_T16_Q4_K || layout == PS_T16_Q5_K; }
+PS_INLINE int zero_of(int32_t layout) {
+  return layout == PS_T16_Q4_0 ? 8 : layout == PS_T16_Q5_0 ? 16 : layout == PS_T16_Q6_K ? 32 : layout == PS_T16_Q3_K ? 4 : 0;
+}
+PS_INLINE bool has_minimum(int32_t layout) {
+  return layout == PS_T16_Q4_K || layout == PS_T16_Q5_K || layout == PS_T16_Q4_1 || layout == PS_T16_Q5_1 || layout == PS_T16_Q2_K;
+}
+// Scales of 16 columns, which multiply the integer sums.
+PS_INLINE bool has_halves(int32_t layout) { return layout == PS_T16_Q6_K || layout == PS_T16_Q3_K || layout == PS_T16_Q2_K; }
+// Pairs of groups with f16 scales, and those with a line of f16 minimums or with fifth bits behind the nibbles.
+PS_INLINE bool is_plain_pair(int32_t layout) {
+  return layout == PS_T16_Q4_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_Q4_1 || layout == PS_T16_Q5_0 || layout == PS_T16_Q5_1;
+}
+PS_INLINE bool has_minimum_line(int32_t layout) { return layout == PS_T16_Q4_1 || layout == PS_T16_Q5_1; }
+PS_INLINE bool has_fifth_lines(int32_t layout) { return layout == PS_T16_Q5_0 || layout == PS_T16_Q5_1; }
 
 // `high` has the bits above the nibbles of the first 16 columns and of the last, `step` of them a column.
 __attribute__((noinline, noclone)) void put_nibbles(const uint8_t* p, const uint8_t* first, const uint8_t* last, int step, Slot* s) {
@@ -58,25 +71,64 @@ __attribute__((noinline, noclone)) void put_nibbles(const uint8_t* p, const uint
   }
 }
 
+// The values of two bits in two lines, and a third bit of each where `third` is not null.
+__attribute__((noinline, noclone)) void put_pairs(const uint8_t* p, const uint8_t* third, Slot* s) {
+  const I16 low = i_set(0x03030303), high = i_set(0x04040404);
+  I16 bits = third ? i_load(third) : i_set(0);
+  for (int h = 0; h < 2; ++h) {
+    I16 pairs = i_load(p + kLineBytes * h);
+    for (int j = 0; j < kGroupLines; ++j) {
+      i_store(s->q + kLineBytes * (4 * h + j), (pairs & low) | (i_shl<2>(bits) & high));
+      pairs = i_srl<2>(pairs);
+      bits = i_srl<1>(bits);
+    }
+  }
+}
+
 PS_INLINE I16 byte_at_place(I16 words, int place) {
   return (place == 0 ? words : place == 1 ? i_srl<8>(words) : place == 2 ? i_srl<16>(words) : i_srl<24>(words)) & i_set(255);
 }
 
 // The values of MXFP4 (OCP Microscaling Formats, version 1.0) times two, by nibble.
 alignas(16) constexpr int8_t kFloat4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+// The values of IQ4_NL and IQ4_XS by nibble (kvalues_iq4nl of ggml-common.h).
+alignas(16) constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// Nibbles that stand for the entries of a table.
+__attribute__((noinline, noclone)) void put_entries(const uint8_t* nibbles, const int8_t* table, Slot* s) {
+  put_nibbles(nibbles, nullptr, nullptr, 0, s);
+#pragma GCC unroll 1
+  for (int j = 0; j < 2 * kGroupLines; ++j) i_store(s->q + kLineBytes * j, i_table(table, i_load(s->q + kLineBytes * j)));
+}
+
+// The k-th of the byte scales that follow a block's line of f16.
+PS_INLINE I16 byte_scale(const uint8_t* block, int64_t k) {
+  return byte_at_place(i_load(block + kLineBytes + k / kRowBytes * kLineBytes), int(k % kRowBytes));
+}
+PS_INLINE I16 with_sign(I16 bytes) { return i_sra<24>(i_shl<24>(bytes)); }
 
 // Group g of UINT4: the scales of its rows, and their zero points.
 PS_INLINE F16 scales_of(const uint8_t* block, int64_t g) { return f_load_f16((const uint16_t*)block + 16 * (g % 4)); }
 PS_INLINE I16 zeros_of(const uint8_t* block, int64_t g) { return byte_at_place(i_load(block + 2 * kLineBytes), int(g % 4)); }
 
-// Where the parameters of group g lie, and its values.
+// Where the parameters of group g lie, and its values or those of its pair.
 struct GroupPlace {
   const uint8_t *block, *pair;
 };
 PS_INLINE GroupPlace place_of(int32_t layout, const uint8_t* tile, int64_t g) {
-  if (layout == PS_T16_Q8_0 || layout == PS_T16_Q4_0) {
-    const uint8_t* const pair = tile + g / 2 * (layout == PS_T16_Q8_0 ? kQ80PairBytes : kPairBytes);
+  if (layout == PS_T16_Q8_0 || is_plain_pair(layout)) {
+    const int plain = kPairBytes + has_minimum_line(layout) * kLineBytes + has_fifth_lines(layout) * 2 * kFifthBytes;
+    const uint8_t* const pair = tile + g / 2 * (layout == PS_T16_Q8_0 ? kQ80PairBytes : plain);
     return {pair, pair};
+  }
+  if (layout == PS_T16_IQ4_XS) {
+    const uint8_t* const block = tile + g / 8 * kIq4XsBlockBytes;
+    return {block, block + kIq4XsHeadBytes + g % 8 * kGroupNibbleBytes};
+  }
+  if (layout == PS_T16_Q2_K || layout == PS_T16_Q3_K) {
+    const int group_bytes = layout == PS_T16_Q2_K ? kGroupPairBytes : kQ3KGroupBytes;
+    const uint8_t* const block = tile + g / 8 * (kQ2KHeadBytes + kBlockGroups * group_bytes);
+    return {block, block + kQ2KHeadBytes + g % 8 * group_bytes};
   }
   if (layout == PS_T16_MXFP4 || layout == PS_T16_UINT4) {
     const bool zeros = layout == PS_T16_UINT4;
@@ -94,17 +146,36 @@ __attribute__((noinline)) const uint8_t* put_group(int32_t layout, const uint8_t
   const GroupPlace at = place_of(layout, tile, g);
   const int odd = int(g % 2);
   const uint8_t* const nibbles = at.pair + kParameterBytes + odd * kGroupNibbleBytes;
-  if (layout == PS_T16_Q8_0 || layout == PS_T16_Q4_0) {
+  if (layout == PS_T16_Q8_0 || is_plain_pair(layout)) {
     f_store(s->scale, f_load_f16((const uint16_t*)at.pair + 16 * odd));
     if (layout == PS_T16_Q8_0) return at.pair + kParameterBytes + odd * kGroupColumns * kTileRows;
-    put_nibbles(nibbles, nullptr, nullptr, 0, s);
+    if (layout == PS_T16_IQ4_NL) return put_entries(nibbles, kIq4, s), s->q;
+    const bool has_line = has_minimum_line(layout);
+    if (has_line) f_store(s->minimum, f_load_f16((const uint16_t*)(at.pair + kLineBytes) + 16 * odd));
+    const uint8_t* const own = nibbles + has_line * kLineBytes;
+    const uint8_t* const fifths = at.pair + kPairBytes + has_line * kLineBytes + odd * kFifthBytes;
+    put_nibbles(own, fifths, nullptr, has_fifth_lines(layout), s);
     return s->q;
   }
   if (layout == PS_T16_MXFP4) {
     f_store(s->scale, f_bits(i_shl<23>(byte_at_place(i_load(at.block), int(g % 4)) - i_set(1))));  // 2^(e - 128)
-    put_nibbles(nibbles, nullptr, nullptr, 0, s);
-#pragma GCC unroll 1
-    for (int j = 0; j < 2 * kGroupLines; ++j) i_store(s->q + kLineBytes * j, i_table(kFloat4, i_load(s->q + kLineBytes * j)));
+    put_entries(nibbles, kFloat4, s);
+    return s->q;
+  }
+  if (layout == PS_T16_IQ4_XS) {
+    f_store(s->scale, f_load_f16((const uint16_t*)at.block) * f_from_i(with_sign(byte_scale(at.block, g % 8))));
+    put_entries(at.pair, kIq4, s);
+    return s->q;
+  }
+  if (layout == PS_T16_Q2_K || layout == PS_T16_Q3_K) {
+    const bool three = layout == PS_T16_Q3_K;
+    f_store(s->scale, f_load_f16((const uint16_t*)at.block));
+    f_store(s->minimum, f_set(0.f) - f_load_f16((const uint16_t*)at.block + 16));
+    for (int h = 0; h < 2; ++h) {
+      const I16 own = byte_scale(at.block, g % 8 * 2 + h);
+      i_store(s->half[h], three ? with_sign(own) : own);
+    }
+    put_pairs(at.pair, three ? at.pair + kGroupPairBytes : nullptr, s);
     return s->q;
   }
   if (layout == PS_T16_UINT4) {
@@ -118,8 +189,8 @@ __attribute__((noinline)) const uint8_t* put_group(int32_t layout, const uint8_t
   const I16 first = byte_at_place(parameters, 2 * odd), second = byte_at_place(parameters, 2 * odd + 1);
   if (layout == PS_T16_Q6_K) {
     f_store(s->scale, d);
-    i_store(s->half[0], i_sra<24>(i_shl<24>(first)));
-    i_store(s->half[1], i_sra<24>(i_shl<24>(second)));
+    i_store(s->half[0], with_sign(first));
+    i_store(s->half[1], with_sign(second));
     const uint8_t* const bits = at.pair + kPairBytes + odd * kSixthBytes;
     put_nibbles(nibbles, bits, bits + kLineBytes, 2, s);
     return s->q;
@@ -157,9 +228,10 @@ PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const 
       high[i] = w8_dot(high[i], b, x4 + 16);
     }
   }
-  if (layout == PS_T16_Q6_K) {  // exact: 2 * 128 * 16 * 32 * 127 < 2^24
-    const I16 first = i_load(s.half[0]), second = i_load(s.half[1]);
-    PS_UNROLL for (int i = 0; i < M; ++i) low[i] = i_mul(low[i], first), high[i] = i_mul(high[i], second);
+  if (has_halves(layout)) {  // exact: 2 * 128 * 16 * 32 * 127 < 2^24
+    const I16 scales = i_set(layout == PS_T16_Q2_K ? 15 : -1);
+    const I16 step = i_load(s.half[0]) & scales, last = i_load(s.half[1]) & scales;
+    PS_UNROLL for (int i = 0; i < M; ++i) low[i] = i_mul(low[i], step), high[i] = i_mul(high[i], last);
   }
   if (layout == PS_T16_UINT4) {
     const I16 zeros = i_load(s.half[0]);
@@ -170,6 +242,15 @@ PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const 
     acc[i] = f_fma(f_from_i(low[i] + high[i]), scale * f_set(x.group(i, g).scale), acc[i]);
   if (!has_minimum(layout)) return;
   const F16 minimum = f_load(s.minimum);
+  if (layout == PS_T16_Q2_K) {  // exact, as the products
+    const I16 first = i_srl<4>(i_load(s.half[0])), second = i_srl<4>(i_load(s.half[1]));
+    PS_UNROLL for (int i = 0; i < M; ++i) {
+      const RoundedGroup& own = x.group(i, g);
+      const I16 sums = i_mul(first, i_set(own.low_sum)) + i_mul(second, i_set(own.sum - own.low_sum));
+      acc[i] = f_fma(f_from_i(sums), minimum * f_set(own.scale), acc[i]);
+    }
+    return;
+  }
   PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_set(x.group(i, g).scaled_sum), minimum, acc[i]);
 }
 
@@ -279,15 +360,17 @@ void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
 // ---- rows as float32: the values of the file, rounded as the format's reference does ----------------------------------------
 
 inline void blocks_to_f32(int32_t layout, const uint8_t* tile, int lane, int64_t cols, float* y) {
-  Slot s;
+  Slot s{};
   for (int64_t g = 0; g < cols / kGroupColumns; ++g, y += kGroupColumns) {
     const uint8_t* const q = put_group(layout, tile, g, &s);
     for (int i = 0; i < kGroupColumns; ++i) {
-      float scale = s.scale[lane];
-      if (layout == PS_T16_Q6_K) scale = scale * float(s.half[i / 16][lane]);
+      const int half = s.half[i / 16][lane];
+      float scale = s.scale[lane], minimum = s.minimum[lane];
+      if (layout == PS_T16_Q2_K) scale = scale * float(half & 15), minimum = minimum * float(half >> 4);
+      else if (has_halves(layout)) scale = scale * float(half);
       const int zero = layout == PS_T16_UINT4 ? s.half[0][lane] : zero_of(layout);
       y[i] = scale * float(int8_t(q[byte_at(i, lane)]) - zero);
-      if (has_minimum(layout)) y[i] = y[i] + s.minimum[lane];
+      if (has_minimum(layout)) y[i] = y[i] + minimum;
     }
   }
 }

@@ -40,9 +40,10 @@ inline void int4_to_f32(const uint8_t* tile, int lane, int64_t cols, float* y) {
 }
 
 constexpr bool kBuildsRows = builds_layout(PS_ROWS_F32) || builds_layout(PS_ROWS_F16) || builds_layout(PS_ROWS_BF16);
-constexpr bool kBuildsBlocks = builds_layout(PS_T16_Q8_0) || builds_layout(PS_T16_Q4_0) || builds_layout(PS_T16_Q4_K) ||
-                               builds_layout(PS_T16_Q5_K) || builds_layout(PS_T16_Q6_K) || builds_layout(PS_T16_MXFP4) ||
-                               builds_layout(PS_T16_UINT4);
+#define PS_BLOCKS(id, ...) || builds_layout(PS_T16_##id)
+constexpr bool kBuildsBlocks = false
+#include "base/block_schemes.inc"
+    ;
 
 inline void row_to_f32(const WeightView& w, int64_t row, float* y) {
   if (kBuildsRows && w.layout < PS_ROWS_I32) return rows_to_f32(w, row, y);
@@ -67,8 +68,8 @@ inline void row_to_f32(const WeightView& w, int64_t row, float* y) {
       for (int64_t k = 0; k < w.cols; ++k) y[k] = bf16_to_f32(h[(k / 2 * 16 + lane) * 2 + k % 2]);
       return;
     case PS_T16_I8: return builds_layout(PS_T16_I8) ? int8_to_f32(tile, lane, w.cols, y) : void();
-    case PS_T16_Q8_0: case PS_T16_Q4_0: case PS_T16_Q4_K: case PS_T16_Q5_K: case PS_T16_Q6_K: case PS_T16_MXFP4:
-    case PS_T16_UINT4:
+#define PS_BLOCKS(id, ...) case PS_T16_##id:
+#include "base/block_schemes.inc"
       return kBuildsBlocks ? blocks_to_f32(w.layout, tile, lane, w.cols, y) : void();
     default: return builds_layout(PS_T16_I4G32) ? int4_to_f32(tile, lane, w.cols, y) : void();
   }

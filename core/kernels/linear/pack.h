@@ -24,13 +24,9 @@ inline int64_t tile_bytes_of(int32_t layout, int64_t cols) {
     case PS_T16_F16: return cols * 32;
     case PS_T16_BF16: return round_up(cols, 2) * 32;
     case PS_T16_I8: return i8_tile_bytes(cols);
-    case PS_T16_Q8_0: return num_pairs(cols) * kQ80PairBytes;
-    case PS_T16_Q4_0: return num_pairs(cols) * kPairBytes;
-    case PS_T16_Q4_K: return round_up(cols, kBlockColumns) / kBlockColumns * kQ4KBlockBytes;
-    case PS_T16_Q5_K: return round_up(cols, kBlockColumns) / kBlockColumns * kQ5KBlockBytes;
-    case PS_T16_Q6_K: return round_up(cols, kBlockColumns) / kBlockColumns * kQ6KBlockBytes;
-    case PS_T16_MXFP4: return round_up(cols, kQuadColumns) / kQuadColumns * kMxfp4BlockBytes;
-    case PS_T16_UINT4: return round_up(cols, kQuadColumns) / kQuadColumns * kUint4BlockBytes;
+#define PS_BLOCKS(id, name, columns, bytes, tile_columns, tile_bytes) \
+    case PS_T16_##id: return round_up(cols, tile_columns) / tile_columns * tile_bytes;
+#include "base/block_schemes.inc"
     default: return i4_tile_bytes(cols);
   }
 }

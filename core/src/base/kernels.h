@@ -50,7 +50,8 @@ struct LinearArgs {
 
 enum LinearScheme {
   LINEAR_F32, LINEAR_F16, LINEAR_BF16, LINEAR_W8A16, LINEAR_W8A8, LINEAR_W4A16, LINEAR_W4A8,
-  LINEAR_Q8_0, LINEAR_Q4_0, LINEAR_Q4_K, LINEAR_Q5_K, LINEAR_Q6_K, LINEAR_MXFP4, LINEAR_UINT4,  // GGUF's blocks
+#define PS_BLOCKS(id, ...) LINEAR_##id,
+#include "base/block_schemes.inc"
   NUM_LINEAR_SCHEMES
 };
 

@@ -41,6 +41,16 @@ constexpr int kQ6KBlockBytes = kLineBytes + kBlockPairs * kQ6KPairBytes;
 // lines of f16 scales, a line of zero points, a byte for each group of a row, then the nibbles.
 constexpr int kQuadColumns = 4 * kGroupColumns, kMxfp4BlockBytes = kLineBytes + 4 * kGroupNibbleBytes;
 constexpr int kUint4BlockBytes = 3 * kLineBytes + 4 * kGroupNibbleBytes;
+// Pairs of groups with a second line of f16 (minimums), with fifth bits behind the nibbles, or with both.
+constexpr int kQ41PairBytes = kPairBytes + kLineBytes, kQ50PairBytes = kPairBytes + 2 * kFifthBytes;
+constexpr int kQ51PairBytes = kQ41PairBytes + 2 * kFifthBytes;
+// Blocks of 256 columns whose scales, a byte for each 32 or 16 columns of a row, follow the line of f16: then eight groups of
+// nibbles, of pairs of bits, or of pairs of bits and third bits.
+constexpr int kBlockGroups = kBlockColumns / kGroupColumns, kGroupPairBytes = 2 * kLineBytes, kThirdBytes = kLineBytes;
+constexpr int kIq4XsHeadBytes = 3 * kLineBytes, kIq4XsBlockBytes = kIq4XsHeadBytes + kBlockGroups * kGroupNibbleBytes;
+constexpr int kQ2KHeadBytes = 5 * kLineBytes, kQ2KBlockBytes = kQ2KHeadBytes + kBlockGroups * kGroupPairBytes;
+constexpr int kQ3KGroupBytes = kGroupPairBytes + kThirdBytes;
+constexpr int kQ3KBlockBytes = kQ2KHeadBytes + kBlockGroups * kQ3KGroupBytes;
 
 // A group of 32 columns of a tile as kernels multiply it: a byte for each value, two floats and two integers a row.
 constexpr int kSlotBytes = kGroupColumns * kTileRows + 4 * kLineBytes;

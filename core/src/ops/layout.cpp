@@ -23,13 +23,9 @@ constexpr LayoutRow kLayouts[] = {
     {PS_T16_BF16, "t16_bf16", kTileRows, 2, 0, 64, 0},
     {PS_T16_I8, "t16_i8", kTileRows, kI8LineColumns, kScaleBytes, kLineBytes, 0},
     {PS_T16_I4G32, "t16_i4g32", kTileRows, kPairColumns, kScaleBytes, kPairBytes, 0},
-    {PS_T16_Q8_0, "t16_q8_0", kTileRows, kPairColumns, 0, kQ80PairBytes, kGroupColumns},
-    {PS_T16_Q4_0, "t16_q4_0", kTileRows, kPairColumns, 0, kPairBytes, kGroupColumns},
-    {PS_T16_Q4_K, "t16_q4_k", kTileRows, kBlockColumns, 0, kQ4KBlockBytes, kBlockColumns},
-    {PS_T16_Q5_K, "t16_q5_k", kTileRows, kBlockColumns, 0, kQ5KBlockBytes, kBlockColumns},
-    {PS_T16_Q6_K, "t16_q6_k", kTileRows, kBlockColumns, 0, kQ6KBlockBytes, kBlockColumns},
-    {PS_T16_MXFP4, "t16_mxfp4", kTileRows, kQuadColumns, 0, kMxfp4BlockBytes, kGroupColumns},
-    {PS_T16_UINT4, "t16_uint4", kTileRows, kQuadColumns, 0, kUint4BlockBytes, kGroupColumns},
+#define PS_BLOCKS(id, name, columns, bytes, tile_columns, tile_bytes) \
+  {PS_T16_##id, "t16_" #name, kTileRows, tile_columns, 0, tile_bytes, columns},
+#include "base/block_schemes.inc"
 };
 
 constexpr int32_t kOldI8 = 19, kOldI4 = 20;  // numbers are never given a second meaning

@@ -59,10 +59,9 @@ constexpr SchemeRow kSchemes[NUM_LINEAR_SCHEMES] = {
     {"f32", PS_T16_F32, false, builds_scheme("f32")},     {"f16", PS_T16_F16, false, builds_scheme("f16")},
     {"bf16", PS_T16_BF16, false, builds_scheme("bf16")},  {"w8a16", PS_T16_I8, true, builds_scheme("w8a16")},
     {"w8a8", PS_T16_I8, true, builds_scheme("w8a8")},     {"w4a16", PS_T16_I4G32, true, builds_scheme("w4a16")},
-    {"w4a8", PS_T16_I4G32, true, builds_scheme("w4a8")},  {"q8_0", PS_T16_Q8_0, false, builds_scheme("q8_0")},
-    {"q4_0", PS_T16_Q4_0, false, builds_scheme("q4_0")},  {"q4_k", PS_T16_Q4_K, false, builds_scheme("q4_k")},
-    {"q5_k", PS_T16_Q5_K, false, builds_scheme("q5_k")},  {"q6_k", PS_T16_Q6_K, false, builds_scheme("q6_k")},
-    {"mxfp4", PS_T16_MXFP4, false, builds_scheme("mxfp4")}, {"uint4", PS_T16_UINT4, false, builds_scheme("uint4")},
+    {"w4a8", PS_T16_I4G32, true, builds_scheme("w4a8")},
+#define PS_BLOCKS(id, name, ...) {#name, PS_T16_##id, false, builds_scheme(#name)},
+#include "base/block_schemes.inc"
 };
 
 }  // namespace

@@ -20,14 +20,42 @@ bool put_q8_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_half(src);
 }
 
-// {f16 d; u8 q[16]}: low halves are the first 16 values, as in a tile
-bool put_q4_0(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
-  uint8_t* const pair = tile + index / 2 * kPairBytes;
-  uint8_t* const values = pair + nibbles_at(index);
-  memcpy(pair + 32 * (index % 2) + 2 * lane, src, 2);
-  for (int64_t b = 0; b < kGroupColumns / 2; b += kRowBytes) memcpy(values + byte_at(b, lane), src + 2 + b, kRowBytes);
-  return is_finite_half(src);
+// Bit `shift` of the values q of a group: bit j of byte i is column 4j + i, bit 4 + j column 16 + 4j + i.
+void put_bits(const uint8_t* q, int shift, int64_t lane, uint8_t* line) {
+  uint8_t* const bits = line + lane * kRowBytes;
+  for (int64_t i = 0; i < kRowBytes; ++i) {
+    int byte = 0;
+    for (int64_t j = 0; j < kGroupLines; ++j) {
+      const uint8_t* const at = q + kRowBytes * j + i;
+      byte |= (at[0] >> shift & 1) << j | (at[16] >> shift & 1) << (4 + j);
+    }
+    bits[i] = static_cast<uint8_t>(byte);
+  }
 }
+
+// {f16 d; (with a minimum) f16 m; (with fifth bits) u8 fifth[4]; u8 q[16]}: low halves are the first 16 values, as in a tile
+template <bool minimum, bool five>
+bool put_pair(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  constexpr int kHead = minimum ? 2 * kLineBytes : kLineBytes;
+  constexpr int kBytes = kHead + 2 * kGroupNibbleBytes + (five ? 2 * kFifthBytes : 0);
+  uint8_t* const pair = tile + index / 2 * kBytes;
+  const int64_t odd = index % 2;
+  memcpy(pair + 32 * odd + 2 * lane, src, 2);
+  if (minimum) memcpy(pair + kLineBytes + 32 * odd + 2 * lane, src + 2, 2);
+  const uint8_t* const fifth = src + (minimum ? 4 : 2);
+  const uint8_t* const packed = fifth + (five ? 4 : 0);
+  uint8_t* const values = pair + kHead + odd * kGroupNibbleBytes;
+  for (int64_t b = 0; b < kGroupColumns / 2; b += kRowBytes) memcpy(values + byte_at(b, lane), packed + b, kRowBytes);
+  if (five) {
+    uint8_t bits[kGroupColumns];
+    for (int64_t k = 0; k < kGroupColumns; ++k) bits[k] = fifth[k / 8] >> k % 8 & 1;
+    put_bits(bits, 0, lane, pair + kHead + 2 * kGroupNibbleBytes + odd * kFifthBytes);
+  }
+  return is_finite_half(src) && (!minimum || is_finite_half(src + 2));
+}
+
+constexpr PutBlock put_q4_0 = put_pair<false, false>, put_q4_1 = put_pair<true, false>, put_q5_0 = put_pair<false, true>,
+                   put_q5_1 = put_pair<true, true>, put_iq4_nl = put_q4_0;
 
 // Group g of a block whose values are q [256]: the low four bits of each.
 void put_nibbles(const uint8_t* q, int64_t g, int64_t lane, uint8_t* pair) {
@@ -69,18 +97,12 @@ bool put_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
     put_scales(src + 4, g, lane, pair);
     put_nibbles(q, g, lane, pair);
     if (!five) continue;
-    uint8_t* const bits = pair + kPairBytes + g % 2 * kFifthBytes + lane * kRowBytes;
-    for (int64_t i = 0; i < kRowBytes; ++i) {
-      int byte = 0;
-      for (int64_t j = 0; j < kGroupLines; ++j) {
-        const uint8_t* const at = q + g * kGroupColumns + kRowBytes * j + i;
-        byte |= (at[0] >> 4) << j | (at[16] >> 4) << (4 + j);
-      }
-      bits[i] = static_cast<uint8_t>(byte);
-    }
+    put_bits(q + g * kGroupColumns, 4, lane, pair + kPairBytes + g % 2 * kFifthBytes);
   }
   return is_finite_half(src) && is_finite_half(src + 2);
 }
+
+constexpr PutBlock put_q4_k = put_k<false>, put_q5_k = put_k<true>;
 
 // {u8 low[128]; u8 high[64]; i8 scales[16]; f16 d}: of each 128 values 64 bytes of low halves and 32 of two bits
 bool put_q6_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
@@ -130,17 +152,80 @@ bool put_uint4(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
   return is_finite_half(src) && src[2] <= 16;
 }
 
+// The scale of the k-th 32 or 16 columns of a block: byte k % 4 of line k / 4.
+void put_byte_scale(int64_t k, int value, int64_t lane, uint8_t* lines) {
+  lines[k / kRowBytes * kLineBytes + lane * kRowBytes + k % kRowBytes] = static_cast<uint8_t>(value);
+}
+
+// {f16 d; u16 high; u8 low[4]; u8 q[128]}: scales of 6 bits less 32, two bits of each in `high`; nibbles as of Q4_0
+bool put_iq4_xs(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  uint8_t* const block = tile + index * kIq4XsBlockBytes;
+  memcpy(block + 2 * lane, src, 2);
+  const int high = src[2] | src[3] << 8;
+  for (int64_t g = 0; g < kBlockGroups; ++g) {
+    const int low = g % 2 ? src[4 + g / 2] >> 4 : src[4 + g / 2] & 15;
+    put_byte_scale(g, (low | (high >> 2 * g & 3) << 4) - 32, lane, block + kLineBytes);
+    uint8_t* const values = block + kIq4XsHeadBytes + g * kGroupNibbleBytes;
+    const uint8_t* const packed = src + 8 + 16 * g;
+    for (int64_t b = 0; b < kGroupColumns / 2; b += kRowBytes) memcpy(values + byte_at(b, lane), packed + b, kRowBytes);
+  }
+  return is_finite_half(src);
+}
+
+// Values of two bits: of each 32 bytes the lowest pairs are 32 columns, then the next pairs.
+int pair_of_bits(const uint8_t* packed, int64_t k) { return packed[k / 128 * 32 + k % 32] >> 2 * (k % 128 / 32) & 3; }
+
+// The low two bits of group g of a block whose values are q [256].
+void put_pairs(const uint8_t* q, int64_t g, int64_t lane, uint8_t* lines) {
+  for (int64_t half = 0; half < 2; ++half) {
+    uint8_t* const bits = lines + half * kLineBytes + lane * kRowBytes;
+    for (int64_t i = 0; i < kRowBytes; ++i) {
+      int byte = 0;
+      for (int64_t j = 0; j < kGroupLines; ++j) byte |= (q[g * kGroupColumns + 16 * half + kRowBytes * j + i] & 3) << 2 * j;
+      bits[i] = static_cast<uint8_t>(byte);
+    }
+  }
+}
+
+// {u8 scales[16]; u8 q[64]; f16 d, dmin}: of 16 columns the scale in the low half of a byte, the minimum in the high
+bool put_q2_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  uint8_t* const block = tile + index * kQ2KBlockBytes;
+  memcpy(block + 2 * lane, src + 80, 2);
+  memcpy(block + 32 + 2 * lane, src + 82, 2);
+  uint8_t q[kBlockColumns];
+  for (int64_t k = 0; k < kBlockColumns; ++k) q[k] = static_cast<uint8_t>(pair_of_bits(src + 16, k));
+  for (int64_t k = 0; k < 16; ++k) put_byte_scale(k, src[k], lane, block + kLineBytes);
+  for (int64_t g = 0; g < kBlockGroups; ++g) put_pairs(q, g, lane, block + kQ2KHeadBytes + g * kGroupPairBytes);
+  return is_finite_half(src + 80) && is_finite_half(src + 82);
+}
+
+// {u8 third[32]; u8 q[64]; u8 scales[12]; f16 d}: scales of 6 bits less 32, the low four bits first
+bool put_q3_k(const uint8_t* src, int64_t index, int64_t lane, uint8_t* tile) {
+  uint8_t* const block = tile + index * kQ3KBlockBytes;
+  memcpy(block + 2 * lane, src + 108, 2);
+  uint8_t q[kBlockColumns];
+  for (int64_t k = 0; k < kBlockColumns; ++k)
+    q[k] = static_cast<uint8_t>(pair_of_bits(src + 32, k) | (src[k % 32] >> k / 32 & 1) << 2);
+  const uint8_t* const packed = src + 96;
+  for (int64_t k = 0; k < 16; ++k) {
+    const int low = k < 8 ? packed[k] & 15 : packed[k - 8] >> 4, high = packed[8 + k % 4] >> 2 * (k / 4) & 3;
+    put_byte_scale(k, (low | high << 4) - 32, lane, block + kLineBytes);
+  }
+  for (int64_t g = 0; g < kBlockGroups; ++g) {
+    uint8_t* const lines = block + kQ2KHeadBytes + g * kQ3KGroupBytes;
+    put_pairs(q, g, lane, lines);
+    put_bits(q + g * kGroupColumns, 2, lane, lines + kGroupPairBytes);
+  }
+  return is_finite_half(src + 108);
+}
+
 }  // namespace
 
 BlockFormat block_format(int32_t layout) {
   switch (layout) {
-    case PS_T16_Q8_0: return {kGroupColumns, 34, put_q8_0};
-    case PS_T16_Q4_0: return {kGroupColumns, 18, put_q4_0};
-    case PS_T16_Q4_K: return {kBlockColumns, 144, put_k<false>};
-    case PS_T16_Q5_K: return {kBlockColumns, 176, put_k<true>};
-    case PS_T16_MXFP4: return {kGroupColumns, 17, put_mxfp4};
-    case PS_T16_UINT4: return {kGroupColumns, 19, put_uint4};
-    default: return {kBlockColumns, 210, put_q6_k};
+#define PS_BLOCKS(id, name, columns, bytes, ...) case PS_T16_##id: return {columns, bytes, put_##name};
+#include "base/block_schemes.inc"
+    default: return {};
   }
 }
 

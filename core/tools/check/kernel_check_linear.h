@@ -44,6 +44,20 @@ inline int64_t bytes_of(int32_t layout, int64_t rows, int64_t cols) {
       return tiles * ((cols + 127) / 128 * 1088);
     case PS_T16_UINT4:
       return tiles * ((cols + 127) / 128 * 1216);
+    case PS_T16_Q4_1:
+      return tiles * ((cols + 63) / 64 * 640);
+    case PS_T16_Q5_0:
+      return tiles * ((cols + 63) / 64 * 704);
+    case PS_T16_Q5_1:
+      return tiles * ((cols + 63) / 64 * 768);
+    case PS_T16_IQ4_NL:
+      return tiles * ((cols + 63) / 64 * 576);
+    case PS_T16_IQ4_XS:
+      return tiles * (cols / 256 * 2240);
+    case PS_T16_Q2_K:
+      return tiles * (cols / 256 * 1344);
+    case PS_T16_Q3_K:
+      return tiles * (cols / 256 * 1856);
     default:
       return tiles * (64 + (cols + 63) / 64 * 576);
   }
@@ -237,11 +251,15 @@ constexpr Scheme kSchemes[] = {
     {"q4_0", ps::LINEAR_Q4_0, PS_T16_Q4_0, 0},  {"q4_k", ps::LINEAR_Q4_K, PS_T16_Q4_K, 0},
     {"q5_k", ps::LINEAR_Q5_K, PS_T16_Q5_K, 0},  {"q6_k", ps::LINEAR_Q6_K, PS_T16_Q6_K, 0},
     {"mxfp4", ps::LINEAR_MXFP4, PS_T16_MXFP4, 0}, {"uint4", ps::LINEAR_UINT4, PS_T16_UINT4, 0},
+    {"q4_1", ps::LINEAR_Q4_1, PS_T16_Q4_1, 0},  {"q5_0", ps::LINEAR_Q5_0, PS_T16_Q5_0, 0},
+    {"q5_1", ps::LINEAR_Q5_1, PS_T16_Q5_1, 0},  {"iq4_nl", ps::LINEAR_IQ4_NL, PS_T16_IQ4_NL, 0},
+    {"iq4_xs", ps::LINEAR_IQ4_XS, PS_T16_IQ4_XS, 0}, {"q2_k", ps::LINEAR_Q2_K, PS_T16_Q2_K, 0},
+    {"q3_k", ps::LINEAR_Q3_K, PS_T16_Q3_K, 0},
 };
 inline bool has_blocks(const Scheme& scheme) { return scheme.layout >= PS_T16_Q8_0; }
 inline int64_t block_columns(const Scheme& scheme) {
   if (!has_blocks(scheme)) return 1;
-  return scheme.layout >= PS_T16_Q4_K && scheme.layout <= PS_T16_Q6_K ? 256 : 32;
+  return (scheme.layout >= PS_T16_Q4_K && scheme.layout <= PS_T16_Q6_K) || scheme.layout >= PS_T16_IQ4_XS ? 256 : 32;
 }
 
 // A weight: of floats, or blocks of any bytes under scales that are small numbers.
@@ -258,11 +276,11 @@ inline Bytes make_weight(const Scheme& scheme, int64_t rows, int64_t cols, Rando
     return packed;
   }
   const bool zeros = scheme.layout == PS_T16_UINT4;
-  const size_t step = scheme.layout == PS_T16_Q8_0 ? 1088 : scheme.layout == PS_T16_Q4_0 ? 576
-                    : scheme.layout == PS_T16_Q4_K ? 2368 : scheme.layout == PS_T16_Q5_K ? 2880 : zeros ? 1216 : 3392;
+  const bool two_lines = zeros || scheme.layout == PS_T16_Q4_1 || scheme.layout == PS_T16_Q5_1;
+  const size_t step = size_t(bytes_of(scheme.layout, 16, zeros ? 128 : block_columns(scheme) == 256 ? 256 : 64));
   for (size_t at = 0; at < packed.size(); at += step) {
     for (size_t i = 128; zeros && i < 192; ++i) packed[at + i] = uint8_t(packed[at + i] % 17);
-    for (size_t i = 0; i < (zeros ? 128 : 64); i += 2) {
+    for (size_t i = 0; i < (two_lines ? 128 : 64); i += 2) {
       const Half h = Half(0.01f * random.normal());
       std::memcpy(&packed[at + i], &h, 2);
     }

@@ -123,13 +123,8 @@ const Kernels* plant_level(const Kernels* kernels) {
   table.linear[LINEAR_W8A8] = linear<level, LINEAR_W8A8>;
   table.linear[LINEAR_W4A16] = linear<level, LINEAR_W4A16>;
   table.linear[LINEAR_W4A8] = linear<level, LINEAR_W4A8>;
-  table.linear[LINEAR_Q8_0] = linear<level, LINEAR_Q8_0>;
-  table.linear[LINEAR_Q4_0] = linear<level, LINEAR_Q4_0>;
-  table.linear[LINEAR_Q4_K] = linear<level, LINEAR_Q4_K>;
-  table.linear[LINEAR_Q5_K] = linear<level, LINEAR_Q5_K>;
-  table.linear[LINEAR_Q6_K] = linear<level, LINEAR_Q6_K>;
-  table.linear[LINEAR_MXFP4] = linear<level, LINEAR_MXFP4>;
-  table.linear[LINEAR_UINT4] = linear<level, LINEAR_UINT4>;
+#define PS_BLOCKS(id, ...) table.linear[LINEAR_##id] = linear<level, LINEAR_##id>;
+#include "base/block_schemes.inc"
   return &table;
 }
 

@@ -12,12 +12,15 @@ namespace ps {
 namespace {
 
 constexpr const char* kSchemeNames[] = {"f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8",
-                                        "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4", "uint4"};
+#define PS_BLOCKS(id, name, ...) #name,
+#include "base/block_schemes.inc"
+};
 
 struct Needs {
   bool ops[NUM_OPS];
   bool schemes[sizeof(kSchemeNames) / sizeof(*kSchemeNames)];
-  uint32_t layouts, kv_layouts;
+  uint64_t layouts;
+  uint32_t kv_layouts;
 };
 
 ps_status read_graph(const char* path, Region* metadata, Graph* graph) {
@@ -51,7 +54,7 @@ ps_status add_bundle(const char* path, bool chooses_kv, Needs* needs) {
     add_scheme(node, needs);
   }
   for (const Weight& weight : graph.weights) {
-    if (weight.layout >= 0 && weight.layout < 32) needs->layouts |= 1u << weight.layout;
+    if (weight.layout >= 0 && weight.layout < 64) needs->layouts |= uint64_t{1} << weight.layout;
   }
   if (!chooses_kv) needs->kv_layouts |= 1u << auto_kv_layout(graph.scheme);
   return PS_OK;
@@ -84,7 +87,8 @@ ps_status write_header(const char* path, const Needs& needs) {
   for (size_t i = 0; i < sizeof(kSchemeNames) / sizeof(*kSchemeNames); ++i) {
     if (needs.schemes[i]) fprintf(out, " %s", kSchemeNames[i]), printf(" %s", kSchemeNames[i]);
   }
-  fprintf(out, " \"\n#define PS_BUILD_LAYOUTS 0x%xu\n#define PS_BUILD_KV_LAYOUTS 0x%xu\n", needs.layouts, needs.kv_layouts);
+  fprintf(out, " \"\n#define PS_BUILD_LAYOUTS 0x%llxu\n#define PS_BUILD_KV_LAYOUTS 0x%xu\n", static_cast<unsigned long long>(needs.layouts),
+          needs.kv_layouts);
   printf("; keys and values");
   for (int32_t layout = PS_KV_F32; layout <= PS_KV_INT8; ++layout) {
     if (needs.kv_layouts >> layout & 1) printf(" %s", kv_layout_name(layout));

@@ -8,11 +8,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "BF16", "BLOCKS", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS",
-    "KV_NUMBERS", "PAGE_TOKENS", "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32", "STATE_F32",
-    "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8", "T16_MXFP4", "T16_Q4_0", "T16_Q4_K", "T16_Q5_K",
-    "T16_Q6_K", "T16_Q8_0", "T16_UINT4", "TILE_ROWS", "U8", "BlockLayout", "kv_layout_of", "pages_by_group",
-    "pages_for", "whole_partitions",
+    "BF16", "BLOCKS", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I32", "I64", "I8", "KV_LAYOUTS",
+    "KV_NUMBERS", "PAGE_TOKENS", "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32",
+    "STATE_F32", "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8", "T16_IQ4_NL", "T16_IQ4_XS",
+    "T16_MXFP4", "T16_Q2_K", "T16_Q3_K", "T16_Q4_0", "T16_Q4_1", "T16_Q4_K", "T16_Q5_0", "T16_Q5_1",
+    "T16_Q5_K", "T16_Q6_K", "T16_Q8_0", "T16_UINT4", "TILE_ROWS", "U8", "BlockLayout", "kv_layout_of",
+    "pages_by_group", "pages_for", "whole_partitions",
 ]  # fmt: skip
 
 F32: Final = 1
@@ -41,6 +42,13 @@ T16_Q5_K: Final = 26
 T16_Q6_K: Final = 27
 T16_MXFP4: Final = 28
 T16_UINT4: Final = 29
+T16_Q4_1: Final = 30
+T16_Q5_0: Final = 31
+T16_Q5_1: Final = 32
+T16_IQ4_NL: Final = 33
+T16_IQ4_XS: Final = 34
+T16_Q2_K: Final = 35
+T16_Q3_K: Final = 36
 
 
 class BlockLayout(NamedTuple):
@@ -64,6 +72,13 @@ BLOCKS: Final = {
     T16_Q6_K: BlockLayout(256, 210, 256, 53),
     T16_MXFP4: BlockLayout(32, 17, 128, 17),
     T16_UINT4: BlockLayout(32, 19, 128, 19),
+    T16_Q4_1: BlockLayout(32, 20, 64, 10),
+    T16_Q5_0: BlockLayout(32, 22, 64, 11),
+    T16_Q5_1: BlockLayout(32, 24, 64, 12),
+    T16_IQ4_NL: BlockLayout(32, 18, 64, 9),
+    T16_IQ4_XS: BlockLayout(256, 136, 256, 35),
+    T16_Q2_K: BlockLayout(256, 84, 256, 21),
+    T16_Q3_K: BlockLayout(256, 110, 256, 29),
 }
 """The layouts of blocks by their numbers."""
 

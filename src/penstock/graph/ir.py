@@ -50,6 +50,13 @@ class Layout(IntEnum):
     T16_Q6_K = layouts.T16_Q6_K
     T16_MXFP4 = layouts.T16_MXFP4
     T16_UINT4 = layouts.T16_UINT4
+    T16_Q4_1 = layouts.T16_Q4_1
+    T16_Q5_0 = layouts.T16_Q5_0
+    T16_Q5_1 = layouts.T16_Q5_1
+    T16_IQ4_NL = layouts.T16_IQ4_NL
+    T16_IQ4_XS = layouts.T16_IQ4_XS
+    T16_Q2_K = layouts.T16_Q2_K
+    T16_Q3_K = layouts.T16_Q3_K
 
 
 class KvLayout(IntEnum):

@@ -38,6 +38,7 @@ WHOLE = "whole"
 """The property of a rank's graph with the checksum of what was cut, which all ranks have in common."""
 
 _MAX_BLOCKS, _BLOCK_BYTES = 4, 4 << 20
+_TWO_LINES_OF_HALVES = (Layout.T16_UINT4, Layout.T16_Q4_1, Layout.T16_Q5_1)
 _ROW_MAJOR = (Layout.ROWS_F32, Layout.ROWS_F16, Layout.ROWS_BF16, Layout.ROWS_I32)
 
 
@@ -186,14 +187,14 @@ def _scales_by_row(weight: Weight, data: npt.NDArray[np.uint8], *, back: bool = 
     """Return tiles whose lines of scales have 4 bytes of each row, as other lines have; ``back`` is the inverse.
 
     In tiles of blocks such a line has the first f16 of all rows, then the second.  The exponents of MXFP4 lie by row as
-    they are, and so do the zero points of UINT4.
+    they are, and so do zero points and scales of one byte.
     """
     if weight.layout not in BLOCKS or weight.layout is Layout.T16_MXFP4:
         return data
     line_bytes = 4 * TILE_ROWS
     lines = data.reshape(-1, BLOCKS[weight.layout].tile_lines, line_bytes).copy()
     shape = (TILE_ROWS, 2, 2) if back else (2, TILE_ROWS, 2)
-    for line in range(2 if weight.layout is Layout.T16_UINT4 else 1):
+    for line in range(2 if weight.layout in _TWO_LINES_OF_HALVES else 1):
         lines[:, line] = lines[:, line].reshape(-1, *shape).swapaxes(1, 2).reshape(-1, line_bytes)
     return lines.reshape(-1)
 

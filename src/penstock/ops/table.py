@@ -25,7 +25,10 @@ __all__ = [
     "loaded_version",
 ]
 
-BLOCK_SCHEMES = ("q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4", "uint4")
+BLOCK_SCHEMES = (
+    *("q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4", "uint4"),
+    *("q4_1", "q5_0", "q5_1", "iq4_nl", "iq4_xs", "q2_k", "q3_k"),
+)
 """The schemes of the blocks of a GGUF file, which float weights cannot have."""
 LINEAR_SCHEMES = ("f32", "f16", "bf16", "w8a16", "w8a8", "w4a16", "w4a8")
 """The schemes that float weights can have."""

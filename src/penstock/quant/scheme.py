@@ -64,6 +64,13 @@ SCHEMES: Final[dict[str, Scheme]] = {
         Scheme("q6_k", 6, 16, 8, layout=layouts.T16_Q6_K, head="q6_k", in_blocks=True),
         Scheme("mxfp4", 4, 32, 8, layout=layouts.T16_MXFP4, head="mxfp4", in_blocks=True),
         Scheme("uint4", 4, 32, 8, layout=layouts.T16_UINT4, head="uint4", in_blocks=True),
+        Scheme("q4_1", 4, 32, 8, layout=layouts.T16_Q4_1, head="q4_1", in_blocks=True),
+        Scheme("q5_0", 5, 32, 8, layout=layouts.T16_Q5_0, head="q5_0", in_blocks=True),
+        Scheme("q5_1", 5, 32, 8, layout=layouts.T16_Q5_1, head="q5_1", in_blocks=True),
+        Scheme("iq4_nl", 4, 32, 8, layout=layouts.T16_IQ4_NL, head="iq4_nl", in_blocks=True),
+        Scheme("iq4_xs", 4, 32, 8, layout=layouts.T16_IQ4_XS, head="iq4_xs", in_blocks=True),
+        Scheme("q2_k", 2, 16, 8, layout=layouts.T16_Q2_K, head="q2_k", in_blocks=True),
+        Scheme("q3_k", 3, 16, 8, layout=layouts.T16_Q3_K, head="q3_k", in_blocks=True),
     )
 }
 

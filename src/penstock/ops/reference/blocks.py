@@ -14,8 +14,14 @@ __all__ = ["unpack_blocks"]
 _LINE: Final = 64
 _FLOAT4: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of MXFP4 (OCP Microscaling Formats, version 1.0), by nibble."""
-_ZEROS: Final = {layouts.T16_Q4_0: 8, layouts.T16_Q6_K: 32}
+_IQ4: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The values of IQ4_NL and IQ4_XS, by nibble (kvalues_iq4nl of ggml-common.h)."""
+_ZEROS: Final = {layouts.T16_Q4_0: 8, layouts.T16_Q5_0: 16, layouts.T16_Q6_K: 32, layouts.T16_Q3_K: 4}
 """What is subtracted from the integers."""
+_PAIRS: Final = (layouts.T16_Q8_0, layouts.T16_Q4_0, layouts.T16_Q4_1, layouts.T16_Q5_0, layouts.T16_Q5_1, layouts.T16_IQ4_NL)
+"""Layouts of pairs of groups with f16 scales."""
+_WITH_MINIMUMS: Final = (layouts.T16_Q4_1, layouts.T16_Q5_1)
+"""Those of them with a second line, of f16 minimums."""
 
 
 def unpack_blocks(weight: Tensor, layout: int) -> Tensor:
@@ -24,10 +30,13 @@ def unpack_blocks(weight: Tensor, layout: int) -> Tensor:
     Scales are multiplied exactly, and a minimum is subtracted in float32, as the format's reference does.
     """
     lines = weight.reshape(weight.shape[0], weight.shape[1], -1)  # [tiles, blocks, bytes]
-    if layout in (layouts.T16_Q8_0, layouts.T16_Q4_0):
-        scale = _split(_halves(lines[..., :_LINE]), (2, 16)).unsqueeze(2)  # [tiles, blocks, pair, group, row]
-        values = _integers(lines[:, :, None, _LINE:], layout) * scale.unsqueeze(-1)
-        return _rows(values)
+    if layout in _PAIRS:
+        scale = _split(_halves(lines[..., :_LINE]), (1, 2, 16))  # [tiles, blocks, pair, group, row]
+        if layout not in _WITH_MINIMUMS:
+            return _rows(_integers(lines[:, :, None, _LINE:], layout) * scale.unsqueeze(-1))
+        minimum = _split(_halves(lines[..., _LINE : 2 * _LINE]), (1, 2, 16))
+        values = _integers(lines[:, :, None, 2 * _LINE :], layout) * scale.unsqueeze(-1)
+        return _rows((values.float() + minimum.float().unsqueeze(-1)).double())
     if layout == layouts.T16_MXFP4:
         exponents = _split(lines[..., :_LINE], (1, 16, 4)).transpose(-2, -1)  # [tiles, blocks, 1, group, row]
         nibbles = _nibbles(lines[:, :, None, _LINE:], 4).long()
@@ -37,6 +46,8 @@ def unpack_blocks(weight: Tensor, layout: int) -> Tensor:
         zeros = _split(lines[..., 2 * _LINE : 3 * _LINE], (1, 16, 4)).transpose(-2, -1).double()
         integers = _nibbles(lines[:, :, None, 3 * _LINE :], 4).double() - zeros.unsqueeze(-1)
         return _rows(integers * scale.unsqueeze(-1))
+    if layout in (layouts.T16_IQ4_XS, layouts.T16_Q2_K, layouts.T16_Q3_K):
+        return _unpack_byte_scales(lines, layout)
     pairs = _split(lines[..., _LINE:], (4, -1))  # [tiles, blocks, pair, bytes]
     halves = _split(_halves(lines[..., :_LINE]), (2, 1, 1, 16))
     d, minimum = halves[..., 0, :, :, :], halves[..., 1, :, :, :]  # [tiles, blocks, 1, 1, row]
@@ -47,6 +58,43 @@ def unpack_blocks(weight: Tensor, layout: int) -> Tensor:
         return _rows(integers * (d.unsqueeze(-1) * scale))
     values = integers * (d * own[..., 0].double()).unsqueeze(-1)
     return _rows(values.float() - (minimum * own[..., 1].double()).float().unsqueeze(-1)).double()
+
+
+def _unpack_byte_scales(lines: Tensor, layout: int) -> Tensor:
+    """Return the values of blocks [tiles, blocks, bytes] whose scales are a byte for each 32 or 16 columns."""
+    halves = _split(_halves(lines[..., :_LINE]), (2, 1, 1, 16))
+    d, minimum = halves[..., 0, :, :, :].unsqueeze(-1), halves[..., 1, :, :, :].unsqueeze(-1)  # [.., 1, 1, row, 1]
+    num_lines = 2 if layout == layouts.T16_IQ4_XS else 4
+    head = (1 + num_lines) * _LINE
+    scale = _split(lines[..., _LINE:head], (num_lines, 16, 4)).transpose(-2, -1)  # [.., line, byte, row]
+    scale = _split(scale.flatten(-3), (1, 8, num_lines // 2, 16)).transpose(-2, -1)  # [.., 1, group, row, scale]
+    columns = 32 // scale.shape[-1]
+    if layout == layouts.T16_IQ4_XS:
+        values = torch.tensor(_IQ4).double()[_nibbles(lines[:, :, None, head:], 8).long()]
+    else:
+        values = _bits(lines[:, :, None, head:], layout).double() - _ZEROS.get(layout, 0)
+    if layout != layouts.T16_Q2_K:
+        own = scale.contiguous().view(torch.int8).double().repeat_interleave(columns, dim=-1)
+        return _rows(values * (d * own))
+    own = scale.repeat_interleave(columns, dim=-1)
+    products = values * (d * (own & 15).double())
+    return _rows((products.float() - (minimum * (own >> 4).double()).float()).double())
+
+
+def _bits(raw: Tensor, layout: int) -> Tensor:
+    """Return the integers of two or three bits of eight groups [..., bytes] as uint8 [..., group, row, 32]."""
+    groups = _split(raw, (8, -1))
+    pairs = _split(groups[..., : 2 * _LINE], (2, 16, 1, 4)).transpose(-4, -3)  # [..., group, row, half, 1, i]
+    integers = ((pairs >> torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)) & 3).flatten(-3)
+    if layout == layouts.T16_Q3_K:
+        integers = integers | _single_bits(groups[..., 2 * _LINE :]) << 2
+    return integers
+
+
+def _single_bits(lines: Tensor) -> Tensor:
+    """Return one bit of each value of groups [..., group, 64], uint8 [..., group, row, 32]."""
+    bits = _split(lines, (16, 1, 4))  # bit j, or 4 + j in the last 16 columns
+    return ((bits >> torch.arange(8, dtype=torch.uint8).view(8, 1)) & 1).flatten(-2)
 
 
 def _split(values: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -74,9 +122,10 @@ def _integers(raw: Tensor, layout: int) -> Tensor:
     if layout == layouts.T16_Q8_0:
         return _split(raw.contiguous().view(torch.int8), (2, 8, 16, 4)).transpose(-3, -2).flatten(-2).double()
     integers = _nibbles(raw[..., :512], 2)
-    if layout == layouts.T16_Q5_K:
-        bits = _split(raw[..., 512:], (2, 16, 1, 4))  # bit j, or 4 + j in the last 16 columns
-        integers = integers | ((bits >> torch.arange(8, dtype=torch.uint8).view(8, 1)) & 1).flatten(-2) << 4
+    if layout == layouts.T16_IQ4_NL:
+        return torch.tensor(_IQ4).double()[integers.long()]
+    if layout in (layouts.T16_Q5_K, layouts.T16_Q5_0, layouts.T16_Q5_1):
+        integers = integers | _single_bits(_split(raw[..., 512:], (2, _LINE))) << 4
     if layout == layouts.T16_Q6_K:
         pairs = _split(raw[..., 512:], (2, 2, 16, 1, 4)).transpose(-4, -3)  # [..., group, row, half, 1, i]
         integers = integers | ((pairs >> torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)) & 3).flatten(-3) << 4

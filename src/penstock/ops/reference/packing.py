@@ -8,7 +8,7 @@
                                     bytes of steps and offsets and 2 x 256 bytes of 4-bit values
 
     t16_q8_0 and so on              uint8 [tiles, blocks, lines, 64], for each number of lines one (core.layouts.BLOCKS)
-    t16_mxfp4                       uint8 [tiles, blocks, 34, 32]
+    t16_mxfp4, t16_iq4_nl           uint8 [tiles, blocks, 2 * lines, 32]
 
 A tile holds 16 rows.  Zeros pad the rows to a multiple of 16 and the columns to the layout's step.
 """
@@ -33,7 +33,7 @@ _TILES = {
     (torch.uint8, 3): layouts.T16_I4G32,
 }
 _SCALE_BYTES = 64
-_HALF_LINES = (layouts.T16_MXFP4,)
+_HALF_LINES = (layouts.T16_MXFP4, layouts.T16_IQ4_NL)
 """Layouts of blocks with as many lines as another one: their tensors have lines of 32 bytes."""
 _PAIR_LINES = 9
 
