@@ -54,7 +54,7 @@ def refusal(program: Path, *words: object) -> str:
 @pytest.mark.long
 def test_libraries_are_small(installed: Path, small: Path) -> None:
     (whole,) = installed.glob("lib*/**/libpenstock.so.3.*")
-    assert whole.stat().st_size < 1_000_000
+    assert whole.stat().st_size < 2_500_000
     (library,) = small.glob("libpenstock.so.3.*")
     assert library.stat().st_size < 300_000
     assert (small / "penstock-lite").stat().st_size < 330_000
@@ -73,11 +73,11 @@ def test_a_small_library_with_avx2_is_small(command: Command, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_a_library_for_one_level_is_smaller(command: Command, tmp_path: Path) -> None:
+def test_a_library_of_one_level_with_all_ops_is_under_1_mb(command: Command, tmp_path: Path) -> None:
     command("cmake", "-S", ROOT, "-B", tmp_path, "-DPENSTOCK_LEVELS=generic")
     command("cmake", "--build", tmp_path, "-j", "2", "--target", "penstock")
     (library,) = tmp_path.glob("libpenstock.so.*.*")
-    assert library.stat().st_size < 600_000
+    assert library.stat().st_size < 1_000_000
 
 
 @pytest.mark.long

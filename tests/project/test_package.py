@@ -15,7 +15,7 @@ import pytest
 import penstock
 from penstock.core import native
 
-MAX_LIBRARY_BYTES = 1_000_000
+MAX_LIBRARY_BYTES = 2_500_000  # with every instruction level; tests/devices/test_small.py has one level
 MAX_WHEEL_BYTES = 10_000_000
 
 
@@ -23,7 +23,7 @@ def library() -> Path:
     return Path(native.library_file())
 
 
-def test_library_is_small(tmp_path: Path) -> None:
+def test_the_library_of_all_levels_is_under_its_limit(tmp_path: Path) -> None:
     stripped = tmp_path / "libpenstock.so"
     shutil.copy(library(), stripped)
     subprocess.run(["strip", "--strip-unneeded", str(stripped)], check=True)
