@@ -43,7 +43,7 @@ struct Slot {
 static_assert(sizeof(Slot) == kSlotBytes, "ops/linear.cpp allocates them");
 
 PS_INLINE int zero_of(int32_t layout) {
-  return layout == PS_T16_Q4_0 ? 8 : layout == PS_T16_Q5_0 ? 16 : layout == PS_T16_Q6_K ? 32 : layout == PS_T16_Q3_K ? 4 : 0;
+  return layout == PS_T16_MXFP4 ? 12 : layout == PS_T16_Q4_0 ? 8 : layout == PS_T16_Q5_0 ? 16 : layout == PS_T16_Q6_K ? 32 : layout == PS_T16_Q3_K ? 4 : 0;
 }
 PS_INLINE bool has_minimum(int32_t layout) {
   return layout == PS_T16_Q4_K || layout == PS_T16_Q5_K || layout == PS_T16_Q4_1 || layout == PS_T16_Q5_1 || layout == PS_T16_Q2_K;
@@ -89,8 +89,8 @@ PS_INLINE I16 byte_at_place(I16 words, int place) {
   return (place == 0 ? words : place == 1 ? i_srl<8>(words) : place == 2 ? i_srl<16>(words) : i_srl<24>(words)) & i_set(255);
 }
 
-// The values of MXFP4 (OCP Microscaling Formats, version 1.0) times two, by nibble.
-alignas(16) constexpr int8_t kFloat4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+// The values of MXFP4 (OCP Microscaling Formats, version 1.0) times two and plus zero_of, by nibble.
+alignas(16) constexpr int8_t kFloat4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 // The values of IQ4_NL and IQ4_XS by nibble (kvalues_iq4nl of ggml-common.h).
 alignas(16) constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
@@ -209,29 +209,59 @@ struct BlockRows {  // M rows of activations, `stride` bytes apart
   PS_INLINE const RoundedGroup& group(int i, int64_t g) const { return ((const RoundedGroup*)(x + i * stride))[g]; }
 };
 
+// How the bytes of a group are multiplied: with their sign; without one, of up to 31, or of up to 63, and summed over 32 columns
+// or over 16 with a scale of their own.
+enum Products { SIGNED, PLAIN, HALVES, HALVES_OF_63 };
+PS_INLINE Products products_of(int32_t layout) {
+  if (layout == PS_T16_Q8_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_IQ4_XS) return SIGNED;
+  return layout == PS_T16_Q6_K ? HALVES_OF_63 : has_halves(layout) ? HALVES : PLAIN;
+}
+
+// sum [M] += the products of the first or the last 16 columns of a group.
+template <Products kProducts, int M>
+PS_INLINE void add_half(const uint8_t* q, const BlockRows& x, int64_t g, int half, I16 (&sum)[M]) {
+  const uint8_t* const lines = q + half * kGroupNibbleBytes;
+  const int8_t* columns[M];
+  PS_UNROLL for (int i = 0; i < M; ++i) columns[i] = x.group(i, g).q + 16 * half;
+  if (kProducts == SIGNED) {
+    PS_UNROLL for (int j = 0; j < kGroupLines; ++j) {
+      const W8 v = w8_load(lines + kLineBytes * j);
+      PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w8_dot(sum[i], v, columns[i] + kRowBytes * j);
+    }
+    return;
+  }
+  constexpr int kRun = kProducts == HALVES_OF_63 ? 2 : 4;  // lines whose products fit the sums of u8_dot
+  PS_UNROLL for (int first = 0; first < kGroupLines; first += kRun) {
+    U16 part[M];
+    PS_UNROLL for (int i = 0; i < M; ++i) part[i] = u8_zero();
+    PS_UNROLL for (int j = first; j < first + kRun; ++j) {
+      const U8 v = u8_load(lines + kLineBytes * j);
+      PS_UNROLL for (int i = 0; i < M; ++i) part[i] = u8_dot(part[i], v, columns[i] + kRowBytes * j);
+    }
+    PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = sum[i] + u8_sum(part[i]);
+  }
+}
+
 // acc [M] += a group's product.
-template <int M>
+template <Products kProducts, int M>
 PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const BlockRows& x, int64_t g, F16 (&acc)[M]) {
-  I16 low[M], high[M];
-  const int zero = zero_of(layout);
+  constexpr bool kHalves = kProducts == HALVES || kProducts == HALVES_OF_63;
+  I16 low[M];
   PS_UNROLL for (int i = 0; i < M; ++i) {
     const RoundedGroup& own = x.group(i, g);
-    const int32_t high_sum = own.sum - own.low_sum;
-    low[i] = w8_start(own.low_sum) - i_set(zero * own.low_sum);
-    high[i] = w8_start(high_sum) - i_set(zero * high_sum);
+    low[i] = kProducts == SIGNED ? w8_start(own.sum) : i_set(-zero_of(layout) * (kHalves ? own.low_sum : own.sum));
   }
-  for (int j = 0; j < 4; ++j) {
-    const W8 a = w8_load(q + kLineBytes * j), b = w8_load(q + kLineBytes * (4 + j));
-    PS_UNROLL for (int i = 0; i < M; ++i) {
-      const int8_t* const x4 = x.group(i, g).q + kRowBytes * j;
-      low[i] = w8_dot(low[i], a, x4);
-      high[i] = w8_dot(high[i], b, x4 + 16);
-    }
-  }
-  if (has_halves(layout)) {  // exact: 2 * 128 * 16 * 32 * 127 < 2^24
-    const I16 scales = i_set(layout == PS_T16_Q2_K ? 15 : -1);
-    const I16 step = i_load(s.half[0]) & scales, last = i_load(s.half[1]) & scales;
-    PS_UNROLL for (int i = 0; i < M; ++i) low[i] = i_mul(low[i], step), high[i] = i_mul(high[i], last);
+  add_half<kProducts, M>(q, x, g, 0, low);
+  if (kHalves) {  // exact: 2 * 128 * 16 * 32 * 127 < 2^24
+    const I16 scales = i_set(layout == PS_T16_Q2_K ? 15 : -1), step = i_load(s.half[0]) & scales;
+    PS_UNROLL for (int i = 0; i < M; ++i) low[i] = i_mul(low[i], step);
+    I16 high[M];
+    PS_UNROLL for (int i = 0; i < M; ++i) high[i] = i_set(-zero_of(layout) * (x.group(i, g).sum - x.group(i, g).low_sum));
+    add_half<kProducts, M>(q, x, g, 1, high);
+    const I16 last = i_load(s.half[1]) & scales;
+    PS_UNROLL for (int i = 0; i < M; ++i) low[i] = low[i] + i_mul(high[i], last);
+  } else {
+    add_half<kProducts, M>(q, x, g, 1, low);
   }
   if (layout == PS_T16_UINT4) {
     const I16 zeros = i_load(s.half[0]);
@@ -239,7 +269,7 @@ PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const 
   }
   const F16 scale = f_load(s.scale);
   PS_UNROLL for (int i = 0; i < M; ++i)
-    acc[i] = f_fma(f_from_i(low[i] + high[i]), scale * f_set(x.group(i, g).scale), acc[i]);
+    acc[i] = f_fma(f_from_i(low[i]), scale * f_set(x.group(i, g).scale), acc[i]);
   if (!has_minimum(layout)) return;
   const F16 minimum = f_load(s.minimum);
   if (layout == PS_T16_Q2_K) {  // exact, as the products
@@ -302,7 +332,7 @@ __attribute__((noinline)) void nibble_rows(const WeightView& w, const uint8_t* t
 }
 
 // y [M]: M rows against a tile.  slots: of the whole tile where several blocks of rows share them, which the first fills.
-template <int M>
+template <Products kProducts, int M>
 __attribute__((noinline)) void block_rows(const WeightView& w, const uint8_t* tile, const BlockRows& x, Slot* slots, bool fills,
                                           int64_t ahead, F16* y) {
   F16 acc[M];
@@ -317,23 +347,34 @@ __attribute__((noinline)) void block_rows(const WeightView& w, const uint8_t* ti
       for (int64_t at = 0; at < tile_bytes / groups + kLineBytes; at += kLineBytes) prefetch(next + at);
       q = put_group(w.layout, tile, g, s);
     }
-    add_group(w.layout, q, *s, x, g, acc);
+    add_group<kProducts, M>(w.layout, q, *s, x, g, acc);
   }
   PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
 }
 
-constexpr int kBlockRows = kIntTiles == 2 ? 4 : 2;  // each has two sums of sixteen in registers
+constexpr int kBlockRows = 4;
+
+template <Products kProducts>
+inline void rows_of(int m, const WeightView& w, const uint8_t* tile, const BlockRows& x, Slot* slots, bool fills, int64_t ahead,
+                    F16* y) {
+  switch (m) {
+    case 1: return block_rows<kProducts, 1>(w, tile, x, slots, fills, ahead, y);
+    case 2: return block_rows<kProducts, 2>(w, tile, x, slots, fills, ahead, y);
+    case 3: return block_rows<kProducts, 3>(w, tile, x, slots, fills, ahead, y);
+    case 4: return block_rows<kProducts, 4>(w, tile, x, slots, fills, ahead, y);
+  }
+}
 
 inline void some_rows(int m, const WeightView& w, const uint8_t* tile, const BlockRows& x, Slot* slots, bool fills, int64_t ahead,
                       F16* y) {
   if constexpr (kNibbleRows) {
     if (as_nibbles(w.layout)) return m == 1 ? nibble_rows<1>(w, tile, x, 1, ahead, y) : nibble_rows<kNibbleRows>(w, tile, x, m, ahead, y);
   }
-  switch (m) {
-    case 1: return block_rows<1>(w, tile, x, slots, fills, ahead, y);
-    case 2: return block_rows<2>(w, tile, x, slots, fills, ahead, y);
-    case 3: if constexpr (kBlockRows >= 3) return block_rows<3>(w, tile, x, slots, fills, ahead, y); break;
-    case 4: if constexpr (kBlockRows >= 4) return block_rows<4>(w, tile, x, slots, fills, ahead, y); break;
+  switch (products_of(w.layout)) {
+    case SIGNED: return rows_of<SIGNED>(m, w, tile, x, slots, fills, ahead, y);
+    case PLAIN: return rows_of<PLAIN>(m, w, tile, x, slots, fills, ahead, y);
+    case HALVES: return rows_of<HALVES>(m, w, tile, x, slots, fills, ahead, y);
+    case HALVES_OF_63: return rows_of<HALVES_OF_63>(m, w, tile, x, slots, fills, ahead, y);
   }
 }
 

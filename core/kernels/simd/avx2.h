@@ -233,6 +233,22 @@ PS_INLINE I16 w4_sum(G16 acc) {
   const __m256i ones = _mm256_set1_epi16(1);
   return I16{_mm256_madd_epi16(acc.a, ones), _mm256_madd_epi16(acc.b, ones)};
 }
+
+// Weights without a sign, of up to 63: a 16-bit lane takes two products a line, of four lines up to 31 (4 * 2 * 31 * 127 =
+// 31496), of two up to 63 (32004).
+struct U8 { __m256i a, b; };
+using U16 = I16;
+PS_INLINE U8 u8_load(const uint8_t* p) {
+  const I16 w = i_load(p);
+  return {w.a, w.b};
+}
+PS_INLINE U16 u8_zero() { return w4_zero(); }
+PS_INLINE U16 u8_dot(U16 acc, const U8& w, const int8_t* x) {
+  const __m256i q = four_bytes(x);
+  return {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, q)), _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, q))};
+}
+PS_INLINE I16 u8_sum(U16 acc) { return w4_sum(acc); }
+
 PS_INLINE I16 w4_steps(I16 params, int group) {
   const __m128i shift = _mm_cvtsi32_si128(16 * group);
   return I16{_mm256_srl_epi32(params.a, shift), _mm256_srl_epi32(params.b, shift)} & i_set(255);

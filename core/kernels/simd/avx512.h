@@ -156,6 +156,15 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
   return {_mm512_dpbusd_epi32(_mm512_dpbusd_epi32(acc.v, w.lo, four_bytes(lo)), w.hi, four_bytes(hi))};
 }
 PS_INLINE I16 w4_sum(G16 acc) { return acc; }
+
+// Weights without a sign, of up to 63.
+struct U8 { __m512i v; };
+using U16 = I16;
+PS_INLINE U8 u8_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+PS_INLINE U16 u8_zero() { return {_mm512_setzero_si512()}; }
+PS_INLINE U16 u8_dot(U16 acc, const U8& w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
+PS_INLINE I16 u8_sum(U16 acc) { return acc; }
+
 PS_INLINE I16 w4_steps(I16 params, int group) {
   return {_mm512_and_si512(_mm512_srli_epi32(params.v, unsigned(16 * group)), _mm512_set1_epi32(255))};
 }

@@ -242,6 +242,15 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
 }
 PS_INLINE I16 w4_sum(const G16& acc) { I16 r; PS_QUADS(vpaddlq_s16(vpaddq_s16(acc.top[i], acc.bottom[i]))); }
 #endif
+
+// Weights without a sign, of up to 63, which have one here.
+using U8 = W8;
+using U16 = I16;
+PS_INLINE U8 u8_load(const uint8_t* p) { return w8_load(p); }
+PS_INLINE U16 u8_zero() { return i_set(0); }
+PS_INLINE U16 u8_dot(const U16& acc, const U8& w, const int8_t* x) { return w8_dot(acc, w, x); }
+PS_INLINE I16 u8_sum(const U16& acc) { return acc; }
+
 PS_INLINE I16 w4_steps(I16 params, int group) {
   const int32x4_t right = vdupq_n_s32(-16 * group);
   I16 r;
