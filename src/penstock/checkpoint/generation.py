@@ -6,16 +6,18 @@ run anything.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.checkpoint.tokenizer_limits import check_json_size
-from penstock.config import ConfigReader, is_number, parse_object, show
+from penstock.config import INFINITY, ConfigReader, is_number, parse_object, show
 from penstock.errors import InvalidFileError
 
 __all__ = [
+    "SPECIAL_ROLES",
     "GenerationConfig",
     "TokenizerConfig",
     "find_chat_template",
@@ -97,7 +99,8 @@ def _reader(files: Mapping[str, bytes | memoryview], name: str) -> ConfigReader:
 class TokenizerConfig:
     """The part of tokenizer_config.json that generation needs.
 
-    ``special_tokens``: the text of special tokens by role ("bos_token", "eos_token", "pad_token", "unk_token").
+    ``special_tokens``: the text of special tokens by role ("bos_token", "eos_token", "unk_token", "sep_token",
+    "pad_token", "cls_token", "mask_token"), and of others by the names that the file gives them, such as "image_token".
     ``add_bos_token`` and ``add_eos_token``: None when the file has no such key; the post-processor of tokenizer.json
     then decides.
     """
@@ -109,7 +112,13 @@ class TokenizerConfig:
     chat_templates: dict[str, str] = field(default_factory=dict)
 
 
-_ROLES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+SPECIAL_ROLES: Final = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+"""The special tokens that every tokenizer may have, in the order of transformers."""
+_MAX_TOKEN_CHARS: Final = 1024
+_MAX_NAMED: Final = 1024
+_LOG: Final = logging.getLogger("penstock.checkpoint")
 
 
 def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerConfig:
@@ -121,15 +130,10 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
     values = {}
     if name in files:
         data = check_json_size(files[name], name, MAX_TOKENIZER_CONFIG_BYTES)
-        values = parse_object(data, name, max_bytes=len(data), max_values=len(data))
+        values = parse_object(data, name, max_bytes=len(data), max_values=len(data), tags_infinity=True)
     reader = ConfigReader(values, name)
-    tokens = {}
-    for role in _ROLES:
-        text = _token_text(reader, role)
-        if text is not None:
-            tokens[role] = text
     return TokenizerConfig(
-        special_tokens=tokens,
+        special_tokens=_special_tokens(reader),
         add_bos_token=reader.bool("add_bos_token") if reader.has("add_bos_token") else None,
         add_eos_token=reader.bool("add_eos_token") if reader.has("add_eos_token") else None,
         max_len=_max_len(reader),
@@ -137,24 +141,36 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
     )
 
 
-def _token_text(reader: ConfigReader, role: str) -> str | None:
+def _special_tokens(reader: ConfigReader) -> dict[str, str]:
+    """Return the text of each special token by its role or its name."""
+    tokens = {}
+    for name, value in reader.values.items():
+        if name in SPECIAL_ROLES or (name.endswith("_token") and isinstance(value, (str, dict))):
+            tokens[name] = _token_text(reader, name, value)
+    for key in ("model_specific_special_tokens", "extra_special_tokens"):
+        section = reader.values.get(key)
+        if isinstance(section, dict):
+            tokens |= {name: _token_text(reader, key, value) for name, value in section.items()}
+    if len(tokens) > _MAX_NAMED:
+        raise reader.error("extra_special_tokens", f"at most {_MAX_NAMED} names", len(tokens))
+    return {name: text for name, text in tokens.items() if text is not None}
+
+
+def _token_text(reader: ConfigReader, key: str, value: object) -> str | None:
     """Return the text of a token, which is a string or an object with the string under "content"."""
-    value = reader.values.get(role)
     if isinstance(value, dict):
         value = value.get("content")
-    if value is not None and (not isinstance(value, str) or len(value) > 1024):
-        raise reader.error(role, "a string of at most 1024 characters", value)
+    if value is not None and (not isinstance(value, str) or len(value) > _MAX_TOKEN_CHARS):
+        raise reader.error(key, f"a string of at most {_MAX_TOKEN_CHARS} characters", value)
     return value
 
 
 def _max_len(reader: ConfigReader) -> int | None:
-    """Return the limit on the length; None for no limit, for which transformers writes 1e30."""
+    """Return the limit on the length; None for no limit, for which files have 1e30, -1, 0 or Infinity."""
     value: Any = reader.values.get("model_max_length")
-    if value is None:
-        return None
-    if not is_number(value, 1, math.inf):
-        raise reader.error("model_max_length", "a number of at least 1", value)
-    return int(value) if value < 2**31 else None
+    if value is not None and value != INFINITY and not is_number(value, -math.inf, math.inf):
+        _LOG.warning("penstock: %s: model_max_length: %s is not a number and has no effect", reader.file, show(value))
+    return int(value) if is_number(value, 1, 2**31 - 1) else None
 
 
 def _templates(reader: ConfigReader) -> dict[str, str]:

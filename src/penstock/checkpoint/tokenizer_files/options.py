@@ -1,0 +1,73 @@
+"""The options of ``tokenizer_config.json`` that change how a ``tokenizer.json`` treats a text, as in transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from penstock.checkpoint.tokenizer_files.classes import BERT_CLASSES
+from penstock.config import ConfigReader
+
+__all__ = ["apply_options"]
+
+_PREFIX_CLASSES: Final = (
+    "GPT2Tokenizer", "RobertaTokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer", "CohereTokenizer", "BartTokenizer",
+)  # fmt: skip
+_MARK_CLASSES: Final = ("XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer")
+_LLAMA_CLASSES: Final = ("LlamaTokenizer", "CodeLlamaTokenizer")
+_SEQUENCES: Final = ("normalizers", "pretokenizers", "decoders")
+
+
+def apply_options(tokenizer: dict[str, Any], name: str | None, config: ConfigReader) -> None:
+    """Apply the options of the class ``name`` to a tokenizer.json in place.
+
+    ``add_prefix_space`` of the classes of GPT-2, RoBERTa, XLM-RoBERTa and Llama, and how BERT's treat capital letters,
+    accents and Chinese characters.  Raises InvalidFileError for a value of the wrong type.
+    """
+    if name in _PREFIX_CLASSES:
+        for step in _steps(tokenizer.get("pre_tokenizer"), "ByteLevel"):
+            step["add_prefix_space"] = config.bool("add_prefix_space", False)
+    elif name in _MARK_CLASSES and config.has("add_prefix_space"):
+        scheme = "always" if config.bool("add_prefix_space") else "never"
+        for field in ("pre_tokenizer", "decoder"):
+            for step in _steps(tokenizer.get(field), "Metaspace"):
+                step["prepend_scheme"] = scheme
+                step.pop("add_prefix_space", None)
+    elif name in _LLAMA_CLASSES and not config.bool("add_prefix_space", True):
+        _remove_prefix(tokenizer)
+    elif name in BERT_CLASSES:
+        for step in _steps(tokenizer.get("normalizer"), "BertNormalizer"):
+            step["lowercase"] = config.bool("do_lower_case", True)
+            step["handle_chinese_chars"] = config.bool("tokenize_chinese_chars", True)
+            step["strip_accents"] = config.bool("strip_accents") if config.has("strip_accents") else None
+
+
+def _steps(component: Any, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a component that have this type, those inside sequences too."""
+    if not isinstance(component, dict):
+        return
+    if component.get("type") == kind:
+        yield component
+    for key in _SEQUENCES:
+        parts = component.get(key)
+        for part in parts if isinstance(parts, list) else ():
+            yield from _steps(part, kind)
+
+
+def _remove_prefix(tokenizer: dict[str, Any]) -> None:
+    """Leave out the space with which a text begins, in a tokenizer of SentencePiece's form."""
+    for step in _steps(tokenizer.get("pre_tokenizer"), "Metaspace"):
+        step["prepend_scheme"] = "never"
+        step.pop("add_prefix_space", None)
+    for field, kind in (("normalizer", "Prepend"), ("decoder", "Strip")):
+        tokenizer[field] = _without(tokenizer.get(field), kind)
+
+
+def _without(component: Any, kind: str) -> Any:
+    if not isinstance(component, dict) or component.get("type") == kind:
+        return None
+    kept = dict(component)
+    for key in _SEQUENCES:
+        if isinstance(kept.get(key), list):
+            kept[key] = [part for part in (_without(part, kind) for part in kept[key]) if part is not None]
+    return kept
