@@ -336,7 +336,7 @@ SHAPES: dict[str, Folder] = {
         model_max_length=-1,
     ),
     "Llama 3, special_tokens_map.json with lists": _llama3(
-        {"special_tokens_map.json": {"additional_special_tokens": ["<x>", token("<y>", lstrip=True)], "pad_token": "<pad>"}}
+        {"special_tokens_map.json": {"additional_special_tokens": ["<x>", "<y>"], "pad_token": "<pad>"}}
     ),
     "Llama 3, special_tokens_map.json beside added_tokens_decoder": _llama3(
         {"special_tokens_map.json": {"bos_token": "<x>"}, "added_tokens.json": {"<y>": 403}},
@@ -345,7 +345,7 @@ SHAPES: dict[str, Folder] = {
     ),
     "Llama 3, both older files": _llama3(
         {
-            "special_tokens_map.json": {"bos_token": "<|begin_of_text|>", "extra_special_tokens": ["<tool>"]},
+            "special_tokens_map.json": {"bos_token": "<|begin_of_text|>", "extra_special_tokens": [token("<tool>", lstrip=True)]},
             "added_tokens.json": _NEW,
         }
     ),
@@ -382,7 +382,7 @@ SHAPES: dict[str, Folder] = {
         "roberta", ROBERTA, {"post_processor": {
             "type": "RobertaProcessing", "sep": ["</s>", 402], "cls": ["<s>", 400], "trim_offsets": True,
             "add_prefix_space": True,
-        }}, add_prefix_space=True, mask_token=token("<mask>", lstrip=True),
+        }}, add_prefix_space=True, mask_token={"__type": "AddedToken"} | token("<mask>", lstrip=True),
     ),
     "BERT, vocab.txt": _bert(do_lower_case=False),
     "BERT, vocab.txt only": _bert(),

@@ -55,10 +55,12 @@ def complete_tokenizer(
             parse_object(data, name, max_bytes=len(data), max_values=len(data), tags_infinity=True), name
         )
 
+    is_made = _TOKENIZER not in files
+    if is_made and all(read(name) is None for name in ("vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)):
+        return {}
     config = reader(_CONFIG)
     opening, making = tokenizer_class(config.values, reader("config.json").values)
     tokens = read_side_tokens(config, reader("special_tokens_map.json"), reader("added_tokens.json"))
-    is_made = _TOKENIZER not in files
     if is_made:
         made = _Maker(making, config, tokens, read, folder).make()
         if made is None:
@@ -97,8 +99,9 @@ def _without_model(tokenizer: Mapping[str, Any]) -> str:
 
 def _add_defaults(name: str | None, tokens: SideTokens, ids: Mapping[str, int]) -> None:
     """Name the special tokens that the class has by default, if the vocabulary has them."""
+    known = ids.keys() | {token["content"] for _, token in tokens.listed}
     for role, text in default_roles(name).items():
-        if role not in tokens.named and text in ids:
+        if role not in tokens.named and text in known:
             tokens.named[role] = default_token(text, lstrip=(name, role) == ("CamembertTokenizer", "mask_token"))
 
 

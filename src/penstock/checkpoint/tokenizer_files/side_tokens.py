@@ -151,11 +151,13 @@ def merge_tokens(tokenizer: dict[str, Any], tokens: SideTokens) -> bool:
     for number, token in _wanted(tokens, own):
         text = token["content"]
         before = own.get(text, {"id": ids.get(text, free)})
-        special = token["special"] or text in names or before.get("special", False)
+        special = token["special"] or before.get("special", False)
         own[text] = {**before, **token, "special": special}
         free = max(free, before["id"] + 1)
         if number is not None and before["id"] != number:
             _LOG.warning("penstock: the token %s has the id %d instead of %d", show(text), before["id"], number)
+    for text in names & own.keys():
+        own[text]["special"] = True
     merged = sorted(own.values(), key=lambda token: token["id"])
     if merged == stored:
         return False
