@@ -345,7 +345,9 @@ SHAPES: dict[str, Folder] = {
     ),
     "Llama 3, both older files": _llama3(
         {
-            "special_tokens_map.json": {"bos_token": "<|begin_of_text|>", "extra_special_tokens": [token("<tool>", lstrip=True)]},
+            "special_tokens_map.json": {
+                "bos_token": "<|begin_of_text|>", "extra_special_tokens": [token("<tool>", lstrip=True)]
+            },
             "added_tokens.json": _NEW,
         }
     ),
@@ -357,8 +359,9 @@ SHAPES: dict[str, Folder] = {
     "Llama 3, additional_special_tokens": _llama3(additional_special_tokens=["<x>", "<tool>"], unk_token=None),
     "Llama 3, class of Llama": _llama3(tokenizer_class="LlamaTokenizerFast", add_bos_token=False, bos_token="<s>"),  # noqa: S106
     "Qwen2": _byte_json(
-        "qwen2", (_END, "<|im_start|>", "<|im_end|>"), {"normalizer": {"type": "NFC"}}, tokenizer_class="Qwen2Tokenizer",
-        eos_token="<|im_end|>", pad_token=_END, added_tokens_decoder=_decoder(_base(), *_CHATML), bos_token=None,  # noqa: S106
+        "qwen2", (_END, "<|im_start|>", "<|im_end|>"), {"normalizer": {"type": "NFC"}},
+        tokenizer_class="Qwen2Tokenizer", eos_token="<|im_end|>", pad_token=_END,  # noqa: S106
+        added_tokens_decoder=_decoder(_base(), *_CHATML), bos_token=None,
     ),
     "Qwen2, vocab.json": _merges(
         "qwen2", (), tokenizer_class="Qwen2Tokenizer", eos_token="<|im_end|>", pad_token=_END,  # noqa: S106
@@ -372,7 +375,8 @@ SHAPES: dict[str, Folder] = {
         "gpt2", (_END,), tokenizer_class="GPT2TokenizerFast", add_prefix_space=True
     ),
     "Phi-2": _merges(
-        "phi", (_END,), {"added_tokens.json": {"\t\t": 401, "<new>": 402}, "special_tokens_map.json": {"bos_token": _END}},
+        "phi", (_END,),
+        {"added_tokens.json": {"\t\t": 401, "<new>": 402}, "special_tokens_map.json": {"bos_token": _END}},
         tokenizer_class="GPT2Tokenizer",
     ),
     "GPT-NeoX": _byte_json("gpt_neox", (_END, "<|padding|>"), {"normalizer": {"type": "NFC"}}, eos_token=_END),

@@ -146,7 +146,7 @@ def merge_tokens(tokenizer: dict[str, Any], tokens: SideTokens) -> bool:
     """
     stored = [token for token in tokenizer.get("added_tokens") or () if _is_stored(token)]
     own: dict[str, Token] = {token["content"]: dict(token) for token in stored}
-    ids, names = token_ids(tokenizer), set(tokens.texts().values())
+    ids, names = token_ids(tokenizer), {text for text in tokens.texts().values() if text is not None}
     free = max([len(_vocab(tokenizer)), *(token["id"] + 1 for token in own.values())])
     for number, token in _wanted(tokens, own):
         text = token["content"]
