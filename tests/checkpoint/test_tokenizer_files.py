@@ -111,6 +111,22 @@ def test_damaged_vocabularies_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"added_tokens": {"a": 1}}, {"added_tokens": 7}, {"added_tokens": [7]}, {"added_tokens": [{"content": "<x>"}]},
+        {"model": 7}, {"model": {"vocab": [[["a"], 1]]}}, {"model": {"vocab": {"a": "b"}}}, {"pre_tokenizer": [7]},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [7]}},
+    ],
+)  # fmt: skip
+def test_a_damaged_tokenizer_is_left_to_the_library(changes: dict[str, Any], tmp_path: Path) -> None:
+    folder_of(tmp_path, "GPT-2, tokenizer.json, add_prefix_space", added_tokens={"<new>": 401})
+    values = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values | changes))
+    with pytest.raises(InvalidFileError, match=r"^tokenizer\.json: "):
+        LibraryTokenizer(read_folder_files(tmp_path)["tokenizer.json"])
+
+
+@pytest.mark.parametrize(
     ("value", "expected"),
     [("512", 512), ("1e30", None), ("-1", None), ("0", None), ("Infinity", None), ('"long"', None), ("null", None)],
 )

@@ -369,6 +369,7 @@ SHAPES: dict[str, Folder] = {
     ),
     "Qwen3, vocab.json without a class": _merges("qwen3", (_END,), eos_token=_END),
     "GPT-2, vocab.json": _merges("gpt2", (_END,), tokenizer_class="GPT2Tokenizer"),
+    "CodeGen, vocab.json": _merges("phi", (_END,), tokenizer_class="CodeGenTokenizer"),
     "GPT-2, vocab.json only": _merges("gpt2", (_END,)),
     "GPT-2, vocab.json, add_prefix_space": _merges("gpt2", (_END,), add_prefix_space=True, add_bos_token=True),
     "GPT-2, tokenizer.json, add_prefix_space": _byte_json(

@@ -60,11 +60,11 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
     """
     reader = _reader(files, "generation_config.json")
     config = _reader(files, "config.json")
-    eos = reader.int_or_list("eos_token_id") or config.int_or_list("eos_token_id", min=-1)
+    eos = reader.int_or_list("eos_token_id", min=-1) or config.int_or_list("eos_token_id", min=-1)
     eos = tuple(dict.fromkeys(token for token in eos if token >= 0))
     if len(eos) > MAX_EOS_TOKENS:
         raise reader.error("eos_token_id", f"at most {MAX_EOS_TOKENS} tokens", list(eos))
-    bos = reader.int_or_list("bos_token_id") or config.int_or_list("bos_token_id", min=-1)
+    bos = reader.int_or_list("bos_token_id", min=-1) or config.int_or_list("bos_token_id", min=-1)
     do_sample = reader.bool("do_sample", False)
     temperature = reader.float("temperature", 1.0, max=1000.0)
     top_k = reader.int("top_k", 50, min=0)

@@ -21,8 +21,9 @@ _PATTERNS: Final = {
     "GPTNeoXTokenizer": "gpt-2",
     "RobertaTokenizer": "gpt-2",
     "Qwen2Tokenizer": "qwen2",
+    "Qwen3_5Tokenizer": "qwen35",
 }
-_NORMALIZED: Final = ("GPTNeoXTokenizer", "Qwen2Tokenizer")
+_NORMALIZED: Final = ("GPTNeoXTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer")
 
 
 def byte_level_tokenizer(vocab: bytes, merges: bytes, name: str | None, config: ConfigReader) -> dict[str, Any] | None:

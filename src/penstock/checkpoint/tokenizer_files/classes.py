@@ -26,6 +26,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = {
     "GPT2Tokenizer": _END_OF_TEXT,
     "GPTNeoXTokenizer": _END_OF_TEXT | {"pad_token": "<|padding|>"},
     "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
+    "Qwen3_5Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
     "RobertaTokenizer": _ROUND,
     "XLMRobertaTokenizer": _ROUND,
     "CamembertTokenizer": _ROUND,
@@ -55,6 +56,10 @@ _CLASS_MODELS: Final[Mapping[str, tuple[str, ...]]] = {
 _MODEL_CLASSES: Final = {model: name for name, models in _CLASS_MODELS.items() for model in models}
 _WRONG_IN_FILES: Final = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
 """Values of model_type whose folders often name another class than the one that transformers opens them with."""
+_ALIASES: Final = {
+    "BartTokenizer": "RobertaTokenizer", "CodeGenTokenizer": "GPT2Tokenizer", "LongformerTokenizer": "RobertaTokenizer",
+    "MT5Tokenizer": "T5Tokenizer",
+}  # fmt: skip
 _WITHOUT_RULES: Final = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "BloomTokenizer")
 
 
@@ -66,6 +71,7 @@ def tokenizer_class(config: Mapping[str, Any], model: Mapping[str, Any]) -> tupl
     """
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     declared = named.removesuffix("Fast") if isinstance(named, str) else None
+    declared = _ALIASES.get(declared, declared) if declared else None
     if declared in _WITHOUT_RULES:
         return None, None
     model_type = model.get("model_type")

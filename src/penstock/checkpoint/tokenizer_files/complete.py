@@ -128,7 +128,7 @@ def _with_end_token(reader: Callable[[str], ConfigReader], token: int) -> dict[s
     """
     generation, config = reader(_GENERATION), reader("config.json")
     try:
-        known = generation.int_or_list("eos_token_id") or config.int_or_list("eos_token_id", min=-1)
+        known = generation.int_or_list("eos_token_id", min=-1) or config.int_or_list("eos_token_id", min=-1)
     except InvalidFileError:
         return None  # read_generation_config says what is wrong
     ends = [other for other in known if other >= 0]

@@ -11,7 +11,7 @@ from penstock.config import ConfigReader
 __all__ = ["apply_options"]
 
 _PREFIX_CLASSES: Final = (
-    "GPT2Tokenizer", "RobertaTokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer", "CohereTokenizer", "BartTokenizer",
+    "GPT2Tokenizer", "RobertaTokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer", "CohereTokenizer",
 )  # fmt: skip
 _MARK_CLASSES: Final = ("XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer")
 _LLAMA_CLASSES: Final = ("LlamaTokenizer", "CodeLlamaTokenizer")

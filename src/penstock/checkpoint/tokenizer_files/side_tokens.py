@@ -144,7 +144,9 @@ def merge_tokens(tokenizer: dict[str, Any], tokens: SideTokens) -> bool:
 
     A token of the vocabulary keeps its id, another one has the next free id, whatever its file says.
     """
-    stored = [token for token in tokenizer.get("added_tokens") or () if _is_stored(token)]
+    stored = tokenizer.get("added_tokens") or []
+    if not isinstance(stored, list) or not all(map(_is_stored, stored)):
+        return False  # the library says what is wrong
     own: dict[str, Token] = {token["content"]: dict(token) for token in stored}
     ids, names = token_ids(tokenizer), {text for text in tokens.texts().values() if text is not None}
     free = max([len(_vocab(tokenizer)), *(token["id"] + 1 for token in own.values())])
@@ -194,7 +196,11 @@ def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     """Return the ids of the model's vocabulary and of the added tokens of a tokenizer.json, by text."""
     vocab = _vocab(tokenizer)
     if isinstance(vocab, list):  # Unigram: pairs of a token and its score
-        ids = {pair[0]: i for i, pair in enumerate(vocab) if isinstance(pair, list) and pair}
+        ids = {
+            pair[0]: i for i, pair in enumerate(vocab) if isinstance(pair, list) and pair and isinstance(pair[0], str)
+        }
     else:
         ids = {text: token for text, token in vocab.items() if type(token) is int}
-    return ids | {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or () if _is_stored(token)}
+    added = tokenizer.get("added_tokens")
+    stored = filter(_is_stored, added if isinstance(added, list) else ())
+    return ids | {token["content"]: token["id"] for token in stored}
