@@ -286,7 +286,7 @@ def _spm(
 
 
 def _llama_json(model_type: str, prefix: str, **config: object) -> Folder:
-    """The tokenizer.json of a SentencePiece model; ``prefix`` is the rule of Metaspace, or "" for Gemma's form."""
+    """A tokenizer.json of SentencePiece's form; ``prefix``: the rule of Metaspace, "prepend", or "" for Gemma's."""
 
     def write(folder: Path) -> None:
         _json(folder / "config.json", {"model_type": model_type})
@@ -298,7 +298,11 @@ def _llama_json(model_type: str, prefix: str, **config: object) -> Folder:
         tokenizer = Tokenizer(model)
         steps: list[Any] = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
         bos = "<s>" if prefix else "<bos>"
-        if prefix:
+        if prefix == "prepend":
+            steps += [decoders.Strip(" ", 1, 0)]
+            older = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+            tokenizer.normalizer = normalizers.Sequence(older)  # type: ignore[assignment]
+        elif prefix:
             tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix, split=False)  # type: ignore[assignment]
             steps += [decoders.Strip(" ", 1, 0)]
         else:
@@ -413,6 +417,13 @@ SHAPES: dict[str, Folder] = {
     "Llama 2, tokenizer.json, add_prefix_space": _llama_json(
         "llama", "first", tokenizer_class="LlamaTokenizer", legacy=False, add_prefix_space=False
     ),
+    "Llama 2, tokenizer.json of the older form": _llama_json("llama", "prepend", tokenizer_class="LlamaTokenizerFast"),
+    "Llama 2, tokenizer.json of the older form, legacy": _llama_json(
+        "llama", "prepend", tokenizer_class="LlamaTokenizer", legacy=True
+    ),
+    "Llama 2 without options": _spm("llama", LLAMA, 1, tokenizer_class="LlamaTokenizer"),
+    "Llama 2, legacy": _spm("llama", LLAMA, 1, tokenizer_class="LlamaTokenizer", legacy=True, add_bos_token=True),
+    "Mistral, tokenizer.json of the older form": _llama_json("mistral", "prepend", tokenizer_class="LlamaTokenizer"),
     "Mistral": _spm("mistral", LLAMA, 1, tokenizer_class="LlamaTokenizer", add_bos_token=True),
     "Mistral, tokenizer.json": _llama_json("mistral", "always", tokenizer_class="LlamaTokenizer", bos_token="<s>"),  # noqa: S106
     "Gemma": _spm("gemma", GEMMA, 0, tokenizer_class="GemmaTokenizer", add_bos_token=True),

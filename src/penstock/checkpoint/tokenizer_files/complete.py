@@ -16,7 +16,7 @@ from penstock.checkpoint.bert_vocab import bert_tokenizer
 from penstock.checkpoint.generation import SPECIAL_ROLES
 from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
 from penstock.checkpoint.tokenizer_files.byte_level import byte_level_tokenizer
-from penstock.checkpoint.tokenizer_files.classes import default_roles, tokenizer_class
+from penstock.checkpoint.tokenizer_files.classes import LLAMA_CLASSES, default_roles, tokenizer_class
 from penstock.checkpoint.tokenizer_files.names import SENTENCEPIECE_FILES
 from penstock.checkpoint.tokenizer_files.options import apply_options
 from penstock.checkpoint.tokenizer_files.post_processors import NO_POST_PROCESSOR, post_processor
@@ -62,21 +62,22 @@ def complete_tokenizer(
     opening, making = tokenizer_class(config.values, reader("config.json").values)
     tokens = read_side_tokens(config, reader("special_tokens_map.json"), reader("added_tokens.json"))
     if is_made:
-        made = _Maker(making, config, tokens, read, folder).make()
+        made = _Maker((opening, making), config, tokens, read, folder).make()
         if made is None:
             return {}
-        opening, tokenizer = making, made
+        tokenizer = made
     else:
         tokenizer = check_tokenizer_file(files[_TOKENIZER])
     before = _without_model(tokenizer)
-    _add_defaults(opening, tokens, token_ids(tokenizer))
-    if not is_made:
+    name = making if is_made else opening
+    _add_defaults(name, tokens, token_ids(tokenizer))
+    if not is_made or opening in LLAMA_CLASSES:
         apply_options(tokenizer, opening, config)
     merge_tokens(tokenizer, tokens)
     ids = token_ids(tokenizer)
     if tokenizer.get("post_processor") == NO_POST_PROCESSOR:
         roles = {role: text for role, text in tokens.texts().items() if text is not None}
-        tokenizer["post_processor"] = post_processor(opening, ids, roles, config)
+        tokenizer["post_processor"] = post_processor(name, ids, roles, config)
     changed: dict[str, bytes] = {}
     if is_made or _without_model(tokenizer) != before:
         changed[_TOKENIZER] = _to_bytes(tokenizer)
@@ -142,17 +143,27 @@ class _Maker:
 
     def __init__(
         self,
-        name: str | None,
+        classes: tuple[str | None, str | None],
         config: ConfigReader,
         tokens: SideTokens,
         read: Callable[[str], bytes | None],
         folder: Path,
     ) -> None:
-        self._name, self._read, self._folder = name, read, folder
+        self._name, self._read, self._folder = classes[1], read, folder
         self._config, self._tokens = config, tokens
-        self._effective = _to_bytes(
-            {**_with_roles(config.values, tokens), **({"tokenizer_class": name} if name else {})}
-        )
+        self._effective = _to_bytes(_with_roles(config.values, tokens) | self._defaults(classes[0]))
+
+    def _defaults(self, opening: str | None) -> dict[str, Any]:
+        """Return the options that the class has where tokenizer_config.json has none."""
+        if self._name is None:
+            return {}
+        values = self._config.values
+        defaults: dict[str, Any] = {"add_bos_token": False, "legacy": opening not in LLAMA_CLASSES}
+        if opening in LLAMA_CLASSES:
+            defaults["add_prefix_space"] = True
+        missing = {key: value for key, value in defaults.items() if key not in values}
+        missing |= {"legacy": False} if "legacy" in values and values["legacy"] is None else {}
+        return {"tokenizer_class": self._name, **missing}
 
     def make(self) -> dict[str, Any] | None:
         """Return the tokenizer.json, whose post-processor may be ``NO_POST_PROCESSOR``; None without a vocabulary."""

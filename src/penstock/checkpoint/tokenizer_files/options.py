@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from penstock.checkpoint.tokenizer_files.classes import BERT_CLASSES
+from penstock.checkpoint.sentencepiece.steps import SPACE_MARK, decoder_steps
+from penstock.checkpoint.tokenizer_files.classes import BERT_CLASSES, LLAMA_CLASSES
 from penstock.config import ConfigReader
 
 __all__ = ["apply_options"]
@@ -14,15 +15,15 @@ _PREFIX_CLASSES: Final = (
     "GPT2Tokenizer", "RobertaTokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer", "CohereTokenizer",
 )  # fmt: skip
 _MARK_CLASSES: Final = ("XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer")
-_LLAMA_CLASSES: Final = ("LlamaTokenizer", "CodeLlamaTokenizer")
 _SEQUENCES: Final = ("normalizers", "pretokenizers", "decoders")
 
 
 def apply_options(tokenizer: dict[str, Any], name: str | None, config: ConfigReader) -> None:
     """Apply the options of the class ``name`` to a tokenizer.json in place.
 
-    ``add_prefix_space`` of the classes of GPT-2, RoBERTa, XLM-RoBERTa and Llama, and how BERT's treat capital letters,
-    accents and Chinese characters.  Raises InvalidFileError for a value of the wrong type.
+    These are ``add_prefix_space`` of the classes of GPT-2, RoBERTa, XLM-RoBERTa and Llama, ``legacy`` of Llama's, and
+    how BERT's treat capital letters, accents and Chinese characters.  Raises InvalidFileError for a value of the wrong
+    type.
     """
     if name in _PREFIX_CLASSES:
         for step in _steps(tokenizer.get("pre_tokenizer"), "ByteLevel"):
@@ -33,8 +34,8 @@ def apply_options(tokenizer: dict[str, Any], name: str | None, config: ConfigRea
             for step in _steps(tokenizer.get(field), "Metaspace"):
                 step["prepend_scheme"] = scheme
                 step.pop("add_prefix_space", None)
-    elif name in _LLAMA_CLASSES and not config.bool("add_prefix_space", True):
-        _remove_prefix(tokenizer)
+    elif name in LLAMA_CLASSES:
+        _mark_spaces(tokenizer, config)
     elif name in BERT_CLASSES:
         for step in _steps(tokenizer.get("normalizer"), "BertNormalizer"):
             step["lowercase"] = config.bool("do_lower_case", True)
@@ -54,20 +55,22 @@ def _steps(component: Any, kind: str) -> Iterator[dict[str, Any]]:
             yield from _steps(part, kind)
 
 
-def _remove_prefix(tokenizer: dict[str, Any]) -> None:
-    """Leave out the space with which a text begins, in a tokenizer of SentencePiece's form."""
-    for step in _steps(tokenizer.get("pre_tokenizer"), "Metaspace"):
-        step["prepend_scheme"] = "never"
-        step.pop("add_prefix_space", None)
-    for field, kind in (("normalizer", "Prepend"), ("decoder", "Strip")):
-        tokenizer[field] = _without(tokenizer.get(field), kind)
+def _mark_spaces(tokenizer: dict[str, Any], config: ConfigReader) -> None:
+    """Give a tokenizer of SentencePiece's form the steps that transformers 5 builds for Llama's classes.
 
-
-def _without(component: Any, kind: str) -> Any:
-    if not isinstance(component, dict) or component.get("type") == kind:
-        return None
-    kept = dict(component)
-    for key in _SEQUENCES:
-        if isinstance(kept.get(key), list):
-            kept[key] = [part for part in (_without(part, kind) for part in kept[key]) if part is not None]
-    return kept
+    A text begins with a space; with ``legacy`` each part of it behind a special token does, too.
+    """
+    model = tokenizer.get("model")
+    is_bytes = any(True for field in ("pre_tokenizer", "decoder") for _ in _steps(tokenizer.get(field), "ByteLevel"))
+    if is_bytes or not isinstance(model, dict) or model.get("type") != "BPE":
+        return
+    has_prefix = config.bool("add_prefix_space", True)
+    behind_tokens = "always" if config.bool("legacy", False) else "first"
+    tokenizer["normalizer"] = None
+    tokenizer["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": SPACE_MARK,
+        "prepend_scheme": behind_tokens if has_prefix else "never",
+        "split": False,
+    }
+    tokenizer["decoder"] = {"type": "Sequence", "decoders": decoder_steps(has_prefix)}

@@ -15,8 +15,6 @@ NO_POST_PROCESSOR: Final = {"type": ""}
 
 _A, _B = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}
 _ROUND_CLASSES: Final = ("XLMRobertaTokenizer", "CamembertTokenizer")
-_ADDS_BOS: Final = ("GemmaTokenizer",)
-"""Classes whose models begin a text with the first token, also where tokenizer_config.json does not say so."""
 
 
 def post_processor(
@@ -44,7 +42,7 @@ def post_processor(
         end = _special(_text("eos_token", ids, roles), 0)
         return _template([_A, end], [_A, end, _zero(_B), end], ids)
     added = {
-        "bos_token": config.bool("add_bos_token", name in _ADDS_BOS),
+        "bos_token": config.bool("add_bos_token", False),
         "eos_token": config.bool("add_eos_token", False),
     }
     single, second = [_A], [_B]
