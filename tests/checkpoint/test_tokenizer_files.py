@@ -42,6 +42,7 @@ def folder_of(folder: Path, shape: str = LLAMA_3, **files: object) -> Path:
         ({"eos_token_id": 401}, {"eos_token_id": 400}, (401, 402)),
         ({"eos_token_id": [401, 402]}, {}, (401, 402)),
         (None, {"eos_token_id": [400, -1]}, (400, 402)),
+        ({"eos_token_id": -1}, {"eos_token_id": 400}, (400, 402)),
     ],
 )
 def test_the_end_token_of_the_tokenizer_ends_texts(

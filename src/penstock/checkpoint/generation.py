@@ -20,11 +20,13 @@ __all__ = [
     "SPECIAL_ROLES",
     "GenerationConfig",
     "TokenizerConfig",
+    "end_token_ids",
     "find_chat_template",
     "read_generation_config",
     "read_tokenizer_config",
 ]
 
+_LOG: Final = logging.getLogger("penstock.generation")
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_TOKENIZER_CONFIG_BYTES: Final = 64 << 20
 MAX_EOS_TOKENS: Final = 64
@@ -60,11 +62,10 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
     """
     reader = _reader(files, "generation_config.json")
     config = _reader(files, "config.json")
-    eos = reader.int_or_list("eos_token_id", min=-1) or config.int_or_list("eos_token_id", min=-1)
-    eos = tuple(dict.fromkeys(token for token in eos if token >= 0))
+    eos = end_token_ids(reader, config)
     if len(eos) > MAX_EOS_TOKENS:
         raise reader.error("eos_token_id", f"at most {MAX_EOS_TOKENS} tokens", list(eos))
-    bos = reader.int_or_list("bos_token_id", min=-1) or config.int_or_list("bos_token_id", min=-1)
+    bos = _ids(reader, "bos_token_id") or _ids(config, "bos_token_id")
     do_sample = reader.bool("do_sample", False)
     temperature = reader.float("temperature", 1.0, max=1000.0)
     top_k = reader.int("top_k", 50, min=0)
@@ -74,7 +75,7 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
     repetition_penalty = reader.float("repetition_penalty", 1.0, min=MIN_REPETITION_PENALTY, max=100.0)
     return GenerationConfig(
         eos_token_ids=eos,
-        bos_token_id=next((token for token in bos if token >= 0), None),
+        bos_token_id=next(iter(bos), None),
         do_sample=do_sample,
         temperature=temperature if do_sample else 0.0,
         top_k=top_k if do_sample else 0,
@@ -84,6 +85,16 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
         repetition_penalty=repetition_penalty,
         max_new_tokens=reader.optional_int("max_new_tokens"),
     )
+
+
+def end_token_ids(generation: ConfigReader, config: ConfigReader) -> tuple[int, ...]:
+    """Return the end tokens of generation_config.json, or those of config.json if it has none."""
+    return _ids(generation, "eos_token_id") or _ids(config, "eos_token_id")
+
+
+def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
+    """Return one token or several, each once; -1 is no token."""
+    return tuple(dict.fromkeys(token for token in reader.int_or_list(key, min=-1) if token >= 0))
 
 
 def _share(value: float | None) -> float:
@@ -118,7 +129,6 @@ SPECIAL_ROLES: Final = (
 """The special tokens that every tokenizer may have, in the order of transformers."""
 _MAX_TOKEN_CHARS: Final = 1024
 _MAX_NAMED: Final = 1024
-_LOG: Final = logging.getLogger("penstock.checkpoint")
 
 
 def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerConfig:
@@ -166,11 +176,16 @@ def _token_text(reader: ConfigReader, key: str, value: object) -> str | None:
 
 
 def _max_len(reader: ConfigReader) -> int | None:
-    """Return the limit on the length; None for no limit, for which files have 1e30, -1, 0 or Infinity."""
+    """Return the limit on the length; None for no limit, for which transformers writes 1e30."""
     value: Any = reader.values.get("model_max_length")
-    if value is not None and value != INFINITY and not is_number(value, -math.inf, math.inf):
-        _LOG.warning("penstock: %s: model_max_length: %s is not a number and has no effect", reader.file, show(value))
-    return int(value) if is_number(value, 1, 2**31 - 1) else None
+    if value is None:
+        return None
+    if value == INFINITY or (is_number(value, -math.inf, math.inf) and not 1 <= value < 2**31):
+        return None  # writers use -1, 0 and large numbers, too
+    if not is_number(value, 1, 2**31):
+        _LOG.warning("penstock: %s; the value is not used", reader.error("model_max_length", "a number", value))
+        return None
+    return int(value)
 
 
 def _templates(reader: ConfigReader) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.bert_vocab import bert_tokenizer
-from penstock.checkpoint.generation import SPECIAL_ROLES
+from penstock.checkpoint.generation import SPECIAL_ROLES, end_token_ids
 from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
 from penstock.checkpoint.tokenizer_files.byte_level import byte_level_tokenizer
 from penstock.checkpoint.tokenizer_files.classes import LLAMA_CLASSES, default_roles, tokenizer_class
@@ -28,7 +28,7 @@ from penstock.checkpoint.tokenizer_files.side_tokens import (
     token_ids,
 )
 from penstock.checkpoint.tokenizer_limits import MAX_TOKENIZER_BYTES, check_json_size, check_tokenizer_file
-from penstock.config import ConfigReader, parse_object
+from penstock.config import MAX_CONFIG_BYTES, ConfigReader, parse_object
 from penstock.errors import InvalidFileError
 
 __all__ = ["complete_tokenizer"]
@@ -51,9 +51,9 @@ def complete_tokenizer(
         if data is None:
             return ConfigReader({}, name)
         data = check_json_size(data, name, MAX_TOKENIZER_BYTES)
-        return ConfigReader(
-            parse_object(data, name, max_bytes=len(data), max_values=len(data), tags_infinity=True), name
-        )
+        if len(data) <= MAX_CONFIG_BYTES:
+            return ConfigReader.parse(data, name)
+        return ConfigReader(parse_object(data, name, max_bytes=len(data), max_values=len(data)), name)
 
     is_made = _TOKENIZER not in files
     if is_made and all(read(name) is None for name in ("vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)):
@@ -127,12 +127,11 @@ def _with_end_token(reader: Callable[[str], ConfigReader], token: int) -> dict[s
 
     A text ends at that token too, as in vLLM and llama.cpp: fine-tunes often change only the tokenizer's.
     """
-    generation, config = reader(_GENERATION), reader("config.json")
     try:
-        known = generation.int_or_list("eos_token_id", min=-1) or config.int_or_list("eos_token_id", min=-1)
+        generation, config = reader(_GENERATION), reader("config.json")
+        ends = end_token_ids(generation, config)
     except InvalidFileError:
         return None  # read_generation_config says what is wrong
-    ends = [other for other in known if other >= 0]
     if token in ends:
         return None
     return {**generation.values, "eos_token_id": [*ends, token]}
