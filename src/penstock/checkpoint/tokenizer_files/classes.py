@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["BERT_CLASSES", "LLAMA_CLASSES", "default_roles", "tokenizer_class"]
+__all__ = ["BERT_CLASSES", "SPACE_MARK_CLASSES", "default_roles", "tokenizer_class"]
 
 _ROUND: Final = {
     "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
@@ -17,9 +17,9 @@ _BERT: Final = {
 }  # fmt: skip
 _END_OF_TEXT: Final = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 BERT_CLASSES: Final = frozenset(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"))
-LLAMA_CLASSES: Final = ("LlamaTokenizer", "CodeLlamaTokenizer")
+SPACE_MARK_CLASSES: Final = ("LlamaTokenizer", "CodeLlamaTokenizer")
 _DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = {
-    **dict.fromkeys(LLAMA_CLASSES, _LLAMA),
+    **dict.fromkeys(SPACE_MARK_CLASSES, _LLAMA),
     "GemmaTokenizer": {
         "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"
     },

@@ -16,7 +16,7 @@ from penstock.checkpoint.bert_vocab import bert_tokenizer
 from penstock.checkpoint.generation import SPECIAL_ROLES, end_token_ids
 from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
 from penstock.checkpoint.tokenizer_files.byte_level import byte_level_tokenizer
-from penstock.checkpoint.tokenizer_files.classes import LLAMA_CLASSES, default_roles, tokenizer_class
+from penstock.checkpoint.tokenizer_files.classes import SPACE_MARK_CLASSES, default_roles, tokenizer_class
 from penstock.checkpoint.tokenizer_files.names import SENTENCEPIECE_FILES
 from penstock.checkpoint.tokenizer_files.options import apply_options
 from penstock.checkpoint.tokenizer_files.post_processors import NO_POST_PROCESSOR, post_processor
@@ -71,7 +71,7 @@ def complete_tokenizer(
     before = _without_model(tokenizer)
     name = making if is_made else opening
     _add_defaults(name, tokens, token_ids(tokenizer))
-    if not is_made or opening in LLAMA_CLASSES:
+    if not is_made or opening in SPACE_MARK_CLASSES:
         apply_options(tokenizer, opening, config)
     merge_tokens(tokenizer, tokens)
     ids = token_ids(tokenizer)
@@ -157,8 +157,8 @@ class _Maker:
         if self._name is None:
             return {}
         values = self._config.values
-        defaults: dict[str, Any] = {"add_bos_token": False, "legacy": opening not in LLAMA_CLASSES}
-        if opening in LLAMA_CLASSES:
+        defaults: dict[str, Any] = {"add_bos_token": False, "legacy": opening not in SPACE_MARK_CLASSES}
+        if opening in SPACE_MARK_CLASSES:
             defaults["add_prefix_space"] = True
         missing = {key: value for key, value in defaults.items() if key not in values}
         missing |= {"legacy": False} if "legacy" in values and values["legacy"] is None else {}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from penstock.checkpoint.sentencepiece.steps import SPACE_MARK, decoder_steps
-from penstock.checkpoint.tokenizer_files.classes import BERT_CLASSES, LLAMA_CLASSES
+from penstock.checkpoint.tokenizer_files.classes import BERT_CLASSES, SPACE_MARK_CLASSES
 from penstock.config import ConfigReader
 
 __all__ = ["apply_options"]
@@ -34,7 +34,7 @@ def apply_options(tokenizer: dict[str, Any], name: str | None, config: ConfigRea
             for step in _steps(tokenizer.get(field), "Metaspace"):
                 step["prepend_scheme"] = scheme
                 step.pop("add_prefix_space", None)
-    elif name in LLAMA_CLASSES:
+    elif name in SPACE_MARK_CLASSES:
         _mark_spaces(tokenizer, config)
     elif name in BERT_CLASSES:
         for step in _steps(tokenizer.get("normalizer"), "BertNormalizer"):
