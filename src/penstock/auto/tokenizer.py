@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from penstock.auto.config import existing_path
+from penstock.checkpoint.generation import SPECIAL_ROLES
 from penstock.checkpoint.side_files import read_side_files
 from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
@@ -19,14 +20,12 @@ from penstock.validation import MAX_TOKEN
 
 __all__ = ["AutoTokenizer"]
 
-_SPECIAL: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
-
 
 class AutoTokenizer:
     """A callable tokenizer: ``tokenizer(text)["input_ids"]``.
 
-    ``bos_token``, ``eos_token``, ``pad_token`` and ``unk_token`` are the texts of special tokens, and the same names
-    with ``_id`` their ids; None if the model has none.
+    ``bos_token``, ``eos_token``, ``unk_token``, ``sep_token``, ``pad_token``, ``cls_token`` and ``mask_token`` are the
+    texts of special tokens, and the same names with ``_id`` their ids; None if the model has none.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -39,7 +38,7 @@ class AutoTokenizer:
 
     def __getattr__(self, name: str) -> Any:
         token, is_id = name.removesuffix("_id"), name.endswith("_id")
-        if token not in _SPECIAL:
+        if token not in SPECIAL_ROLES:
             raise AttributeError(f"AutoTokenizer has no attribute {name!r:.60}. LLM.tokenizer has more methods.")
         text = self._tokenizer.special_tokens.get(token)
         return self._tokenizer.token_id(text) if is_id and text is not None else text

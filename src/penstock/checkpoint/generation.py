@@ -6,23 +6,27 @@ run anything.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.checkpoint.tokenizer_limits import check_json_size
-from penstock.config import ConfigReader, is_number, parse_object, show
+from penstock.config import INFINITY, ConfigReader, is_number, parse_object, show
 from penstock.errors import InvalidFileError
 
 __all__ = [
+    "SPECIAL_ROLES",
     "GenerationConfig",
     "TokenizerConfig",
+    "end_token_ids",
     "find_chat_template",
     "read_generation_config",
     "read_tokenizer_config",
 ]
 
+_LOG: Final = logging.getLogger("penstock.generation")
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_TOKENIZER_CONFIG_BYTES: Final = 64 << 20
 MAX_EOS_TOKENS: Final = 64
@@ -58,11 +62,10 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
     """
     reader = _reader(files, "generation_config.json")
     config = _reader(files, "config.json")
-    eos = reader.int_or_list("eos_token_id") or config.int_or_list("eos_token_id", min=-1)
-    eos = tuple(dict.fromkeys(token for token in eos if token >= 0))
+    eos = end_token_ids(reader, config)
     if len(eos) > MAX_EOS_TOKENS:
         raise reader.error("eos_token_id", f"at most {MAX_EOS_TOKENS} tokens", list(eos))
-    bos = reader.int_or_list("bos_token_id") or config.int_or_list("bos_token_id", min=-1)
+    bos = _ids(reader, "bos_token_id") or _ids(config, "bos_token_id")
     do_sample = reader.bool("do_sample", False)
     temperature = reader.float("temperature", 1.0, max=1000.0)
     top_k = reader.int("top_k", 50, min=0)
@@ -72,7 +75,7 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
     repetition_penalty = reader.float("repetition_penalty", 1.0, min=MIN_REPETITION_PENALTY, max=100.0)
     return GenerationConfig(
         eos_token_ids=eos,
-        bos_token_id=next((token for token in bos if token >= 0), None),
+        bos_token_id=next(iter(bos), None),
         do_sample=do_sample,
         temperature=temperature if do_sample else 0.0,
         top_k=top_k if do_sample else 0,
@@ -82,6 +85,16 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
         repetition_penalty=repetition_penalty,
         max_new_tokens=reader.optional_int("max_new_tokens"),
     )
+
+
+def end_token_ids(generation: ConfigReader, config: ConfigReader) -> tuple[int, ...]:
+    """Return the end tokens of generation_config.json, or those of config.json if it has none."""
+    return _ids(generation, "eos_token_id") or _ids(config, "eos_token_id")
+
+
+def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
+    """Return one token or several, each once; -1 is no token."""
+    return tuple(dict.fromkeys(token for token in reader.int_or_list(key, min=-1) if token >= 0))
 
 
 def _share(value: float | None) -> float:
@@ -97,7 +110,8 @@ def _reader(files: Mapping[str, bytes | memoryview], name: str) -> ConfigReader:
 class TokenizerConfig:
     """The part of tokenizer_config.json that generation needs.
 
-    ``special_tokens``: the text of special tokens by role ("bos_token", "eos_token", "pad_token", "unk_token").
+    ``special_tokens``: the text of special tokens by role ("bos_token", "eos_token", "unk_token", "sep_token",
+    "pad_token", "cls_token", "mask_token"), and of others by the names that the file gives them, such as "image_token".
     ``add_bos_token`` and ``add_eos_token``: None when the file has no such key; the post-processor of tokenizer.json
     then decides.
     """
@@ -109,7 +123,12 @@ class TokenizerConfig:
     chat_templates: dict[str, str] = field(default_factory=dict)
 
 
-_ROLES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+SPECIAL_ROLES: Final = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+"""The special tokens that every tokenizer may have, in the order of transformers."""
+_MAX_TOKEN_CHARS: Final = 1024
+_MAX_NAMED: Final = 1024
 
 
 def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerConfig:
@@ -121,15 +140,10 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
     values = {}
     if name in files:
         data = check_json_size(files[name], name, MAX_TOKENIZER_CONFIG_BYTES)
-        values = parse_object(data, name, max_bytes=len(data), max_values=len(data))
+        values = parse_object(data, name, max_bytes=len(data), max_values=len(data), tags_infinity=True)
     reader = ConfigReader(values, name)
-    tokens = {}
-    for role in _ROLES:
-        text = _token_text(reader, role)
-        if text is not None:
-            tokens[role] = text
     return TokenizerConfig(
-        special_tokens=tokens,
+        special_tokens=_special_tokens(reader),
         add_bos_token=reader.bool("add_bos_token") if reader.has("add_bos_token") else None,
         add_eos_token=reader.bool("add_eos_token") if reader.has("add_eos_token") else None,
         max_len=_max_len(reader),
@@ -137,13 +151,27 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
     )
 
 
-def _token_text(reader: ConfigReader, role: str) -> str | None:
+def _special_tokens(reader: ConfigReader) -> dict[str, str]:
+    """Return the text of each special token by its role or its name."""
+    tokens = {}
+    for name, value in reader.values.items():
+        if name in SPECIAL_ROLES or (name.endswith("_token") and isinstance(value, (str, dict))):
+            tokens[name] = _token_text(reader, name, value)
+    for key in ("model_specific_special_tokens", "extra_special_tokens"):
+        section = reader.values.get(key)
+        if isinstance(section, dict):
+            tokens |= {name: _token_text(reader, key, value) for name, value in section.items()}
+    if len(tokens) > _MAX_NAMED:
+        raise reader.error("extra_special_tokens", f"at most {_MAX_NAMED} names", len(tokens))
+    return {name: text for name, text in tokens.items() if text is not None}
+
+
+def _token_text(reader: ConfigReader, key: str, value: object) -> str | None:
     """Return the text of a token, which is a string or an object with the string under "content"."""
-    value = reader.values.get(role)
     if isinstance(value, dict):
         value = value.get("content")
-    if value is not None and (not isinstance(value, str) or len(value) > 1024):
-        raise reader.error(role, "a string of at most 1024 characters", value)
+    if value is not None and (not isinstance(value, str) or len(value) > _MAX_TOKEN_CHARS):
+        raise reader.error(key, f"a string of at most {_MAX_TOKEN_CHARS} characters", value)
     return value
 
 
@@ -152,9 +180,12 @@ def _max_len(reader: ConfigReader) -> int | None:
     value: Any = reader.values.get("model_max_length")
     if value is None:
         return None
-    if not is_number(value, 1, math.inf):
-        raise reader.error("model_max_length", "a number of at least 1", value)
-    return int(value) if value < 2**31 else None
+    if value == INFINITY or (is_number(value, -math.inf, math.inf) and not 1 <= value < 2**31):
+        return None  # writers use -1, 0 and large numbers, too
+    if not is_number(value, 1, 2**31):
+        _LOG.warning("penstock: %s; the value is not used", reader.error("model_max_length", "a number", value))
+        return None
+    return int(value)
 
 
 def _templates(reader: ConfigReader) -> dict[str, str]:

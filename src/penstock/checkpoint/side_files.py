@@ -9,6 +9,7 @@ from typing import Final
 
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.tensor_file import open_regular
+from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
 __all__ = ["SIDE_FILES", "read_folder_files", "read_side_files", "read_small_file"]
@@ -40,28 +41,19 @@ def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
 def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, bytes]:
     """Return the files of a checkpoint folder that exist, by name and in the order of ``names``.
 
-    When ``tokenizer.json`` is asked for and only ``tokenizer.model`` exists, that file is converted.  One that is not
-    Llama's needs the extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.  When only BERT's
-    ``vocab.txt`` exists, ``tokenizer.json`` is made from it.
+    When ``tokenizer.json`` is asked for, it is made of the other files of the folder if it is missing, and has the
+    tokens of the files beside it; ``complete_tokenizer`` says which files change.  Some SentencePiece models need the
+    extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.
     """
-    files = {name: read_small_file(folder / name) for name in names if (folder / name).exists()}
-    if "tokenizer.json" in names and "tokenizer.json" not in files and (folder / "tokenizer.model").exists():
-        from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
-        from penstock.checkpoint.tokenizer_convert import convert_tokenizer
 
-        config = folder / "tokenizer_config.json"
-        made = sentencepiece_tokenizer(
-            read_small_file(folder / "tokenizer.model"), read_small_file(config) if config.exists() else b"{}"
-        )
-        files["tokenizer.json"] = convert_tokenizer(folder) if made is None else made
-    elif "tokenizer.json" in names and "tokenizer.json" not in files and (folder / "vocab.txt").exists():
-        from penstock.checkpoint.bert_vocab import bert_tokenizer
+    def read(name: str) -> bytes | None:
+        return read_small_file(folder / name) if (folder / name).exists() else None
 
-        config = folder / "tokenizer_config.json"
-        made = bert_tokenizer(
-            read_small_file(folder / "vocab.txt"), read_small_file(config) if config.exists() else b"{}"
-        )
-        files |= {} if made is None else {"tokenizer.json": made}
+    files = {name: data for name in names if (data := read(name)) is not None}
+    if "tokenizer.json" in names:
+        from penstock.checkpoint.tokenizer_files.complete import complete_tokenizer
+
+        files |= complete_tokenizer(files, read, folder)
     return {name: files[name] for name in names if name in files}
 
 
@@ -80,7 +72,7 @@ def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, 
         return {name: made[name] for name in names if name in made}
     if not path.exists():
         raise FileAccessError(f"{path}: no such file or folder")
-    if path.name in SIDE_FILES or path.name == "tokenizer.model":
+    if path.name in (*SIDE_FILES, *TOKENIZER_INPUTS):
         raise InvalidArgumentError(f"{path}: expected a folder or a .psm bundle; pass the folder that holds this file")
     from penstock.core import native
     from penstock.core.tokenizer import TOKENIZER_SEGMENT

@@ -1,6 +1,6 @@
-"""Convert ``tokenizer.model`` (SentencePiece) to ``tokenizer.json`` with transformers: extra penstock[sentencepiece].
+"""Convert a SentencePiece model to ``tokenizer.json`` with transformers: extra penstock[sentencepiece].
 
-The tokenizers of Llama do not need it (``checkpoint/sentencepiece``).  The conversion runs in a separate process, so
+The tokenizers that ``checkpoint/sentencepiece`` knows do not need it.  The conversion runs in a separate process, so
 that the serving process never loads transformers.
 """
 
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from penstock.checkpoint.tokenizer_files.names import SENTENCEPIECE_FILES
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.extras import install_command
 
@@ -27,14 +28,15 @@ sys.stdout.buffer.write(tokenizer.backend_tokenizer.to_str().encode())
 
 
 def convert_tokenizer(folder: Path) -> bytes:
-    """Return the bytes of a ``tokenizer.json`` that is equivalent to the folder's ``tokenizer.model``.
+    """Return the bytes of a ``tokenizer.json`` that is equivalent to the folder's SentencePiece model.
 
     Raises UnsupportedError without the extra, InvalidFileError when transformers cannot read the file.
     """
+    file = next((name for name in SENTENCEPIECE_FILES if (folder / name).exists()), SENTENCEPIECE_FILES[0])
     missing = [name for name in ("transformers", "sentencepiece") if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(
-            f"{folder}: expected tokenizer.json, found tokenizer.model, whose conversion requires "
+            f"{folder}: expected tokenizer.json, found {file}, whose conversion requires "
             f"{' and '.join(missing)}. Run `{install_command('sentencepiece')}`, or save tokenizer.json with "
             "transformers' save_pretrained."
         )
@@ -46,10 +48,8 @@ def convert_tokenizer(folder: Path) -> bytes:
             timeout=MAX_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise InvalidFileError(f"{folder}: tokenizer.model: the conversion took more than {MAX_SECONDS} s") from None
+        raise InvalidFileError(f"{folder}: {file}: the conversion took more than {MAX_SECONDS} s") from None
     if result.returncode or not result.stdout.startswith(b"{"):
         lines = result.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise InvalidFileError(
-            f"{folder}: tokenizer.model: transformers could not convert it: {ascii(lines[-1])[1:-1]}"
-        )
+        raise InvalidFileError(f"{folder}: {file}: transformers could not convert it: {ascii(lines[-1])[1:-1]}")
     return result.stdout

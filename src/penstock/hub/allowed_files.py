@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock.checkpoint.gguf.file_name import split_names
 from penstock.checkpoint.pooling.files import MODULE_FILE
+from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.hub.remote import RemoteFile, RemoteModel, fetch_small
@@ -18,7 +19,7 @@ __all__ = ["INDEX", "SINGLE", "choose_files", "choose_gguf", "shards_of"]
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-_SIDE_NAMES: Final = ("tokenizer.model", "merges.txt", "vocab.txt")
+_SIDE_NAMES: Final = TOKENIZER_INPUTS
 _SIDE_SUFFIXES: Final = (".json", ".jinja")
 _PICKLED: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 

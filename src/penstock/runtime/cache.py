@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cache", "CacheEntry", "bundle_key"]
 
-CACHE_VERSION: Final = 2
+CACHE_VERSION: Final = 3
 """Raise this when the content of a bundle changes (format, passes, packing) without a change of another version."""
 _MAX_RECORD_BYTES: Final = 1 << 20
 _RECORDS: Final = "files"

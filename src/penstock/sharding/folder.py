@@ -20,6 +20,7 @@ from penstock.checkpoint.folder import Checkpoint, stored_dtype
 from penstock.checkpoint.pooling.files import MODULE_FILE, POOLING_INPUTS, pooling_files
 from penstock.checkpoint.side_files import SIDE_FILES, read_small_file
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
+from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.config import ConfigReader, check_integer, parse_object, show
 from penstock.core.comm import MAX_RANKS
 from penstock.core.rank_layout import RankLayout
@@ -35,8 +36,7 @@ MANIFEST: Final = "manifest.json"
 STRATEGY: Final = "strategy.json"
 WEIGHTS: Final = "model.safetensors"
 _KEPT_FILES: Final = (
-    *SIDE_FILES, "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "vocab.txt", *POOLING_INPUTS,
+    *SIDE_FILES, *TOKENIZER_INPUTS, *POOLING_INPUTS,
 )  # fmt: skip
 _FORMAT: Final = "penstock sharded checkpoint"
 _VERSION: Final = 1

@@ -68,6 +68,8 @@ def _tokens(data: Mapping[str, Any], model: Mapping[str, Any], vocab_size: int) 
         types[token] = int(TokenType.BYTE if is_byte else TokenType.NORMAL)
     for added in data.get("added_tokens") or []:
         text, token = added["content"], added["id"]
+        if token >= vocab_size:  # a token that no file trained: the embedding has no row for it
+            continue
         kind = TokenType.CONTROL if added.get("special") else TokenType.USER_DEFINED
         texts[token] = text
         types[token] = int(TokenType.UNKNOWN if text == unknown else kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from enum import IntEnum
 from typing import Any, Final
@@ -13,12 +14,22 @@ from penstock.errors import InvalidFileError
 
 __all__ = ["TokenType", "Vocab"]
 
+_LOG: Final = logging.getLogger("penstock.checkpoint")
 _ROLES: Final = (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding"))
 _END_TEXTS: Final = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
     "<EOT>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<turn|>", "<|tool_response>",
 ))  # fmt: skip
 """Control tokens that end a text in every model that has them: a GGUF file names only some of its end tokens."""
+
+
+def _with_texts(texts: list[str], file: str) -> list[str]:
+    """Return the texts, with one for each token that has none, as llama.cpp names it."""
+    empty = [token for token, text in enumerate(texts) if not text]
+    if not empty:
+        return texts
+    _LOG.warning("penstock: %s: tokenizer.ggml.tokens: %d tokens have no text, first %d", file, len(empty), empty[0])
+    return [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]
 
 
 class TokenType(IntEnum):
@@ -37,18 +48,19 @@ class Vocab:
 
     def __init__(self, metadata: Metadata, vocab_size: int) -> None:
         self.metadata = metadata
-        self.texts = metadata.texts("tokenizer.ggml.tokens")
+        self.texts = _with_texts(metadata.texts("tokenizer.ggml.tokens"), metadata.file)
         if len(self.texts) > vocab_size:
             raise metadata.error("tokenizer.ggml.tokens", f"at most {vocab_size} tokens, as the embedding has rows")
         types = metadata.integers("tokenizer.ggml.token_type", len(self.texts))
         self.types = [TokenType.NORMAL] * len(self.texts) if types is None else types
         self.ids: dict[str, int] = {}
+        self._named: dict[str, int | None] = {}
         for token, text in enumerate(self.texts):
             if text in self.ids:
                 raise InvalidFileError(f"{metadata.file}: tokenizer.ggml.tokens: {show(text)} is there twice")
-            if not 0 < len(text) <= MAX_TOKEN_CHARS:
+            if len(text) > MAX_TOKEN_CHARS:
                 raise InvalidFileError(
-                    f"{metadata.file}: tokenizer.ggml.tokens: expected 1 to {MAX_TOKEN_CHARS} characters, found token "
+                    f"{metadata.file}: tokenizer.ggml.tokens: expected up to {MAX_TOKEN_CHARS} characters, found token "
                     f"{token} of {len(text)}"
                 )
             self.ids[text] = token
@@ -59,12 +71,26 @@ class Vocab:
                 self.roles[role] = token_id
 
     def id_of(self, name: str) -> int | None:
-        """Return the token that ``tokenizer.ggml.NAME_token_id`` names, or None."""
-        key = f"tokenizer.ggml.{name}_token_id"
-        token = self.metadata.optional_integer(key)
-        if token is not None and token >= len(self.texts):
-            raise self.metadata.error(key, f"a token from 0 to {len(self.texts) - 1}")
-        return token
+        """Return the token that ``tokenizer.ggml.NAME_token_id`` names, or None.
+
+        An id that no token has, such as -1 or 4294967295, counts as missing, as in llama.cpp, with a warning.
+        """
+        if name not in self._named:
+            self._named[name] = self._read_id(f"tokenizer.ggml.{name}_token_id")
+        return self._named[name]
+
+    def _read_id(self, key: str) -> int | None:
+        token = self.metadata.values.get(key)
+        if token is None:
+            return None
+        if type(token) is not int:
+            raise self.metadata.error(key, "an integer")
+        if 0 <= token < len(self.texts):
+            return token
+        _LOG.warning(
+            "penstock: %s: %s: there is no token %s, so the key has no effect", self.metadata.file, key, show(token)
+        )
+        return None
 
     def added_tokens(self, keep_space: Collection[str] | None = None) -> list[dict[str, Any]]:
         """Return the tokens that are found in a text before it is split: control tokens and those of the user.

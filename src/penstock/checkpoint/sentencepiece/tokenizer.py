@@ -1,8 +1,9 @@
-"""The ``tokenizer.json`` of a SentencePiece model, in the forms of the tokenizers of Llama."""
+"""The ``tokenizer.json`` of a SentencePiece model, in the forms of the tokenizers of Llama, Gemma, T5 and others."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.checkpoint.generation import read_tokenizer_config
@@ -18,6 +19,8 @@ from penstock.checkpoint.sentencepiece.model import (
     read_sentencepiece,
 )
 from penstock.checkpoint.sentencepiece.steps import SPACE_MARK, decoder_steps, normalizer_steps
+from penstock.checkpoint.sentencepiece.unigram import UNIGRAM, UNIGRAM_CLASSES, unigram_tokenizer
+from penstock.checkpoint.tokenizer_files.post_processors import NO_POST_PROCESSOR
 from penstock.checkpoint.tokenizer_limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES, check_json_size
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
@@ -25,25 +28,36 @@ from penstock.errors import InvalidFileError
 __all__ = ["sentencepiece_tokenizer"]
 
 _CONFIG: Final = "tokenizer_config.json"
-_CLASSES: Final = ("LlamaTokenizer", "LlamaTokenizerFast")
+_CLASSES: Final = ("LlamaTokenizer", "CodeLlamaTokenizer")
+_GEMMA: Final = "GemmaTokenizer"
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def sentencepiece_tokenizer(data: bytes, config: bytes) -> bytes | None:
+def sentencepiece_tokenizer(data: bytes, config: bytes, roles: Mapping[str, str] | None = None) -> bytes | None:
     """Return the ``tokenizer.json`` of ``tokenizer.model`` and ``tokenizer_config.json``.
 
-    None for another class than Llama's, and for a model that changes texts before it splits them or that is no byte
-    pair encoding: their conversion needs transformers.  Raises InvalidFileError for a damaged file.
+    ``roles``: the texts of the special tokens of a class of Unigram or of Gemma.  None for another class than these and
+    Llama's, and for a model of Llama's that changes texts before it splits them or that is no byte pair encoding: their
+    conversion needs transformers.  Raises InvalidFileError for a damaged file.
     """
     reader = ConfigReader.parse(check_json_size(config, _CONFIG, MAX_TOKENIZER_BYTES), _CONFIG)
-    if reader.str("tokenizer_class", _CLASSES[0]) not in _CLASSES:
+    name = reader.str("tokenizer_class", _CLASSES[0]).removesuffix("Fast")
+    if name not in _CLASSES and (roles is None or name not in (_GEMMA, *UNIGRAM_CLASSES)):
         return None
     model = read_sentencepiece(data)
-    has_rules = bool(model.charsmap) or model.remove_extra_whitespaces or model.treat_whitespace_as_suffix
-    marked = [t for t, kind in zip(model.texts, model.kinds, strict=True) if kind == USER_DEFINED and SPACE_MARK in t]
-    if model.model_type != BPE or has_rules or not model.escape_whitespaces or marked:
+    if name in UNIGRAM_CLASSES:
+        if model.model_type != UNIGRAM:
+            return None
+        return json.dumps(unigram_tokenizer(model, name, roles or {}, reader), ensure_ascii=False).encode()
+    if model.model_type != BPE:
         return None
     ids = {text: token for token, text in enumerate(model.texts)}
+    if name == _GEMMA:
+        return json.dumps(_gemma(model, ids, roles or {}), ensure_ascii=False).encode()
+    has_rules = bool(model.charsmap) or model.remove_extra_whitespaces or model.treat_whitespace_as_suffix
+    marked = [t for t, kind in zip(model.texts, model.kinds, strict=True) if kind == USER_DEFINED and SPACE_MARK in t]
+    if has_rules or not model.escape_whitespaces or marked:
+        return None
     added = _added_tokens(reader, model, ids)
     tokenizer = _tokenizer(reader, model, ids) | {
         "added_tokens": added,
@@ -77,6 +91,32 @@ def _tokenizer(reader: ConfigReader, model: SentencePieceModel, ids: dict[str, i
             "unk_token": unknown,
             "fuse_unk": True,
             "byte_fallback": BYTE in model.kinds,
+            "vocab": ids,
+            "merges": _merges(model, ids),
+        },
+    }
+
+
+def _gemma(model: SentencePieceModel, ids: dict[str, int], roles: Mapping[str, str]) -> dict[str, Any]:
+    """Return the tokenizer.json of Gemma: spaces are marked, and none is added before a text."""
+    flags = dict.fromkeys(_FLAGS, False)
+    split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": token, "content": text, **flags, "special": kind == CONTROL}
+            for token, (text, kind) in enumerate(zip(model.texts, model.kinds, strict=True))
+            if kind in (CONTROL, USER_DEFINED)
+        ],
+        "normalizer": normalizer_steps(False)[0],
+        "pre_tokenizer": split,
+        "post_processor": NO_POST_PROCESSOR,
+        "decoder": {"type": "Sequence", "decoders": decoder_steps(False)},
+        "model": {
+            "type": "BPE",
+            "unk_token": roles.get("unk_token"),
+            "fuse_unk": True,
+            "byte_fallback": True,
             "vocab": ids,
             "merges": _merges(model, ids),
         },

@@ -1,0 +1,13 @@
+"""The names of the files that a tokenizer is made from."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["SENTENCEPIECE_FILES", "TOKENIZER_INPUTS"]
+
+SENTENCEPIECE_FILES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+TOKENIZER_INPUTS: Final = (
+    *SENTENCEPIECE_FILES, "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+)  # fmt: skip
+"""Names beside ``SIDE_FILES``; the completed ``tokenizer.json`` has all that these files say."""
