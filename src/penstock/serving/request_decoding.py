@@ -219,6 +219,8 @@ def _value_misfit(info: inspect.Type, value: Any, path: str) -> MisfitError:
     if isinstance(own, (inspect.StrType, inspect.ListType, inspect.DictType)) and _has_type(own, value):
         low, high, count = own.min_length or 0, own.max_length, len(value)
         if count < low or (high is not None and count > high):
+            if high == 0:  # another type is meant, which some clients replace by []
+                return MisfitError(path, f"{name}: expected {_expected(info)}, got {show(value)}")
             if isinstance(own, inspect.ListType) and value and not _fits(own.item_type, value[0]):
                 return _value_misfit(own.item_type, value[0], f"{path}[0]")  # a wrong type before a wrong length
             what, unit = _LENGTHS[type(own)]
@@ -256,7 +258,9 @@ def _expected(info: inspect.Type) -> str:
             return _expected(info.type)
         case inspect.UnionType():
             return " or ".join(
-                _expected(alternative) for alternative in info.types if not isinstance(alternative, inspect.NoneType)
+                _expected(alternative)
+                for alternative in info.types
+                if not isinstance(alternative, inspect.NoneType) and getattr(alternative, "max_length", None) != 0
             )
         case inspect.BoolType():
             return "true or false"
