@@ -31,7 +31,7 @@ TokenIds = Annotated[list[Token], Meta(min_length=1)]
 String = Annotated[str, Meta(max_length=MAX_STRING_CHARS)]
 Strings = String | Annotated[list[String], Meta(max_length=MAX_STRINGS)]
 _BiasKey = Annotated[str, Meta(pattern=r"^[0-9]{1,10}\Z")]
-_NoBiases = Annotated[list[Any], Meta(max_length=0)]
+_NoBiases = Annotated[list[int], Meta(max_length=0)]
 """llama.cpp's ``logit_bias`` is a list, which its clients send empty."""
 
 
