@@ -7,6 +7,7 @@ import { type Timing, figuresOf } from "./figures";
 import { draw as drawList } from "./list";
 import { type Delta, type Model, type ToolCall, answer } from "./service";
 import { requestSettings, setSystemPrompt, systemPrompt } from "./settings";
+import { showStart } from "./start";
 import { save } from "./store";
 import { type Actions, AnswerView, editArticle, userArticle } from "./turns";
 
@@ -37,8 +38,16 @@ export function setModel(next: Model | null, names: string[]): void {
   log.classList.toggle("continues", !chat); // often code, which needs a fixed-width font
   prompt.placeholder = chat ? "Message" : "Text to continue";
   field("prompt-label").textContent = prompt.placeholder;
-  log.dataset["empty"] = model ? (chat ? "Ask anything. Enter sends, Shift+Enter starts a new line." : "Enter the beginning of a text.") : "";
+  showStart(model, conversation === null, begin);
   showButtons();
+}
+
+// Puts an example into the prompt, where the user may change it.
+function begin(text: string): void {
+  prompt.value = text;
+  grow();
+  showButtons();
+  prompt.focus();
 }
 
 function showButtons(): void {
@@ -109,6 +118,7 @@ function draw(): AnswerView | null {
   let last: AnswerView | null = null;
   const of = conversation;
   const path = of ? pathOf(of) : [];
+  showStart(model, of === null, begin);
   const articles = path.flatMap((turn, at) => {
     if (turn === edited) return [editArticle(turn, (text) => resend(of!, turn, text), cancelEdit)];
     if (turn.role !== "assistant") return of!.isChat ? [userArticle(turn, { ...siblingActions(of!, turn), edit: () => edit(turn) })] : [];

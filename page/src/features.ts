@@ -1,6 +1,7 @@
 // The tabs of the settings panel for JSON schemas and tools. Each exists only if the service's description says that it accepts the field.
 
 import { field, input } from "./dom";
+import { allows } from "./schema";
 import { type Description, type Settings, getDescription } from "./service";
 
 const REQUEST = "ChatCompletionRequest";
@@ -8,22 +9,14 @@ const TABS = ["sampling", "schema", "tools"] as const;
 type Tab = (typeof TABS)[number];
 let known: Promise<void> | null = null;
 
-// Yields all objects in a JSON schema, and those it refers to by name.
-function* partsOf(schema: unknown, description: Description, depth = 0): Generator<Record<string, unknown>> {
-  if (typeof schema !== "object" || schema === null || depth > 8) return;
-  yield schema as Record<string, unknown>;
-  for (const [key, value] of Object.entries(schema)) {
-    if (key === "$ref" && typeof value === "string") yield* partsOf(description.components.schemas[value.split("/").pop()!], description, depth + 1);
-    else yield* partsOf(value, description, depth + 1);
-  }
-}
+// What the tabs send, to see whether the service's schema allows it.
+const FORMAT = { type: "json_schema", json_schema: { name: "answer", schema: { type: "object" } } };
+const TOOL_LIST = [{ type: "function", function: { name: "weather", parameters: {} } }];
 
-function accepts(description: Description, name: string, isMatch: (part: Record<string, unknown>) => boolean): boolean {
+function accepts(description: Description, name: string, value: unknown): boolean {
   const shape = description.components.schemas[REQUEST]?.properties?.[name];
-  return shape !== undefined && [...partsOf(shape, description)].some(isMatch);
+  return shape !== undefined && allows(shape, value, description);
 }
-
-const includes = (value: unknown, item: string): boolean => value === item || (Array.isArray(value) && value.includes(item));
 
 function choose(tab: Tab): void {
   for (const name of TABS) {
@@ -60,8 +53,8 @@ export function requestFeatures(): Settings | null {
 
 async function look(): Promise<void> {
   const description = await getDescription();
-  field("tab-schema").hidden = !accepts(description, "response_format", (part) => includes(part["enum"], "json_schema") || part["const"] === "json_schema");
-  field("tab-tools").hidden = !accepts(description, "tools", (part) => includes(part["type"], "array"));
+  field("tab-schema").hidden = !accepts(description, "response_format", FORMAT);
+  field("tab-tools").hidden = !accepts(description, "tools", TOOL_LIST);
   field("tabs").hidden = field("tab-schema").hidden && field("tab-tools").hidden;
 }
 

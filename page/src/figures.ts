@@ -5,6 +5,12 @@ import type { Usage } from "./service";
 const format = new Intl.NumberFormat("en");
 export const number = (value: number): string => format.format(value);
 
+// A number per second; one above 0 does not read as 0.
+export function rate(value: number): string {
+  if (value <= 0 || value >= 10) return number(Math.round(value));
+  return value < 0.05 ? "<0.1" : value.toFixed(1);
+}
+
 export function seconds(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "\u2013";
   if (value < 0.9995) return `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms`;

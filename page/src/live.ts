@@ -2,7 +2,7 @@
 
 import type { Chart } from "./charts";
 import { type Child, field, make } from "./dom";
-import { number, seconds } from "./figures";
+import { number, rate, seconds } from "./figures";
 import { type MethodStatus, type Model, type Servable, type Status, getHistory } from "./service";
 
 export const UPDATE_MS = 1000; // time between updates while the view is visible
@@ -13,6 +13,7 @@ interface History {
   at: number[];
   output: number[];
   prompt: number[];
+  finished: number[];
   running: number[];
   waiting: number[];
   pages: number[];
@@ -21,13 +22,19 @@ interface History {
 
 const histories = new Map<string, History>();
 
-// Adds a sample. Rates are those since the sample before; a restarted worker counts from 0 again.
+const finishedOf = (model: Model): number => Object.values(model.num_finished).reduce((sum, count) => sum + count, 0);
+
+// Adds a sample. Rates are those since the sample before, the first since the service started; a restarted worker counts from 0 again.
 export function record(status: Status): void {
   const now = Date.now() / 1000;
   for (const model of status.models) {
     const known = histories.get(model.id);
     if (!known) {
-      histories.set(model.id, { at: [now], output: [0], prompt: [0], running: [model.num_running], waiting: [model.num_waiting], pages: [shareOf(model)], last: model });
+      const mean = (count: number): number => (status.uptime_s > 0 ? count / status.uptime_s : 0);
+      histories.set(model.id, {
+        at: [now], output: [mean(model.num_output_tokens)], prompt: [mean(model.num_prompt_tokens)], finished: [mean(finishedOf(model))],
+        running: [model.num_running], waiting: [model.num_waiting], pages: [shareOf(model)], last: model,
+      });
       continue;
     }
     const elapsed = now - known.at.at(-1)!;
@@ -36,11 +43,12 @@ export function record(status: Status): void {
     known.at.push(now);
     known.output.push(rate("num_output_tokens"));
     known.prompt.push(rate("num_prompt_tokens"));
+    known.finished.push(Math.max(0, finishedOf(model) - finishedOf(known.last)) / elapsed);
     known.running.push(model.num_running);
     known.waiting.push(model.num_waiting);
     known.pages.push(shareOf(model));
     known.last = model;
-    for (const values of [known.at, known.output, known.prompt, known.running, known.waiting, known.pages]) values.splice(0, values.length - MAX_SAMPLES);
+    for (const values of [known.at, known.output, known.prompt, known.finished, known.running, known.waiting, known.pages]) values.splice(0, values.length - MAX_SAMPLES);
   }
 }
 
@@ -57,10 +65,24 @@ async function loadHistory(): Promise<void> {
     known.at.unshift(...at.slice(0, count));
     known.output.unshift(...past.output_tokens_per_s.slice(0, count));
     known.prompt.unshift(...past.prompt_tokens_per_s.slice(0, count));
+    known.finished.unshift(...past.finished_per_s.slice(0, count));
     known.running.unshift(...past.num_running.slice(0, count));
     known.waiting.unshift(...past.num_waiting.slice(0, count));
     known.pages.unshift(...past.held_pages_share.slice(0, count).map((share) => 100 * share));
   }
+}
+
+const RECENT_S = 10;
+
+// The mean of a rate over the last seconds: between two short requests, that since the last sample is often 0.
+function recent({ at }: History, rates: number[]): number {
+  const end = at.at(-1)!;
+  let [sum, time] = [0, 0];
+  for (let i = at.length - 1; i > 0 && (time === 0 || end - at[i]! < RECENT_S); i--) {
+    sum += rates[i]! * (at[i]! - at[i - 1]!);
+    time += at[i]! - at[i - 1]!;
+  }
+  return time > 0 ? sum / time : rates.at(-1)!;
 }
 
 let past: Promise<void> | null = null;
@@ -132,9 +154,10 @@ class ModelCard {
 
   #draw({ Chart }: typeof import("./charts.js")): void {
     const whole = (value: number): string => number(Math.round(value));
+    const rateOrWhole = (value: number): string => (Number.isInteger(value) ? number(value) : rate(value));
     const charts: Drawn = [
-      [new Chart({ title: "Tokens per second", series: [{ label: "generated", color: "--accent" }, { label: "prompt", color: "--second" }], text: whole }), ({ at, output, prompt }) => [at, output, prompt]],
-      [new Chart({ title: "Requests", series: [{ label: "running", color: "--accent" }, { label: "waiting", color: "--second" }], text: whole }), ({ at, running, waiting }) => [at, running, waiting]],
+      [new Chart({ title: "Tokens per second", series: [{ label: "generated", color: "--accent" }, { label: "prompt", color: "--second" }], text: rate }), ({ at, output, prompt }) => [at, output, prompt]],
+      [new Chart({ title: "Requests", series: [{ label: "running", color: "--accent" }, { label: "waiting", color: "--second" }, { label: "finished per second", color: "--good" }], text: rateOrWhole }), ({ at, running, waiting, finished }) => [at, running, waiting, finished]],
       [new Chart({ title: "KV cache pages in use (%)", series: [{ label: "in use", color: "--accent" }], most: 100, text: whole }), ({ at, pages: share }) => [at, share]],
     ];
     this.#drawn = charts;
@@ -156,7 +179,8 @@ class ModelCard {
       figures([
         ["Running", number(model.num_running)],
         ["Waiting", number(model.num_waiting)],
-        ["Tokens/s", number(Math.round(history.output.at(-1)!))],
+        ["Requests finished", number(finishedOf(model))],
+        [`Tokens/s, last ${RECENT_S} s`, rate(recent(history, history.output))],
         ["Generated tokens", number(model.num_output_tokens)],
         ["Prompt tokens", number(model.num_prompt_tokens)],
         ["Prefix cache hits", share],

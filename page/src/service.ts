@@ -32,6 +32,7 @@ export interface Model {
   num_prompt_tokens: number;
   num_cached_tokens: number;
   num_output_tokens: number;
+  num_finished: Record<string, number>; // requests by reason
   num_preemptions: number;
   window: string;
   latency: Record<"first_token_s" | "between_tokens_s" | "e2e_s", Percentiles | null>;
@@ -199,6 +200,7 @@ export const getStatus = async (): Promise<Status> => (await request("status")).
 export interface ModelHistory {
   at_s: number[];
   output_tokens_per_s: number[];
+  finished_per_s: number[];
   prompt_tokens_per_s: number[];
   num_running: number[];
   num_waiting: number[];

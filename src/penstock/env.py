@@ -10,8 +10,8 @@ from penstock.errors import InvalidArgumentError
 
 __all__ = [
     "cache_dir", "cache_max_bytes", "child_environment", "cpu_level", "enter_export_child", "in_export_child",
-    "library_path", "memory_share_bytes", "model_folders", "mpi_library", "op_libraries", "pass_on_op_library",
-    "rank_open_s", "state_dir", "use_reference",
+    "library_path", "memory_share_bytes", "model_folders", "mpi_library", "op_libraries", "pass_on_json_log",
+    "pass_on_op_library", "rank_open_s", "state_dir", "use_reference", "writes_json_log",
 ]  # fmt: skip
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "amx", "neon", "neon_dot")
@@ -79,6 +79,16 @@ def op_libraries() -> list[str]:
 def pass_on_op_library(path: str) -> None:
     """Add a library to ``PENSTOCK_OPS``, so that the processes that this one starts load it too."""
     os.environ["PENSTOCK_OPS"] = os.pathsep.join(dict.fromkeys([*op_libraries(), path]))
+
+
+def pass_on_json_log() -> None:
+    """Set ``PENSTOCK_LOG``, so that the processes that this one starts write their notes as lines of its log."""
+    os.environ["PENSTOCK_LOG"] = "json"
+
+
+def writes_json_log() -> bool:
+    """``PENSTOCK_LOG=json``: notes on the standard error are lines of JSON.  Penstock sets it for its workers."""
+    return os.environ.get("PENSTOCK_LOG") == "json"
 
 
 def enter_export_child() -> None:

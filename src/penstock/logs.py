@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
-__all__ = ["LOG", "JsonLines", "TextLines", "tell"]
+from penstock.env import writes_json_log
+
+__all__ = ["LOG", "JsonLines", "TextLines", "note", "tell"]
 
 LOG: Final = logging.getLogger("penstock.serving")
 
@@ -18,6 +22,20 @@ _encoded: Final = json.JSONEncoder(default=str).encode
 def tell(event: str, message: str, level: int = logging.INFO, **facts: Any) -> None:
     """Log an event of a model or a worker: ``event`` is its stable name for programs, ``message`` is for people."""
     LOG.log(level, message, extra={"facts": {"event": event, "message": message, **facts}})
+
+
+def note(program: str, message: str, level: int = logging.INFO) -> None:
+    """Write a note of a program for people to the standard error.
+
+    In a service whose log has JSON lines it is such a line, so that a reader of the log can parse the whole stream.
+    """
+    line = f"{program}: {message}"
+    if writes_json_log():
+        record = logging.LogRecord(LOG.name, level, "", 0, message, None, None)
+        record.facts = {"event": "note", "program": program, "message": message}
+        line = JsonLines().format(record)
+    with suppress(OSError):  # a full disk or a closed pipe must not end the program
+        print(line, file=sys.stderr, flush=True)
 
 
 class JsonLines(logging.Formatter):

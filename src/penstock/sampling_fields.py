@@ -25,6 +25,7 @@ MAX_ALLOWED: Final = 1 << 18
 """The limit on a list of token ids: as many as the largest vocabularies have."""
 MAX_STOP_IDS: Final = 4096
 MIN_PROBABILITY: Final = 1e-6
+MIN_SEED: Final = -(2**63)
 
 Bounds = tuple[float, float]
 Kind = Literal["integer", "number", "boolean", "strings", "token_ids", "biases"]
@@ -80,6 +81,14 @@ class SamplingField:
         """The bounds in words where the numbers would mislead; else ""."""
         return "a number above 0 and up to 1" if self.bounds == (MIN_PROBABILITY, 1) else ""
 
+    def within(self, value: Any) -> Any:
+        """Return a number as a request runs with it: a share of 0 as the smallest above it, and a negative seed as the
+        unsigned number of the same 64 bits.
+        """
+        if self.kind == "integer" and self.bounds[0] == MIN_SEED:
+            return value % 2**64
+        return max(value, MIN_PROBABILITY) if self.resolved_bounds == (MIN_PROBABILITY, 1) else value
+
 
 SAMPLING_FIELDS: Final = (
     SamplingField(
@@ -102,7 +111,8 @@ SAMPLING_FIELDS: Final = (
         help="Number of likeliest tokens to keep. 0 or -1 keeps all. Default: the model's own, else 0.",
     ),
     SamplingField(
-        name="top_p", kind="number", wire=5, bounds=(MIN_PROBABILITY, 1), off=1.0, dtype="f4", is_filter=True,
+        name="top_p", kind="number", wire=5, bounds=(0, 1), off=1.0, resolved_bounds=(MIN_PROBABILITY, 1),
+        dtype="f4", is_filter=True,
         help="Keep the smallest set of tokens whose probability reaches this. Default: the model's own, else 1.",
     ),
     SamplingField(
@@ -110,7 +120,8 @@ SAMPLING_FIELDS: Final = (
         help="Drop tokens below this share of the likeliest token's probability. Default: the model's own, else 0.",
     ),
     SamplingField(
-        name="typical_p", kind="number", wire=7, bounds=(MIN_PROBABILITY, 1), off=1.0, dtype="f4", is_filter=True,
+        name="typical_p", kind="number", wire=7, bounds=(0, 1), off=1.0, resolved_bounds=(MIN_PROBABILITY, 1),
+        dtype="f4", is_filter=True,
         help="Keep the tokens nearest to the expected surprise whose probability reaches this. "
         "Default: the model's own, else 1.",
     ),
@@ -143,7 +154,8 @@ SAMPLING_FIELDS: Final = (
         help="Strings that the answer must not contain.",
     ),
     SamplingField(
-        name="seed", kind="integer", wire=14, bounds=(0, 2**64 - 1), json_bounds=(0, 2**63 - 1), off=0, dtype="u8",
+        name="seed", kind="integer", wire=14, bounds=(MIN_SEED, 2**64 - 1), json_bounds=(MIN_SEED, 2**63 - 1), off=0,
+        resolved_bounds=(0, 2**64 - 1), dtype="u8",
         help="Seed of the random numbers. The same seed gives the same tokens in any batch. Default: a random one.",
     ),
     SamplingField(

@@ -247,6 +247,18 @@ def test_a_terminal_gets_lines_for_people_first():
         assert "Stopping" in terminal.rest()
 
 
+def test_a_log_of_json_has_nothing_else(tmp_path: Path) -> None:
+    """Notes of workers and of the end are lines of the log too, so that a reader can parse the whole stream."""
+    arguments = (DEMO, "--tp", 3, "--threads", 1, "--log-format", "json")
+    with serving(*arguments, cwd=tmp_path, program=("-m", "penstock", "serve")) as (process, _, _):
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    notes = [(line["program"], line["message"]) for line in lines if line.get("event") == "note"]
+    assert {program for program, _ in notes} == {"penstock", "penstock worker"}
+    assert all({"time", "level"} <= set(line) for line in lines)
+
+
 def test_json_logs_can_be_asked_for():
     with Terminal("serve", DEMO, "--port", 0, "--log-format", "json") as terminal:
         assert '{"time": ' in terminal.until("  try: curl ")

@@ -70,6 +70,23 @@ def test_reference_names_commands_metrics_and_codes(generated: dict[str, str]) -
     assert "### ModelInferRequest\n" in generated["reference/grpc.md"]
 
 
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        (("docker", "podman", "container image"), "guides/kubernetes.md"),
+        (("context length", "context window", "max_model_len", "n_ctx"), "guides/serving.md"),
+        (("json mode", "structured outputs", "function calling", "tools", "vision", "thinking"), "guides/limits.md"),
+        (("gpu", "cuda", "audio", "lora"), "guides/limits.md"),
+        (("cors", "http/1.0", "ipv6"), "guides/serving.md"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else value,
+)
+def test_what_people_search_for_is_on_a_page(words: tuple[str, ...], page: str) -> None:
+    text = (ROOT / "docs" / page).read_text().lower()
+    assert [word for word in words if word not in text] == []
+    assert page in (ROOT / "mkdocs.yml").read_text()
+
+
 def test_every_field_of_the_configuration_is_described(generated: dict[str, str]) -> None:
     missing = re.findall(r"^`(\w+)`: .*\n:   No description\.$", generated["reference/configuration.md"], re.MULTILINE)
     assert not missing

@@ -160,12 +160,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         text, option = _one_line(error), _option_at_fault(error, args, arguments)
         if option:
             text = _with_options(text, option, args)
-        print(f"penstock: {text}", file=sys.stderr)
+        _tell(text)
         _settle_stdout()
         is_elsewhere = isinstance(error, (OSError, UnavailableError))  # a file or a machine may be missing
         is_option = bool(option or text.startswith("--")) and not is_elsewhere
         return 2 if isinstance(error, InvalidArgumentError) or is_option else 1
     return status
+
+
+def _tell(text: str) -> None:
+    """Write an error; a service whose log has JSON lines writes it as one of them."""
+    from penstock.env import writes_json_log
+
+    if not writes_json_log():
+        print(f"penstock: {text}", file=sys.stderr)
+        return
+    import logging
+
+    from penstock.logs import note
+
+    note("penstock", text, logging.ERROR)
 
 
 def _complete() -> None:

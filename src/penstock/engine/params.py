@@ -54,7 +54,7 @@ class SamplingParams:
     ``min_tokens``: number of tokens before an end token or a stop string can end the answer.
     ``temperature``: 0 is greedy.
     ``top_k``: number of likeliest tokens to keep; 0 keeps all.
-    ``top_p``: keep the smallest set of tokens whose probability reaches it; 1 keeps all.
+    ``top_p``: keep the smallest set of tokens whose probability reaches it; 1 keeps all, 0 the likeliest token.
     ``min_p``: drop tokens below this share of the likeliest token's probability; 0 drops none.
     ``typical_p``: keep the tokens nearest to the expected surprise whose probability reaches it; 1 keeps all.
     ``repetition_penalty``: for tokens of the prompt and the answer; 1 is off.
@@ -62,7 +62,8 @@ class SamplingParams:
     ``logit_bias``: maps token ids to numbers from -100 to 100 that are added to their logits.
     ``allowed_token_ids``: the only tokens that are sampled; None allows all.
     ``bad_words``: strings that the answer must not contain.
-    ``seed``: the same seed gives the same tokens in any batch.  None draws a random seed, which the result reports.
+    ``seed``: the same seed gives the same tokens in any batch.  None draws a random seed, which the result reports;
+    a negative seed is reported as the unsigned number of the same 64 bits.
     ``n``: number of answers.  ``best_of``: generate that many and return the ``n`` likeliest per token.
     ``stop``: one string or several that end the text.  The text includes them only with
     ``include_stop_str_in_output``.
@@ -213,9 +214,9 @@ class ResolvedSampling:
         Naming a filter asks for sampling, so the temperature is then 1 instead of a greedy default.
         """
         values: dict[str, Any] = {}
-        for name in _FILLED:
-            value = getattr(params, name)
-            values[name] = getattr(defaults, name) if value is None else value
+        for row in _FILLED:
+            value = getattr(params, row.name)
+            values[row.name] = getattr(defaults, row.name) if value is None else row.within(value)
         if params.temperature is None and defaults.temperature == 0.0:
             values["temperature"] = 1.0 if any(getattr(params, name) is not None for name in _FILTERS) else 0.0
         if params.seed is None:
@@ -243,7 +244,7 @@ _RESOLVED_NUMBERS: Final = tuple(
     if row.kind in ("integer", "number")
 )
 _FILLED: Final = tuple(
-    row.name for row in _RESOLVED if row.kind in ("integer", "number") and row.row_name == row.name
+    row for row in _RESOLVED if row.kind in ("integer", "number") and row.row_name == row.name
 )  # fmt: skip
 """The numbers that a request takes from the caller, or else from the defaults."""
 _FILTERS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.is_filter)

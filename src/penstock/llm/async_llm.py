@@ -226,10 +226,13 @@ class AsyncLLM:
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
         options: RequestOptions | None = None,
+        *,
+        continue_final_message: bool = False,
         **sampling: Any,
     ) -> Result:
         """Answer a conversation as ``LLM.chat`` does.  Cancelling the caller aborts it."""
-        return await self.generate(await self._in_thread(self.llm.chat_prompt, messages), params, options, **sampling)
+        prompt_of = partial(self.llm.chat_prompt, continue_final_message=continue_final_message)
+        return await self.generate(await self._in_thread(prompt_of, messages), params, options, **sampling)
 
     async def score(
         self, prompts: Prompt | Sequence[Prompt], num_top: int = 0, *, options: RequestOptions | None = None

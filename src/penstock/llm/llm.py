@@ -456,15 +456,18 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         options: RequestOptions | None = None,
+        continue_final_message: bool = False,
         **sampling: Any,
     ) -> Result:
         """Answer messages with "role" and "content", rendered by the model's own chat template.
 
-        ``sampling``: as in ``generate``.  All messages are encoded in each call; for several turns see
-        ``conversation``.  Raises UnsupportedError if the model has no template.
+        ``sampling``: as in ``generate``.  ``continue_final_message``: continue the text of the last message instead of
+        beginning an answer.  All messages are encoded in each call; for several turns see ``conversation``.  Raises
+        UnsupportedError if the model has no template.
         """
         params = self._sampling(params, sampling, "chat")
-        return self.generate(self.chat_prompt(messages), params, options=options)
+        prompt = self.chat_prompt(messages, continue_final_message=continue_final_message)
+        return self.generate(prompt, params, options=options)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False) -> Conversation:
         """Return a conversation that begins with ``messages``.  It computes only what is new: see Conversation."""
@@ -472,11 +475,15 @@ class LLM:
 
         return Conversation(self, messages, drop_oldest=drop_oldest)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the token ids of messages, including the opening of the answer."""
-        from penstock.text.chat_template import encode_chat
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], *, continue_final_message: bool = False) -> list[int]:
+        """Return the token ids of messages, including the opening of the answer.
 
-        return encode_chat(self.tokenizer, messages)
+        ``continue_final_message``: they end after the text of the last message instead.
+        """
+        from penstock.text.chat_template import encode_chat
+        from penstock.text.continued_chat import encode_continued
+
+        return (encode_continued if continue_final_message else encode_chat)(self.tokenizer, messages)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Return logits [len, vocab] float32, one row for each position of the prompt."""

@@ -55,6 +55,10 @@ FIXED_HEADERS: Final[Headers] = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 ]
+_CORS_HEADERS: Final[Headers] = [
+    (b"access-control-expose-headers", b"x-request-id, retry-after"),
+    (b"vary", b"Origin"),
+]
 
 
 def new_id() -> str:
@@ -149,7 +153,7 @@ class Call:
         """Return the headers that each response has."""
         if not self.origin:
             return FIXED_HEADERS
-        return [*FIXED_HEADERS, (b"access-control-allow-origin", self.origin.encode()), (b"vary", b"Origin")]
+        return [*FIXED_HEADERS, (b"access-control-allow-origin", self.origin.encode()), *_CORS_HEADERS]
 
     async def reply(self, reply: Reply) -> None:
         """Send a whole response."""

@@ -26,6 +26,11 @@ __all__ = ["Gateway"]
 
 _HOST: Final = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]{1,255})|\[(?P<address>[0-9A-Fa-f:.]{2,45})\])(?::[0-9]{0,5})?")
 """A Host header (RFC 9110 section 7.2) without a user, path or zone."""
+_HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+_HEALTH: Final = frozenset({"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
+"""Health checks, whose clients may speak HTTP/1.0."""
+_MAPPED: Final = "::ffff:"
+"""The prefix of the address of an IPv4 client of a socket for both families."""
 _SINGLE_HEADERS: Final = (
     b"host", b"authorization", b"content-type", b"content-length", b"origin", b"content-encoding",
     b"inference-header-content-length",
@@ -49,7 +54,8 @@ class Gateway:
             raise RuntimeError(f"Unsupported protocol: {scope['type']}. This server accepts HTTP only.")
         headers = dict(scope["headers"])
         sink = scope.pop(SINK)  # popped, to avoid a reference cycle with the scope
-        call = self.admission.begin(headers, (scope.get("client") or ("",))[0], sink)
+        address = (scope.get("client") or ("",))[0].removeprefix(_MAPPED)
+        call = self.admission.begin(headers, address, sink)
         operation, status = None, 499  # the status if there is no response: the client left, or the service stops
         try:
             try:
@@ -71,12 +77,12 @@ class Gateway:
 
     def _let_in(self, call: Call, scope: Scope) -> Operation:
         """Return the requested operation after all checks that do not need the body."""
-        self.admission.check_origin(call, self._checked_host(call, scope))
         path = scope["path"]
         methods, call.path_values = self.routes.find(path)
         operation = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        self.admission.check_origin(call, self._checked_host(call, scope, path in _HEALTH))
         if call.origin and scope["method"] == "OPTIONS" and methods:
-            return _preflight(methods)
+            return _preflight(methods, call.headers.get(b"access-control-request-headers", b""))
         if operation is None or not operation.is_open:
             self.admission.check_key(call)
         if not methods:
@@ -90,10 +96,16 @@ class Gateway:
         self.admission.admit(call, operation)
         return operation
 
-    def _checked_host(self, call: Call, scope: Scope) -> str:
-        """Return the Host header in lower case; refuse a name that is not the server's (DNS rebinding)."""
+    def _checked_host(self, call: Call, scope: Scope, is_health: bool) -> str:
+        """Return the Host header in lower case; refuse a name that is not the server's (DNS rebinding).
+
+        HTTP/1.0 has no Host header.  No browser sends such a request; yet only a health check may omit the name where
+        names are checked.
+        """
         check_single(scope["headers"], call.headers, _SINGLE_HEADERS, "header")
         host = call.headers.get(b"host", b"").decode("latin-1").lower()
+        if not host and scope["http_version"] == "1.0" and (is_health or not self._hosts):
+            return ""
         if not host:
             raise RefusalError(400, "The Host header is missing.", code="invalid_header")
         name = _name_of(host)
@@ -179,14 +191,18 @@ class Gateway:
         return failure.status
 
 
-def _preflight(methods: Mapping[str, Operation]) -> Operation:
-    """Return the operation that answers a CORS preflight: it needs no key, and lists only the methods of the route."""
+def _preflight(methods: Mapping[str, Operation], names: bytes) -> Operation:
+    """Return the operation that answers a CORS preflight: it needs no key, and lists only the methods of the route.
+
+    ``names``: the headers that the page wants to send.  All of them are allowed, because the origin is.
+    """
     route = next(iter(methods.values())).path  # not the path of the request: metrics have it as a label
+    allowed = names if _HEADER_NAMES.fullmatch(names) else b"authorization, content-type, x-request-id"
 
     async def answer(call: Call) -> Reply:
         headers = [
             (b"access-control-allow-methods", ", ".join(methods).encode()),
-            (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
+            (b"access-control-allow-headers", allowed),
             (b"access-control-max-age", b"600"),
         ]
         return Reply(204, b"", headers=headers)

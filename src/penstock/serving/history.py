@@ -15,7 +15,8 @@ __all__ = ["MAX_SAMPLES", "History", "Series"]
 MAX_SAMPLES: Final = 720  # even, so that pairs can be merged
 """The number of samples of a model.  Twelve minutes have a sample a second; a day has one every two minutes."""
 _SAMPLE_S: Final = 1.0
-_COLUMNS: Final = ("output_tokens_per_s", "prompt_tokens_per_s", "num_running", "num_waiting", "held_pages_share")
+_RATES: Final = ("output_tokens_per_s", "prompt_tokens_per_s", "finished_per_s")
+_COLUMNS: Final = (*_RATES, "num_running", "num_waiting", "held_pages_share")
 
 
 @dataclass
@@ -58,7 +59,7 @@ class History:
     def __init__(self, models: Models, started: float) -> None:
         self._models = models
         self._started = self._sampled = started
-        self._counts: dict[str, tuple[int, int]] = {}
+        self._counts: dict[str, tuple[int, ...]] = {}
         self.series: dict[str, Series] = {}
 
     async def run(self) -> None:
@@ -77,7 +78,7 @@ class History:
             figures = backend.figures()
             if figures is None:
                 continue
-            counts = (figures.num_output_tokens, figures.num_prompt_tokens)
+            counts = (figures.num_output_tokens, figures.num_prompt_tokens, sum(figures.num_finished.values()))
             before = self._counts.get(name, counts)
             self._counts[name] = counts
             # A worker that was replaced counts from 0 again.

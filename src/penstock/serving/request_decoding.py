@@ -7,8 +7,9 @@ was expected and what was found.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_origin
 
 import msgspec
 from msgspec import inspect
@@ -19,10 +20,13 @@ from penstock.errors import InvalidFileError
 from penstock.serving.json_bounds import check_counts
 from penstock.validation import nearest
 
-__all__ = ["converted", "decode_body", "misfit_of", "refused"]
+__all__ = ["EMPTY", "check_refused", "converted", "decode_body", "misfit_of", "refused"]
 
 T = TypeVar("T")
+EMPTY: Final[Sequence[Any]] = (False, 0, "", [], {})
+"""The empty values of JSON beside null."""
 _WHY: Final = "why"
+_ACCEPTED: Final = "accepted"
 _MAX_PARAM_CHARS: Final = 200
 _PYTHON_TYPES: Final[dict[type[inspect.Type], tuple[type, ...]]] = {
     inspect.NoneType: (type(None),),
@@ -42,14 +46,50 @@ def _type_info(kind: Any) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def refused(why: str = "") -> Any:
-    """Return the type of a field that is known, but not supported: only null or [], which some clients always send.
+def refused(why: str = "", values: Sequence[Any] = EMPTY) -> Any:
+    """Return the type of a field that is known, but not supported: it accepts null and ``values``.
 
-    ``why`` says what to use instead.
+    ``values`` ask for nothing: by default the empty ones, which some clients always send.  ``why`` says what to use
+    instead.  ``check_refused`` checks the field, because msgspec has no type for it.
     """
-    text = f"Not supported{': ' if why else ''}{why}."
-    nothing = Annotated[list[Any], msgspec.Meta(max_length=0)] | None
-    return Annotated[nothing, msgspec.Meta(description=text, extra={_WHY: why})]
+    accepted = [None, *values]
+    meta = msgspec.Meta(
+        description=f"Not supported{': ' if why else ''}{why}.",
+        extra={_WHY: why, _ACCEPTED: accepted},
+        extra_json_schema={"enum": accepted},
+    )
+    return Annotated[Any, meta]
+
+
+def check_refused(body: msgspec.Struct) -> None:
+    """Raise ValueError if a refused field of a struct has a value that asks for something.
+
+    While msgspec decodes, this becomes a ValidationError with the place of the struct, and ``misfit_of`` names the
+    field.
+    """
+    for name, accepted in _refused_fields(type(body)):
+        value = getattr(body, name)
+        if value is not None and not _is_among(value, accepted):
+            raise ValueError(name)
+
+
+@cache
+def _refused_fields(kind: type[msgspec.Struct]) -> list[tuple[str, Sequence[Any]]]:
+    """Return the name of each refused field of a struct and the values that it accepts."""
+    types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    extras = {name: _refusal_of(_type_info(type_)) for name, type_ in types.items() if get_origin(type_) is Annotated}
+    return [(name, extra[_ACCEPTED]) for name, extra in extras.items() if extra is not None]
+
+
+def _refusal_of(info: inspect.Type) -> dict[str, Any] | None:
+    """Return what ``refused`` has noted about a type; None for another type."""
+    extra = info.extra if isinstance(info, inspect.Metadata) else None
+    return extra if extra is not None and _WHY in extra else None
+
+
+def _is_among(value: Any, accepted: Sequence[Any]) -> bool:
+    """Return True if JSON has the same value among ``accepted``; true is not 1, and false not 0."""
+    return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in accepted)
 
 
 def decode_body(data: bytes, kind: type[T]) -> T:
@@ -152,9 +192,9 @@ def _member_misfit(info: inspect.StructType, value: Any, path: str) -> MisfitErr
             message = f"Unknown field of {info.cls.__name__}: {prefix}{show(name)[1:-1]}.{hint}"
             return MisfitError(f"{prefix}{name}"[:_MAX_PARAM_CHARS], message, "unknown")
     for name, item in value.items():
-        own = fields[name].type
-        why = (own.extra or {}).get(_WHY) if isinstance(own, inspect.Metadata) else None
-        if why is not None and item is not None and item != []:
+        refusal = _refusal_of(fields[name].type)
+        if refusal is not None and not _is_among(item, refusal[_ACCEPTED]):
+            why = refusal[_WHY]
             message = f"{prefix}{name} is not supported{': ' if why else ''}{why}"
             return MisfitError(f"{prefix}{name}", message, "unsupported")
     for name, field in fields.items():
@@ -179,6 +219,8 @@ def _value_misfit(info: inspect.Type, value: Any, path: str) -> MisfitError:
     if isinstance(own, (inspect.StrType, inspect.ListType, inspect.DictType)) and _has_type(own, value):
         low, high, count = own.min_length or 0, own.max_length, len(value)
         if count < low or (high is not None and count > high):
+            if high == 0:  # another type is meant, which some clients replace by []
+                return MisfitError(path, f"{name}: expected {_expected(info)}, got {show(value)}")
             if isinstance(own, inspect.ListType) and value and not _fits(own.item_type, value[0]):
                 return _value_misfit(own.item_type, value[0], f"{path}[0]")  # a wrong type before a wrong length
             what, unit = _LENGTHS[type(own)]
@@ -216,7 +258,9 @@ def _expected(info: inspect.Type) -> str:
             return _expected(info.type)
         case inspect.UnionType():
             return " or ".join(
-                _expected(alternative) for alternative in info.types if not isinstance(alternative, inspect.NoneType)
+                _expected(alternative)
+                for alternative in info.types
+                if not isinstance(alternative, inspect.NoneType) and getattr(alternative, "max_length", None) != 0
             )
         case inspect.BoolType():
             return "true or false"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -12,7 +12,7 @@ from penstock.api_errors import MisfitError
 from penstock.config import show
 from penstock.engine.options import MAX_PRIORITY, MAX_SALT_CHARS
 from penstock.sampling_fields import SAMPLING_FIELDS, SamplingField
-from penstock.serving.request_decoding import converted, refused
+from penstock.serving.request_decoding import check_refused, converted
 from penstock.validation import MAX_BIASES, MAX_STRING_CHARS, MAX_STRINGS, MAX_TOKEN
 
 __all__ = [
@@ -20,20 +20,27 @@ __all__ = [
     "ServingFields", "Token", "TokenIds", "checked_prompts", "extended",
 ]  # fmt: skip
 
-MAX_PROMPTS: Final = 256
+MAX_PROMPTS: Final = 2048
+"""The limit of OpenAI's API on the inputs of a request for embeddings."""
 MAX_NAME_CHARS: Final = 256
 MAX_TIMEOUT_S: Final = 86400.0
 _PIECE: Final = 1 << 14
 
 Token = Annotated[int, Meta(ge=0, le=MAX_TOKEN)]
 TokenIds = Annotated[list[Token], Meta(min_length=1)]
-String = Annotated[str, Meta(min_length=1, max_length=MAX_STRING_CHARS)]
+String = Annotated[str, Meta(max_length=MAX_STRING_CHARS)]
 Strings = String | Annotated[list[String], Meta(max_length=MAX_STRINGS)]
 _BiasKey = Annotated[str, Meta(pattern=r"^[0-9]{1,10}\Z")]
+_NoBiases = Annotated[list[int], Meta(max_length=0)]
+"""llama.cpp's ``logit_bias`` is a list, which its clients send empty."""
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of a request or of a response.  In a request, a null field counts as absent unless it is required."""
+
+    def __post_init__(self) -> None:
+        """Check the fields that are not supported."""
+        check_refused(self)
 
 
 def _type_of(row: SamplingField) -> Any:
@@ -44,7 +51,8 @@ def _type_of(row: SamplingField) -> Any:
         "boolean": bool,
         "strings": Strings,
         "token_ids": Annotated[list[Token], Meta(min_length=row.min_items or None, max_length=row.max_items)],
-        "biases": Annotated[dict[_BiasKey, Annotated[float, Meta(ge=low, le=high)]], Meta(max_length=MAX_BIASES)],
+        "biases": Annotated[dict[_BiasKey, Annotated[float, Meta(ge=low, le=high)]], Meta(max_length=MAX_BIASES)]
+        | _NoBiases,
     }
     return types[row.kind]
 
@@ -59,18 +67,21 @@ def _field_of(name: str, row: SamplingField) -> tuple[str, Any, None]:
 
 
 def extended(
-    name: str, base: type[Body], sampling: dict[str, str] | Iterable[str] = (), refusals: dict[str, str] | None = None
+    name: str,
+    base: type[Body],
+    sampling: dict[str, str] | Iterable[str] = (),
+    fields: Mapping[str, Any] | None = None,
 ) -> type[Body]:
     """Return a struct ``name`` with the fields of ``base`` and more.
 
-    ``sampling``: names of sampling fields, or a mapping from names in the body to them.  ``refusals``: fields that are
-    refused, separated by spaces, with the reason.
+    ``sampling``: names of sampling fields, or a mapping from names in the body to them.  ``fields``: types of further
+    fields, which may be absent, by their names, separated by spaces.
     """
     rows = sampling if isinstance(sampling, dict) else {field: field for field in sampling}
-    fields: list[Any] = [_field_of(field, _ROWS[of]) for field, of in rows.items()]
-    for names, why in (refusals or {}).items():
-        fields += [(field, refused(why), None) for field in names.split()]
-    struct: Any = msgspec.defstruct(name, fields, bases=(base,), kw_only=True, forbid_unknown_fields=True)
+    added: list[Any] = [_field_of(field, _ROWS[of]) for field, of in rows.items()]
+    for names, type_ in (fields or {}).items():
+        added += [(field, type_, None) for field in names.split()]
+    struct: Any = msgspec.defstruct(name, added, bases=(base,), kw_only=True, forbid_unknown_fields=True)
     kind: type[Body] = struct
     return kind
 
@@ -101,6 +112,7 @@ class ServingFields(Body, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a prompt of no tokens, which the type cannot exclude."""
+        super().__post_init__()
         if self.truncate_prompt_tokens == 0:
             name = "truncate_prompt_tokens"
             raise MisfitError(name, f"{name}: expected -1 or an integer above 0, got 0")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from penstock.errors import InvalidFileError
-from penstock.logs import tell
+from penstock.logs import note, tell
 from penstock.serving.http.listener import Listener, check_tls
 from penstock.serving.http.open_files import fitting_connections, raise_limit
 from penstock.serving.model_changes import Changes
@@ -107,7 +107,7 @@ async def run_service(settings: ServiceSettings) -> int:
         if serving.done():
             serving.result()
         if signals.first is not None:
-            _say(f"penstock: {signals.first.name}. Stopping: waiting for open requests.", sys.stderr)
+            note("penstock", f"{signals.first.name}. Stopping: waiting for open requests.")
         loading.cancel()
         await changes.close()
         await _drain(models, servables, stop_now)

@@ -14,6 +14,7 @@ from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
 from penstock.errors import UnsupportedError
 from penstock.llm.backend import tokenizer_of
+from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.admission import deadline_s
 from penstock.serving.request_fields import SAMPLING
 from penstock.text.cut import encode_text
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         Message,
         RerankRequest,
         ScoreRequest,
+        TokenizeRequest,
     )
     from penstock.serving.request_fields import SamplingFields, ServingFields
     from penstock.text.tokenizer import Tokenizer
@@ -40,7 +42,8 @@ __all__ = [
     "text_request", "vector_ids",
 ]  # fmt: skip
 
-MAX_ANSWERS: Final = 1024
+MAX_ANSWERS: Final = 2048
+_STRINGS: Final = {row.name for row in SAMPLING_FIELDS if row.kind == "strings"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ async def chat_request(call: Call) -> EngineRequest:
     """Translate a ChatCompletionRequest."""
     body: ChatCompletionRequest = call.body
     backend = call.model(body.model)
-    ids = await chat_ids(backend, body.messages, body.add_generation_prompt is not False)
+    ids = await chat_ids(backend, body.messages, body)
     ids = _cut(ids, backend.card.max_len, body)
     _check_fits(backend, ids, "messages")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
@@ -188,8 +191,10 @@ def _too_long(what: str, backend: Backend, field: str) -> RefusalError:
     return RefusalError(400, message, param=field, code="context_length_exceeded")
 
 
-async def chat_ids(backend: Backend, messages: Sequence[Message], is_open: bool) -> list[int]:
-    """Return the token ids of a conversation; ``is_open`` adds the beginning of the assistant's message."""
+async def chat_ids(
+    backend: Backend, messages: Sequence[Message], body: ChatCompletionRequest | TokenizeRequest
+) -> list[int]:
+    """Return the token ids of a conversation, and of the beginning of the assistant's message if it is asked for."""
     tokenizer = tokenizer_of(backend)
     if tokenizer.chat_template is None:
         raise UnsupportedError("This model has no chat template. Use /v1/completions.")
@@ -197,7 +202,9 @@ async def chat_ids(backend: Backend, messages: Sequence[Message], is_open: bool)
     if num_chars > await _bound(backend, tokenizer, num_chars):
         raise _too_long(f"messages have {num_chars} characters", backend, "messages")
     plain = [_plain(message) for message in messages]
-    text = await asyncio.to_thread(_render, tokenizer, plain, is_open)  # rendering may be slow for a short text
+    continues = bool(body.continue_final_message)
+    is_open = body.add_generation_prompt is not False
+    text = await asyncio.to_thread(_render, tokenizer, plain, is_open, continues)  # may be slow for a short text
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
     return ids
 
@@ -214,18 +221,29 @@ def _text(message: Message) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], is_open: bool) -> str:
+def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], is_open: bool, continues: bool) -> str:
     from penstock.text.chat_template import render_chat
+    from penstock.text.continued_chat import render_continued
 
     template = tokenizer.chat_template or ""
+    if continues:
+        return render_continued(template, messages, tokenizer.special_tokens)
     return render_chat(template, messages, tokenizer.special_tokens, add_generation_prompt=is_open)
 
 
 def _sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:
-    """Return the sampling parameters of a body; ``beyond`` are fields that a route has under other names."""
+    """Return the sampling parameters of a body; ``beyond`` are fields that a route has under other names.
+
+    Empty strings and an empty list of biases, which ask for nothing, are left out.
+    """
     values = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if values.get("top_k") == -1:
         values["top_k"] = 0
+    for name in _STRINGS & values.keys():
+        several = [values[name]] if isinstance(values[name], str) else values[name]
+        values[name] = [text for text in several if text]
+    if not values.get("logit_bias", True):
+        del values["logit_bias"]
     return SamplingParams(**values | beyond)
 
 

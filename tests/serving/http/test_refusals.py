@@ -19,18 +19,17 @@ LENGTHS = [
     (
         CompletionRequest,
         {"prompt": "x", "stop": "a" * 4097},
-        "stop: expected a string of 1 to 4096 characters, got 4097",
+        "stop: expected a string of 0 to 4096 characters, got 4097",
     ),
-    (CompletionRequest, {"prompt": "x", "stop": ""}, "stop: expected a string of 1 to 4096 characters, got 0"),
     (
         CompletionRequest,
         {"prompt": "x", "bad_words": ["a"] * 65},
         "bad_words: expected a list of 0 to 64 items, got 65",
     ),
-    (CompletionRequest, {"prompt": ["x"] * 257}, "prompt: expected a list of 1 to 256 items, got 257"),
-    (CompletionRequest, {"prompt": [[1]] * 257}, "prompt: expected a list of 1 to 256 items, got 257"),
-    (CompletionRequest, {"prompt": []}, "prompt: expected a list of 1 to 256 items, got 0"),
-    (EmbeddingRequest, {"input": ["x"] * 257}, "input: expected a list of 1 to 256 items, got 257"),
+    (CompletionRequest, {"prompt": ["x"] * 2049}, "prompt: expected a list of 1 to 2048 items, got 2049"),
+    (CompletionRequest, {"prompt": [[1]] * 2049}, "prompt: expected a list of 1 to 2048 items, got 2049"),
+    (CompletionRequest, {"prompt": []}, "prompt: expected a list of 1 to 2048 items, got 0"),
+    (EmbeddingRequest, {"input": ["x"] * 2049}, "input: expected a list of 1 to 2048 items, got 2049"),
     (EmbeddingRequest, {"input": ""}, "input: expected a string of 1 or more characters, got 0"),
     (
         ChatCompletionRequest,

@@ -50,7 +50,7 @@ def test_no_field_names_a_file_an_address_or_code():
         "query", "documents", "documents.text", "text_1", "text_2", "instruction",
         "prompt_name",  # of those in the model's own file
         "prompt_cache_key",  # hashed, to choose a worker
-        "metadata", "safety_identifier",  # which have no effect
+        "metadata", "safety_identifier", "prompt_cache_retention", "dry_sequence_breakers",  # which have no effect
     }  # fmt: skip
     bodies = [operation.body for operation in operations() if operation.body is not None]
     texts = {path.removeprefix("parameters.") for body in bodies for path in texts_of(inspect.type_info(body), "")}

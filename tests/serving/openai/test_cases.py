@@ -84,14 +84,14 @@ def test_every_field_of_sampling_is_honoured(demo, serve, llm, make_llm, name):
     ("fields", "param"),
     [
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": False, "stream_options": {}}, "stream_options"),
         ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
         ({"stream": True, "stream_options": True}, "stream_options"),
         ({"stream": True, "logprobs": 30}, "logprobs"),
         ({"stream": "yes"}, "stream"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"seed": 2**63}, "seed"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"top_p": -0.1}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
@@ -111,9 +111,9 @@ def test_every_field_of_sampling_is_honoured(demo, serve, llm, make_llm, name):
         ({"best_of": 2, "n": 3}, "best_of"),
         ({"max_tokens": 0, "echo": True, "best_of": 2}, "best_of"),
         ({"structured_outputs": {"regex": "[.*"}}, "structured_outputs"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.type"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"kv_transfer_params": {}}, "kv_transfer_params"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
     ],
 )
 def test_unsupported_completion_fields_are_refused(demo, fields, param):

@@ -217,7 +217,7 @@ def test_embeddings(client, llm):
         ({"n": 1000}, "n"),
         ({"extra_body": {"foo": 1}}, "foo"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"stop": [""]}, "stop[0]"),
+        ({"stop": [1]}, "stop[0]"),
     ],
 )
 def test_a_refusal_names_the_field(client, fields, param):

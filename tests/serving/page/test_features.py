@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.http_service import until
@@ -23,6 +25,7 @@ def describe(page, *, schema: dict, tools: dict) -> None:
         description = response.json()
         fields = description["components"]["schemas"]["ChatCompletionRequest"]["properties"]
         fields |= {"response_format": schema, "tools": tools}
+        description["components"]["schemas"]["Nothing"] = {"type": "null"}
         route.fulfill(response=response, json=description)
 
     page.route("**/openapi.json", changed)
@@ -40,6 +43,38 @@ def test_controls_that_the_service_lacks_are_not_there(serve, visit):
     page.wait_for_timeout(200)
     for name in ("tabs", "tab-schema", "tab-tools", "of-schema", "of-tools"):
         assert page.locator(f"#{name}").is_hidden()
+
+
+REFUSED_TOOLS = {
+    "description": {"anyOf": [{"type": "array", "items": {}, "maxItems": 0}, {"type": "null"}]},
+    "empty values": {"enum": [None, False, 0, "", [], {}]},
+    "no items": {"type": ["array", "null"], "items": False},
+    "a name": {"$ref": "#/components/schemas/Nothing"},
+    "not": {"type": "array", "not": {"type": "array"}},
+}
+
+
+@pytest.mark.parametrize("tools", REFUSED_TOOLS.values(), ids=REFUSED_TOOLS)
+def test_tools_that_are_refused_are_not_offered(serve, visit, tools):
+    """The meaning of the schema decides, not its words: a list that must be empty takes no tools."""
+    page = visit(serve("fake").url)
+    describe(page, schema={"properties": {"type": {"enum": ["text", "json_schema"]}}}, tools=tools)
+    open_panel(page)
+    page.locator("#tab-schema").wait_for()  # the description has been read
+    assert page.locator("#tab-tools").is_hidden()
+
+
+def test_the_page_offers_what_this_service_takes(serve, visit):
+    """Without tabs as long as the service refuses tools and formats; both are refused by value."""
+    service = serve("fake")
+    user = [{"role": "user", "content": "x"}]
+    assert service.refused("/v1/chat/completions", messages=user, tools=json.loads(TOOLS))[0] == 400
+    page = visit(service.url)
+    open_panel(page)
+    page.locator("#of-sampling").wait_for()
+    page.wait_for_function("performance.getEntriesByName(new URL('openapi.json', location).href).length > 0")
+    assert page.locator("#tabs").is_hidden()
+    assert page.locator("#tab-tools").is_hidden()
 
 
 def test_a_schema_is_sent(serve, visit, script):

@@ -84,6 +84,69 @@ def test_every_view_is_readable(serve, visit, script, width, height, scheme):
     assert "The charts begin " in page.inner_text("#live")
 
 
+def test_the_start_view_says_how_to_begin(serve, visit, script):
+    page = visit(serve("fake").url)
+    script(page, "An answer.")
+    page.locator("#start").wait_for()
+    assert page.inner_text("#start-name") == "fake"
+    example = page.locator("#start-examples button").first
+    text = example.inner_text()
+    example.click()
+    assert page.input_value("#prompt") == text
+    assert page.locator("#log").is_hidden()
+    page.press("#prompt", "Enter")
+    page.locator(".foot").wait_for()
+    assert page.locator("#start").is_hidden()
+    assert page.inner_text("article.user .text") == text
+    page.click("#fresh")
+    page.locator("#start").wait_for()
+
+
+@SCREENS
+def test_controls_of_a_message_are_on_one_line(serve, visit, width, height):
+    page = visit(serve("fake").url, width, height)
+    page.locator("#model:enabled").wait_for()
+    edges = page.evaluate(
+        """() => ["attach", "prompt", "send"].map((id) => {
+            const {top, bottom} = document.getElementById(id).getBoundingClientRect();
+            return [Math.round(top), Math.round(bottom)];
+        })"""
+    )
+    assert len(set(map(tuple, edges))) == 1
+
+
+def test_deleting_all_is_apart_from_the_rest(serve, visit):
+    page = visit(serve("fake").url)
+    if page.locator("#list").is_hidden():
+        page.click("#show-list")
+    line = "(id) => [...document.getElementById(id).parentElement.children].map((element) => element.id)"
+    assert page.evaluate(line, "delete-all") == ["delete-all"]
+    boxes = [page.locator(f"#{name}").bounding_box() for name in ("export-all", "import", "delete-all")]
+    assert boxes[2]["y"] >= max(box["y"] + box["height"] for box in boxes[:2])
+
+
+def test_figures_beside_traffic_are_not_zero(serve, visit):
+    """A request that ends between two samples is counted, and tokens per second are a mean over several samples."""
+    service = serve("fake")
+    page = visit(service.url)
+    page.click("#show-live")
+    page.locator(".figures").wait_for()
+    for _ in range(3):
+        service.post("/v1/completions", prompt="the cat", max_tokens=5, ignore_eos=True)
+    figures = """() => Object.fromEntries([...document.querySelectorAll(".figures > div")].map(
+        (pair) => [pair.querySelector("dt").textContent, pair.querySelector("dd").textContent]))"""
+    until(lambda: page.evaluate(figures)["Requests finished"] == "3")
+    until(lambda: page.evaluate(figures)["Tokens/s, last 10 s"] != "0")
+    samples: set[str] = set()  # further ones, in which nothing happens
+    until(
+        lambda: (
+            len(samples | {page.inner_text("#service")}) > len(samples) > 2 or samples.add(page.inner_text("#service"))
+        )
+    )
+    assert page.evaluate(figures)["Tokens/s, last 10 s"] != "0"
+    assert "finished per second" in page.locator(".chart [role=img]").nth(1).get_attribute("aria-label")
+
+
 @SCHEMES
 def test_the_theme_is_chosen_and_kept(serve, visit, scheme):
     page = visit(serve("fake").url, color_scheme=scheme)

@@ -262,6 +262,7 @@ def run(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it by reloading its keys
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC writes its own lines between the JSON lines of the log
+    from penstock.env import pass_on_json_log
     from penstock.logs import JsonLines, TextLines
     from penstock.runtime.ranks.stage_server import reserved_port
     from penstock.serving.service import run_service
@@ -271,6 +272,9 @@ def run(args: argparse.Namespace) -> int:
     is_text = args.log_format == "text" or (args.log_format == "auto" and sys.stderr.isatty())
     handler.setFormatter(TextLines() if is_text else JsonLines())
     logging.basicConfig(level=args.log.upper(), handlers=[handler])
+    logging.captureWarnings(True)
+    if not is_text:
+        pass_on_json_log()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if sys.stdout.isatty():  # the addresses follow when the models are ready
         print(f"penstock {__version__} opens {', '.join(args.models)}. Ctrl-C stops it.", flush=True)

@@ -92,8 +92,13 @@ class Listener:
             self._socket = self._unix.socket
             return f"unix:{self._unix.path}"
         try:
-            family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-            self._socket = socket.create_server((settings.host, settings.port), family=family, backlog=1024)
+            is_ipv6 = ":" in settings.host
+            self._socket = socket.create_server(
+                (settings.host, settings.port),
+                family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+                backlog=1024,
+                dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),  # "::" means all addresses of both families
+            )
         except OSError as error:
             address = f"{settings.host}:{settings.port}"
             if error.errno == errno.EADDRINUSE:  # its own text has the address again

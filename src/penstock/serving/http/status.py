@@ -108,6 +108,7 @@ class ModelHistory(Body):
     at_s: list[_Seconds]
     output_tokens_per_s: list[_Seconds]
     prompt_tokens_per_s: list[_Seconds]
+    finished_per_s: list[_Seconds]
     num_running: list[_Seconds]
     num_waiting: list[_Seconds]
     held_pages_share: list[Annotated[float, Meta(ge=0, le=1)]]

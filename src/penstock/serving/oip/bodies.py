@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from penstock.serving.oip.tensor_codec import MAX_DIMS, MAX_ID_CHARS, MAX_NAME_CHARS, MAX_TENSORS
+from penstock.serving.request_decoding import refused
 from penstock.serving.request_fields import MAX_TIMEOUT_S, Body, SamplingFields, TokenIds, extended
 from penstock.tensors import DTYPES
 from penstock.validation import MAX_TOKEN
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 else:
     Datatype = Literal[tuple(DTYPES)]
     ConfigType = Literal[tuple(CONFIG_TYPES.values())]
-    _InferFields = extended("InferFields", SamplingFields, ("best_of",), {"echo logprobs": "use /v1/completions"})
+    _InferFields = extended(
+        "InferFields", SamplingFields, ("best_of",), {"echo logprobs": refused("use /v1/completions", [False])}
+    )
 Count = Annotated[int, Meta(ge=0)]
 _Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Microseconds = Annotated[int, Meta(ge=1000, le=int(MAX_TIMEOUT_S * 1e6))]

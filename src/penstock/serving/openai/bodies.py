@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from msgspec import Meta
 
 from penstock.api_errors import refuse_if
+from penstock.serving.openai import other_fields
+from penstock.serving.openai.other_fields import WITHOUT_EFFECT
 from penstock.serving.request_fields import (
     MAX_NAME_CHARS,
     MAX_PROMPTS,
@@ -38,48 +40,52 @@ _Count = Annotated[int, Meta(ge=1, le=MAX_TOKEN)]
 if TYPE_CHECKING:
     _CompletionFields = SamplingFields
     _ChatFields = SamplingFields
+    _EmbeddingFields = ServingFields
+    _RerankFields = ServingFields
+    _ScoreFields = ServingFields
+    _ClassifyFields = ServingFields
+    _StreamFields = Body
     _MessageFields = Body
     _PartFields = Body
     _FormatFields = Body
+    _TokenizeFields = Body
 else:
     _CompletionFields = extended(
-        "CompletionFields",
-        SamplingFields,
-        ("best_of", "echo", "logprobs"),
-        {
-            "suffix": "text can only be appended to the prompt",
-            "prompt_logprobs": "use echo with logprobs",
-            "response_format structured_outputs guided_json guided_regex guided_choice": "",
-            "use_beam_search length_penalty prompt_embeds": "",
-        },
+        "CompletionFields", SamplingFields, ("best_of", "echo", "logprobs"), other_fields.COMPLETION
     )
-    _ChatFields = extended(
-        "ChatFields",
-        SamplingFields,
-        {"top_logprobs": "logprobs"},
-        {
-            "chat_template chat_template_kwargs": "the model's own template is always used",
-            "tools functions function_call": "",
-            "structured_outputs guided_json guided_regex guided_choice": "",
-            "continue_final_message audio prediction web_search_options": "",
-            "best_of echo prompt_logprobs use_beam_search length_penalty": "",
-        },
-    )
-    _MessageFields = extended(
-        "MessageFields",
-        Body,
-        refusals={"tool_calls tool_call_id function_call refusal audio reasoning_content annotations": ""},
-    )
-    _PartFields = extended(
-        "PartFields", Body, refusals={"image_url input_audio audio_url video_url file": "only text input is supported"}
-    )
-    _FormatFields = extended("FormatFields", Body, refusals={"json_schema": "answers are plain text"})
+    _ChatFields = extended("ChatFields", SamplingFields, {"top_logprobs": "logprobs"}, other_fields.CHAT)
+    _EmbeddingFields = extended("EmbeddingFields", ServingFields, fields=other_fields.EMBEDDING)
+    _RerankFields = extended("RerankFields", ServingFields, fields=other_fields.RERANK)
+    _ScoreFields = extended("ScoreFields", ServingFields, fields=other_fields.SCORE)
+    _ClassifyFields = extended("ClassifyFields", ServingFields, fields=other_fields.CLASSIFY)
+    _StreamFields = extended("StreamFields", Body, fields=other_fields.STREAM_OPTIONS)
+    _MessageFields = extended("MessageFields", Body, fields=other_fields.MESSAGE)
+    _PartFields = extended("PartFields", Body, fields=other_fields.CONTENT_PART)
+    _FormatFields = extended("FormatFields", Body, fields=other_fields.FORMAT)
+    _TokenizeFields = extended("TokenizeFields", Body, fields=other_fields.TOKENIZE)
+
+_TokenNames = Annotated[
+    bool | None, Meta(description="In logprobs, write each token as `token_id:N` instead of its text. Default: false.")
+]
+_Continue = Annotated[
+    bool | None,
+    Meta(
+        description="Continue the text of the last message instead of beginning an answer. Default: false. "
+        "Not together with add_generation_prompt, whose default is then false."
+    ),
+]
 
 
-class StreamOptions(Body):
+class StreamOptions(_StreamFields):
     """Options of a stream."""
 
     include_usage: bool | None = None
+
+
+class ResponseFormat(_FormatFields, kw_only=True):
+    """The format of an answer."""
+
+    type: Literal["text"]
 
 
 class CompletionRequest(_CompletionFields, kw_only=True):
@@ -89,6 +95,8 @@ class CompletionRequest(_CompletionFields, kw_only=True):
     model: _Model = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    return_tokens_as_token_ids: _TokenNames = None
 
     def __post_init__(self) -> None:
         """Check what the types cannot express."""
@@ -130,15 +138,6 @@ _Note = Annotated[str, Meta(max_length=512)]
 _Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], _Note], Meta(max_length=16)]
 
 
-_WITHOUT_EFFECT: Final = Meta(description="Accepted for OpenAI's clients; it has no effect.")
-
-
-class ResponseFormat(_FormatFields, kw_only=True):
-    """The format of an answer."""
-
-    type: Literal["text"]
-
-
 class ChatCompletionRequest(_ChatFields, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -152,18 +151,19 @@ class ChatCompletionRequest(_ChatFields, kw_only=True):
         None
     )
     add_generation_prompt: bool | None = None
+    continue_final_message: _Continue = None
+    return_tokens_as_token_ids: _TokenNames = None
     response_format: ResponseFormat | None = None
-    modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
-    tool_choice: Annotated[Literal["none"] | None, _WITHOUT_EFFECT] = None
-    parallel_tool_calls: Annotated[bool | None, _WITHOUT_EFFECT] = None
-    reasoning_effort: Annotated[Literal["none"] | None, _WITHOUT_EFFECT] = None
-    verbosity: Annotated[Literal["medium"] | None, _WITHOUT_EFFECT] = None
-    service_tier: Annotated[Literal["auto", "default"] | None, _WITHOUT_EFFECT] = None
-    metadata: Annotated[_Metadata | None, _WITHOUT_EFFECT] = None
+    parallel_tool_calls: Annotated[bool | None, WITHOUT_EFFECT] = None
+    reasoning_effort: Annotated[Literal["none"] | None, WITHOUT_EFFECT] = None
+    verbosity: Annotated[Literal["medium"] | None, WITHOUT_EFFECT] = None
+    service_tier: Annotated[Literal["auto", "default"] | None, WITHOUT_EFFECT] = None
+    prompt_cache_retention: Annotated[_Note | None, WITHOUT_EFFECT] = None
+    metadata: Annotated[_Metadata | None, WITHOUT_EFFECT] = None
     prompt_cache_key: Annotated[
         _Note | None, Meta(description="Requests with the same key prefer the same worker. Default: user.")
     ] = None
-    safety_identifier: Annotated[_Note | None, _WITHOUT_EFFECT] = None
+    safety_identifier: Annotated[_Note | None, WITHOUT_EFFECT] = None
     store: Annotated[bool | None, Meta(description="Must be false: answers are not stored.")] = None
 
     def __post_init__(self) -> None:
@@ -175,16 +175,28 @@ class ChatCompletionRequest(_ChatFields, kw_only=True):
             "max_completion_tokens must equal max_tokens if both are set", "max_completion_tokens",
         )  # fmt: skip
         refuse_if(bool(self.store), "store must be false: this service does not store answers", "store")
-        refuse_if(self.top_logprobs is not None and not self.logprobs, "top_logprobs requires logprobs", "top_logprobs")
+        refuse_if(bool(self.top_logprobs) and not self.logprobs, "top_logprobs requires logprobs", "top_logprobs")
+        _check_opening(self)
         _check_stream_options(self)
 
 
 def _check_stream_options(body: CompletionRequest | ChatCompletionRequest) -> None:
     """Refuse options of a stream in a body that asks for none."""
-    refuse_if(body.stream_options is not None and not body.stream, "stream_options requires stream", "stream_options")
+    options = body.stream_options
+    is_wanted = options is not None and bool(options.include_usage)
+    refuse_if(is_wanted and not body.stream, "stream_options requires stream", "stream_options")
 
 
-class EmbeddingRequest(ServingFields, kw_only=True):
+def _check_opening(body: ChatCompletionRequest | TokenizeRequest) -> None:
+    """Refuse a conversation that both continues its last message and begins an answer."""
+    refuse_if(
+        bool(body.continue_final_message) and bool(body.add_generation_prompt),
+        "continue_final_message: expected add_generation_prompt false beside it, got both true; omit one",
+        "continue_final_message",
+    )  # fmt: skip
+
+
+class EmbeddingRequest(_EmbeddingFields, kw_only=True):
     """The body of ``POST /v1/embeddings``."""
 
     input: Inputs
@@ -223,13 +235,16 @@ _Instruction = Annotated[
 _Sides = Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)]
 
 
-class RerankRequest(ServingFields, kw_only=True):
+class RerankRequest(_RerankFields, kw_only=True):
     """The body of ``POST /rerank``.  ``truncate_prompt_tokens`` cuts documents, never the query."""
 
     query: str
     documents: _Documents
     model: _Model = None
-    top_n: Annotated[_Count | None, Meta(description="Return only so many documents. Default: all.")] = None
+    top_n: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_TOKEN)] | None,
+        Meta(description="Return only so many documents. Default and 0: all."),
+    ] = None
     return_documents: Annotated[bool | None, Meta(description="Repeat the texts. Default: true.")] = None
     instruction: _Instruction = None
 
@@ -239,7 +254,7 @@ class RerankRequest(ServingFields, kw_only=True):
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
-class ScoreRequest(ServingFields, kw_only=True):
+class ScoreRequest(_ScoreFields, kw_only=True):
     """The body of ``POST /score``: one text and several, or as many on both sides."""
 
     text_1: str | _Sides
@@ -264,7 +279,7 @@ class ScoreRequest(ServingFields, kw_only=True):
         return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
 
 
-class ClassifyRequest(ServingFields, kw_only=True):
+class ClassifyRequest(_ClassifyFields, kw_only=True):
     """The body of ``POST /classify``."""
 
     input: Inputs
@@ -276,7 +291,7 @@ class ClassifyRequest(ServingFields, kw_only=True):
         self.input = checked_prompts(self.input, "input", allows_empty=False)
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(_TokenizeFields):
     """The body of ``POST /tokenize``.  Either ``prompt`` or ``messages`` is required."""
 
     model: _Model = None
@@ -284,18 +299,19 @@ class TokenizeRequest(Body):
     messages: _Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: _Continue = None
     return_token_strs: bool | None = None
 
     def __post_init__(self) -> None:
         """Check what the types cannot express."""
+        super().__post_init__()
         has_prompt = self.prompt is not None
         refuse_if(has_prompt is (self.messages is not None), "prompt: set either prompt or messages", "prompt")
-        name, value, other = (
-            ("add_generation_prompt", self.add_generation_prompt, "messages")
-            if has_prompt
-            else ("add_special_tokens", self.add_special_tokens, "prompt")
-        )
-        refuse_if(value is not None, f"{name} requires {other}", name)
+        others = ("add_generation_prompt", "continue_final_message") if has_prompt else ("add_special_tokens",)
+        for name in others:
+            needed = "messages" if has_prompt else "prompt"
+            refuse_if(bool(getattr(self, name)), f"{name} requires {needed}", name)
+        _check_opening(self)
 
 
 class DetokenizeRequest(Body, kw_only=True):

@@ -12,6 +12,7 @@ from penstock.serving.openai.rendering import Rendering
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Answer, Delta
+    from penstock.serving.openai.bodies import ChatCompletionRequest
     from penstock.serving.translation import EngineRequest
 
 __all__ = ["ChatRendering"]
@@ -22,7 +23,9 @@ class ChatRendering(Rendering):
 
     def __init__(self, call: Call, request: EngineRequest) -> None:
         super().__init__(call, request, "chatcmpl", "chat.completion", "chat.completion.chunk")
-        self._logprobs = ChatLogprobs(tokenizer_of(request.backend)) if call.body.logprobs else None
+        body: ChatCompletionRequest = call.body
+        uses_ids = bool(body.return_tokens_as_token_ids)
+        self._logprobs = ChatLogprobs(tokenizer_of(request.backend), uses_ids) if body.logprobs else None
         self._has_begun = [False] * self._num_each
         self._texts: list[list[str]] = [[] for _ in range(self._num_each)]
         self._entries: list[list[Any]] = [[] for _ in range(self._num_each)]

@@ -25,9 +25,9 @@ __all__ = ["CompletionRendering", "echoes_of", "scored"]
 class _Text:
     """Collects the text and log-probabilities of one choice."""
 
-    def __init__(self, backend: Backend, ids: list[int], echo: str | None, with_logprobs: bool) -> None:
+    def __init__(self, backend: Backend, ids: list[int], echo: str | None, body: CompletionRequest) -> None:
         self._ids, self._echo = ids, echo
-        self._logprobs = TextLogprobs(tokenizer_of(backend), len(echo or "")) if with_logprobs else None
+        self._logprobs = None if body.logprobs is None else _logprobs_after(echo, backend, body)
         self._has_begun = False
         self.texts: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
@@ -68,9 +68,8 @@ class CompletionRendering(Rendering):
 
     def __init__(self, call: Call, request: EngineRequest, echoes: list[str | None]) -> None:
         super().__init__(call, request, "cmpl", "text_completion", "text_completion")
-        with_logprobs = call.body.logprobs is not None
         self._texts = [
-            _Text(request.backend, ids, echo, with_logprobs)
+            _Text(request.backend, ids, echo, call.body)
             for ids, echo in zip(request.prompts, echoes, strict=True)
             for _ in range(self._num_each)
         ]
@@ -93,6 +92,10 @@ class CompletionRendering(Rendering):
     def choices(self) -> list[dict[str, Any]]:
         """Return the answers that were stored."""
         return [text.choice(index) for index, text in enumerate(self._texts)]
+
+
+def _logprobs_after(echo: str | None, backend: Backend, body: CompletionRequest) -> TextLogprobs:
+    return TextLogprobs(tokenizer_of(backend), len(echo or ""), bool(body.return_tokens_as_token_ids))
 
 
 async def echoes_of(call: Call, request: EngineRequest) -> list[str | None]:
@@ -121,7 +124,7 @@ async def scored(call: Call, request: EngineRequest, echoes: list[str | None]) -
         if num_top is not None:
             score = await backend.score(ids, num_top, request.options.since(start), request_id=call.request_id)
             tokenizer = tokenizer_of(backend)
-            listed = TextLogprobs(tokenizer, len(echo or ""))
+            listed = _logprobs_after(echo, backend, body)
             logprobs = await call_tokenizer(tokenizer, len(ids), listed.prompt, ids, score.logprobs)
         choices.append({"index": index, "text": echo, "logprobs": logprobs, "finish_reason": "length"})
     num_tokens = call.facts["prompt_tokens"] = sum(map(len, request.prompts))

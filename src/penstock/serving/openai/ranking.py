@@ -27,7 +27,7 @@ async def rerank(call: Call) -> Reply:
     found = await _logits(call, backend, pairs, body)
     scores = _relevances(head, found)
     results: list[dict[str, Any]] = []
-    for one in order(scores, texts, [len(ids) for ids in pairs], body.top_n):
+    for one in order(scores, texts, [len(ids) for ids in pairs], body.top_n or None):
         text = {} if body.return_documents is False else {"document": {"text": one.document}}
         results.append({"index": one.index, "relevance_score": one.score, **text})
     return json_reply({"id": call.request_id, "model": backend.name, "usage": _usage(call, found), "results": results})

@@ -69,7 +69,7 @@ def sampling_to(params: SamplingParams) -> pb.Sampling:
         elif row.kind in ("strings", "token_ids"):
             getattr(message, name).extend(value)
         else:
-            setattr(message, name, value)
+            setattr(message, name, row.within(value))
     return message
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
 from penstock.graph.bundle_id import bundle_id
+from penstock.logs import note
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
 from penstock.serving.proto import wire_pb2 as pb
@@ -137,7 +139,7 @@ class Worker:
             llm, longest_iteration_s = opening.result()
         except Exception as error:
             if self._is_remote:  # on this machine the primary reports it
-                print(f"penstock worker: {error}", file=sys.stderr, flush=True)
+                note("penstock worker", str(error), logging.ERROR)
             self._stream.send(pb.FromWorker(failed=error_to(error)))
             await reading  # the primary ends the stream
             return 1
@@ -150,8 +152,7 @@ class Worker:
         gc.freeze()  # objects of the load stay; without this each full collection looks at them while a step waits
         self._stream.send(pb.FromWorker(ready=ready(llm, self._config, time.perf_counter() - start)))
         if self._is_remote:
-            message = f"penstock worker: {self._config.name} is loaded and joins the service at {self._config.address}"
-            print(message, file=sys.stderr, flush=True)
+            note("penstock worker", f"{self._config.name} is loaded and joins the service at {self._config.address}")
         heartbeats = asyncio.ensure_future(self._send_heartbeats(Heartbeat(longest_iteration_s)))
         try:
             return await self._handle_messages(reading)
@@ -262,8 +263,8 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
     with ExitStack() as stack:
         llm = _open_planned(config, on_plan, stack)
     known = [] if config.says_notes else rank_notes(llm.info)
-    for note in (note for note in llm.notes if note not in known):
-        print(f"penstock worker: {config.name}: {note}", file=sys.stderr, flush=True)
+    for text in (text for text in llm.notes if text not in known):
+        note("penstock worker", f"{config.name}: {text}")
     try:
         if llm.has_text:
             _ = llm.tokenizer
@@ -297,7 +298,7 @@ def _end_with_ranks(llm: LLM, starts_again: bool) -> None:
     from penstock.runtime.native import NativeProgram
 
     def end(reason: str) -> None:
-        print(f"penstock worker: {reason}{'; starting again' * starts_again}", file=sys.stderr, flush=True)
+        note("penstock worker", f"{reason}{'; starting again' * starts_again}", logging.WARNING)
         if starts_again:
             # It closes all connections.
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command
@@ -358,11 +359,11 @@ def _open_over_machines(config: WorkerConfig, server: StageServer, scheme: str |
 
     def tell_port(port: int) -> None:
         text = f"{config.name} waits for {options.pipeline_parallel_size} stages (penstock stage) at"
-        print(f"penstock worker: {text} {server.host}:{port}", file=sys.stderr, flush=True)
+        note("penstock worker", f"{text} {server.host}:{port}")
 
     def tell_joined(address: str, num_joined: int) -> None:
         text = f"{config.name}: a stage has joined from {address} ({num_joined} of {options.pipeline_parallel_size})"
-        print(f"penstock worker: {text}", file=sys.stderr, flush=True)
+        note("penstock worker", text)
 
     weights = "mmap" if options.weights == "auto" else options.weights
     limits = replace(options.limits, weights=weights, context_len=context_len)
@@ -514,7 +515,7 @@ async def _serve_elsewhere(config: WorkerConfig) -> int:
     try:
         return await serve_over_tls(config, context, os.getpid())
     except (UnavailableError, OSError) as error:  # the primary is gone, or cannot be reached from this machine
-        print(f"penstock worker: {config.address}: {error}", file=sys.stderr, flush=True)
+        note("penstock worker", f"{config.address}: {error}", logging.ERROR)
         return 1
 
 
@@ -529,13 +530,13 @@ def main() -> int:
             line += more
         config = WorkerConfig.from_json(line.decode())
     except PenstockError as error:
-        print(f"penstock worker: {error}", file=sys.stderr)
+        note("penstock worker", str(error), logging.ERROR)
         return 2
     _watch_standard_input()
     try:
         return asyncio.run(_serve_primary(config))
     except PenstockError as error:  # the primary refuses this worker
-        print(f"penstock worker: {error}", file=sys.stderr)
+        note("penstock worker", str(error), logging.ERROR)
         return 2
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.page_copies import HeldPages, grant_pages, hold_pages
+from penstock.logs import note
 from penstock.serving.proto import wire_pb2 as pb
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class WorkerPages:
         try:
             self._answer(kind, message)
         except Exception as error:  # the engine's thread must go on; the receiver computes the pages
-            print(f"penstock worker: a transfer of pages failed: {error!r}", file=sys.stderr, flush=True)
+            note("penstock worker", f"a transfer of pages failed: {error!r}", logging.ERROR)
             transfer = getattr(message, kind).transfer
             self._release(transfer)
             self._send(pb.FromWorker(pages_ended=pb.PagesEnded(transfer=transfer)))
