@@ -71,12 +71,11 @@ def _name(call: GrpcCall) -> str:
     return name
 
 
-def _status(call: Call, name: str) -> int:
-    """Return a ``HealthCheckResponse.ServingStatus``."""
+def _status(call: Call, name: str) -> pb.HealthCheckResponse.ServingStatus:
     try:
         is_ready = is_model_ready(call, name, "") if name else call.is_ready()
     except NotFoundError:
-        return int(pb.HealthCheckResponse.SERVICE_UNKNOWN)
+        return pb.HealthCheckResponse.SERVICE_UNKNOWN
     except UnavailableError:
         is_ready = False
-    return int(pb.HealthCheckResponse.SERVING if is_ready else pb.HealthCheckResponse.NOT_SERVING)
+    return pb.HealthCheckResponse.SERVING if is_ready else pb.HealthCheckResponse.NOT_SERVING
