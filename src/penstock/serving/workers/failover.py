@@ -45,7 +45,7 @@ RETRY_WAIT_S: Final = 60.0
 _CAUSE_WAIT_S: Final = 1.0
 """Limit on the time that a retry waits for the cause of a loss.  A crash is known within milliseconds; the loss of a
 machine can take seconds."""
-_ALONE_S: Final = 30.0
+_ALONE_S: Final = 20.0
 """Limit on the time that a request runs alone in a worker."""
 
 
@@ -244,7 +244,14 @@ class Failover:
             connection.give_back(request)
             request.taken.set_exception(MovedRequestError())
             return asyncio.ensure_future(asyncio.sleep(0))
-        self._state_id, self._is_moving = connection.state_id, True
+        self._state_id = connection.state_id
+        if not can_go:  # it waits in this process until a worker is free
+            connection.give_back(request)
+            if self._routed is not None:
+                self._routed.end(self.answer)
+            self._retry = asyncio.ensure_future(self._go_on())
+            return asyncio.ensure_future(asyncio.sleep(0))
+        self._is_moving = True
         self._retry = asyncio.ensure_future(self._hand_over(connection, request))
         return self._retry
 
@@ -257,7 +264,7 @@ class Failover:
             await self._copy_pages(source, request)
             if not self._is_moving or self._request is not request:  # its worker was lost, or it ended
                 return
-            if not self._routes.can_take(self._state_id, self._options.client) and not source.is_reserved:
+            if not self._routes.can_take(self._state_id, self._options.client):
                 return
         finally:
             self._is_moving = False
@@ -290,7 +297,8 @@ class Failover:
             return
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._routes.suspects)
-            self._check(self._verdict())
+            verdict = max(verdict, self._verdict())
+            self._check(verdict)
             await self._wait_for_worker()  # it may have been lost with the suspect before
             connection = await stack.enter_async_context(self._routes.reserve(waits=verdict is Verdict.ALONE))
             self._settled.clear()

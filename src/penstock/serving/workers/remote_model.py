@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteBackend"]
 
-_EMPTY_S: Final = 30.0
+_EMPTY_S: Final = 20.0
 """Limit on the time that a worker's requests take to move or end before another request runs alone there."""
 _GAUGES: Final = ("num_running", "num_waiting", "num_pages", "num_held_pages", "num_named_pages")
 
