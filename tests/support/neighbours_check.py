@@ -48,8 +48,7 @@ def _addresses(service: subprocess.Popen[str]) -> tuple[str, str]:
     """Return the URL and the gRPC address that the service prints when it is ready."""
     url = address = ""
     for line in service.stdout:
-        if line.startswith("Penstock") and not url:
-            url = next(word for word in line.split() if word.startswith("http://"))
+        url = url or next((word for word in line.split() if word.startswith("http://")), "")
         if "gRPC (" in line:
             address = line.split(" at ")[-1].split()[0]
         if "  try: " in line:
@@ -61,8 +60,8 @@ def _check_http(url: str) -> None:
     from penstock import Client
 
     with Client(url) as client:
-        assert [model.id for model in client.models()] == ["demo"]
-        assert client.complete("def", model="demo", max_tokens=4, temperature=0).choices[0].text
+        assert [model["id"] for model in client.models()] == ["demo"]
+        assert client.complete("def", model="demo", max_tokens=4, temperature=0)["choices"][0]["text"]
 
 
 def _check_health(address: str) -> None:
