@@ -69,9 +69,12 @@ def test_a_crash_counts_once_for_equal_requests() -> None:
 def test_only_a_crash_alone_refuses_for_good() -> None:
     """However often workers crash with a request among others, it is not known to be the cause."""
     tracker = CrashTracker()
-    for number in range(20):
+    verdicts = []
+    for number in range(1, 20):
         tracker.note(b"x", Loss(str(number), num_tokens=number), has_crashed=True)
-    assert (tracker.verdict(b"x"), tracker.num_tokens(b"x") > 19) == (ALONE, True)
+        verdicts.append(tracker.verdict(b"x"))
+    assert verdicts == [SUSPECT, ALONE, ALONE, *[PAUSED] * 16]
+    assert (tracker.pause_s(b"x") > 590, tracker.num_tokens(b"x") > 19) == (True, True)
     tracker.note(b"x", Loss("alone", was_alone=True), has_crashed=True)
     assert tracker.verdict(b"x") is REFUSED
     tracker.note(b"y", Loss("alone", was_alone=True), has_crashed=True)

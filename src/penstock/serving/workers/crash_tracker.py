@@ -35,8 +35,8 @@ class Verdict(IntEnum):
     """How a request may run.
 
     ``SUSPECT``: while no other suspect runs.  ``ALONE``: in a worker without other requests.  ``PAUSED``: later,
-    because workers were killed from outside while it ran alone.  ``REFUSED``: not again, because it crashed a worker
-    alone.
+    because workers were killed from outside while it ran alone, or crashed too often while it ran among others.
+    ``REFUSED``: not again, because it crashed a worker alone.
     """
 
     FREE = 0
@@ -70,6 +70,10 @@ class _Record:
     counted: dict[str, str] = field(default_factory=dict)
     """The last worker that each counter counted: a worker counts once, however many equal requests it had."""
     num_waits: int = 0
+
+    @property
+    def num_pauses(self) -> int:
+        return self.num_lone_kills + max(0, self.num_crashes - MAX_CRASHES - 1)
 
     def note(self, loss: Loss, *, has_crashed: bool) -> None:
         if not loss.was_running and not self._has_waited_often(loss):
@@ -128,14 +132,15 @@ class CrashTracker:
         return Verdict.SUSPECT if record.num_crashes else Verdict.FREE
 
     def pause_s(self, fingerprint: bytes) -> float:
-        """Return for how many more seconds a request is paused: each worker killed with it alone makes that longer.
+        """Return for how many more seconds a request is paused: each further worker lost with it makes that longer.
 
-        A request can have a worker killed without a crash of its own, by a daemon that watches memory, for example.
+        A request can have a worker killed without a crash of its own, by a daemon that watches memory, for example.  It
+        can also crash workers so late that it does not run alone any more.
         """
         record = self._known(fingerprint)
-        if record is None or not record.num_lone_kills:
+        if record is None or not record.num_pauses:
             return 0.0
-        pause_s = min(_FORGET_S, _PAUSE_S * 4.0 ** min(10, record.num_lone_kills - 1))
+        pause_s = min(_FORGET_S, _PAUSE_S * 4.0 ** min(10, record.num_pauses - 1))
         return max(0.0, record.when + pause_s - time.monotonic())
 
     def num_tokens(self, fingerprint: bytes) -> int:

@@ -306,15 +306,18 @@ class Failover:
                 self._alone_on = self._target = connection
                 self._goal = self._routes.crashes.num_tokens(self._fingerprint)
                 self._delivered.on_note = self._look
-            await self._send()
-            if not self._settled.is_set():
-                self._keeping = asyncio.ensure_future(self._keep(stack.pop_all()))
+            self._keeping = asyncio.ensure_future(self._keep(stack.pop_all(), None if connection is None else _ALONE_S))
+            try:
+                await self._send()
+            except BaseException:
+                self._settled.set()
+                raise
 
-    async def _keep(self, reserved: AsyncExitStack) -> None:
-        """Let the request run alone until it is past the point where its workers were lost before."""
+    async def _keep(self, reserved: AsyncExitStack, limit_s: float | None) -> None:
+        """Keep lock and worker until the request is past the point where its workers were lost before."""
         async with reserved:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), _ALONE_S)
+                await asyncio.wait_for(self._settled.wait(), limit_s)
             self._end_alone()
 
     def _look(self) -> None:
@@ -331,7 +334,7 @@ class Failover:
         if verdict is Verdict.REFUSED:
             raise InternalError("request refused: workers crashed while it was open, the last one while it ran alone")
         if verdict is Verdict.PAUSED:
-            message = "workers were killed while this request ran alone; send it again later"
+            message = "too many workers were lost while this request ran; send it again later"
             raise UnavailableError(message, self._routes.crashes.pause_s(self._fingerprint))
 
     def _verdict(self) -> Verdict:
