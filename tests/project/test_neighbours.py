@@ -47,7 +47,7 @@ def dependencies() -> list[str]:
 def lowest(names: tuple[str, ...]) -> list[str]:
     """Requirements of the lowest releases that the ranges of these dependencies allow."""
     ranges = {re.split(r"[<>=]", one)[0]: one for one in dependencies()}
-    return [f"{name}=={re.search(r'>=([0-9.]+)', ranges[name])[1]}.*" for name in names]
+    return [f"{name}=={re.search(r'>=([0-9.]+)', ranges[name])[1]}" for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_it_runs_at_both_ends_of_its_ranges(end: str, wheel: Path, environment: 
     versions = environment.start_everything()
     if end == "lowest":
         for wanted in ends:
-            name, _, release = wanted.removesuffix("*").partition("==")
-            assert f"{versions[name]}.".startswith(release), name
+            name, _, release = wanted.partition("==")
+            assert f"{versions[name]}.".startswith(f"{release}."), name
     else:
         assert int(versions["protobuf"].split(".")[0]) >= 7
