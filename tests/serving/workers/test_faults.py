@@ -206,8 +206,9 @@ def test_a_request_that_crashes_later_is_refused(versions) -> None:
     async def main() -> None:
         async with service(supervision=HASTY, command=faulty("tokens")) as running:
             backend = await running.models.load(str(versions[0]))
-            assert await num_losses_until_refused(backend, [LATER, 5]) == 2
-            assert backend.deaths()["signal"] == 2
+            num_losses = await num_losses_until_refused(backend, [LATER, 5])
+            assert num_losses in (2, 3), "three if no token had been delivered in the first crash"
+            assert backend.deaths()["signal"] == num_losses
 
     asyncio.run(main())
 
