@@ -436,8 +436,13 @@ class RemoteBackend:
         connection.is_reserved = True
         try:
             await connection.empty(_EMPTY_S)
-            if connection.num_open:
-                raise UnavailableError(f"{self.name}: this request has to run alone, and the workers are busy.", 5.0)
+            is_empty = not connection.num_open
+            try:
+                await asyncio.wait_for(connection.confirm_empty(), _EMPTY_S if is_empty else 0)
+            except TimeoutError:
+                is_empty = False
+            if not is_empty or connection.gone.is_set():
+                raise UnavailableError(f"{self.name}: this request has to run alone, and no worker is free.", 1.0)
             yield connection
         finally:
             connection.is_reserved = False

@@ -44,6 +44,7 @@ MOVE_PAUSE_S: Final = 0.25
 """Pause after which a worker that is being drained offers its requests to the others again."""
 _MAX_MOVES: Final = 4
 """The most requests of a worker that move at a time.  The others go on meanwhile."""
+_CONFIRM_PAUSE_S: Final = 0.05
 _MAX_WRITE_BYTES: Final = 1 << 16
 _PAGE_KEYS: Final = PageKeys(PAGE_SECRET)
 _PAGE_KINDS: Final = ("pages_offered", "pages_granted", "page_data", "page_stored", "pages_ended")
@@ -167,6 +168,7 @@ class WorkerConnection:
         self.is_reserved = False
         """True while the worker is kept for one request, which runs alone in it."""
         self._has_crashed = False
+        self._num_heartbeats = 0
         self._on_cause: list[Callable[[bool], object]] = []
         self._on_pages: Callable[[PageReport], None] | None = None
         self._next_report = 0  # 0: only a full report counts
@@ -303,6 +305,21 @@ class WorkerConnection:
             text = f"{self.model}: other workers go on with requests of worker {self.name}: {self.num_moved}"
             tell("requests_moved", text, model=self.model, worker=self.name, num_moved=self.num_moved)
 
+    async def confirm_empty(self) -> None:
+        """Wait until the worker's engine has no requests either: it may still run one that was just taken back.
+
+        The second heartbeat from now on was sent after the worker had read everything sent so far.
+        """
+        wanted = self._num_heartbeats + 2
+        while self.num_sent and not self.gone.is_set():
+            stats = self.stats
+            is_idle = stats is not None and not any(
+                stats.numbers.get(name, 0) for name in ("num_running", "num_waiting")
+            )
+            if self._num_heartbeats >= wanted and is_idle:
+                return
+            await asyncio.sleep(_CONFIRM_PAUSE_S)
+
     async def _move_open(self, seconds: float) -> None:
         """Offer each open request to the other workers once."""
         moving: set[asyncio.Future[None]] = set()
@@ -370,6 +387,7 @@ class WorkerConnection:
             self._on_refused(message.refused)
         elif kind == "heartbeat":
             heartbeat = message.heartbeat
+            self._num_heartbeats += 1
             self._note_iteration(heartbeat.iteration_age_s)
             self.stats, self._longest_iteration_s = heartbeat.stats, heartbeat.longest_iteration_s
             if heartbeat.HasField("pages"):
