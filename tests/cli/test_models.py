@@ -36,6 +36,7 @@ def test_models_are_loaded_updated_and_unloaded(tmp_path: Path, capsys: pytest.C
         assert "'my model'. Pass NAME=PATH" in refusal
         loaded = models("load", f"second={spaced}", *asked)
         assert loaded.startswith("second  ready  version 1  my model.psm, w8a8  context 1024  1 of 1 worker ready")
+        assert "worker: second-1 is the only ready worker" in models("drain", "second", "second-1", *asked, status=1)
         assert "version 2" in models("update", f"second={DEMO}", *asked)
         found = json.loads(models(*asked, "--json"))
         assert [(one["id"], one["version"]) for one in found["models"]] == [("first", 1), ("second", 2)]

@@ -1,8 +1,9 @@
 """A worker with injected faults: ``python faulty_worker.py FAULT[+FAULT]``.
 
-"tokens": acts on tokens of a prompt.  DEADLY kills the process at the next step.  STUCK makes the step hang.  LATE
-makes it hang after three tokens of the answer.  NAP makes a step take 0.8 s, during which the process runs.
-"scheduled": a prompt with DEADLY kills the process when it is scheduled into a step.
+"tokens": acts on tokens of a prompt.  DEADLY crashes the process at the next step.  LATER crashes it after three tokens
+of the answer.  KILLED has it killed at the next step, as from outside.  STUCK makes the step hang.  LATE makes it hang
+after three tokens of the answer.  NAP makes a step take 0.8 s, during which the process runs.
+"scheduled": a prompt with DEADLY crashes the process when it is scheduled into a step.
 "waits": the weights are read after a file with the bundle's name and the suffix .go exists.
 "exits": the process exits when its model is loaded a second time, which a file beside the bundle shows.
 "crowd": the first process of a bundle begins after CROWD requests have arrived, and hangs once two have a token.
@@ -15,12 +16,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import signal
 import sys
 import time
 from pathlib import Path
 
-DEADLY, STUCK, LATE, NAP = 250, 251, 252, 253
+DEADLY, STUCK, LATE, NAP, KILLED, LATER = 250, 251, 252, 253, 254, 255
 CROWD = 10
 
 
@@ -29,12 +31,15 @@ def main() -> int:
     from penstock.engine.scheduler import Scheduler
     from penstock.serving.workers import worker
 
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faults = sys.argv[1].split("+")
     real_step, real_open, real_schedule = Engine.step, worker.open_llm, Scheduler.schedule
 
     def step(engine):
         for request in engine._everyone():
-            if DEADLY in request.prompt_ids:
+            if DEADLY in request.prompt_ids or (LATER in request.prompt_ids and len(request.output_ids) >= 3):
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if KILLED in request.prompt_ids:
                 os.kill(os.getpid(), signal.SIGKILL)
             if STUCK in request.prompt_ids or (LATE in request.prompt_ids and len(request.output_ids) >= 3):
                 time.sleep(1000)
@@ -85,7 +90,7 @@ def main() -> int:
     def schedule(scheduler):
         chunks = real_schedule(scheduler)
         if any(DEADLY in chunk.request.prompt_ids for chunk in chunks):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSEGV)
         time.sleep(0.01)
         return chunks
 

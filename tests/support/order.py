@@ -17,6 +17,7 @@ SLOWEST = (
     "invariants/test_planted_faults.py",
     "ranks/test_contexts_with_heads_and_stages.py",
     "project/test_clone.py",
+    "project/test_neighbours.py",
     "ranks/test_sanitized_ranks.py",
     "invariants/test_same_in_any_company.py",
     "servables/test_storms.py",

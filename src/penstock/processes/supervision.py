@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["CAUSES", "LOOP_DEATHS", "QUICK_DEATH_S", "Death", "SupervisionPolicy"]
+__all__ = [
+    "CAUSES", "LOOP_DEATHS", "LOST_RANK_STATUS", "QUICK_DEATH_S", "Death", "SupervisionPolicy", "has_crashed",
+    "is_stopped", "signal_name",
+]  # fmt: skip
 
 CAUSES: Final = ("signal", "exit", "hang", "start")
 """Causes of a worker's end: a signal, its own exit, an engine without progress, a start that failed."""
@@ -13,6 +17,44 @@ QUICK_DEATH_S: Final = 10.0
 """A process that ends within this time of its start counts as crashing repeatedly."""
 LOOP_DEATHS: Final = 3
 """Number of such ends in a row after which the process counts as failing."""
+
+LOST_RANK_STATUS: Final = 75
+"""The exit status of a worker one of whose ranks was killed from outside, or whose machine was lost."""
+_CRASH_SIGNALS: Final = frozenset(
+    {
+        signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP,
+        signal.SIGXCPU, signal.SIGXFSZ,
+    }
+)  # fmt: skip
+"""The signals that a process gets because of what it does.  Others come from outside."""
+
+
+def has_crashed(status: int | None) -> bool:
+    """Return True if a process with this exit status ended by itself, not by a signal from outside.
+
+    ``status``: negative for a signal; None if the machine is lost.  The kernel sends SIGKILL when memory is used up,
+    which the status does not show.
+    """
+    if status is None or status == LOST_RANK_STATUS:
+        return False
+    return status >= 0 or -status in _CRASH_SIGNALS
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if a signal has stopped a process of this machine."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"T"  # "t" is a debugger's stop
+    except OSError:  # it has just ended, or there is no /proc
+        return False
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number if it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Memory", "affinity", "cgroup_cpus", "huge_pages", "memory", "peak_rss_bytes", "reset_peak_rss"]
+__all__ = [
+    "Memory", "affinity", "cgroup_cpus", "huge_pages", "memory", "num_oom_kills", "peak_rss_bytes", "reset_peak_rss",
+]  # fmt: skip
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -89,6 +91,18 @@ def memory() -> Memory:
         available = min(available, max(0, max_bytes - used + reclaimable))
         limit = max_bytes if limit is None else min(limit, max_bytes)
     return Memory(available, total, limit, "MemTotal" in info)
+
+
+def num_oom_kills() -> int:
+    """Return how many processes the kernel has killed for lack of memory: in this process's cgroup, or on the machine.
+
+    It is 0 if the kernel does not say.
+    """
+    for folder in _own_cgroups("memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if (count := _fields(folder / name).get("oom_kill")) is not None:
+                return count
+    return _fields(Path("/proc/vmstat")).get("oom_kill", 0)
 
 
 def _physical_bytes() -> int:

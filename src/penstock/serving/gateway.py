@@ -70,8 +70,8 @@ class Gateway:
             except Exception as error:
                 status = await self._refuse(call, error, is_oip(scope["path"]))
         except asyncio.CancelledError:
-            if not call.is_gone:
-                raise
+            if not call.is_gone:  # the service ends at once: uvicorn would log a traceback of the cancellation
+                sink.break_off()
         finally:
             self.admission.end(call, operation, scope["method"], scope["path"], status)
 

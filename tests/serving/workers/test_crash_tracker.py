@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from penstock.engine.options import RequestOptions
 from penstock.llm.answer import EventAnswer
+from penstock.processes.supervision import LOST_RANK_STATUS, has_crashed, signal_name
+from penstock.runtime import machine
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.crash_tracker import CrashTracker
+from penstock.serving.workers import crash_tracker
+from penstock.serving.workers.crash_tracker import CrashTracker, Loss, Verdict
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerConnection
+from penstock.serving.workers.worker_process import OomKills
+
+FREE, SUSPECT, ALONE, PAUSED, REFUSED = Verdict
 
 
 def test_requests_behind_a_possibly_ended_one_are_suspects() -> None:
@@ -39,37 +48,101 @@ def test_requests_behind_a_possibly_ended_one_are_suspects() -> None:
 
 def test_waiting_during_three_crashes_counts_as_one() -> None:
     tracker = CrashTracker()
-    assert [tracker.add_wait(b"x", worker) for worker in ("1", "1", "2", "3", "4", "5", "6")] == [0, 0, 0, 1, 1, 1, 2]
+    seen = []
+    for worker in ("1", "1", "2", "3", "4", "5", "6"):
+        tracker.note(b"x", Loss(worker, was_running=False, num_tokens=1), has_crashed=True)
+        seen.append(tracker.verdict(b"x"))
+    assert seen == [FREE, FREE, FREE, SUSPECT, SUSPECT, SUSPECT, ALONE]
     tracker.clear(b"x")
-    assert tracker.add_wait(b"x", "7") == 0
+    assert tracker.verdict(b"x") is FREE
 
 
 def test_a_crash_counts_once_for_equal_requests() -> None:
     tracker = CrashTracker()
-    assert [tracker.add(b"x", "first"), tracker.add(b"x", "first"), tracker.add(b"y", "first")] == [1, 1, 1]
-    assert [tracker.add(b"x", "second"), tracker.num_crashes(b"x"), tracker.num_crashes(b"z")] == [2, 2, 0]
-    tracker.clear(b"x")
-    assert tracker.num_crashes(b"x") == 0
+    for fingerprint, worker in ((b"x", "1"), (b"x", "1"), (b"y", "1")):
+        tracker.note(fingerprint, Loss(worker, num_tokens=3), has_crashed=True)
+        assert tracker.verdict(fingerprint) is SUSPECT
+    tracker.note(b"x", Loss("2"), has_crashed=True)
+    assert (tracker.verdict(b"x"), tracker.verdict(b"z")) == (ALONE, FREE)
+
+
+def test_only_a_crash_alone_refuses_for_good() -> None:
+    """However often workers crash with a request among others, it is not known to be the cause."""
+    tracker = CrashTracker()
+    verdicts = []
+    for number in range(1, 20):
+        tracker.note(b"x", Loss(str(number), num_tokens=number), has_crashed=True)
+        verdicts.append(tracker.verdict(b"x"))
+    assert verdicts == [SUSPECT, ALONE, ALONE, *[PAUSED] * 16]
+    assert (tracker.pause_s(b"x") > 590, tracker.num_tokens(b"x") > 19) == (True, True)
+    tracker.note(b"x", Loss("alone", was_alone=True), has_crashed=True)
+    assert tracker.verdict(b"x") is REFUSED
+    tracker.note(b"y", Loss("alone", was_alone=True), has_crashed=True)
+    assert tracker.verdict(b"y") is ALONE, "one crash may be the machine's"
+
+
+def test_kills_from_outside_pause_and_never_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses grow, so that a request for which a daemon kills workers does not have them killed without bound."""
+    tracker, now = CrashTracker(), 0.0
+    monkeypatch.setattr(crash_tracker.time, "monotonic", lambda: now)
+    for number in range(3):
+        assert tracker.verdict(b"x") is FREE
+        tracker.note(b"x", Loss(str(number)), has_crashed=False)
+    pauses = []
+    for number in range(8):
+        assert tracker.verdict(b"x") is ALONE
+        tracker.note(b"x", Loss(f"alone {number}", was_alone=True), has_crashed=False)
+        assert tracker.verdict(b"x") is PAUSED
+        pauses.append(tracker.pause_s(b"x"))
+        now += min(pauses[-1], 599.0)
+        if pauses[-1] == 600:
+            break
+    assert pauses == [2, 8, 32, 128, 512, 600]
+    now += 1.0
+    assert tracker.verdict(b"x") is FREE, "forgotten"
+
+
+@pytest.mark.parametrize(
+    ("status", "is_crash"),
+    [(0, True), (1, True), (3, True), (-11, True), (-6, True), (-9, False), (-15, False), (-34, False), (None, False),
+     (LOST_RANK_STATUS, False)],
+)  # fmt: skip
+def test_crashes_are_told_from_kills(status: int | None, is_crash: bool) -> None:
+    assert has_crashed(status) is is_crash
+    assert signal_name(9) == "SIGKILL"
+    assert signal_name(200) == "signal 200"
 
 
 def test_lost_machines_are_no_requests_fault() -> None:
-    """Workers of a cluster are gone before it is known why: until then a request is suspected, but not refused."""
+    """It takes a moment until the cause of a loss is known: until then a request is suspected, but not refused."""
 
     async def main() -> None:
         routes: Any = SimpleNamespace(crashes=CrashTracker())
         request = Failover(
             routes, [5], RequestOptions(), lambda options: pb.ToWorker(submit=pb.Submit(options=options))
         )
-        lost = LostWorkerError("gone", was_running=True)
-        counts = []
-        for has_crashed in (False, False, True, False, True, True):
-            request._connection = WorkerConnection("m", 7, is_remote=True)
-            counts.append(request._count_crash(lost))
-            assert not request._connection.explained.is_set()
-            request._connection.note_cause(has_crashed)
-            assert request._connection.explained.is_set()
-        assert counts == [1, 1, 1, 1, 1, 2], "refused with the second crash"
-        request._connection = WorkerConnection("m", 0, is_remote=True)  # nothing will say why it went
-        assert request._count_crash(lost) == 4
+        verdicts = []
+        for cause in (False, True, False, True):
+            connection = request._connection = request._alone_on = WorkerConnection("m", 7, is_remote=True)
+            request._note_loss(LostWorkerError("gone"))
+            assert not connection.explained.is_set()
+            asyncio.get_running_loop().call_soon(connection.note_cause, cause)
+            verdicts.append(await request._verdict_with_cause())
+        assert verdicts == [PAUSED, PAUSED, PAUSED, REFUSED]
+        connection = request._connection = WorkerConnection("m", 0, is_remote=True)  # nothing will say why it went
+        request._note_loss(LostWorkerError("gone"))
+        assert routes.crashes._records[request._fingerprint].num_kills == 3
 
     asyncio.run(main())
+
+
+def test_a_kill_for_lack_of_memory_is_no_kill_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("memory.events", "low 0\noom_kill {}\n"), ("memory.oom_control", "under_oom 0\noom_kill {}\n")):
+        folder = tmp_path / name.replace(".", "_")
+        folder.mkdir()
+        (folder / name).write_text(text.format(4))
+        monkeypatch.setattr(machine, "_own_cgroups", lambda _controller, folder=folder: iter([folder]))
+        kills = OomKills()
+        assert not kills.look()
+        (folder / name).write_text(text.format(5))
+        assert [kills.look(), kills.look()] == [True, False]

@@ -272,7 +272,7 @@ async def _answer_all(opened: OpenModels, todo: list[_Line], output: Any) -> int
             except UnavailableError as error:  # an outage: no result, so that the next run answers the request
                 raise _stopped(error) from error
             except PenstockError as error:
-                value: dict[str, Any] = {"code": type(error).__name__, "message": str(error)}
+                value: dict[str, Any] = {"code": error.code, "message": str(error), "param": error.param}
                 if line.error:
                     value["line"] = line.number
                 _write_whole(output, _result(line, None, value))

@@ -29,6 +29,7 @@ from penstock.core.library import CLOSED, ENDED
 from penstock.core.rank_layout import RankLayout
 from penstock.env import child_environment, rank_open_s
 from penstock.errors import FileAccessError, PenstockError, UnavailableError, UnsupportedError
+from penstock.processes.supervision import has_crashed, is_stopped, signal_name
 from penstock.runtime.ranks.stage_links import RankLink
 
 __all__ = ["RankComms", "RankGroup", "error_of", "failure_of"]
@@ -100,6 +101,8 @@ class RankGroup:
         self._supervisor: threading.Thread | None = None
         self._death = ""
         self._on_death: Callable[[str], None] | None = None
+        self.was_killed = False
+        """True if a rank was killed or stopped from outside."""
         self._is_open = False
         self._lock = threading.Lock()
         self.failure: dict[str, Any] | None = None
@@ -241,10 +244,12 @@ class RankGroup:
                 return ""
             for rank, descriptor, child in zip(self._ranks, descriptors, self._children, strict=True):
                 if descriptor in readable:
+                    self.was_killed = not has_crashed(child.wait())
                     return f"rank {rank} {_how_it_ended(child.wait())}"
             ranks = zip(self._ranks, self.pids, strict=True)
-            before, stopped = stopped, {rank for rank, pid in ranks if _is_stopped(pid)}
+            before, stopped = stopped, {rank for rank, pid in ranks if is_stopped(pid)}
             if lasting := before & stopped:
+                self.was_killed = True
                 return f"rank {min(lasting)} is stopped by a signal"
             if not self._is_open and time.monotonic() > opening_end:
                 return f"the ranks did not open within {self._opening_limit_s:g} s"
@@ -327,13 +332,5 @@ def error_of(failure: Mapping[str, Any]) -> PenstockError:
     return UnavailableError(text)
 
 
-def _is_stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] == b"T"  # "t" is a debugger's stop
-    except OSError:  # it has just ended, or there is no /proc
-        return False
-
-
 def _how_it_ended(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with status {code}"

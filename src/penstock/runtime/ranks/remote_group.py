@@ -350,6 +350,11 @@ class RemoteGroup:
         errors = [error_of(member.error) for member in self._members if member.error is not None]
         return errors[0] if errors else None
 
+    @property
+    def was_killed(self) -> bool:
+        """True if no stage reported an error: one was killed, or its machine is lost."""
+        return self.first_error() is None
+
     def watch(self, on_death: Callable[[str], None]) -> None:
         """Call ``on_death`` with the reason when a stage is lost, from another thread; at once if one is lost."""
         with self._changed:

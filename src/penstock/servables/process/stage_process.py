@@ -17,7 +17,7 @@ from penstock.errors import InvalidFileError, PenstockError, UnavailableError
 from penstock.logs import tell
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import kill_marked
-from penstock.processes.supervision import Death
+from penstock.processes.supervision import Death, signal_name
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.progress import PROGRESS_BYTES, Progress
 from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
@@ -177,7 +177,7 @@ class StageProcess:
     def _exit_reason(self) -> str:
         status = self._process.returncode
         if status is not None and status < 0:
-            return f"it was ended by {signal.Signals(-status).name}"
+            return f"it was ended by {signal_name(-status)}"
         return f"it exited with status {status}"
 
 

@@ -1,6 +1,7 @@
 """gRPC's standard health service: the name "" stands for the whole service, other names for models and servables.
 
-The messages are those of grpcio-health-checking.  Its servicer knows no keys, and keeps statuses that someone must set.
+The package grpcio-health-checking is not used: its servicer knows no keys and keeps statuses that someone must set, and
+its messages need the newest protobuf, which other packages exclude.
 """
 
 from __future__ import annotations
@@ -8,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from grpc_health.v1 import health_pb2 as pb
-
 from penstock.api_errors import RefusalError
 from penstock.errors import NotFoundError, UnavailableError
 from penstock.serving.grpc.gateway import KEY_HINT, GrpcCall, Method
 from penstock.serving.oip.state import is_model_ready
+from penstock.serving.proto import health_pb2 as pb
 
 if TYPE_CHECKING:
     from penstock.serving.call import Call
@@ -71,12 +71,11 @@ def _name(call: GrpcCall) -> str:
     return name
 
 
-def _status(call: Call, name: str) -> int:
-    """Return a ``HealthCheckResponse.ServingStatus``."""
+def _status(call: Call, name: str) -> pb.HealthCheckResponse.ServingStatus:
     try:
         is_ready = is_model_ready(call, name, "") if name else call.is_ready()
     except NotFoundError:
-        return int(pb.HealthCheckResponse.SERVICE_UNKNOWN)
+        return pb.HealthCheckResponse.SERVICE_UNKNOWN
     except UnavailableError:
         is_ready = False
-    return int(pb.HealthCheckResponse.SERVING if is_ready else pb.HealthCheckResponse.NOT_SERVING)
+    return pb.HealthCheckResponse.SERVING if is_ready else pb.HealthCheckResponse.NOT_SERVING

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final
 
-from grpc_health.v1 import health_pb2
-
 from penstock.serving.grpc.gateway import GrpcCall, Method
-from penstock.serving.proto import oip_pb2
+from penstock.serving.proto import health_pb2, oip_pb2
 from penstock.serving.proto import reflection_pb2 as pb
 
 __all__ = ["reflection_methods"]
@@ -64,10 +63,6 @@ def _answer(request: pb.ServerReflectionRequest, response: pb.ServerReflectionRe
 def _file_of(symbol: str) -> Any:
     """Return the file of a service, method, message, field or enumeration, given its full name."""
     for file in _FILES:
-        try:
-            descriptor = file.pool.FindFileContainingSymbol(symbol)
-        except KeyError:
-            continue
-        if descriptor.name == file.name:  # the pool of health's messages has all those of the process
-            return descriptor
+        with suppress(KeyError):
+            return file.pool.FindFileContainingSymbol(symbol)  # each file has a pool of its own
     return None

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from penstock.errors import DeadlineError, InternalError, QueueFullError, UnavailableError
 from penstock.llm.answer import EventAnswer
 from penstock.serving.proto import wire_pb2 as pb
-from penstock.serving.workers.crash_tracker import MAX_CRASHES, CrashTracker
+from penstock.serving.workers.crash_tracker import CrashTracker, Loss, Verdict
 from penstock.serving.workers.messages import options_to
 from penstock.serving.workers.moving.copy_pages import copy_pages
 from penstock.serving.workers.moving.delivered import Delivered
@@ -45,6 +45,8 @@ RETRY_WAIT_S: Final = 60.0
 _CAUSE_WAIT_S: Final = 1.0
 """Limit on the time that a retry waits for the cause of a loss.  A crash is known within milliseconds; the loss of a
 machine can take seconds."""
+_ALONE_S: Final = 20.0
+"""Limit on the time that a request runs alone in a worker."""
 
 
 class WorkerRoutes(Protocol):
@@ -54,6 +56,17 @@ class WorkerRoutes(Protocol):
     suspects: asyncio.Lock
     """The lock of a request that may have crashed a worker, held until its first event or its end.
     Suspects thus run one at a time, and another crash has only one suspect."""
+
+    @property
+    def is_reserved(self) -> bool:
+        """True if every ready worker is kept for a request that runs alone."""
+
+    def reserve(self, *, waits: bool) -> AbstractAsyncContextManager[WorkerConnection | None]:
+        """Keep one worker for a request that runs alone: its other requests move, or wait in this process.
+
+        Without ``waits`` it is a worker without requests, or None.  Raises UnavailableError if there is no worker, or
+        if its requests do not end in time.
+        """
 
     def choose(
         self,
@@ -100,6 +113,11 @@ class Failover:
         self._request: OpenRequest | None = None
         self._retry: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
+        self._alone_on: WorkerConnection | None = None
+        """The worker in which the request runs alone."""
+        self._goal = -1
+        """The number of delivered tokens above which the request has settled."""
+        self._keeping: asyncio.Task[None] | None = None
         self._delivered = Delivered()
         self._state_id = ""
         """The id of the worker that began the answers."""
@@ -116,15 +134,15 @@ class Failover:
         """Send the request and return its answer after the first event; raises the error of a worker that refuses."""
         try:
             await self._wake()
-            num_crashes = self._routes.crashes.num_crashes(self._fingerprint) if self._routes.crashes else 0
+            verdict = self._verdict()
             while True:
-                if num_crashes >= MAX_CRASHES:
-                    raise self._refusal()
                 try:
-                    await (self._send() if num_crashes == 0 else self._send_as_suspect())
+                    await self._send_as(verdict)
                     return self.answer
                 except LostWorkerError as error:
-                    num_crashes = await self._count_again(self._count_crash(error))
+                    self._note_loss(error)
+                verdict = await self._verdict_with_cause()
+                self._check(verdict)
                 await self._routes.wait_ready(RETRY_WAIT_S)
         except BaseException:
             self.answer.close()
@@ -137,6 +155,15 @@ class Failover:
             self._remaining_options()  # the deadline has passed: DeadlineError
             raise
 
+    async def _wait_for_worker(self) -> None:
+        """Wait for a worker that is not kept for another request, at most until the deadline."""
+        deadline_s = self._remaining_options().deadline_s if self._options.deadline_s is not None else RETRY_WAIT_S
+        try:
+            await self._routes.wait_ready(min(RETRY_WAIT_S, deadline_s), self._state_id)
+        except UnavailableError:
+            self._remaining_options()
+            raise
+
     @cached_property
     def _fingerprint(self) -> bytes:
         """A hash that equal requests share; computed only after a worker has crashed."""
@@ -145,6 +172,8 @@ class Failover:
     async def _send(self) -> None:
         """Send the request and wait for its first event, also if workers that are being drained give it back."""
         while True:
+            if self._alone_on is None and self._routes.is_reserved:
+                await self._wait_for_worker()
             try:
                 await self._send_once()
                 return
@@ -175,13 +204,14 @@ class Failover:
         finally:
             del request  # breaks a reference cycle: an error holds this frame, and the request holds the error
         routed.note_first()
-        self._settled.set()
+        self._look()
 
     def _choose(self) -> RoutedRequest:
         """Return the worker for the request; the one that has its pages if that has a place."""
         num_tokens = self._num_tokens + self._delivered.num_tokens
         target, self._target = self._target, None
-        only = target if target is not None and target.is_fresh and target.has_place else None
+        is_own = target is not None and target is self._alone_on
+        only = target if target is not None and (is_own or (target.is_fresh and target.has_place)) else None
         session = self._options.session or self._options.client
         return self._routes.choose(num_tokens, self._page_keys, session, self._state_id, only)
 
@@ -206,14 +236,22 @@ class Failover:
         has_begun = request.taken.done()
         if has_begun and not connection.state_id:
             return None
-        if not self._routes.can_take(connection.state_id if has_begun else "", self._options.client):
+        can_go = self._routes.can_take(connection.state_id if has_begun else "", self._options.client)
+        if not can_go and not connection.is_reserved:  # from a worker that is kept for another request it goes anyway
             return None
         self._moved_at = time.monotonic()
         if not has_begun:  # _send waits for it
             connection.give_back(request)
             request.taken.set_exception(MovedRequestError())
             return asyncio.ensure_future(asyncio.sleep(0))
-        self._state_id, self._is_moving = connection.state_id, True
+        self._state_id = connection.state_id
+        if not can_go:  # it waits in this process until a worker is free
+            connection.give_back(request)
+            if self._routed is not None:
+                self._routed.end(self.answer)
+            self._retry = asyncio.ensure_future(self._go_on())
+            return asyncio.ensure_future(asyncio.sleep(0))
+        self._is_moving = True
         self._retry = asyncio.ensure_future(self._hand_over(connection, request))
         return self._retry
 
@@ -233,7 +271,7 @@ class Failover:
         source.give_back(request)
         if self._routed is not None:
             self._routed.end(self.answer)
-        await self._send_again(is_suspect=False)
+        await self._go_on()
 
     async def _copy_pages(self, source: WorkerConnection, request: OpenRequest) -> None:
         with suppress(UnavailableError):
@@ -251,11 +289,57 @@ class Failover:
         prompt_ids = list(submit.prompt_ids)[-max(1, self.answer.num_prompt_tokens) :]
         return [prompt_ids + token_ids for token_ids in self._delivered.open_answers()]
 
-    async def _send_as_suspect(self) -> None:
-        async with self._routes.suspects:
-            self._settled.clear()
+    async def _send_as(self, verdict: Verdict) -> None:
+        """Send the request as it may run now and return after its first event, or raise why it may not run."""
+        self._check(verdict)
+        if verdict is Verdict.FREE:
             await self._send()
-            await self._settled.wait()
+            return
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._routes.suspects)
+            verdict = max(verdict, self._verdict())
+            self._check(verdict)
+            await self._wait_for_worker()  # it may have been lost with the suspect before
+            connection = await stack.enter_async_context(self._routes.reserve(waits=verdict is Verdict.ALONE))
+            self._settled.clear()
+            if connection is not None:
+                self._alone_on = self._target = connection
+                self._goal = self._routes.crashes.num_tokens(self._fingerprint)
+                self._delivered.on_note = self._look
+            self._keeping = asyncio.ensure_future(self._keep(stack.pop_all(), None if connection is None else _ALONE_S))
+            try:
+                await self._send()
+            except BaseException:
+                self._settled.set()
+                raise
+
+    async def _keep(self, reserved: AsyncExitStack, limit_s: float | None) -> None:
+        """Keep lock and worker until the request is past the point where its workers were lost before."""
+        async with reserved:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), limit_s)
+            self._end_alone()
+
+    def _look(self) -> None:
+        """Note that the request has settled once it has ended or is past the point where its workers were lost."""
+        if self.answer.is_over or self._delivered.num_tokens > self._goal:
+            self._settled.set()
+            self._end_alone()
+
+    def _end_alone(self) -> None:
+        self._alone_on, self._goal, self._delivered.on_note = None, -1, None
+
+    def _check(self, verdict: Verdict) -> None:
+        """Raise why the request may not run, if it may not."""
+        if verdict is Verdict.REFUSED:
+            raise InternalError("request refused: workers crashed while it was open, the last one while it ran alone")
+        if verdict is Verdict.PAUSED:
+            message = "too many workers were lost while this request ran; send it again later"
+            raise UnavailableError(message, self._routes.crashes.pause_s(self._fingerprint))
+
+    def _verdict(self) -> Verdict:
+        crashes = self._routes.crashes
+        return crashes.verdict(self._fingerprint) if crashes else Verdict.FREE
 
     def _remaining_options(self) -> pb.Options:
         """Return the options with the time that is left until the deadline; DeadlineError after it."""
@@ -271,18 +355,13 @@ class Failover:
         return message
 
     def _on_settled(self) -> None:
-        self._settled.set()
+        self._look()
         if self._routed is not None:
             self._routed.end(self.answer) if self.answer.is_over else self._routed.note_first()
         if self.answer.is_complete and self._routes.crashes:
             self._routes.crashes.clear(self._fingerprint)
         if self.answer.is_over:
             self._request = None
-
-    def _refusal(self) -> InternalError:
-        return InternalError(
-            f"request refused: {MAX_CRASHES} workers crashed while this request was open, so it may be the cause"
-        )
 
     def _on_lost(self, error: LostWorkerError) -> None:
         """Fail the request if the worker that was lost had begun it and was not handing it over; else send it again."""
@@ -291,52 +370,43 @@ class Failover:
         self._after_loss(error, may_go_on=may_go_on)
 
     def _after_loss(self, error: LostWorkerError, *, may_go_on: bool) -> None:
-        num_crashes = self._count_crash(error)
+        self._note_loss(error)
         self._settled.set()
         if self._routed is not None:
             self._routed.end(self.answer)
-        if num_crashes >= MAX_CRASHES:
-            self.answer.fail(self._refusal())
-        elif not may_go_on:
-            self.answer.fail(error)
+        if may_go_on:
+            self._retry = asyncio.ensure_future(self._go_on(is_lost=True))
         else:
-            self._retry = asyncio.ensure_future(self._send_again(num_crashes > 0))
+            self.answer.fail(error)
 
-    def _count_crash(self, error: LostWorkerError) -> int:
-        """Return how many workers crashed while they ran the request, including this one if it did.
-
-        It is not known at once whether a worker of a cluster has crashed or its machine is lost.  Until then the
-        request is suspected, but not refused: the loss of machines is no request's fault.
-        """
-        connection, crashes, fingerprint = self._connection, self._routes.crashes, self._fingerprint
-        count = crashes.add if error.was_running else crashes.add_wait
-        if connection is None or connection.explained.is_set():
-            return count(fingerprint, "" if connection is None else connection.name)
-        name = connection.name
-        connection.on_cause(lambda has_crashed: count(fingerprint, name) if has_crashed else None)
-        known = crashes.num_crashes(fingerprint)
-        return max(known, min(known + error.was_running, MAX_CRASHES - 1))
-
-    async def _count_again(self, num_crashes: int) -> int:
-        """Wait for the cause of the last loss, if it is to be known, and return the number of crashes with it."""
+    def _note_loss(self, error: LostWorkerError) -> None:
+        """Have the loss of the worker counted as soon as its cause is known."""
         connection = self._connection
-        if connection is None or connection.explained.is_set():
-            return num_crashes
-        try:
-            await asyncio.wait_for(connection.explained.wait(), _CAUSE_WAIT_S)
-        except TimeoutError:
-            return num_crashes
-        return self._routes.crashes.num_crashes(self._fingerprint)
+        if connection is None:
+            return
+        was_alone = self._alone_on is connection
+        loss = Loss(connection.name, error.was_running, was_alone, self._delivered.num_tokens)
+        self._end_alone()
+        crashes, fingerprint = self._routes.crashes, self._fingerprint
+        connection.on_cause(lambda has_crashed: crashes.note(fingerprint, loss, has_crashed=has_crashed))
 
-    async def _send_again(self, is_suspect: bool) -> None:
+    async def _verdict_with_cause(self) -> Verdict:
+        """Return how the request may run after a loss: until its cause is known, the request is suspected."""
+        connection = self._connection
+        if connection is not None and not connection.explained.is_set():
+            try:
+                await asyncio.wait_for(connection.explained.wait(), _CAUSE_WAIT_S)
+            except TimeoutError:
+                return max(self._verdict(), Verdict.SUSPECT)
+        return self._verdict()
+
+    async def _go_on(self, *, is_lost: bool = False) -> None:
+        """Send the request to the next worker: after a loss, or because the present one gave it back."""
         try:
-            if is_suspect:
-                num_crashes = await self._count_again(1)
-                if num_crashes >= MAX_CRASHES:
-                    raise self._refusal()
-                is_suspect = num_crashes > 0
+            verdict = await self._verdict_with_cause() if is_lost else Verdict.FREE
+            self._check(verdict)
             await self._routes.wait_ready(RETRY_WAIT_S, self._state_id)
-            await (self._send_as_suspect() if is_suspect else self._send())
+            await self._send_as(verdict)
         except LostWorkerError as error:  # before the worker accepted it; otherwise _on_lost was called
             self._after_loss(error, may_go_on=True)
         except Exception as error:  # of any kind: the reader waits for the answer

@@ -34,7 +34,7 @@ from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to, merge
 from penstock.serving.workers.private_folder import PrivateFolder
 from penstock.serving.workers.remote_worker_server import Expected, RemoteWorkerServer, RemoteWorkerSettings
 from penstock.serving.workers.worker_connection import LostWorkerError, WorkerConnection
-from penstock.serving.workers.worker_process import WorkerProcess, not_started
+from penstock.serving.workers.worker_process import EndedEarlyError, OomKills, WorkerProcess
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Primary:
             )
         )
         self._tasks: set[asyncio.Future[None]] = set()
+        self._oom_kills = OomKills() if self._placement.is_local else None
         self._planning = asyncio.Lock()  # one at a time: each plans its memory with what the others left
         self._expected: dict[bytes, Expected] = {}
         self._planned: dict[WorkerConnection, int] = {}
@@ -201,7 +202,7 @@ class Primary:
             raise UnavailableError(f"failed to start a worker: {error}") from error
         finally:
             self._expected.pop(_digest(token), None)
-        return WorkerProcess(process, connection, self.supervision.hang_s)
+        return WorkerProcess(process, connection, self.supervision.hang_s, self._oom_kills)
 
     def _joining(self, config: WorkerConfig) -> WorkerConfig:
         """Return the configuration with the address where the worker joins, and how it trusts it."""
@@ -389,4 +390,4 @@ async def _first(connected: Expected, exited: asyncio.Future[int | None]) -> Wor
         return connected.result()
     with suppress(TimeoutError):
         await asyncio.wait_for(asyncio.shield(exited), _LAST_WORDS_S)
-    raise not_started(exited.result() if exited.done() else None)
+    raise EndedEarlyError(exited.result() if exited.done() else None)

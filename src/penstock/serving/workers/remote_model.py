@@ -7,8 +7,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.api_errors import without_folders
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteBackend"]
 
+_EMPTY_S: Final = 20.0
+"""Limit on the time that a worker's requests take to move or end before another request runs alone there."""
 _GAUGES: Final = ("num_running", "num_waiting", "num_pages", "num_held_pages", "num_named_pages")
 
 
@@ -391,6 +393,8 @@ class RemoteBackend:
         """
         if self._is_draining:
             raise UnavailableError(f"{self.name} is shutting down.", 5.0)
+        if only is not None and only.is_reserved and only.is_ready:
+            return self._routing.choose([only], num_tokens, keys, session)
         connections = self._with_state(state_id)
         if not connections:
             raise self._loaded.unavailable(self.name)
@@ -411,7 +415,38 @@ class RemoteBackend:
         )
 
     def _with_state(self, state_id: str) -> list[WorkerConnection]:
-        return [one for one in self._connections if not state_id or one.state_id == state_id]
+        """Return the ready workers with this id that are not kept for a request that runs alone."""
+        return [one for one in self._connections if not one.is_reserved and state_id in ("", one.state_id)]
+
+    @property
+    def is_reserved(self) -> bool:
+        """True if every ready worker is kept for a request that runs alone; see ``reserve``."""
+        connections = self._connections
+        return bool(connections) and all(connection.is_reserved for connection in connections)
+
+    @asynccontextmanager
+    async def reserve(self, *, waits: bool) -> AsyncIterator[WorkerConnection | None]:
+        """Keep one worker for a request that runs alone; see ``WorkerRoutes.reserve``."""
+        connection = min(self._with_state(""), key=lambda one: (not one.is_fresh, one.num_open), default=None)
+        if connection is None:
+            raise self._loaded.unavailable(self.name)
+        if connection.num_open and not waits:
+            yield None
+            return
+        connection.is_reserved = True
+        try:
+            await connection.empty(_EMPTY_S)
+            is_empty = not connection.num_open
+            try:
+                await asyncio.wait_for(connection.confirm_empty(), _EMPTY_S if is_empty else 0)
+            except TimeoutError:
+                is_empty = False
+            if not is_empty or connection.gone.is_set():
+                raise UnavailableError(f"{self.name}: this request has to run alone, and no worker is free.", 1.0)
+            yield connection
+        finally:
+            connection.is_reserved = False
+            self._on_connection_change()
 
     async def wait_ready(self, seconds: float, state_id: str = "") -> None:
         """Wait until a worker accepts requests; with ``state_id`` one of that id.

@@ -29,6 +29,7 @@ from penstock.graph.bundle_id import bundle_id
 from penstock.logs import note
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
+from penstock.processes.supervision import LOST_RANK_STATUS
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import handshake
 from penstock.serving.workers.heartbeat import HEARTBEAT_S, Heartbeat
@@ -302,11 +303,12 @@ def _end_with_ranks(llm: LLM, starts_again: bool) -> None:
         if starts_again:
             # It closes all connections.
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own command
-        os._exit(1)
+        os._exit(LOST_RANK_STATUS if group is not None and group.was_killed else 1)
 
     program = llm.engine.program
-    if isinstance(program, NativeProgram) and program.group is not None:
-        program.group.watch(end)
+    group = program.group if isinstance(program, NativeProgram) else None
+    if group is not None:
+        group.watch(end)
 
 
 def _open_planned(config: WorkerConfig, on_plan: Callable[[pb.Plan], None], stack: ExitStack) -> LLM:

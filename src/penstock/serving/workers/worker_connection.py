@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from penstock.serving.arrivals import Arrivals
 
 __all__ = [
-    "FRESH_S", "LostWorkerError", "MovedRequestError", "OpenRequest", "WorkerConnection", "body_of", "page_keys",
+    "FRESH_S", "LostWorkerError", "MovedRequestError", "OpenRequest", "WorkerConnection", "body_of", "number_anew",
+    "page_keys",
 ]  # fmt: skip
 
 FRESH_S: Final = 3.0
@@ -43,10 +44,12 @@ MOVE_PAUSE_S: Final = 0.25
 """Pause after which a worker that is being drained offers its requests to the others again."""
 _MAX_MOVES: Final = 4
 """The most requests of a worker that move at a time.  The others go on meanwhile."""
+_CONFIRM_PAUSE_S: Final = 0.05
 _MAX_WRITE_BYTES: Final = 1 << 16
 _PAGE_KEYS: Final = PageKeys(PAGE_SECRET)
 _PAGE_KINDS: Final = ("pages_offered", "pages_granted", "page_data", "page_stored", "pages_ended")
-_numbers = count(1)
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(1))
+"""The numbers of the next workers, by model."""
 
 
 class LostWorkerError(UnavailableError):
@@ -120,6 +123,11 @@ class OpenRequest:
             self.answer.fail(error)
 
 
+def number_anew(model: str) -> None:
+    """Begin the names of a model's workers with number 1 again: the model is loaded, and has no worker yet."""
+    _numbers.pop(model, None)
+
+
 class WorkerConnection:
     """The primary's end of a worker's stream, from its Join on.
 
@@ -129,7 +137,7 @@ class WorkerConnection:
     """
 
     def __init__(self, model: str, pid: int, arrivals: Arrivals | None = None, *, is_remote: bool = False) -> None:
-        self.name = f"{model}-{next(_numbers)}"
+        self.name = f"{model}-{next(_numbers[model])}"
         self.model = model
         self.pid = pid
         self.is_remote = is_remote
@@ -154,9 +162,13 @@ class WorkerConnection:
         self.num_lost = 0
         """Number of requests that were open when the worker was lost."""
         self.explained = asyncio.Event()
-        """Set once it is known whether the process crashed or its machine was lost, or if nothing will say so."""
-        if not (is_remote and pid):
+        """Set once it is known whether the process crashed, or if nothing will say so."""
+        if not pid:
             self.explained.set()
+        self.is_reserved = False
+        """True while the worker is kept for one request, which runs alone in it."""
+        self._has_crashed = False
+        self._num_heartbeats = 0
         self._on_cause: list[Callable[[bool], object]] = []
         self._on_pages: Callable[[PageReport], None] | None = None
         self._next_report = 0  # 0: only a full report counts
@@ -234,7 +246,7 @@ class WorkerConnection:
         ``request.taken`` is done with its first event or its refusal.
         """
         if not self.is_ready:
-            raise LostWorkerError(f"{self.model}: the worker does not accept requests")
+            raise LostWorkerError(f"{self.model}: the worker does not accept requests", was_running=False)
         if not self.has_room_for(request.client, request.priority):
             raise QueueFullError(f"The worker has {self.num_open} open requests, its maximum. Retry later.")
         request.key = next(self._keys)
@@ -292,6 +304,21 @@ class WorkerConnection:
         if self.num_moved:
             text = f"{self.model}: other workers go on with requests of worker {self.name}: {self.num_moved}"
             tell("requests_moved", text, model=self.model, worker=self.name, num_moved=self.num_moved)
+
+    async def confirm_empty(self) -> None:
+        """Wait until the worker's engine has no requests either: it may still run one that was just taken back.
+
+        The second heartbeat from now on was sent after the worker had read everything sent so far.
+        """
+        wanted = self._num_heartbeats + 2
+        while self.num_sent and not self.gone.is_set():
+            stats = self.stats
+            is_idle = stats is not None and not any(
+                stats.numbers.get(name, 0) for name in ("num_running", "num_waiting")
+            )
+            if self._num_heartbeats >= wanted and is_idle:
+                return
+            await asyncio.sleep(_CONFIRM_PAUSE_S)
 
     async def _move_open(self, seconds: float) -> None:
         """Offer each open request to the other workers once."""
@@ -360,6 +387,7 @@ class WorkerConnection:
             self._on_refused(message.refused)
         elif kind == "heartbeat":
             heartbeat = message.heartbeat
+            self._num_heartbeats += 1
             self._note_iteration(heartbeat.iteration_age_s)
             self.stats, self._longest_iteration_s = heartbeat.stats, heartbeat.longest_iteration_s
             if heartbeat.HasField("pages"):
@@ -437,11 +465,20 @@ class WorkerConnection:
             self.fail(f"nothing has come from the worker's machine for {SILENT_S:g} s")
 
     def on_cause(self, hear: Callable[[bool], object]) -> None:
-        """Call ``hear`` with True if the process crashed, with False if its machine was lost, before ``explained``."""
-        self._on_cause.append(hear)
+        """Call ``hear`` once it is known why the process has ended, or at once if nothing will say so.
+
+        It gets True if the process crashed by itself, and False if it was killed from outside or its machine was lost.
+        """
+        if self.explained.is_set():
+            hear(self._has_crashed)
+        else:
+            self._on_cause.append(hear)
 
     def note_cause(self, has_crashed: bool) -> None:
         """Note why the process has ended.  Further calls do nothing."""
+        if self.explained.is_set():
+            return
+        self._has_crashed = has_crashed
         hearers, self._on_cause = self._on_cause, []
         for hear in hearers:
             hear(has_crashed)

@@ -21,6 +21,7 @@ from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.errors import PenstockError, UnavailableError
 from penstock.logs import tell
 from penstock.processes.supervision import LOOP_DEATHS, QUICK_DEATH_S, Death, SupervisionPolicy
+from penstock.serving.workers.worker_process import EndedEarlyError
 
 if TYPE_CHECKING:
     from penstock.llm.backend import ModelCard
@@ -97,7 +98,10 @@ class WorkerGroup:
         return bool(self._supervisors) and len(self._failing) >= len(self._supervisors)
 
     async def start(self) -> None:
-        """Start all processes; if one fails, stop all and raise its error."""
+        """Start all processes; if one fails, stop all and raise its error.
+
+        A process that ends without an error of its own, as one that is killed does, is started again up to twice.
+        """
         first_starts: list[asyncio.Future[None]] = []
         for _ in range(self._num_workers):
             first_starts.append(asyncio.get_running_loop().create_future())
@@ -193,7 +197,8 @@ class WorkerGroup:
                 num_lost, name, node = gone.num_lost, gone.name, gone.node
             except Exception as error:  # of any kind: only this task starts the next process
                 death = Death("start", str(error) or type(error).__name__)
-                if not first_start.done():
+                may_try_again = isinstance(error, EndedEarlyError) and num_deaths + 1 < LOOP_DEATHS
+                if not first_start.done() and not may_try_again:
                     first_start.set_exception(
                         error if isinstance(error, PenstockError) else UnavailableError(death.why)
                     )

@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import UnavailableError
-from penstock.processes.supervision import Death
+from penstock.processes.supervision import LOST_RANK_STATUS, Death, has_crashed, is_stopped, signal_name
+from penstock.runtime.machine import num_oom_kills
 
 if TYPE_CHECKING:
     from penstock.cluster.placement.placement import PlacedGroup
     from penstock.serving.workers.worker_connection import WorkerConnection
 
-__all__ = ["WorkerProcess", "not_started"]
+__all__ = ["EndedEarlyError", "OomKills", "WorkerProcess"]
 
 _STOP_S: Final = 5.0
+
+
+class OomKills:
+    """Tells whether the kernel has killed a process of this service for lack of memory since the last look."""
+
+    def __init__(self) -> None:
+        self._count = num_oom_kills()
+
+    def look(self) -> bool:
+        """Return True if there was one since the last call."""
+        before, self._count = self._count, num_oom_kills()
+        return self._count > before
 
 
 class WorkerProcess:
     """A process and its connection.
 
-    A process whose engine's loop makes no progress for ``hang_s`` seconds is ended.
+    A process whose engine's loop makes no progress for ``hang_s`` seconds is ended.  ``oom_kills`` is shared by the
+    processes of this machine; None for those of other machines.
     """
 
-    def __init__(self, process: PlacedGroup, connection: WorkerConnection, hang_s: float) -> None:
+    def __init__(
+        self, process: PlacedGroup, connection: WorkerConnection, hang_s: float, oom_kills: OomKills | None = None
+    ) -> None:
         self.connection = connection
         self._process = process
+        self._oom_kills = oom_kills
         self._watch = asyncio.ensure_future(connection.watch(hang_s))
 
     async def wait_exit(self) -> Death:
@@ -39,17 +55,24 @@ class WorkerProcess:
             if not exited.done():  # the connection ended, or the engine hangs: the process is of no more use
                 with suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(exited), 0.0 if self.connection.is_hung else _STOP_S)
+            is_told = not exited.done()
+            was_stopped = is_told and self._oom_kills is not None and is_stopped(self._process.pid)
             self._process.kill()
             status = await exited
         finally:
             gone.cancel()
             exited.cancel()
+        was_oom = not has_crashed(status) and self._oom_kills is not None and self._oom_kills.look()
         if self.connection.is_hung:
-            death = Death("hang", "its engine made no progress")
+            death = Death("hang", "it was stopped by a signal" if was_stopped else "its engine made no progress")
+        elif is_told and status is not None:
+            death = Death("exit", "it closed its connection and did not exit")
         else:
-            death = Death("signal" if status is not None and status < 0 else "exit", _describe(status))
+            cause = "signal" if status is not None and status < 0 else "exit"
+            death = Death(cause, _describe(status) + ", as the kernel had no memory left" * was_oom)
         self._end(death.why)
-        self.connection.note_cause(status is not None)
+        is_own_end = is_told or was_oom or has_crashed(status)
+        self.connection.note_cause(status is not None and is_own_end and not was_stopped)
         return death
 
     async def stop(self) -> None:
@@ -64,6 +87,7 @@ class WorkerProcess:
         finally:
             self._process.kill()
         self._end("the worker was stopped")
+        self.connection.note_cause(False)
 
     def _end(self, reason: str) -> None:
         self._watch.cancel()
@@ -76,10 +100,14 @@ def _describe(status: int | None) -> str:
     if status is None:
         return "its machine is lost or does not answer"
     if status < 0:
-        return f"it was ended by {signal.Signals(-status).name}"
+        return f"it was ended by {signal_name(-status)}"
+    if status == LOST_RANK_STATUS:
+        return "one of its ranks was killed, or the machine of a rank is lost"
     return f"it exited with status {status}"
 
 
-def not_started(status: int | None) -> UnavailableError:
-    """Return the error for a process that ended before its model was loaded."""
-    return UnavailableError(f"the worker ended while it loaded the model: {_describe(status)}")
+class EndedEarlyError(UnavailableError):
+    """A process ended before its model was loaded, without an error of its own."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(f"the worker ended while it loaded the model: {_describe(status)}")

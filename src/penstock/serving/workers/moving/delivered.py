@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.serving.proto import wire_pb2 as pb
@@ -27,6 +28,8 @@ class Delivered:
 
     def __init__(self) -> None:
         self._answers: dict[int, _Answer] = {}
+        self.on_note: Callable[[], None] | None = None
+        """Called after each event."""
 
     def note(self, event: StepEvent) -> None:
         """Add an event that goes to the reader of the answer."""
@@ -36,6 +39,8 @@ class Delivered:
         answer.token_ids.extend(event.token_ids)
         answer.num_chars += len(event.text)
         answer.has_ended = answer.has_ended or event.finish_reason is not None
+        if self.on_note is not None:
+            self.on_note()
 
     @property
     def num_tokens(self) -> int:
