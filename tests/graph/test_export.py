@@ -94,8 +94,12 @@ def test_rotary_buffers_and_an_equal_tied_head_are_ignored(tmp_path: Path) -> No
     export_bundle(folder, tmp_path / "more.psm")
     assert weight_bytes(tmp_path / "more.psm") == weight_bytes(tmp_path / "plain.psm")
     edit(folder, lm_head__weight=embedding + 1)
-    with pytest.raises(InvalidFileError, match=r"has tensor 'lm_head\.weight'"):
-        export_bundle(folder, tmp_path / "out.psm")
+    export_bundle(folder, tmp_path / "own_head.psm")
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False})
+    )
+    export_bundle(folder, tmp_path / "untied.psm")
+    assert weight_bytes(tmp_path / "own_head.psm") == weight_bytes(tmp_path / "untied.psm")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +194,7 @@ def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("generation_config.json", '{"temperature": "hot"}', "temperature"),
+        ("generation_config.json", '{"eos_token_id": "hot"}', "eos_token_id"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template"),
         ("tokenizer.json", '{"model": 3}', r"tokenizer\.json"),
         ("config.json", None, "hidden_size"),

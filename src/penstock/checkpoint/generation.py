@@ -6,13 +6,14 @@ run anything.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock.checkpoint.tokenizer_limits import check_json_size
-from penstock.config import ConfigReader, is_number, parse_object, show
+from penstock.config import INFINITY, ConfigReader, is_number, parse_object, show
 from penstock.errors import InvalidFileError
 
 __all__ = [
@@ -22,6 +23,9 @@ __all__ = [
     "read_generation_config",
     "read_tokenizer_config",
 ]
+
+_LOG: Final = logging.getLogger("penstock.generation")
+_T = TypeVar("_T")
 
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_TOKENIZER_CONFIG_BYTES: Final = 64 << 20
@@ -56,20 +60,21 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
 
     ``files`` maps file names to their bytes.  Raises InvalidFileError, which names the file and the key.
     """
-    reader = _reader(files, "generation_config.json")
+    reader = _generation_reader(files)
     config = _reader(files, "config.json")
     eos = reader.int_or_list("eos_token_id") or config.int_or_list("eos_token_id", min=-1)
     eos = tuple(dict.fromkeys(token for token in eos if token >= 0))
     if len(eos) > MAX_EOS_TOKENS:
         raise reader.error("eos_token_id", f"at most {MAX_EOS_TOKENS} tokens", list(eos))
     bos = reader.int_or_list("bos_token_id") or config.int_or_list("bos_token_id", min=-1)
-    do_sample = reader.bool("do_sample", False)
-    temperature = reader.float("temperature", 1.0, max=1000.0)
-    top_k = reader.int("top_k", 50, min=0)
-    top_p = _share(reader.float("top_p", 1.0, max=1.0))
-    typical_p = _share(reader.optional_float("typical_p", max=1.0))
-    min_p = reader.optional_float("min_p", max=1.0) or 0.0
-    repetition_penalty = reader.float("repetition_penalty", 1.0, min=MIN_REPETITION_PENALTY, max=100.0)
+    defaults = _Defaults(reader)
+    do_sample = defaults.flag("do_sample")
+    temperature = defaults.number("temperature", 1.0, high=1000.0)
+    top_k = 0 if reader.values.get("top_k") in (0, -1) else defaults.count("top_k") or 50
+    top_p = _share(defaults.number("top_p", 1.0, high=1.0))
+    typical_p = _share(defaults.number("typical_p", 1.0, high=1.0))
+    min_p = defaults.number("min_p", 0.0, high=1.0)
+    repetition_penalty = defaults.number("repetition_penalty", 1.0, low=MIN_REPETITION_PENALTY, high=100.0)
     return GenerationConfig(
         eos_token_ids=eos,
         bos_token_id=next((token for token in bos if token >= 0), None),
@@ -80,17 +85,61 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
         min_p=min_p if do_sample else 0.0,
         typical_p=typical_p if do_sample else 1.0,
         repetition_penalty=repetition_penalty,
-        max_new_tokens=reader.optional_int("max_new_tokens"),
+        max_new_tokens=defaults.count("max_new_tokens", off=(0, -1)),
     )
 
 
-def _share(value: float | None) -> float:
-    """Return the share of the probability to keep; 0 and None keep all of it."""
+def _share(value: float) -> float:
+    """Return the share of the probability to keep; 0 keeps all of it."""
     return max(value, MIN_SHARE) if value else 1.0
 
 
 def _reader(files: Mapping[str, bytes | memoryview], name: str) -> ConfigReader:
-    return ConfigReader(parse_object(files[name], name) if name in files else {}, name)
+    return ConfigReader.parse(files[name], name) if name in files else ConfigReader({}, name)
+
+
+def _generation_reader(files: Mapping[str, bytes | memoryview]) -> ConfigReader:
+    """Return the values of generation_config.json; a damaged file is not used, as in transformers."""
+    name = "generation_config.json"
+    try:
+        return _reader(files, name)
+    except InvalidFileError as error:
+        _LOG.warning("penstock: %s; the defaults for generation are not used", error)
+        return ConfigReader({}, name)
+
+
+class _Defaults:
+    """The sampling defaults of generation_config.json.  One that says nothing, or cannot be used, is not used."""
+
+    def __init__(self, reader: ConfigReader) -> None:
+        self._reader = reader
+
+    def flag(self, key: str) -> bool:
+        """Return true or false, which may be written as 1 or 0; false if the key is missing."""
+        if type(value := self._reader.values.get(key)) is int and value in (0, 1):
+            return bool(value)
+        return bool(self._value(key, (), lambda: self._reader.bool(key, False)))
+
+    def number(self, key: str, default: float, *, low: float = 0.0, high: float) -> float:
+        """Return a number from ``low`` to ``high``."""
+        value = self._value(key, (), lambda: self._reader.float(key, default, min=low, max=high))
+        return default if value is None else value
+
+    def count(self, key: str, off: tuple[int, ...] = ()) -> int | None:
+        """Return a positive integer, which may be written as a float.  The values ``off`` mean None."""
+        value = self._reader.values.get(key)
+        if isinstance(value, float) and value.is_integer():
+            self._reader.values[key] = int(value)
+        return self._value(key, off, lambda: self._reader.optional_int(key))
+
+    def _value(self, key: str, off: tuple[int, ...], read: Callable[[], _T]) -> _T | None:
+        if self._reader.values.get(key) in off:
+            return None
+        try:
+            return read()
+        except InvalidFileError as error:
+            _LOG.warning("penstock: %s; the value is not used", error)
+            return None
 
 
 @dataclass(frozen=True)
@@ -121,7 +170,7 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
     values = {}
     if name in files:
         data = check_json_size(files[name], name, MAX_TOKENIZER_CONFIG_BYTES)
-        values = parse_object(data, name, max_bytes=len(data), max_values=len(data))
+        values = parse_object(data, name, max_bytes=len(data), max_values=len(data), lenient=True)
     reader = ConfigReader(values, name)
     tokens = {}
     for role in _ROLES:
@@ -152,9 +201,12 @@ def _max_len(reader: ConfigReader) -> int | None:
     value: Any = reader.values.get("model_max_length")
     if value is None:
         return None
-    if not is_number(value, 1, math.inf):
-        raise reader.error("model_max_length", "a number of at least 1", value)
-    return int(value) if value < 2**31 else None
+    if value == INFINITY or (is_number(value, -math.inf, math.inf) and not 1 <= value < 2**31):
+        return None  # writers use -1, 0 and large numbers, too
+    if not is_number(value, 1, 2**31):
+        _LOG.warning("penstock: %s; the value is not used", reader.error("model_max_length", "a number", value))
+        return None
+    return int(value)
 
 
 def _templates(reader: ConfigReader) -> dict[str, str]:

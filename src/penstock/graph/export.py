@@ -203,7 +203,7 @@ def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], chec
         )
     extra = set(checkpoint.tensors) - set(names).union(*(checkpoint.companions(name) for name in names))
     if extra:
-        extra -= checkpoint.redundant_names()
+        extra -= checkpoint.redundant_names(extra)
     if extra:
         raise InvalidFileError(
             f"{checkpoint.folder}: has {show_tensors(sorted(extra))}, which network {graph.network} does not read"

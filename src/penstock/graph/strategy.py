@@ -70,7 +70,7 @@ def capture_model(model: WholeTensors, scheme: str | None = None, network: str |
     graph, constants = build_graph(built, chosen, dtype, schemes_of(chosen, model.tensors, sources))
     unread = model.redundant_names()
     if isinstance(model, PlainFolder):
-        unread = as_network(model.checkpoint, built.network).redundant_names()
+        unread = as_network(model.checkpoint, built.network).redundant_names(model.tensors)
     patterns = getattr(built.network, "unread_tensors", ())
     unread |= {name for name in model.tensors if any(fnmatchcase(name, pattern) for pattern in patterns)}
     return CapturedModel(model, chosen, graph, sources, frozenset(constants), frozenset(unread))
