@@ -91,19 +91,27 @@ def in_export_child() -> bool:
     return bool(os.environ.get("PENSTOCK_EXPORT_CHILD"))
 
 
+def _home() -> Path:
+    """Return the user's home folder; "/" for a user without ``HOME`` and without an entry in the user database."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
+
+
 def cache_dir() -> Path:
     """``PENSTOCK_CACHE_DIR``: the cache folder; by default ``$XDG_CACHE_HOME/penstock`` or ``~/.cache/penstock``."""
     value = os.environ.get("PENSTOCK_CACHE_DIR")
     if value:
         return Path(value)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "penstock"
+    return (Path(base) if base else _home() / ".cache") / "penstock"
 
 
 def state_dir() -> Path:
     """``$XDG_STATE_HOME/penstock``, else ``~/.local/state/penstock``: what a user's sessions leave for the next."""
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "penstock"
+    return (Path(base) if base else _home() / ".local" / "state") / "penstock"
 
 
 def cache_max_bytes() -> int:

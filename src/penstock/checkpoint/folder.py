@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.checkpoint import open_gguf
-from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf
 from penstock.checkpoint.gguf.weights import GgufWeights
 from penstock.checkpoint.pooling.files import POOLING_INPUTS, classifier_tensors, make_pooling_head
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.quantized.section import QUANTIZATION_FILES, find_section, with_section
 from penstock.checkpoint.quantized.weights import QuantizedWeights, open_quantized, rounding_note
-from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file
+from penstock.checkpoint.side_files import SIDE_FILES, model_folder, read_folder_files, read_small_file
 from penstock.checkpoint.stored.shards import INDEX, open_shards, refuse_other_formats
 from penstock.checkpoint.stored.tied_head import find_tied, with_stored_head
 from penstock.checkpoint.stored.unused import unused_tensors, zero_biases
@@ -80,7 +80,7 @@ def _refuse_without_config(folder: Path) -> NoReturn:
     names = sorted(entry.name for entry in folder.iterdir())
     if any(name.lower().endswith(".gguf") for name in names):
         refuse_other_formats(folder)
-    bundle = next((name for name in names if name.endswith(".psm")), None)
+    bundle = next((name for name in names if name.lower().endswith(".psm")), None)
     hint = "" if bundle is None else f"; to run a bundle, pass {folder / bundle}"
     raise InvalidFileError(f"{folder}: expected a checkpoint folder with config.json, found no such file{hint}")
 
@@ -101,7 +101,7 @@ def _check_is_whole(folder: Path) -> None:
 
 def _check_folder(path: Path) -> None:
     if path.is_file():
-        found = "a bundle" if path.suffix == ".psm" else "another file"
+        found = "a bundle" if is_bundle(path) else "another file"
         raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, found {found}")
     if not path.is_dir():
         raise FileAccessError(f"{path}: no such folder")
@@ -186,12 +186,13 @@ class Checkpoint:
                 return cls(path, parts.config, parts.weights, parts.side_files)
             _check_folder(path)
             _check_is_whole(path)
-            if not (path / "config.json").exists():
+            home = model_folder(path)
+            if not (home / "config.json").exists():
                 _refuse_without_config(path)
-            config = with_section(ConfigReader.parse(read_small_file(path / "config.json"), "config.json"))
+            config = with_section(ConfigReader.parse(read_small_file(home / "config.json"), "config.json"))
             config.quantization()  # checked first, because its error is the most helpful one
-            shards = open_shards(path)
-            config = find_section(path, config, {name: info for file in shards for name, info in file.tensors.items()})
+            shards = open_shards(home)
+            config = find_section(home, config, {name: info for file in shards for name, info in file.tensors.items()})
             section = config.foreign_quantization()
             return cls(path, config, shards if section is None else open_quantized(section, shards))
         except PermissionError as error:

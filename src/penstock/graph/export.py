@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.file_name import is_bundle
 from penstock.config import OWN_NAMES, show, show_tensors
 from penstock.core import native
 from penstock.core.layouts import BLOCKS, FLOAT_DTYPES, TILE_ROWS
@@ -162,7 +163,7 @@ def _ignore(stage: str, done: int, total: int) -> None:
 
 def _open_source(source: Path, rank: int | None) -> tuple[Checkpoint, ShardedFolder | None]:
     """Return the checkpoint to export; for a rank its part, and the sharded folder that has it."""
-    if source.suffix == ".psm" and not source.is_dir():
+    if is_bundle(source):
         raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which is already exported")
     if rank is None:
         return Checkpoint.open(source), None

@@ -147,7 +147,7 @@ def _state(folder: Path) -> str:
             weights = shards_of(read_small_file(folder / INDEX))
         except PenstockError:
             return "incomplete"
-    elif any(folder.rglob("*.gguf")):
+    elif any(path.suffix.lower() == ".gguf" for path in folder.rglob("*")):
         return "GGUF"
     else:
         return "no safetensors"
