@@ -84,6 +84,21 @@ def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out.psm").exists()
 
 
+def test_layers_without_tensors_are_named_before_the_capture(tmp_path: Path) -> None:
+    """It would take minutes for as many layers as a configuration may have."""
+    folder = write_checkpoint(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 64}))
+    first = f"model.layers.{config['num_hidden_layers']}."
+    stages: list[str] = []
+    with pytest.raises(InvalidFileError, match=rf"lacks tensors '{re.escape(first)}"):
+        export_bundle(folder, tmp_path / "out.psm", progress=lambda stage, _done, _total: stages.append(stage))
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
+    with raises(InvalidFileError, param="shape"):
+        export_bundle(folder, tmp_path / "out.psm", progress=lambda stage, _done, _total: stages.append(stage))
+    assert stages == []
+
+
 @pytest.mark.long
 def test_rotary_buffers_and_an_equal_tied_head_are_ignored(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", tie_word_embeddings=True)

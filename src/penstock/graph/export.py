@@ -89,8 +89,7 @@ def export_bundle(
     from penstock.models.meta import construct_on_meta
 
     how = _How(chosen, construct_on_meta(checkpoint.config, network), tail)
-    tell("capture", 0, 0)
-    graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, how)
+    graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, how, tell)
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
@@ -124,23 +123,26 @@ class _How(NamedTuple):
 
 
 def _capture(
-    checkpoint: Checkpoint, folder: ShardedFolder | None, rank: int, how: _How
+    checkpoint: Checkpoint, folder: ShardedFolder | None, rank: int, how: _How, tell: ExportProgress
 ) -> tuple[Graph, dict[str, NDArray[np.float32]], Checkpoint]:
     """Return the graph, the weights that the network computes itself, and the checkpoint as the network reads it.
 
     Of a sharded folder they are those of a rank.
     """
-    from penstock.models.sources import as_network, as_rank, differs, schemes_of, sources_of
+    from penstock.models.sources import as_network, as_rank, check_tensors, differs, schemes_of, sources_of
 
     built = how.built
     whole: Checkpoint | ShardedFolder = folder or checkpoint
     is_mapped = differs(whole.config, whole.tensors, built.network)
     if folder is None:
         checkpoint = as_network(checkpoint, built.network)
+        if built.script is None:  # a user's network may have parameters that it does not read
+            check_tensors(checkpoint, built.network, built.name)
         schemes, sources = checkpoint.weight_schemes(how.scheme), {}
     else:
         sources = sources_of(folder.config, folder.tensors, built.network)
         schemes = schemes_of(how.scheme, folder.tensors, sources)
+    tell("capture", 0, 0)
     graph, constants = build_graph(built, how.scheme, checkpoint.dtype, schemes)
     graph.properties |= {OWN_NAMES: "true"} if is_mapped else {}
     if how.tail is not None:
