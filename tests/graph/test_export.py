@@ -18,6 +18,7 @@ from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from tests.support.errors import raises
 from tests.support.families import save
+from tests.support.gguf_files import llama_file
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.marks import mostly_long
 
@@ -96,6 +97,9 @@ def test_layers_without_tensors_are_named_before_the_capture(tmp_path: Path) -> 
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
     with raises(InvalidFileError, param="shape"):
         export_bundle(folder, tmp_path / "out.psm", progress=lambda stage, _done, _total: stages.append(stage))
+    (tmp_path / "model.gguf").write_bytes(llama_file({"llama.block_count": 64}))
+    with pytest.raises(InvalidFileError, match=r"lacks tensors '"):
+        export_bundle(tmp_path / "model.gguf", tmp_path / "out.psm", progress=lambda *own: stages.append(own[0]))
     assert stages == []
 
 
