@@ -10,6 +10,7 @@ import pytest
 
 from penstock.checkpoint.generation import (
     GenerationConfig,
+    clean_generation_config,
     find_chat_template,
     read_generation_config,
     read_tokenizer_config,
@@ -76,6 +77,8 @@ def test_a_default_that_says_nothing_is_off(
     config = read_generation_config(files(generation_config={"do_sample": True} | values))
     assert config == replace(GenerationConfig(do_sample=True, temperature=1.0, top_k=50), **expected)
     assert not caplog.records
+    data = json.dumps({"do_sample": True} | values).encode()
+    assert clean_generation_config(data) == data or values == {"do_sample": 1}
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,9 @@ def test_an_unusable_default_is_a_warning(values: dict[str, object], caplog: pyt
     plain = read_generation_config(files(generation_config={} if "do_sample" in values else {"do_sample": True}))
     assert config == plain
     assert [next(iter(values)) in record.getMessage() for record in caplog.records] == [True]
+    clean = clean_generation_config(json.dumps(generation | {"eos_token_id": 7}).encode())
+    assert clean is not None  # what a bundle gets, for programs that do not check
+    assert json.loads(clean) == {"do_sample": "do_sample" not in values, "eos_token_id": 7}
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null"])
@@ -97,6 +103,7 @@ def test_a_damaged_generation_config_is_a_warning(data: bytes, caplog: pytest.Lo
     config = read_generation_config({"generation_config.json": data} | files(config={"eos_token_id": 2}))
     assert config == GenerationConfig(eos_token_ids=(2,))
     assert len(caplog.records) == 1
+    assert clean_generation_config(data) is None
 
 
 def test_every_reader_of_config_takes_infinity() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from penstock import LLM
 from penstock.auto import AutoConfig
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import quantize_checkpoint
@@ -170,3 +171,19 @@ def test_a_stored_head_that_is_equal_is_tied(tmp_path: Path) -> None:
     network = load_network(add(folder, lm_head__weight=embedding))
     assert network.get_parameter("lm_head.weight") is network.get_parameter("model.embed_tokens.weight")
     assert (folder / "config.json").read_bytes() == Checkpoint.open(folder).side_files()["config.json"]
+
+
+@pytest.mark.long
+def test_what_is_not_used_is_a_warning_of_the_process_that_opens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also what the process that exports reads first."""
+    folder = write_checkpoint(tmp_path / "model", tie_word_embeddings=False)
+    change_config(folder, tie_word_embeddings=True)
+    (folder / "generation_config.json").write_text('{"do_sample": true, "top_p": 7}')
+    with LLM(folder, use_cache=False) as llm:
+        assert len(llm.generate([3, 5], max_tokens=2, temperature=0).token_ids) == 2
+        assert json.loads(llm.files["generation_config.json"]) == {"do_sample": True}
+        assert json.loads(llm.files["config.json"])["tie_word_embeddings"] is False
+    texts = [record.getMessage() for record in caplog.records]
+    assert [("tie_word_embeddings" in text, "top_p" in text) for text in texts] == [(True, False), (False, True)]

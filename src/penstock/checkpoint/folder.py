@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.generation import clean_generation_config
 from penstock.checkpoint.gguf.checkpoint import open_gguf
 from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf
 from penstock.checkpoint.gguf.weights import GgufWeights
@@ -154,7 +155,7 @@ class Checkpoint:
         self.folder = folder
         self.made_files = side_files
         """Returns the files beside the weights of a GGUF file; None for a folder, which has them."""
-        self._read_config = config
+        self.stored_config = config
         self._files = tuple(shards)
         self._home = {name: file for file in shards for name in file.tensors}
         self.tensors = {
@@ -205,7 +206,7 @@ class Checkpoint:
         A network with a ``shared`` embedding scales its rows by this key, so its value stays.
         """
         return with_stored_head(
-            self._read_config, lambda: bool(self.head_differs) and "shared.weight" not in self.tensors
+            self.stored_config, lambda: bool(self.head_differs) and "shared.weight" not in self.tensors
         )
 
     @cached_property
@@ -450,6 +451,9 @@ class Checkpoint:
         files = read_folder_files(self.folder)
         if ConfigReader.parse(files["config.json"]).values != self.config.values:  # settings of other files, or untied
             files["config.json"] = (json.dumps(self.config.values, indent=2) + "\n").encode()
+        if "generation_config.json" in files:
+            clean = clean_generation_config(files.pop("generation_config.json"))
+            files |= {} if clean is None else {"generation_config.json": clean}
         if POOLING_FILE not in files:
             head = make_pooling_head(self.folder, self.config, self)
             if head is not None:

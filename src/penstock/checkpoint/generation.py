@@ -6,6 +6,7 @@ run anything.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from penstock.errors import InvalidFileError
 __all__ = [
     "GenerationConfig",
     "TokenizerConfig",
+    "clean_generation_config",
     "find_chat_template",
     "read_generation_config",
     "read_tokenizer_config",
@@ -60,33 +62,54 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
 
     ``files`` maps file names to their bytes.  Raises InvalidFileError, which names the file and the key.
     """
-    reader = _generation_reader(files)
+    reader = _generation_reader(files) or ConfigReader({}, "generation_config.json")
     config = _reader(files, "config.json")
     eos = reader.int_or_list("eos_token_id") or config.int_or_list("eos_token_id", min=-1)
     eos = tuple(dict.fromkeys(token for token in eos if token >= 0))
     if len(eos) > MAX_EOS_TOKENS:
         raise reader.error("eos_token_id", f"at most {MAX_EOS_TOKENS} tokens", list(eos))
     bos = reader.int_or_list("bos_token_id") or config.int_or_list("bos_token_id", min=-1)
-    defaults = _Defaults(reader)
-    do_sample = defaults.flag("do_sample")
-    temperature = defaults.number("temperature", 1.0, high=1000.0)
-    top_k = 0 if reader.values.get("top_k") in (0, -1) else defaults.count("top_k") or 50
-    top_p = _share(defaults.number("top_p", 1.0, high=1.0))
-    typical_p = _share(defaults.number("typical_p", 1.0, high=1.0))
-    min_p = defaults.number("min_p", 0.0, high=1.0)
-    repetition_penalty = defaults.number("repetition_penalty", 1.0, low=MIN_REPETITION_PENALTY, high=100.0)
     return GenerationConfig(
         eos_token_ids=eos,
         bos_token_id=next((token for token in bos if token >= 0), None),
-        do_sample=do_sample,
-        temperature=temperature if do_sample else 0.0,
-        top_k=top_k if do_sample else 0,
-        top_p=top_p if do_sample else 1.0,
-        min_p=min_p if do_sample else 0.0,
-        typical_p=typical_p if do_sample else 1.0,
-        repetition_penalty=repetition_penalty,
-        max_new_tokens=defaults.count("max_new_tokens", off=(0, -1)),
+        **_sampling_defaults(_Defaults(reader)),
     )
+
+
+def clean_generation_config(data: bytes) -> bytes | None:
+    """Return generation_config.json without the sampling defaults that cannot be used; None for a damaged file.
+
+    Programs that read a bundle without this package, such as penstock-lite, rely on it.
+    """
+    name = "generation_config.json"
+    reader = _generation_reader({name: data})
+    if reader is None:
+        return None
+    defaults = _Defaults(reader)
+    do_sample = _sampling_defaults(defaults)["do_sample"]
+    if not defaults.unusable and reader.values.get("do_sample", do_sample) is do_sample:
+        return data
+    values = {key: value for key, value in reader.values.items() if key not in defaults.unusable}
+    return (json.dumps(values | {"do_sample": do_sample}, indent=2) + "\n").encode()
+
+
+def _sampling_defaults(defaults: _Defaults) -> dict[str, Any]:
+    """Return the fields of GenerationConfig that are not tokens."""
+    do_sample = defaults.flag("do_sample")
+    top_k = 0 if defaults.is_one_of("top_k", (0, -1)) else defaults.count("top_k") or 50
+    values = {
+        "temperature": defaults.number("temperature", 1.0, high=1000.0),
+        "top_k": top_k,
+        "top_p": _share(defaults.number("top_p", 1.0, high=1.0)),
+        "min_p": defaults.number("min_p", 0.0, high=1.0),
+        "typical_p": _share(defaults.number("typical_p", 1.0, high=1.0)),
+    }
+    return {
+        **(values if do_sample else {}),
+        "do_sample": do_sample,
+        "repetition_penalty": defaults.number("repetition_penalty", 1.0, low=MIN_REPETITION_PENALTY, high=100.0),
+        "max_new_tokens": defaults.count("max_new_tokens", off=(0, -1)),
+    }
 
 
 def _share(value: float) -> float:
@@ -98,14 +121,13 @@ def _reader(files: Mapping[str, bytes | memoryview], name: str) -> ConfigReader:
     return ConfigReader.parse(files[name], name) if name in files else ConfigReader({}, name)
 
 
-def _generation_reader(files: Mapping[str, bytes | memoryview]) -> ConfigReader:
-    """Return the values of generation_config.json; a damaged file is not used, as in transformers."""
-    name = "generation_config.json"
+def _generation_reader(files: Mapping[str, bytes | memoryview]) -> ConfigReader | None:
+    """Return the values of generation_config.json; None for a damaged file, which is not used, as in transformers."""
     try:
-        return _reader(files, name)
+        return _reader(files, "generation_config.json")
     except InvalidFileError as error:
         _LOG.warning("penstock: %s; the defaults for generation are not used", error)
-        return ConfigReader({}, name)
+        return None
 
 
 class _Defaults:
@@ -113,6 +135,11 @@ class _Defaults:
 
     def __init__(self, reader: ConfigReader) -> None:
         self._reader = reader
+        self.unusable: set[str] = set()
+
+    def is_one_of(self, key: str, values: tuple[int, ...]) -> bool:
+        """Return True if the value is one of ``values``."""
+        return self._reader.values.get(key) in values
 
     def flag(self, key: str) -> bool:
         """Return true or false, which may be written as 1 or 0; false if the key is missing."""
@@ -138,6 +165,7 @@ class _Defaults:
         try:
             return read()
         except InvalidFileError as error:
+            self.unusable.add(key)
             _LOG.warning("penstock: %s; the value is not used", error)
             return None
 

@@ -186,7 +186,7 @@ def registered_script(folder: Path) -> str | None:
         return None
     from penstock.checkpoint.folder import Checkpoint
 
-    model_type = Checkpoint.open(folder).config.optional_str("model_type")
+    model_type = Checkpoint.open(folder).stored_config.optional_str("model_type")
     script: str | None = None if model_type is None else registry.registered_script(model_type)
     return script
 

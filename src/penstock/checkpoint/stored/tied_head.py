@@ -13,7 +13,7 @@ from penstock.config import ConfigReader
 
 __all__ = ["find_tied", "with_stored_head"]
 
-_LOG: Final = logging.getLogger("penstock.checkpoint")
+_LOG: Final = logging.getLogger("penstock.head")
 _KEYS: Final = ("tie_word_embeddings", "tie_embedding")
 _HEADS: Final = (
     "lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight",
