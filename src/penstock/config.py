@@ -1,13 +1,15 @@
 """Untrusted configuration files: a JSON parser with limits, and typed reads of an object.
 
-``parse_json`` refuses duplicate keys, NaN, numbers that overflow and deep nesting.  ``ConfigReader`` refuses every
-value of the wrong type or range.  Every error names the file and the key, what was expected and what was found.
+``parse_json`` refuses duplicate keys, NaN, numbers that overflow and deep nesting; with ``lenient`` only the nesting.
+``ConfigReader`` refuses every value of the wrong type or range.  Every error names the file and the key, what was
+expected and what was found.
 """
 
 from __future__ import annotations
 
 import builtins
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
@@ -37,7 +39,9 @@ TOKEN_RULE: Final = (
     f"a token of at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces. `openssl rand -hex 32` makes one"
 )
 INFINITY: Final = {"__float__": "Infinity"}
-"""How transformers 5 writes an infinite number in a config.json; before, it wrote Infinity, which is not JSON."""
+"""How transformers 5 writes an infinite number in a config.json; before, it wrote Infinity, which is not JSON.  The
+values of -Infinity and NaN have the same form."""
+_LOG: Final = logging.getLogger("penstock.config")
 _SHOWN_CHARS = 80
 _MAX_NAMED: Final = 5
 
@@ -101,15 +105,30 @@ _DECODER: Final = json.JSONDecoder(
 )
 
 
-def _tag_infinity(text: str) -> dict[str, str]:
-    if text != "Infinity":
-        _refuse_constant(text)
-    return dict(INFINITY)
+def _tag_constant(text: str) -> dict[str, str]:
+    return {next(iter(INFINITY)): text}
 
 
-_CONFIG_DECODER: Final = json.JSONDecoder(
-    object_pairs_hook=_unique_keys, parse_constant=_tag_infinity, parse_float=_finite_float
-)
+def _tagged_float(text: str) -> float | dict[str, str]:
+    value = float(text)
+    return value if math.isfinite(value) else _tag_constant("Infinity" if value > 0 else "-Infinity")
+
+
+def _lenient_decoder(file: str) -> json.JSONDecoder:
+    """Return a decoder that takes what Python's takes; of a key that appears twice the last value counts."""
+
+    def last_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            try:
+                _unique_keys(pairs)
+            except ValueError as error:
+                _LOG.warning("penstock: %s: %s; the last value counts", file, error)
+        return result
+
+    return json.JSONDecoder(object_pairs_hook=last_values, parse_constant=_tag_constant, parse_float=_tagged_float)
+
+
 _SHARING_DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_unique_keys,
     parse_constant=_refuse_constant,
@@ -148,15 +167,16 @@ def parse_json(
     max_bytes: int = MAX_CONFIG_BYTES,
     max_values: int = MAX_VALUES,
     lets_threads_run: bool = False,
-    tags_infinity: bool = False,
+    lenient: bool = False,
 ) -> Any:
     """Return the value of a JSON text of at most ``max_bytes`` and ``max_values``; ``file`` names it in errors.
 
     With ``lets_threads_run`` other threads can run while a large text with many integers is parsed, which takes about
-    twice as long.  With ``tags_infinity`` the value of Infinity is the object ``INFINITY``.
+    twice as long.  With ``lenient`` the text is read as transformers reads it: the value of Infinity is the
+    object ``INFINITY``, numbers that overflow a double are infinite, and the last of duplicate keys counts.
 
-    Raises InvalidFileError for text that is not UTF-8 or not JSON, for duplicate keys, NaN, infinity, numbers that
-    overflow a double, and more than 64 levels of nesting.
+    Raises InvalidFileError for text that is not UTF-8 or not JSON, and for more than 64 levels of nesting; without
+    ``lenient`` also for duplicate keys, NaN, infinity, and numbers that overflow a double.
     """
     if len(data) > max_bytes:
         raise InvalidFileError(f"{file}: expected at most {max_bytes} bytes of JSON, found {len(data)}")
@@ -166,7 +186,7 @@ def parse_json(
         raise InvalidFileError(f"{file}: expected at most {max_values} values, found about {num_values}")
     try:
         decoder = _SHARING_DECODER if lets_threads_run and len(raw) >= _LARGE else _DECODER
-        value = (_CONFIG_DECODER if tags_infinity else decoder).decode(raw.decode("utf-8"))
+        value = (_lenient_decoder(file) if lenient else decoder).decode(raw.decode("utf-8"))
     except RecursionError:
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more") from None
     except ValueError as error:  # includes UnicodeDecodeError and JSONDecodeError
@@ -183,10 +203,10 @@ def parse_object(
     *,
     max_bytes: int = MAX_CONFIG_BYTES,
     max_values: int = MAX_VALUES,
-    tags_infinity: bool = False,
+    lenient: bool = False,
 ) -> dict[str, Any]:
     """Return the value of a JSON text that must be one object; other arguments and errors as ``parse_json``."""
-    value = parse_json(data, file, max_bytes=max_bytes, max_values=max_values, tags_infinity=tags_infinity)
+    value = parse_json(data, file, max_bytes=max_bytes, max_values=max_values, lenient=lenient)
     if not isinstance(value, dict):
         raise InvalidFileError(f"{file}: expected an object, found {show(value)}")
     return value
@@ -232,9 +252,9 @@ class ConfigReader:
     def parse(cls, data: bytes | memoryview, file: builtins.str = "config.json") -> ConfigReader:
         """Return a reader of the bytes of a JSON file; InvalidFileError when they are not one object.
 
-        Infinity is read as the object ``INFINITY``.
+        Every file of a checkpoint is read so: as leniently as transformers reads it (``lenient`` of ``parse_json``).
         """
-        return cls(parse_object(data, file, tags_infinity=True), file)
+        return cls(parse_object(data, file, lenient=True), file)
 
     def error(self, key: builtins.str, expected: builtins.str, found: object) -> InvalidFileError:
         """Return the error to raise when the value of ``key`` is not as ``expected``."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
-    "cache_dir", "cache_max_bytes", "child_environment", "cpu_level", "enter_export_child", "in_export_child",
-    "library_path", "memory_share_bytes", "model_folders", "mpi_library", "op_libraries", "pass_on_json_log",
-    "pass_on_op_library", "rank_open_s", "state_dir", "use_reference", "writes_json_log",
+    "cache_dir", "cache_max_bytes", "child_environment", "cpu_level", "enter_export_child", "home_dir",
+    "in_export_child", "library_path", "memory_share_bytes", "model_folders", "mpi_library", "op_libraries",
+    "pass_on_json_log", "pass_on_op_library", "rank_open_s", "state_dir", "use_reference", "writes_json_log",
 ]  # fmt: skip
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "amx", "neon", "neon_dot")
@@ -101,19 +101,27 @@ def in_export_child() -> bool:
     return bool(os.environ.get("PENSTOCK_EXPORT_CHILD"))
 
 
+def home_dir() -> Path:
+    """Return the user's home folder; "/" for a user without ``HOME`` and without an entry in the user database."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
+
+
 def cache_dir() -> Path:
     """``PENSTOCK_CACHE_DIR``: the cache folder; by default ``$XDG_CACHE_HOME/penstock`` or ``~/.cache/penstock``."""
     value = os.environ.get("PENSTOCK_CACHE_DIR")
     if value:
         return Path(value)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "penstock"
+    return (Path(base) if base else home_dir() / ".cache") / "penstock"
 
 
 def state_dir() -> Path:
     """``$XDG_STATE_HOME/penstock``, else ``~/.local/state/penstock``: what a user's sessions leave for the next."""
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "penstock"
+    return (Path(base) if base else home_dir() / ".local" / "state") / "penstock"
 
 
 def cache_max_bytes() -> int:

@@ -126,16 +126,38 @@ def test_shards_read_as_one(tmp_path: Path) -> None:
         ({"a": ".hidden.safetensors"}, r"the name of a \.safetensors file"),
         ({"a": 7}, r"the name of a \.safetensors file"),
         ({"a": "model-9.safetensors"}, "'model-9.safetensors'"),
-        ({"a": "model-1.safetensors", "z": "model-1.safetensors"}, "tensor 'z' in model-1"),
-        ({"z": "model-1.safetensors"}, "found tensor 'a'"),
-        ({"a": "model-2.safetensors", "b": "model-1.safetensors"}, "found tensor"),
     ],
 )
-def test_an_index_names_plain_files_that_hold_what_it_says(
-    tmp_path: Path, weight_map: dict[str, object], message: str
-) -> None:
+def test_an_index_names_plain_files_of_the_folder(tmp_path: Path, weight_map: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidFileError, match=message):
         Checkpoint.open(write_shards(tmp_path, weight_map))
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "names", "num_warnings"),
+    [
+        ({"a": "model-1.safetensors", "z": "model-1.safetensors"}, {"a"}, 0),
+        ({"z": "model-1.safetensors"}, {"a"}, 1),
+        ({"a": "model-2.safetensors", "b": "model-1.safetensors"}, {"a", "b"}, 0),
+        ({"a": "model-1.safetensors", "x": "model-2.safetensors"}, {"a", "b"}, 1),
+    ],
+)
+def test_what_the_files_have_counts_not_what_the_index_says(
+    tmp_path: Path, weight_map: dict[str, object], names: set[str], num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in transformers; the network names a tensor that no file has."""
+    assert set(Checkpoint.open(write_shards(tmp_path, weight_map)).tensors) == names
+    assert len(caplog.records) == num_warnings
+
+
+def test_shards_without_an_index_are_read_if_all_are_there(tmp_path: Path) -> None:
+    write_shards(tmp_path, {"a": "model-1.safetensors"})
+    (tmp_path / "model.safetensors.index.json").unlink()
+    (tmp_path / "model-1.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
+    with pytest.raises(InvalidFileError, match="found neither"):
+        Checkpoint.open(tmp_path)
+    (tmp_path / "model-2.safetensors").rename(tmp_path / "model-00002-of-00002.safetensors")
+    assert set(Checkpoint.open(tmp_path).tensors) == {"a", "b"}
 
 
 @pytest.mark.parametrize(("name", "hint"), [("rank_0", "--merge` makes"), ("rank_0.psm", "inspect takes each")])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from penstock.checkpoint.generation import (
     GenerationConfig,
+    clean_generation_config,
     find_chat_template,
     read_generation_config,
     read_tokenizer_config,
@@ -55,13 +58,64 @@ def test_without_sampling_the_defaults_are_greedy() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"eos_token_id": "x"}, {"eos_token_id": [1, True]}, {"temperature": -1}, {"top_p": 2}, {"top_k": 1.5},
-               {"do_sample": 1}, {"eos_token_id": list(range(100))}, {"max_new_tokens": 0},
-               {"repetition_penalty": 1e-40}]
-)  # fmt: skip
+    "values", [{"eos_token_id": "x"}, {"eos_token_id": [1, True]}, {"eos_token_id": list(range(100))}]
+)
 def test_bad_generation_values_name_file_and_key(values: dict[str, object]) -> None:
     with pytest.raises(InvalidFileError, match=rf"^generation_config\.json: {next(iter(values))}: expected"):
         read_generation_config(files(generation_config=values))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [({"top_k": -1}, {"top_k": 0}), ({"top_k": 0}, {"top_k": 0}), ({"top_k": 20.0}, {"top_k": 20}),
+     ({"top_k": None}, {"top_k": 50}), ({"max_new_tokens": -1}, {}), ({"max_new_tokens": 0}, {}),
+     ({"temperature": None, "top_p": None, "min_p": None, "repetition_penalty": None}, {}), ({"do_sample": 1}, {})],
+)  # fmt: skip
+def test_a_default_that_says_nothing_is_off(
+    values: dict[str, object], expected: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = read_generation_config(files(generation_config={"do_sample": True} | values))
+    assert config == replace(GenerationConfig(do_sample=True, temperature=1.0, top_k=50), **expected)
+    assert not caplog.records
+    data = json.dumps({"do_sample": True} | values).encode()
+    assert clean_generation_config(data) == data or values == {"do_sample": 1}
+
+
+@pytest.mark.parametrize(
+    "values", [{"temperature": -1}, {"top_p": 2}, {"top_k": 1.5}, {"top_k": "many"}, {"do_sample": "yes"},
+               {"repetition_penalty": 1e-40}, {"repetition_penalty": 0}, {"min_p": [0.1]}, {"typical_p": -1}]
+)  # fmt: skip
+def test_an_unusable_default_is_a_warning(values: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
+    """The model opens: a default is no more than what a request can set."""
+    generation = {"do_sample": True} | values
+    config = read_generation_config(files(generation_config=generation))
+    plain = read_generation_config(files(generation_config={} if "do_sample" in values else {"do_sample": True}))
+    assert config == plain
+    assert [next(iter(values)) in record.getMessage() for record in caplog.records] == [True]
+    clean = clean_generation_config(json.dumps(generation | {"eos_token_id": 7}).encode())
+    assert clean is not None  # what a bundle gets, for programs that do not check
+    assert json.loads(clean) == {"do_sample": "do_sample" not in values, "eos_token_id": 7}
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null"])
+def test_a_damaged_generation_config_is_a_warning(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """As in transformers, which then takes the values of config.json."""
+    config = read_generation_config({"generation_config.json": data} | files(config={"eos_token_id": 2}))
+    assert config == GenerationConfig(eos_token_ids=(2,))
+    assert len(caplog.records) == 1
+    assert clean_generation_config(data) is None
+
+
+def test_every_reader_of_config_takes_infinity() -> None:
+    text = b'{"eos_token_id": 7, "time_step_limit": [0.0, Infinity], "other": [-Infinity, NaN, 1e400], "a": 1, "a": 2}'
+    assert read_generation_config({"config.json": text, "generation_config.json": text}).eos_token_ids == (7,)
+    assert read_tokenizer_config({"tokenizer_config.json": text}).max_len is None
+
+
+@pytest.mark.parametrize("written", ["-1", "0", "1e30", "Infinity", "1000000000000000019884624838656", '"long"'])
+def test_a_length_that_is_no_limit(written: str) -> None:
+    text = b'{"model_max_length": %s}' % written.encode()
+    assert read_tokenizer_config({"tokenizer_config.json": text}).max_len is None
 
 
 def test_special_tokens_as_text_and_as_objects() -> None:

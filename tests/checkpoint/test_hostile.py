@@ -13,7 +13,12 @@ import pytest
 
 from penstock.checkpoint import tensor_file
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.generation import find_chat_template, read_generation_config, read_tokenizer_config
+from penstock.checkpoint.generation import (
+    clean_generation_config,
+    find_chat_template,
+    read_generation_config,
+    read_tokenizer_config,
+)
 from penstock.checkpoint.tensor_file import MAX_TENSORS, parse_header
 from penstock.config import ConfigReader, parse_json, parse_object
 from penstock.errors import InvalidFileError
@@ -70,7 +75,12 @@ def test_damaged_generation_configs_are_refused_or_valid() -> None:
         find_chat_template({"tokenizer_config.json": data})
 
     def use_generation(data: bytes) -> None:
-        read_generation_config({"generation_config.json": data})
+        config = read_generation_config({"generation_config.json": data})
+        assert 0 <= config.temperature <= 1000
+        assert 0 < config.top_p <= 1
+        assert config.top_k >= 0
+        if clean_generation_config(data) != data:  # with a warning; the rest is used
+            raise InvalidFileError("a value is not used")
 
     count = num_mutants(3000)
     assert count_refusals(3, count, json.dumps(tokenizer).encode(), use_tokenizer) > count // 3

@@ -147,7 +147,6 @@ def test_every_float_of_8_bits_has_its_value(tmp_path: Path) -> None:
         (AWQ, awq_layer, {"scales": torch.zeros(2, 3)}, "shape", "'a.scales': shape"),
         (PACKED | {"format": "nvfp4-pack-quantized"}, packed_layer, {}, "format", "'nvfp4-pack-quantized'"),
         (PACKED | {"quantization_status": "frozen"}, packed_layer, {}, "quantization_status", "found 'frozen'"),
-        (PACKED | {"kv_cache_scheme": {"num_bits": 8}}, packed_layer, {}, "kv_cache_scheme", "expected null"),
         (PACKED | {"transform_config": {"R1": {}}}, packed_layer, {}, "transform_config", "expected null"),
         (PACKED | {"sparsity_config": {"format": "sparse-24"}}, packed_layer, {}, "format", "expected one of dense"),
         (PACKED | {"config_groups": {}}, packed_layer, {}, "config_groups", "expected groups"),

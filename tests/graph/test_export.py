@@ -18,6 +18,7 @@ from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from tests.support.errors import raises
 from tests.support.families import save
+from tests.support.gguf_files import llama_file
 from tests.support.invariant_checkpoints import write_checkpoint
 from tests.support.marks import mostly_long
 
@@ -84,6 +85,24 @@ def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out.psm").exists()
 
 
+def test_layers_without_tensors_are_named_before_the_capture(tmp_path: Path) -> None:
+    """It would take minutes for as many layers as a configuration may have."""
+    folder = write_checkpoint(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 64}))
+    first = f"model.layers.{config['num_hidden_layers']}."
+    stages: list[str] = []
+    with pytest.raises(InvalidFileError, match=rf"lacks tensors '{re.escape(first)}"):
+        export_bundle(folder, tmp_path / "out.psm", progress=lambda stage, _done, _total: stages.append(stage))
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
+    with raises(InvalidFileError, param="shape"):
+        export_bundle(folder, tmp_path / "out.psm", progress=lambda stage, _done, _total: stages.append(stage))
+    (tmp_path / "model.gguf").write_bytes(llama_file({"llama.block_count": 64}))
+    with pytest.raises(InvalidFileError, match=r"lacks tensors '"):
+        export_bundle(tmp_path / "model.gguf", tmp_path / "out.psm", progress=lambda *own: stages.append(own[0]))
+    assert stages == []
+
+
 @pytest.mark.long
 def test_rotary_buffers_and_an_equal_tied_head_are_ignored(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", tie_word_embeddings=True)
@@ -94,8 +113,12 @@ def test_rotary_buffers_and_an_equal_tied_head_are_ignored(tmp_path: Path) -> No
     export_bundle(folder, tmp_path / "more.psm")
     assert weight_bytes(tmp_path / "more.psm") == weight_bytes(tmp_path / "plain.psm")
     edit(folder, lm_head__weight=embedding + 1)
-    with pytest.raises(InvalidFileError, match=r"has tensor 'lm_head\.weight'"):
-        export_bundle(folder, tmp_path / "out.psm")
+    export_bundle(folder, tmp_path / "own_head.psm")
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False})
+    )
+    export_bundle(folder, tmp_path / "untied.psm")
+    assert weight_bytes(tmp_path / "own_head.psm") == weight_bytes(tmp_path / "untied.psm")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +213,7 @@ def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("generation_config.json", '{"temperature": "hot"}', "temperature"),
+        ("generation_config.json", '{"eos_token_id": "hot"}', "eos_token_id"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template"),
         ("tokenizer.json", '{"model": 3}', r"tokenizer\.json"),
         ("config.json", None, "hidden_size"),

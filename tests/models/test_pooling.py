@@ -13,8 +13,10 @@ import torch
 import transformers
 
 from penstock import LLM, AsyncLLM
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.pooling.head import read_pooling_head
 from penstock.engine.options import RequestOptions
-from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
 from tests.models.steps import relative_error
 from tests.support.encoders import LIMITS, build, hidden_rows, sentence_transformer, write_tokenizer
 from tests.support.errors import raises
@@ -118,6 +120,49 @@ def test_texts_are_cut_and_lowercased(tmp_path: Path) -> None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}))
         with LLM(tmp_path, mode="eager", limits=LIMITS) as llm:
             assert len(llm.embed("the " * 10, prompt_name="plain").token_ids) == length
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"])
+def test_the_file_that_cuts_texts_has_seven_names(kind: str, tmp_path: Path) -> None:
+    """As in sentence-transformers, which takes the first; a bundle made before the file changes is not used again."""
+    sentence_transformer(tmp_path, "pooling_mode_mean_tokens", has_dense=False)
+    (tmp_path / f"sentence_{kind}_config.json").write_text(json.dumps({"max_seq_length": 5}))
+    checkpoint = Checkpoint.open(tmp_path)
+    head = read_pooling_head(checkpoint.side_files())
+    assert head is not None
+    assert head.max_text_len == 5
+    assert f"sentence_{kind}_config.json" in {stamp.name for stamp in checkpoint.files}
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 7}))
+    head = read_pooling_head(Checkpoint.open(tmp_path).side_files())
+    assert head is not None
+    assert head.max_text_len == 7
+
+
+def test_the_first_module_may_have_its_own_folder(tmp_path: Path) -> None:
+    plain, moved = tmp_path / "plain", tmp_path / "moved"
+    for folder in (plain, moved):
+        folder.mkdir()
+        sentence_transformer(folder, "pooling_mode_mean_tokens", has_dense=True)
+        (folder / "sentence_xlm-roberta_config.json").write_text(json.dumps({"max_seq_length": 5}))
+    own = moved / "0_Transformer"
+    own.mkdir()
+    names = ("config.json", "model.safetensors", "tokenizer.json", "sentence_xlm-roberta_config.json")
+    for name in names:
+        (moved / name).rename(own / name)
+    modules = json.loads((moved / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (moved / "modules.json").write_text(json.dumps(modules))
+    vectors = []
+    for folder in (plain, moved):
+        with LLM(folder, mode="eager", limits=LIMITS) as llm:
+            vectors.append(llm.embed("the cat sat on the mat " * 20, prompt_name="plain").vector)
+    assert np.array_equal(*vectors)
+    stamps = {stamp.name for stamp in Checkpoint.open(moved).files}
+    assert {f"0_Transformer/{name}" for name in names} <= stamps
+    modules[0]["path"] = "../plain"
+    (moved / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(InvalidFileError):
+        Checkpoint.open(moved)
 
 
 CLASSIFIERS: dict[str, dict[str, Any]] = {

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import Any
 
 import pytest
 
+from penstock import env
 from penstock.checkpoint.folder import Checkpoint
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.runtime import cache as cache_module
+from penstock.runtime import open as open_module
 from penstock.runtime.build import Progress
 from penstock.runtime.cache import Cache, bundle_key
+from penstock.runtime.open import _temporary_folder, bundle_of
 from tests.support.checkpoint_folders import write_folder
 from tests.support.errors import raises
 from tests.support.tiny_graph import tiny_graph, write_bundle
@@ -322,3 +326,49 @@ def test_a_failed_build_leaves_the_cache_empty(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(PenstockError, match="no"):
         cache.find_or_build(write_folder(tmp_path / "model"))
     assert list(cache.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("use_case", ["read-only", "full"])
+def test_an_unwritable_cache_is_a_warning(
+    use_case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bundle is then made for this run only, and nothing is left of it."""
+    folder, cache = write_folder(tmp_path / "model"), tmp_path / "cache"
+    made: list[Path] = []
+
+    def build(source: Path, out: Path, **_: Any) -> dict[str, Any]:
+        if use_case == "full" and out.is_relative_to(cache):
+            raise FileAccessError(f"{out}: No space left on device")
+        made.append(write_bundle(out, tiny_graph()))
+        return {}
+
+    if use_case == "read-only":
+        cache.write_bytes(b"")  # no folder can be made there, not even by root
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(cache))
+    monkeypatch.setattr(cache_module, "build_in_child", build)
+    monkeypatch.setattr("penstock.runtime.build.build_in_child", build)
+    with bundle_of(folder, None) as bundle:
+        assert made == [bundle]
+        assert bundle.exists()
+    assert not bundle.exists()
+    assert ["PENSTOCK_CACHE_DIR" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_bundle_is_made_in_memory_without_a_writable_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with _temporary_folder() as folder:
+        assert Path(folder).parent == Path("/dev/shm")  # noqa: S108
+    monkeypatch.setattr(open_module, "_MEMORY", str(tmp_path / "absent"))
+    with raises(FileAccessError, match="TMPDIR"):
+        _temporary_folder()
+
+
+def test_a_user_without_a_home_folder_has_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("PENSTOCK_CACHE_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert env.cache_dir() == Path("/.cache/penstock")
+    assert env.state_dir() == Path("/.local/state/penstock")

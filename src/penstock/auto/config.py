@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.checkpoint.side_files import read_side_files
-from penstock.config import ConfigReader, parse_object
+from penstock.config import INFINITY, ConfigReader
 from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
 from penstock.llm.llm_options import local_path
 from penstock.offline.sources import find_source
@@ -34,7 +34,7 @@ class AutoConfig(ConfigReader):
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__.get("values", {})
         if name in values:
-            return values[name]
+            return _as_python(values[name])
         raise AttributeError(f"{self.__dict__.get('file', 'config')} has no {name!r}")
 
     @classmethod
@@ -44,9 +44,21 @@ class AutoConfig(ConfigReader):
         data = read_side_files(path, ["config.json"])
         if "config.json" not in data:
             raise FileAccessError(f"{path}: no config.json found")
-        config = cls(parse_object(data["config.json"], str(path / "config.json")), str(path / "config.json"))
+        file = str(path / "config.json")
+        config = cls(ConfigReader.parse(data["config.json"], file).values, file)
         config.folder = path
         return config
+
+
+def _as_python(value: Any) -> Any:
+    """Return a value with floats in place of the tags of infinite numbers, as transformers' config has it."""
+    if isinstance(value, dict):
+        return float(value["__float__"]) if _is_tag(value) else {key: _as_python(item) for key, item in value.items()}
+    return [_as_python(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_tag(value: dict[str, Any]) -> bool:
+    return value.keys() == INFINITY.keys() and value["__float__"] in ("Infinity", "-Infinity", "NaN")
 
 
 def existing_path(model: Path | str) -> Path:

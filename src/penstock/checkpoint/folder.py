@@ -6,23 +6,30 @@ folder: neither pickles nor Python files.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.generation import clean_generation_config
 from penstock.checkpoint.gguf.checkpoint import open_gguf
-from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf
 from penstock.checkpoint.gguf.weights import GgufWeights
 from penstock.checkpoint.pooling.files import POOLING_INPUTS, classifier_tensors, make_pooling_head
 from penstock.checkpoint.pooling.head import POOLING_FILE
+from penstock.checkpoint.quantized.section import QUANTIZATION_FILES, find_section, with_section
 from penstock.checkpoint.quantized.weights import QuantizedWeights, open_quantized, rounding_note
-from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file
-from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo
+from penstock.checkpoint.side_files import SIDE_FILES, model_folder, read_folder_files, read_small_file
+from penstock.checkpoint.stored.shards import INDEX, open_shards, refuse_other_formats
+from penstock.checkpoint.stored.tied_head import find_tied, with_stored_head
+from penstock.checkpoint.stored.unused import unused_tensors, zero_biases
+from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.config import ConfigReader, show
 from penstock.core.layouts import BLOCKS
@@ -38,9 +45,6 @@ HEAD_NAME: Final = "lm_head.weight"
 _SCALE: Final = "_scale"
 _GROUPS: Final = "_groups"
 _COMPARE_BYTES: Final = 1 << 22
-_SINGLE: Final = "model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
-_SAFE_VERSION = "use the safetensors version of the model"
 
 
 @dataclass(frozen=True)
@@ -73,29 +77,12 @@ class WeightFile(Protocol):
         """Release the memory pages of bytes ``begin`` to ``end`` of a tensor."""
 
 
-def _refuse_other_formats(folder: Path) -> NoReturn:
-    """Raise an error that names the weights in an unsupported format, and the alternative."""
-    names = sorted(entry.name for entry in folder.iterdir())
-    gguf = next((name for name in names if name.endswith(".gguf")), None)
-    if gguf is not None:
-        raise UnsupportedError(f"{folder}: expected {_SINGLE} or {_INDEX}; to run a GGUF file, pass {folder / gguf}")
-    for suffix, kind in ((".bin", "pickled PyTorch"), (".pt", "pickled PyTorch"),
-                         (".pth", "pickled PyTorch"), (".h5", "Keras"), (".msgpack", "Flax"),
-                         (".onnx", "ONNX")):  # fmt: skip
-        foreign = next((name for name in names if name.endswith(suffix)), None)
-        if foreign is not None:
-            tool = "`penstock convert`" if suffix == ".bin" else "transformers' save_pretrained"
-            message = f"{foreign}: {kind} weights are not supported; {_SAFE_VERSION}, or convert it with {tool}"
-            raise UnsupportedError(message)
-    raise InvalidFileError(f"{folder}: expected {_SINGLE} or {_INDEX}, found neither")
-
-
 def _refuse_without_config(folder: Path) -> NoReturn:
     """Raise an error that names the model file in a folder that is no checkpoint."""
     names = sorted(entry.name for entry in folder.iterdir())
-    if any(name.endswith(".gguf") for name in names):
-        _refuse_other_formats(folder)
-    bundle = next((name for name in names if name.endswith(".psm")), None)
+    if any(name.lower().endswith(".gguf") for name in names):
+        refuse_other_formats(folder)
+    bundle = next((name for name in names if name.lower().endswith(".psm")), None)
     hint = "" if bundle is None else f"; to run a bundle, pass {folder / bundle}"
     raise InvalidFileError(f"{folder}: expected a checkpoint folder with config.json, found no such file{hint}")
 
@@ -116,56 +103,10 @@ def _check_is_whole(folder: Path) -> None:
 
 def _check_folder(path: Path) -> None:
     if path.is_file():
-        found = "a bundle" if path.suffix == ".psm" else "another file"
+        found = "a bundle" if is_bundle(path) else "another file"
         raise InvalidArgumentError(f"{path}: expected a checkpoint folder or a GGUF file, found {found}")
     if not path.is_dir():
         raise FileAccessError(f"{path}: no such folder")
-
-
-def _read_index(folder: Path) -> dict[str, str]:
-    """Return the shard of each tensor; a shard is the plain name of a file in the folder."""
-    reader = ConfigReader.parse(read_small_file(folder / _INDEX, 64 << 20), _INDEX)
-    section = reader.object("weight_map")
-    if section is None or not section.values:
-        raise InvalidFileError(f"{_INDEX}: weight_map: expected tensor names and files, found none", param="weight_map")
-    if len(section.values) > MAX_TENSORS:
-        raise InvalidFileError(
-            f"{_INDEX}: weight_map: expected at most {MAX_TENSORS} tensors, found {len(section.values)}",
-            param="weight_map",
-        )
-    for name, shard in section.values.items():
-        plain = isinstance(shard, str) and shard.endswith(".safetensors") and len(shard) <= 255
-        if not plain or not shard.isprintable() or any(char in shard for char in "/\\:") or shard.startswith("."):
-            raise InvalidFileError(
-                f"{_INDEX}: weight_map: {show(name)}: expected the name of a .safetensors file in the folder, "
-                f"found {show(shard)}",
-                param="weight_map",
-            )
-    return dict(section.values)
-
-
-def _open_shards(folder: Path) -> list[TensorFile]:
-    if (folder / _SINGLE).exists():
-        return [TensorFile(folder / _SINGLE)]
-    if not (folder / _INDEX).exists():
-        _refuse_other_formats(folder)
-    weight_map = _read_index(folder)
-    shards: list[TensorFile] = []
-    for shard in sorted(set(weight_map.values())):
-        if not (folder / shard).exists():
-            raise InvalidFileError(f"{_INDEX}: expected the file {show(shard)} in the folder, found none")
-        file = TensorFile(folder / shard)
-        for name in file.tensors:
-            if weight_map.get(name) != shard:
-                raise InvalidFileError(
-                    f"{shard}: found tensor {show(name)}, which {_INDEX} expects in {show(weight_map.get(name))}"
-                )
-        shards.append(file)
-    present = {name for file in shards for name in file.tensors}
-    for name, shard in weight_map.items():
-        if name not in present:
-            raise InvalidFileError(f"{_INDEX}: expected tensor {show(name)} in {shard}, found none")
-    return shards
 
 
 def _equal_bytes(first: NDArray[Any], second: NDArray[Any]) -> bool:
@@ -215,7 +156,7 @@ class Checkpoint:
         self.folder = folder
         self.made_files = side_files
         """Returns the files beside the weights of a GGUF file; None for a folder, which has them."""
-        self.config = config
+        self.stored_config = config
         self._files = tuple(shards)
         self._home = {name: file for file in shards for name in file.tensors}
         self.tensors = {
@@ -247,14 +188,41 @@ class Checkpoint:
                 return cls(path, parts.config, parts.weights, parts.side_files)
             _check_folder(path)
             _check_is_whole(path)
-            if not (path / "config.json").exists():
+            home = model_folder(path)
+            if not (home / "config.json").exists():
                 _refuse_without_config(path)
-            config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
+            config = with_section(ConfigReader.parse(read_small_file(home / "config.json"), "config.json"))
             config.quantization()  # checked first, because its error is the most helpful one
-            shards, section = _open_shards(path), config.foreign_quantization()
+            shards = open_shards(home)
+            config = find_section(home, config, {name: info for file in shards for name, info in file.tensors.items()})
+            section = config.foreign_quantization()
             return cls(path, config, shards if section is None else open_quantized(section, shards))
         except PermissionError as error:
             raise FileAccessError(f"{path}: {error.strerror}") from None
+
+    @cached_property
+    def config(self) -> ConfigReader:
+        """The configuration, in which ``tie_word_embeddings`` is false if the folder has an output head of its own.
+
+        A network with a ``shared`` embedding scales its rows by this key, so its value stays.
+        """
+        return with_stored_head(
+            self.stored_config, lambda: bool(self.head_differs) and "shared.weight" not in self.tensors
+        )
+
+    @cached_property
+    def head_differs(self) -> bool | None:
+        """True if the output head has other values than the embedding; None unless both are stored."""
+        names = find_tied(self.tensors)
+        if names is None:
+            return None
+        first, second = (self.tensors[name] for name in names)
+        is_equal = (first.dtype, first.shape) == (second.dtype, second.shape) and (
+            _equal_bytes(*(self.read(name) for name in names))
+        )
+        for name in names:
+            self.release(name)
+        return not is_equal
 
     def _is_foreign(self, name: str) -> bool:
         """Return True for a matrix that another tool quantized in a folder; a GGUF file is not a folder."""
@@ -409,22 +377,17 @@ class Checkpoint:
                 totals[scheme] = totals.get(scheme, 0) + info.num_bytes
         return max(totals, key=lambda name: totals[name]) if totals else None
 
-    def redundant_names(self) -> set[str]:
+    def redundant_names(self, unread: Collection[str] = ()) -> set[str]:
         """Return the names of tensors that a network need not read.
 
-        These are rotary frequencies, the head of a classifier, which ``side_files`` has, and an output head that equals
-        the embedding it is tied to.  A tied head that differs is not redundant, so it is refused as an unused tensor.
+        These are tensors that change nothing, the head of a classifier, which ``side_files`` has, and an output head
+        that equals the embedding it is tied to.  ``unread``: tensors that the network does not read; of these, a bias
+        of zeros is redundant, too.
         """
-        names = {name for name in self.tensors if name.endswith(".rotary_emb.inv_freq")}
+        names = unused_tensors(self.tensors) | zero_biases(self.tensors, unread, self.read)
         names |= classifier_tensors(self.config) & self.tensors.keys()
-        embedding = next((name for name in self.tensors if name.endswith("embed_tokens.weight")), None)
-        if embedding and HEAD_NAME in self.tensors and self.config.bool("tie_word_embeddings", False):
-            first, second = self.tensors[embedding], self.tensors[HEAD_NAME]
-            same_kind = (first.dtype, first.shape) == (second.dtype, second.shape)
-            if same_kind and _equal_bytes(self.read(embedding), self.read(HEAD_NAME)):
-                names.add(HEAD_NAME)
-            self.release(embedding)
-            self.release(HEAD_NAME)
+        if HEAD_NAME in self.tensors and self.config.bool("tie_word_embeddings", False) and self.head_differs is False:
+            names.add(HEAD_NAME)
         return names
 
     def logical_shape(self, name: str) -> tuple[int, ...]:
@@ -467,7 +430,7 @@ class Checkpoint:
         home = self.folder if self.made_files is None else self.folder.parent
         names = {file.path.relative_to(home).as_posix() for file in self._files}
         if self.made_files is None:
-            names |= {_INDEX, *TOKENIZER_INPUTS, *SIDE_FILES, *POOLING_INPUTS}
+            names |= {INDEX, *TOKENIZER_INPUTS, *SIDE_FILES, *POOLING_INPUTS, *QUANTIZATION_FILES}
             modules = home.glob("[0-9]*_*/*")
             names |= {path.relative_to(home).as_posix() for path in modules if (home / "modules.json").exists()}
         stamps = []
@@ -487,6 +450,11 @@ class Checkpoint:
         if self.made_files is not None:
             return self.made_files()
         files = read_folder_files(self.folder)
+        if ConfigReader.parse(files["config.json"]).values != self.config.values:  # settings of other files, or untied
+            files["config.json"] = (json.dumps(self.config.values, indent=2) + "\n").encode()
+        if "generation_config.json" in files:
+            clean = clean_generation_config(files.pop("generation_config.json"))
+            files |= {} if clean is None else {"generation_config.json": clean}
         if POOLING_FILE not in files:
             head = make_pooling_head(self.folder, self.config, self)
             if head is not None:

@@ -6,28 +6,36 @@ run anything.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock.checkpoint.tokenizer_limits import check_json_size
 from penstock.config import INFINITY, ConfigReader, is_number, parse_object, show
 from penstock.errors import InvalidFileError
 
 __all__ = [
+    "ADDITIONAL_TEMPLATES",
     "SPECIAL_ROLES",
     "GenerationConfig",
     "TokenizerConfig",
+    "clean_generation_config",
     "end_token_ids",
-    "find_chat_template",
+    "read_chat_templates",
     "read_generation_config",
     "read_tokenizer_config",
 ]
 
 _LOG: Final = logging.getLogger("penstock.generation")
+_T = TypeVar("_T")
+
+ADDITIONAL_TEMPLATES: Final = "additional_chat_templates.json"
+"""The files of additional_chat_templates/ in one: an object with the templates by name.  Folders do not have it."""
 MAX_TEMPLATE_CHARS: Final = 1 << 20
+MAX_TEMPLATES: Final = 64
 MAX_TOKENIZER_CONFIG_BYTES: Final = 64 << 20
 MAX_EOS_TOKENS: Final = 64
 MIN_SHARE: Final = 1e-6
@@ -60,30 +68,16 @@ def read_generation_config(files: Mapping[str, bytes | memoryview]) -> Generatio
 
     ``files`` maps file names to their bytes.  Raises InvalidFileError, which names the file and the key.
     """
-    reader = _reader(files, "generation_config.json")
+    reader = _generation_reader(files) or ConfigReader({}, "generation_config.json")
     config = _reader(files, "config.json")
     eos = end_token_ids(reader, config)
     if len(eos) > MAX_EOS_TOKENS:
         raise reader.error("eos_token_id", f"at most {MAX_EOS_TOKENS} tokens", list(eos))
     bos = _ids(reader, "bos_token_id") or _ids(config, "bos_token_id")
-    do_sample = reader.bool("do_sample", False)
-    temperature = reader.float("temperature", 1.0, max=1000.0)
-    top_k = reader.int("top_k", 50, min=0)
-    top_p = _share(reader.float("top_p", 1.0, max=1.0))
-    typical_p = _share(reader.optional_float("typical_p", max=1.0))
-    min_p = reader.optional_float("min_p", max=1.0) or 0.0
-    repetition_penalty = reader.float("repetition_penalty", 1.0, min=MIN_REPETITION_PENALTY, max=100.0)
     return GenerationConfig(
         eos_token_ids=eos,
         bos_token_id=next(iter(bos), None),
-        do_sample=do_sample,
-        temperature=temperature if do_sample else 0.0,
-        top_k=top_k if do_sample else 0,
-        top_p=top_p if do_sample else 1.0,
-        min_p=min_p if do_sample else 0.0,
-        typical_p=typical_p if do_sample else 1.0,
-        repetition_penalty=repetition_penalty,
-        max_new_tokens=reader.optional_int("max_new_tokens"),
+        **_sampling_defaults(_Defaults(reader)),
     )
 
 
@@ -97,13 +91,98 @@ def _ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for token in reader.int_or_list(key, min=-1) if token >= 0))
 
 
-def _share(value: float | None) -> float:
-    """Return the share of the probability to keep; 0 and None keep all of it."""
+def clean_generation_config(data: bytes) -> bytes | None:
+    """Return generation_config.json without the sampling defaults that cannot be used; None for a damaged file.
+
+    Programs that read a bundle without this package, such as penstock-lite, rely on it.
+    """
+    name = "generation_config.json"
+    reader = _generation_reader({name: data})
+    if reader is None:
+        return None
+    defaults = _Defaults(reader)
+    do_sample = _sampling_defaults(defaults)["do_sample"]
+    if not defaults.unusable and reader.values.get("do_sample", do_sample) is do_sample:
+        return data
+    values = {key: value for key, value in reader.values.items() if key not in defaults.unusable}
+    return (json.dumps(values | {"do_sample": do_sample}, indent=2) + "\n").encode()
+
+
+def _sampling_defaults(defaults: _Defaults) -> dict[str, Any]:
+    """Return the fields of GenerationConfig that are not tokens."""
+    do_sample = defaults.flag("do_sample")
+    top_k = 0 if defaults.is_one_of("top_k", (0, -1)) else defaults.count("top_k") or 50
+    values = {
+        "temperature": defaults.number("temperature", 1.0, high=1000.0),
+        "top_k": top_k,
+        "top_p": _share(defaults.number("top_p", 1.0, high=1.0)),
+        "min_p": defaults.number("min_p", 0.0, high=1.0),
+        "typical_p": _share(defaults.number("typical_p", 1.0, high=1.0)),
+    }
+    return {
+        **(values if do_sample else {}),
+        "do_sample": do_sample,
+        "repetition_penalty": defaults.number("repetition_penalty", 1.0, low=MIN_REPETITION_PENALTY, high=100.0),
+        "max_new_tokens": defaults.count("max_new_tokens", off=(0, -1)),
+    }
+
+
+def _share(value: float) -> float:
+    """Return the share of the probability to keep; 0 keeps all of it."""
     return max(value, MIN_SHARE) if value else 1.0
 
 
 def _reader(files: Mapping[str, bytes | memoryview], name: str) -> ConfigReader:
-    return ConfigReader(parse_object(files[name], name) if name in files else {}, name)
+    return ConfigReader.parse(files[name], name) if name in files else ConfigReader({}, name)
+
+
+def _generation_reader(files: Mapping[str, bytes | memoryview]) -> ConfigReader | None:
+    """Return the values of generation_config.json; None for a damaged file, which is not used, as in transformers."""
+    try:
+        return _reader(files, "generation_config.json")
+    except InvalidFileError as error:
+        _LOG.warning("penstock: %s; the defaults for generation are not used", error)
+        return None
+
+
+class _Defaults:
+    """The sampling defaults of generation_config.json.  One that says nothing, or cannot be used, is not used."""
+
+    def __init__(self, reader: ConfigReader) -> None:
+        self._reader = reader
+        self.unusable: set[str] = set()
+
+    def is_one_of(self, key: str, values: tuple[int, ...]) -> bool:
+        """Return True if the value is one of ``values``."""
+        return self._reader.values.get(key) in values
+
+    def flag(self, key: str) -> bool:
+        """Return true or false, which may be written as 1 or 0; false if the key is missing."""
+        if type(value := self._reader.values.get(key)) is int and value in (0, 1):
+            return bool(value)
+        return bool(self._value(key, (), lambda: self._reader.bool(key, False)))
+
+    def number(self, key: str, default: float, *, low: float = 0.0, high: float) -> float:
+        """Return a number from ``low`` to ``high``."""
+        value = self._value(key, (), lambda: self._reader.float(key, default, min=low, max=high))
+        return default if value is None else value
+
+    def count(self, key: str, off: tuple[int, ...] = ()) -> int | None:
+        """Return a positive integer, which may be written as a float.  The values ``off`` mean None."""
+        value = self._reader.values.get(key)
+        if isinstance(value, float) and value.is_integer():
+            self._reader.values[key] = int(value)
+        return self._value(key, off, lambda: self._reader.optional_int(key))
+
+    def _value(self, key: str, off: tuple[int, ...], read: Callable[[], _T]) -> _T | None:
+        if self._reader.values.get(key) in off:
+            return None
+        try:
+            return read()
+        except InvalidFileError as error:
+            self.unusable.add(key)
+            _LOG.warning("penstock: %s; the value is not used", error)
+            return None
 
 
 @dataclass(frozen=True)
@@ -120,7 +199,6 @@ class TokenizerConfig:
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     max_len: int | None = None
-    chat_templates: dict[str, str] = field(default_factory=dict)
 
 
 SPECIAL_ROLES: Final = (
@@ -136,19 +214,21 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
 
     Raises InvalidFileError, which names the file and the key.
     """
-    name = "tokenizer_config.json"
-    values = {}
-    if name in files:
-        data = check_json_size(files[name], name, MAX_TOKENIZER_CONFIG_BYTES)
-        values = parse_object(data, name, max_bytes=len(data), max_values=len(data), tags_infinity=True)
-    reader = ConfigReader(values, name)
+    reader = _tokenizer_reader(files)
     return TokenizerConfig(
         special_tokens=_special_tokens(reader),
         add_bos_token=reader.bool("add_bos_token") if reader.has("add_bos_token") else None,
         add_eos_token=reader.bool("add_eos_token") if reader.has("add_eos_token") else None,
         max_len=_max_len(reader),
-        chat_templates=_templates(reader),
     )
+
+
+def _tokenizer_reader(files: Mapping[str, bytes | memoryview]) -> ConfigReader:
+    name = "tokenizer_config.json"
+    if name not in files:
+        return ConfigReader({}, name)
+    data = check_json_size(files[name], name, MAX_TOKENIZER_CONFIG_BYTES)
+    return ConfigReader(parse_object(data, name, max_bytes=len(data), max_values=len(data), lenient=True), name)
 
 
 def _special_tokens(reader: ConfigReader) -> dict[str, str]:
@@ -188,49 +268,68 @@ def _max_len(reader: ConfigReader) -> int | None:
     return int(value)
 
 
-def _templates(reader: ConfigReader) -> dict[str, str]:
-    """Return the templates by name, from one string or a list of objects with "name" and "template"."""
-    value = reader.values.get("chat_template")
+def read_chat_templates(files: Mapping[str, bytes | memoryview]) -> dict[str, str]:
+    """Return the chat templates by name, as transformers finds them; empty if the checkpoint has none.
+
+    chat_template.jinja is the template "default", and further files have names of their own.  If there is any such
+    file, those of tokenizer_config.json are not used.  chat_template.json, which older processors wrote, counts when
+    nothing else has a template.  Raises InvalidFileError for a damaged file.
+    """
+    named = _named_templates(_object(files, ADDITIONAL_TEMPLATES), ADDITIONAL_TEMPLATES)
+    if "chat_template.jinja" in files:
+        named = {"default": _decoded(files["chat_template.jinja"]), **named}
+    if not named:
+        reader = _tokenizer_reader(files)
+        named = _named_templates(reader.values.get("chat_template"), f"{reader.file}: chat_template")
+    if not named:
+        old_file = "chat_template.json"
+        named = _named_templates(_object(files, old_file).get("chat_template"), f"{old_file}: chat_template")
+    return named
+
+
+def _object(files: Mapping[str, bytes | memoryview], name: str) -> dict[str, Any]:
+    if name not in files:
+        return {}
+    return parse_object(files[name], name, max_bytes=MAX_TOKENIZER_CONFIG_BYTES)
+
+
+def _decoded(data: bytes | memoryview) -> str:
+    try:
+        text = bytes(data).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidFileError(
+            f"chat_template.jinja: expected UTF-8, found an invalid byte {error.start}", param="chat_template"
+        ) from None
+    return _limited(text, "chat_template.jinja")
+
+
+def _named_templates(value: Any, where: str) -> dict[str, str]:
+    """Return templates by name, from one string, a list of objects with "name" and "template", or one object."""
     if value is None:
         return {}
-    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
-    templates: dict[str, str] = {}
-    for entry in entries[:65]:
-        name = entry.get("name") if isinstance(entry, dict) else None
-        template = entry.get("template") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not isinstance(template, str) or name in templates or len(templates) >= 64:
-            raise reader.error("chat_template", "a string, or at most 64 objects with a name and a template", entry)
-        templates[name] = _limited(template, f"{reader.file}: chat_template")
-    return templates
+    entries: Any = value
+    if isinstance(value, str):
+        entries = {"default": value}
+    elif isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        entries = {entry.get("name"): entry.get("template") for entry in value}  # of equal names the last one counts
+    if not isinstance(entries, dict) or len(entries) > MAX_TEMPLATES:
+        raise _wrong_template(where, value)
+    for name, template in entries.items():
+        if not isinstance(name, str) or not isinstance(template, (str, type(None))):
+            raise _wrong_template(where, {"name": name, "template": template})
+    return {name: _limited(text, f"{where}: {show(name)}") for name, text in entries.items() if text is not None}
+
+
+def _wrong_template(where: str, value: Any) -> InvalidFileError:
+    return InvalidFileError(
+        f"{where}: expected a string, or at most {MAX_TEMPLATES} templates with names, found {show(value)}",
+        param="chat_template",
+    )
 
 
 def _limited(template: str, where: str) -> str:
     if len(template) > MAX_TEMPLATE_CHARS:
-        raise InvalidFileError(f"{where}: expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}")
-    return template
-
-
-def find_chat_template(files: Mapping[str, bytes | memoryview], name: str = "default") -> str | None:
-    """Return the chat template called ``name``; None when the checkpoint has no template.
-
-    The file chat_template.jinja has precedence over tokenizer_config.json.  Raises InvalidFileError for a damaged file,
-    and when there are templates but none of that name.
-    """
-    if name == "default" and "chat_template.jinja" in files:
-        try:
-            text = bytes(files["chat_template.jinja"]).decode()
-        except UnicodeDecodeError as error:
-            raise InvalidFileError(
-                f"chat_template.jinja: expected UTF-8, found an invalid byte {error.start}"
-            ) from None
-        return _limited(text, "chat_template.jinja")
-    templates = read_tokenizer_config(files).chat_templates
-    if not templates:
-        return None
-    if name not in templates:
-        listed = ", ".join(show(known) for known in sorted(templates))
         raise InvalidFileError(
-            f"tokenizer_config.json: chat_template: expected one named {show(name)}, found {listed}",
-            param="chat_template",
+            f"{where}: expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}", param="chat_template"
         )
-    return templates[name]
+    return template

@@ -27,6 +27,19 @@ _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _ENDS: Final = {f".{kind}{adapter}.weight": kind for kind in ("lora_A", "lora_B") for adapter in ("", ".default")}
+_READ: Final = frozenset(
+    ("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "fan_in_fan_out",
+     "lora_bias", "use_qalora", "init_lora_weights")
+)  # fmt: skip
+_WITHOUT_EFFECT: Final = frozenset(
+    ("auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config",
+     "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout",
+     "lora_ga_config", "megatron_config", "megatron_core", "modules_to_save", "peft_version", "qalora_group_size",
+     "revision", "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices")
+)  # fmt: skip
+"""Keys of peft that say how an adapter is trained, or which layers it has, which its tensors say too."""
+_PLAIN_STARTS: Final = (True, False, "gaussian", "eva", "orthogonal")
+"""The values of ``init_lora_weights`` that leave the weights of the model as they are."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +73,7 @@ class Adapter:
             raise UnsupportedError(
                 f"{_CONFIG}: peft_type: expected LORA, found {show(reader.values['peft_type'])}", param="peft_type"
             )
-        for name in ("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"):
-            if reader.bool(name, False):
-                raise UnsupportedError(f"{_CONFIG}: {name}: expected false, found true", param=name)
+        _check_keys(reader)
         if not (folder / _WEIGHTS).exists():
             raise InvalidFileError(f"{folder}: expected {_WEIGHTS}, found no such file")
         file = TensorFile(folder / _WEIGHTS)
@@ -73,10 +84,13 @@ class Adapter:
                 raise UnsupportedError(
                     f"{_WEIGHTS}: tensor {show(name)}: expected matrices lora_A and lora_B of linear layers"
                 )
+            module = name[len(_PREFIX) : -len(end)]
+            if _ENDS[end] in pairs.get(module, ()):
+                raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: found {_ENDS[end]} twice, one with .default")
             values = to_float32(file.read(name), info.dtype)
             if not np.isfinite(values).all():
                 raise InvalidFileError(f"{_WEIGHTS}: tensor {show(name)}: expected finite values")
-            pairs.setdefault(name[len(_PREFIX) : -len(end)], {})[_ENDS[end]] = values
+            pairs.setdefault(module, {})[_ENDS[end]] = values
         return cls({f"{module}.weight": _delta(reader, module, pair) for module, pair in pairs.items()})
 
     def check(self, tensors: Mapping[str, TensorInfo]) -> None:
@@ -99,11 +113,35 @@ class Adapter:
         return len(self._deltas)
 
     def add(self, name: str, rows: NDArray[np.float32], start: int) -> NDArray[np.float32]:
-        """Return rows ``start``... of a weight, changed."""
+        """Return rows ``start``... of a weight, changed.  Raises InvalidFileError if finite values overflow."""
         delta = self._deltas[name]
-        change = delta.b[start : start + len(rows)] @ delta.a
-        result: NDArray[np.float32] = rows + np.float32(delta.scale) * change
+        with np.errstate(over="ignore", invalid="ignore"):
+            change = delta.b[start : start + len(rows)] @ delta.a
+            result: NDArray[np.float32] = rows + np.float32(delta.scale) * change
+        if not np.isfinite(result).all():
+            raise InvalidFileError(f"{_WEIGHTS}: {show(name)}: expected finite values of the sum, found an overflow")
         return result
+
+
+def _check_keys(reader: ConfigReader) -> None:
+    """Raise UnsupportedError for a key that changes what the adapter computes, unless its value says nothing."""
+    for name in ("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"):
+        if reader.bool(name, False):
+            raise UnsupportedError(f"{_CONFIG}: {name}: expected false, found true", param=name)
+    start = reader.values.get("init_lora_weights")
+    if start is not None and start not in _PLAIN_STARTS:  # others, such as pissa, change the weights themselves
+        raise UnsupportedError(
+            f"{_CONFIG}: init_lora_weights: expected true or gaussian, found {show(start)}; save the adapter with "
+            "peft's path_initial_model_for_weight_conversion",
+            param="init_lora_weights",
+        )
+    for name, value in reader.values.items():
+        if name not in _READ | _WITHOUT_EFFECT and value not in (None, False, 0, "", [], {}):
+            shown = show(name)[1:-1]
+            raise UnsupportedError(
+                f"{_CONFIG}: {shown}: expected null, because Penstock does not know this key, found {show(value)}",
+                param=shown,
+            )
 
 
 def _delta(reader: ConfigReader, module: str, pair: dict[str, NDArray[np.float32]]) -> _Delta:

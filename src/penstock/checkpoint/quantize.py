@@ -104,7 +104,8 @@ def quantize_checkpoint(
             "Use the original checkpoint."
         )
     plan = plan_weights(checkpoint, scheme_row)
-    names = [name for name in checkpoint.tensors if name not in checkpoint.redundant_names()]
+    redundant = checkpoint.redundant_names()
+    names = [name for name in checkpoint.tensors if name not in redundant]
     total = sum(checkpoint.tensors[name].num_bytes for name in names)
     side_files = checkpoint.side_files()
     side_files["config.json"] = quantized_config(checkpoint.config.values, scheme_row.name, checkpoint.dtype)

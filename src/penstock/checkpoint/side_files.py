@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.tensor_file import open_regular
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
+from penstock.config import parse_json
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
-__all__ = ["SIDE_FILES", "read_folder_files", "read_side_files", "read_small_file"]
+__all__ = ["SIDE_FILES", "model_folder", "read_folder_files", "read_side_files", "read_small_file"]
 
 SIDE_FILES: Final = (
     "config.json",
@@ -23,6 +26,8 @@ SIDE_FILES: Final = (
     POOLING_FILE,
 )
 MAX_SIDE_BYTES: Final = 256 << 20
+_MAX_MODULES_BYTES: Final = 1 << 20
+_MODULE_FOLDER: Final = re.compile(r"[0-9]{1,2}_[A-Za-z0-9_-]{1,32}")
 
 
 def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
@@ -38,6 +43,22 @@ def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
     return data
 
 
+def model_folder(folder: Path) -> Path:
+    """Return the folder with config.json: a checkpoint folder itself, or that of its first module.
+
+    modules.json of sentence-transformers may give the model a folder of its own, such as 0_Transformer.
+    """
+    modules = folder / "modules.json"
+    if (folder / "config.json").exists() or not modules.exists():
+        return folder
+    listed = parse_json(read_small_file(modules, _MAX_MODULES_BYTES), modules.name)
+    first = listed[0] if isinstance(listed, list) and listed else None
+    place = first.get("path") if isinstance(first, dict) else None
+    if not isinstance(place, str) or _MODULE_FOLDER.fullmatch(place) is None:
+        return folder
+    return folder / place if (folder / place / "config.json").exists() else folder
+
+
 def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, bytes]:
     """Return the files of a checkpoint folder that exist, by name and in the order of ``names``.
 
@@ -45,6 +66,7 @@ def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[s
     tokens of the files beside it; ``complete_tokenizer`` says which files change.  Some SentencePiece models need the
     extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.
     """
+    folder = model_folder(folder)
 
     def read(name: str) -> bytes | None:
         return read_small_file(folder / name) if (folder / name).exists() else None
@@ -65,7 +87,7 @@ def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, 
     """
     if path.is_dir():
         return read_folder_files(path, names)
-    if path.suffix == ".gguf":
+    if is_gguf(path):
         from penstock.checkpoint.gguf.checkpoint import open_gguf
 
         made = open_gguf(path).side_files()

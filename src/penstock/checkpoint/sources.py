@@ -121,6 +121,7 @@ class MappedCheckpoint(Checkpoint):
         is_part: bool = False,
     ) -> None:
         super().__init__(stored.folder, stored.config, stored.weight_files, stored.made_files)
+        self.config, self.head_differs = stored.config, stored.head_differs  # of the stored tensors, not the parameters
         self._unread = tuple(unread)
         self._stored = self.tensors
         self._sources = sources
@@ -141,11 +142,11 @@ class MappedCheckpoint(Checkpoint):
         for name in self._sources:
             self.tensors[name] = self._info(name, shapes[name])
 
-    def redundant_names(self) -> set[str]:
-        """Return the names of tensors that a network need not read."""
+    def redundant_names(self, unread: Collection[str] = ()) -> set[str]:
+        """Return the names of tensors that a network need not read; ``unread``: those that it does not read."""
         names = {name for name in self.tensors if name not in self._sources}
-        unread = {name for name in names if any(fnmatchcase(name, pattern) for pattern in self._unread)}
-        return super().redundant_names() | unread
+        named = {name for name in names if any(fnmatchcase(name, pattern) for pattern in self._unread)}
+        return super().redundant_names(unread) | named
 
     def read(self, name: str) -> NDArray[Any]:
         """Return the parameter, or the stored tensor: float32, uint16 (the bits of f16 and bf16), int8 or uint8."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.file_name import is_bundle
 from penstock.config import OWN_NAMES, show, show_tensors
 from penstock.core import native
 from penstock.core.layouts import BLOCKS, FLOAT_DTYPES, TILE_ROWS
@@ -88,8 +89,7 @@ def export_bundle(
     from penstock.models.meta import construct_on_meta
 
     how = _How(chosen, construct_on_meta(checkpoint.config, network), tail)
-    tell("capture", 0, 0)
-    graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, how)
+    graph, constants, checkpoint = _capture(checkpoint, folder, rank or 0, how, tell)
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
@@ -123,23 +123,26 @@ class _How(NamedTuple):
 
 
 def _capture(
-    checkpoint: Checkpoint, folder: ShardedFolder | None, rank: int, how: _How
+    checkpoint: Checkpoint, folder: ShardedFolder | None, rank: int, how: _How, tell: ExportProgress
 ) -> tuple[Graph, dict[str, NDArray[np.float32]], Checkpoint]:
     """Return the graph, the weights that the network computes itself, and the checkpoint as the network reads it.
 
     Of a sharded folder they are those of a rank.
     """
-    from penstock.models.sources import as_network, as_rank, differs, schemes_of, sources_of
+    from penstock.models.sources import as_network, as_rank, check_tensors, differs, schemes_of, sources_of
 
     built = how.built
     whole: Checkpoint | ShardedFolder = folder or checkpoint
     is_mapped = differs(whole.config, whole.tensors, built.network)
     if folder is None:
         checkpoint = as_network(checkpoint, built.network)
+        if built.script is None:  # a user's network may have parameters that it does not read
+            check_tensors(checkpoint, built.network, built.name)
         schemes, sources = checkpoint.weight_schemes(how.scheme), {}
     else:
         sources = sources_of(folder.config, folder.tensors, built.network)
         schemes = schemes_of(how.scheme, folder.tensors, sources)
+    tell("capture", 0, 0)
     graph, constants = build_graph(built, how.scheme, checkpoint.dtype, schemes)
     graph.properties |= {OWN_NAMES: "true"} if is_mapped else {}
     if how.tail is not None:
@@ -162,7 +165,7 @@ def _ignore(stage: str, done: int, total: int) -> None:
 
 def _open_source(source: Path, rank: int | None) -> tuple[Checkpoint, ShardedFolder | None]:
     """Return the checkpoint to export; for a rank its part, and the sharded folder that has it."""
-    if source.suffix == ".psm" and not source.is_dir():
+    if is_bundle(source):
         raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which is already exported")
     if rank is None:
         return Checkpoint.open(source), None
@@ -203,7 +206,7 @@ def _check_tensors(graph: Graph, constants: dict[str, NDArray[np.float32]], chec
         )
     extra = set(checkpoint.tensors) - set(names).union(*(checkpoint.companions(name) for name in names))
     if extra:
-        extra -= checkpoint.redundant_names()
+        extra -= checkpoint.redundant_names(extra)
     if extra:
         raise InvalidFileError(
             f"{checkpoint.folder}: has {show_tensors(sorted(extra))}, which network {graph.network} does not read"

@@ -6,19 +6,37 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import shutil
 import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from penstock import env
 from penstock.errors import PenstockError
 from penstock.graph.export import export_bundle
 
 __all__ = ["main"]
+
+
+_LATE_LOGGERS: Final = ("penstock.generation", "penstock.head")
+"""The loggers of what is read after a checkpoint is opened; the parent process opens it too."""
+
+
+class _Warnings(logging.Handler):
+    """Keep the warnings for the parent, which logs them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the text of a record, once."""
+        text = record.getMessage()
+        self.texts += [] if text in self.texts else [text]
 
 
 def main() -> int:
@@ -51,6 +69,9 @@ def main() -> int:
                 raise
             _leave(Path(args.out).parent)
 
+    warnings = _Warnings()
+    for name in _LATE_LOGGERS:
+        logging.getLogger(name).addHandler(warnings)
     try:
         report = export_bundle(
             args.source,
@@ -67,7 +88,7 @@ def main() -> int:
         send(error=type(error).__name__, message=str(error), param=error.param, traceback=cause)
         status = 1
     else:
-        send(report=dataclasses.asdict(report))
+        send(report=dataclasses.asdict(report), warnings=warnings.texts)
         status = 0
     if args.child:  # skip PyTorch's shutdown: it takes a second, in which no thread would watch the parent
         sys.stdout.flush()

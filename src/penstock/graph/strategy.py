@@ -53,7 +53,7 @@ def capture_model(model: WholeTensors, scheme: str | None = None, network: str |
     chosen = model.choose_scheme(scheme)
     try:
         from penstock.models.meta import construct_on_meta
-        from penstock.models.sources import as_network, schemes_of, sources_of
+        from penstock.models.sources import as_network, check_tensors, schemes_of, sources_of
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -67,10 +67,12 @@ def capture_model(model: WholeTensors, scheme: str | None = None, network: str |
     section = model.config.quantization()
     dtype = stored_dtype(model.config, model.tensors) if section is None else section.str("dtype")
     sources = sources_of(model.config, model.tensors, built.network)
+    if isinstance(model, PlainFolder) and built.script is None:
+        check_tensors(as_network(model.checkpoint, built.network), built.network, built.name)
     graph, constants = build_graph(built, chosen, dtype, schemes_of(chosen, model.tensors, sources))
     unread = model.redundant_names()
     if isinstance(model, PlainFolder):
-        unread = as_network(model.checkpoint, built.network).redundant_names()
+        unread = as_network(model.checkpoint, built.network).redundant_names(model.tensors)
     patterns = getattr(built.network, "unread_tensors", ())
     unread |= {name for name in model.tensors if any(fnmatchcase(name, pattern) for pattern in patterns)}
     return CapturedModel(model, chosen, graph, sources, frozenset(constants), frozenset(unread))

@@ -47,7 +47,8 @@ def choose_gguf(model: RemoteModel, name: str) -> tuple[RemoteFile, ...]:
 
     InvalidArgumentError lists the files that the repository has; InvalidFileError names a missing file of the model.
     """
-    available = [file.name for file in model.files if file.name.endswith(".gguf") and _is_in_one_folder(file.name)]
+    names = [file.name for file in model.files if file.name.lower().endswith(".gguf")]
+    available = [own for own in names if _is_in_one_folder(own)]
     if name not in available:
         choice = f"one of {', '.join(sorted(available))}" if available else "none, because the repository has no GGUF"
         raise InvalidArgumentError(f"--gguf: expected {choice}, found {name!r:.200}", param="gguf")
@@ -89,7 +90,7 @@ def _is_side_file(name: str, has_modules: bool) -> bool:
 
 def _no_safetensors(model: RemoteModel) -> UnsupportedError:
     names: Sequence[str] = [file.name for file in model.files]
-    gguf = next((name for name in names if name.endswith(".gguf")), None)
+    gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
     if gguf is not None:
         return UnsupportedError(
             f"{model.name}: the repository has GGUF files and no safetensors. "

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from penstock import env
 from penstock.checkpoint.side_files import read_small_file
 from penstock.config import ConfigReader
 from penstock.errors import NotFoundError, PenstockError
@@ -76,7 +77,8 @@ def cache_folder() -> Path:
     """Return the cache of ``huggingface_hub``: ``HF_HUB_CACHE``, else ``HF_HOME/hub``."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE)
+    folder = Path(constants.HF_HUB_CACHE)
+    return env.home_dir() / folder.relative_to("~") if folder.parts[:1] == ("~",) else folder
 
 
 def repository_folder(name: ModelName) -> Path:
@@ -147,7 +149,7 @@ def _state(folder: Path) -> str:
             weights = shards_of(read_small_file(folder / INDEX))
         except PenstockError:
             return "incomplete"
-    elif any(folder.rglob("*.gguf")):
+    elif any(path.suffix.lower() == ".gguf" for path in folder.rglob("*")):
         return "GGUF"
     else:
         return "no safetensors"

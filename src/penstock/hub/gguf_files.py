@@ -25,7 +25,7 @@ class GgufModel:
 
 def gguf_models(entry: Downloaded) -> list[GgufModel]:
     """Return the models of the GGUF files of a snapshot, by name; split files are one model."""
-    names = [name for name in entry.files() if name.endswith(".gguf")]
+    names = [name for name in entry.files() if name.lower().endswith(".gguf")]
     return [_describe(entry, first, set(names)) for first in sorted({split_names(name)[0] for name in names})]
 
 

@@ -59,7 +59,7 @@ def parse_model(text: str) -> ModelName | None:
     A text is a path if it exists, begins with ".", "/" or "~", or ends as a model file does.  InvalidArgumentError for
     a text that is neither a path nor a name.
     """
-    if not text or text.startswith(_PATH_STARTS) or text.endswith(_FILE_SUFFIXES) or Path(text).exists():
+    if not text or text.startswith(_PATH_STARTS) or text.lower().endswith(_FILE_SUFFIXES) or Path(text).exists():
         return None
     try:
         return parse_name(text)

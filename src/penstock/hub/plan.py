@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import env
+from penstock.checkpoint.quantized.section import with_section
 from penstock.config import ConfigReader
 from penstock.errors import FileAccessError, OutOfMemoryError, UnsupportedError
 from penstock.hub.allowed_files import choose_files, choose_gguf
@@ -63,7 +64,7 @@ def plan_download(name: ModelName) -> DownloadPlan:
     """
     model = fetch_listing(name)
     files = choose_files(model)
-    config = ConfigReader.parse(fetch_small(model, "config.json"), "config.json")
+    config = with_section(ConfigReader.parse(fetch_small(model, "config.json"), "config.json"))
     weights = sum(file.num_bytes for file in files if file.name.endswith(".safetensors"))
     shape = ModelShape.of(config, weights) if config.optional_str("model_type") in built_in_families() else None
     return DownloadPlan(model, files, config, shape)

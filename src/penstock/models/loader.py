@@ -38,7 +38,7 @@ def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module
     names = {name for name, _ in built.named_parameters()}
     extra = set(checkpoint.tensors) - names
     if extra:
-        extra -= checkpoint.redundant_names()
+        extra -= checkpoint.redundant_names(extra)
     if extra:
         raise InvalidFileError(f"{folder}: has tensor {show(min(extra))}, which the network does not read")
     loaded: dict[Tensor, nn.Parameter] = {}

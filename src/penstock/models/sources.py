@@ -27,13 +27,14 @@ from penstock.checkpoint.sources import (
     resolve_sources,
 )
 from penstock.checkpoint.tensor_file import TensorInfo
-from penstock.config import ConfigReader
+from penstock.config import ConfigReader, show, show_tensors
+from penstock.errors import InvalidFileError
 from penstock.nn import ExpertLinear, LayerNorm, RMSNorm
 from penstock.quant.scheme import default_scheme
 
 __all__ = [
-    "add_to_norms", "as_network", "as_rank", "differs", "fused_rows", "parameter_names", "renamed", "schemes_of",
-    "sources_of", "stacked_experts", "stacked_gates", "transposed",
+    "add_to_norms", "as_network", "as_rank", "check_tensors", "differs", "fused_rows", "parameter_names", "renamed",
+    "schemes_of", "sources_of", "stacked_experts", "stacked_gates", "transposed",
 ]  # fmt: skip
 
 
@@ -67,6 +68,25 @@ def parameter_names(network: nn.Module) -> list[str]:
     """Return the names of a network's parameters, with one for the matrix of each expert."""
     stacked = {f"{path}.weight" for path, module in network.named_modules() if isinstance(module, ExpertLinear)}
     return [name for name in _shapes(network) if name not in stacked]
+
+
+def check_tensors(checkpoint: Checkpoint, network: nn.Module, name: str) -> None:
+    """Check that a checkpoint has the parameters of a network, in their shapes, before the network is captured.
+
+    A configuration with more layers than the weights is then an error at once.  ``checkpoint`` is that of
+    ``as_network``.  Raises InvalidFileError, which names the first missing tensors, or one of another shape.
+    """
+    names, shapes = parameter_names(network), _shapes(network)
+    missing = [own for own in names if own not in checkpoint.tensors]
+    if missing:
+        raise InvalidFileError(f"{checkpoint.folder}: lacks {show_tensors(missing)}, which network {name} reads")
+    for own in names:
+        info, expected = checkpoint.tensors[own], list(shapes[own])
+        found = list(info.shape[1:] if len(info.shape) == 2 and info.shape[0] == 1 == len(expected) else info.shape)
+        if found != expected and not checkpoint.is_quantized(own):
+            raise InvalidFileError(
+                f"{info.file}: tensor {show(own)}: shape: expected {expected}, found {found}", param="shape"
+            )
 
 
 def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock import env
+from penstock.checkpoint.side_files import model_folder
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.graph.bundle import read_graph
 from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, YAML_SUFFIXES, check_sections, only_yaml
@@ -85,7 +86,7 @@ def _of_path(path: Path, values: Mapping[str, Any]) -> InferConfig:
 
 def is_checkpoint(folder: Path) -> bool:
     """Return True if a folder is a checkpoint rather than a folder of bundles."""
-    return (folder / "config.json").is_file() and not any(folder.glob(f"*{PREFILL_SUFFIX}"))
+    return (model_folder(folder) / "config.json").is_file() and not any(folder.glob(f"*{PREFILL_SUFFIX}"))
 
 
 def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:

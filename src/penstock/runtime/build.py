@@ -108,6 +108,8 @@ def build_in_child(
         except OSError as error:
             raise FileAccessError(f"{final}: {error.strerror}") from None
     report: dict[str, Any] = last["report"]
+    for text in last.get("warnings", []):
+        _LOG.warning("%s", text)
     tell_rounding(os.fspath(source), report.get("rounding_note", ""))
     return report
 

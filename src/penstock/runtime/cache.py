@@ -43,7 +43,7 @@ from penstock.validation import refusal
 if TYPE_CHECKING:
     from penstock.checkpoint.folder import Checkpoint
 
-__all__ = ["Cache", "CacheEntry", "bundle_key"]
+__all__ = ["Cache", "CacheEntry", "CacheNotWritableError", "bundle_key"]
 
 CACHE_VERSION: Final = 3
 """Raise this when the content of a bundle changes (format, passes, packing) without a change of another version."""
@@ -54,6 +54,10 @@ _FRESH_SECONDS: Final = 60.0
 """A bundle that was found this recently may not be open yet, so it is never removed to make room."""
 _LOG: Final = logging.getLogger("penstock.cache")
 _KEY_PATTERN: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class CacheNotWritableError(FileAccessError):
+    """Raised when a bundle cannot be kept: the cache folder is read-only or full, or cannot be made."""
 
 
 @dataclass(frozen=True)
@@ -276,8 +280,8 @@ class Cache:
         except OSError as error:
             raise self._cannot_write(error.strerror) from None
 
-    def _cannot_write(self, reason: str | None) -> FileAccessError:
-        return FileAccessError(f"{self.folder}: {reason}. Set PENSTOCK_CACHE_DIR to a writable folder.")
+    def _cannot_write(self, reason: str | None) -> CacheNotWritableError:
+        return CacheNotWritableError(f"{self.folder}: {reason}. Set PENSTOCK_CACHE_DIR to a writable folder.")
 
     def _entry(self, key: str) -> CacheEntry | None:
         """Return the record of a key whose bundle is complete, else None."""
@@ -312,7 +316,7 @@ class Cache:
             temporary.write_text(json.dumps(record))
             temporary.replace(self.folder / f"{key}.json")
         except OSError as error:
-            raise FileAccessError(f"{self.folder}: {error.strerror}") from None
+            raise self._cannot_write(error.strerror) from None
 
     @contextlib.contextmanager
     def _locked(self, key: str, progress: ProgressCallback | None = None) -> Iterator[None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.checkpoint.convert import Conversion, ConvertReport, convert_checkpoint
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.fused_layout import FUSED_TYPE
-from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf
 from penstock.checkpoint.own_layout import Arrangement, join_rows_of_tensors, split_into_parameters
 from penstock.checkpoint.pickled import PICKLED, open_pickled
 from penstock.checkpoint.sources import has_own_names
@@ -50,9 +50,9 @@ def convert(
     with private_folder(out) as temporary:
         with _opened(source, temporary) as checkpoint:
             sides = kept_files(checkpoint.folder)
-            if out.suffix == ".gguf":
+            if out.suffix.lower() == ".gguf":
                 return _write_gguf(checkpoint, out, conversion, temporary, progress)
-            target = temporary / "folder" if out.suffix == ".psm" else out
+            target = temporary / "folder" if out.suffix.lower() == ".psm" else out
             arrangement = None if conversion.layout is None else _arrangement(conversion.layout, checkpoint)
             report = convert_checkpoint(checkpoint, target, conversion, sides, progress, arrangement)
         if target != out:
@@ -112,7 +112,7 @@ def _arrangement(layout: str, checkpoint: Checkpoint) -> Arrangement | None:
 @contextlib.contextmanager
 def _opened(source: Path, temporary: Path) -> Iterator[Checkpoint]:
     whole = temporary / "source"
-    if source.is_file() and source.suffix == ".psm":
+    if source.is_file() and is_bundle(source):
         unpack_bundle(source, whole)
         yield Checkpoint.open(whole)
     elif source.is_dir() and is_sharded(source):

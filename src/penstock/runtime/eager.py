@@ -321,7 +321,7 @@ class _WeightReader:
         missing = sorted(needed - stored)
         extra = stored - needed.union(*(self._checkpoint.companions(name) for name in needed))
         if extra:
-            extra -= self._checkpoint.redundant_names()
+            extra -= self._checkpoint.redundant_names(extra)
         if missing:
             raise InvalidFileError(f"{folder}: lacks {show_tensors(missing)}, which the network reads")
         if extra:

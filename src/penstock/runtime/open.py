@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, OutOfMemoryError, UnsupportedError
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 MODES = ("graph", "eager")
+_LOG = logging.getLogger("penstock.cache")
+_MEMORY = "/dev/shm"  # noqa: S108 - files in memory
 EAGER_CONTEXT = 4096
 """The default limit on the context length in eager mode, which is for debugging."""
 
@@ -183,13 +186,13 @@ def registered_script(folder: Path) -> str | None:
         return None
     from penstock.checkpoint.folder import Checkpoint
 
-    model_type = Checkpoint.open(folder).config.optional_str("model_type")
+    model_type = Checkpoint.open(folder).stored_config.optional_str("model_type")
     script: str | None = None if model_type is None else registry.registered_script(model_type)
     return script
 
 
 def _check_bundle_options(path: Path, mode: str, network: str | None) -> None:
-    if path.suffix in (".bin", ".safetensors", ".pt", ".pth", ".onnx"):
+    if not is_bundle(path) and path.suffix in (".bin", ".safetensors", ".pt", ".pth", ".onnx"):
         raise UnsupportedError(
             f"{path}: expected a checkpoint folder (config.json, *.safetensors), a GGUF file or a .psm bundle, "
             f"found a {path.suffix} file"
@@ -396,7 +399,7 @@ def rank_bundles(
             return
         from penstock.runtime.build import build_in_child
 
-        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        temporary = Path(stack.enter_context(_temporary_folder()))
         parts = [temporary / rank_bundle(rank) for rank in range(world)]
         for rank, part in enumerate(parts):
             build_in_child(folder, part, scheme=scheme, network=network, rank=rank, progress=options.progress)
@@ -426,7 +429,7 @@ def _open_folder(
         with bundle_of(folder, scheme, network, options) as bundle:
             verified = replace(options, verify="never")
             opened = _open_bundle(bundle, None, threads, limits, verified)
-        if not options.use_cache:
+        if not bundle.exists():
             opened.bundle = None
     except OutOfMemoryError as error:
         hint = "" if scheme is not None else "; --scheme w8a8 or w4a8 makes the weights smaller"
@@ -435,6 +438,19 @@ def _open_folder(
         opened.notes += _suggestion(opened.program, folder)
     opened.source = folder
     return opened
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for a bundle that is used once: on the disk, or in memory if no disk can be written."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="penstock-")
+    except OSError as error:
+        try:
+            return tempfile.TemporaryDirectory(prefix="penstock-", dir=_MEMORY)
+        except OSError:
+            raise FileAccessError(
+                f"The bundle needs a temporary folder: {error.strerror}. Set TMPDIR to a writable folder."
+            ) from None
 
 
 @contextmanager
@@ -447,19 +463,24 @@ def bundle_of(
 ) -> Iterator[Path]:
     """Yield the verified bundle of a checkpoint folder: from the cache, or else one that is deleted after the block.
 
-    ``rank``: of a sharded folder.
+    ``rank``: of a sharded folder.  If the cache cannot be written, it is not used, with a warning.
 
     A deleted file stays readable while it is open, so nothing is left behind however the process ends.
     """
     options = options or OpenOptions()
     if options.use_cache:
-        from penstock.runtime.cache import Cache
+        from penstock.runtime.cache import Cache, CacheNotWritableError
 
-        yield Cache().find_or_build(folder, scheme, network, options.progress, options.verify, rank)
-        return
+        try:
+            cached = Cache().find_or_build(folder, scheme, network, options.progress, options.verify, rank)
+        except CacheNotWritableError as error:
+            _LOG.warning("penstock: %s The bundle is made for this run only.", error)
+        else:
+            yield cached
+            return
     from penstock.runtime.build import build_in_child
 
-    with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+    with _temporary_folder() as temporary:
         bundle = Path(temporary) / "model.psm"
         build_in_child(folder, bundle, scheme=scheme, network=network, rank=rank, progress=options.progress)
         yield bundle  # needs no verification: its checksums were just computed

@@ -84,27 +84,21 @@ def is_settled(status: os.stat_result) -> bool:
     return time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS
 
 
-def _folder() -> Path | None:
-    try:
-        return env.cache_dir() / _FOLDER
-    except RuntimeError:  # the user has no home folder
-        return None
+def _folder() -> Path:
+    return env.cache_dir() / _FOLDER
 
 
-def _record_of(path: str | os.PathLike[str], status: os.stat_result) -> Path | None:
-    folder = _folder()
-    if folder is None:
-        return None
+def _record_of(path: str | os.PathLike[str], status: os.stat_result) -> Path:
     times = (status.st_mtime_ns, status.st_ctime_ns)
     identity = [os.path.realpath(os.fsdecode(path)), status.st_size, *times, status.st_ino]
     digest = hashlib.sha256(json.dumps([_RECORD_VERSION, *identity]).encode())
-    return folder / digest.hexdigest()
+    return _folder() / digest.hexdigest()
 
 
 def _is_remembered(path: str | os.PathLike[str], status: os.stat_result) -> bool:
     record = _record_of(path, status)
     try:
-        if record is None or not record.is_file():
+        if not record.is_file():
             return False
     except OSError:
         return False
@@ -116,8 +110,6 @@ def _is_remembered(path: str | os.PathLike[str], status: os.stat_result) -> bool
 def _remember(path: str | os.PathLike[str], status: os.stat_result) -> None:
     """Write the record of a file.  If the cache folder is not writable, the file is verified at every start."""
     record = _record_of(path, status)
-    if record is None:
-        return
     with contextlib.suppress(OSError):
         record.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         record.parent.mkdir(mode=0o700, exist_ok=True)
@@ -128,7 +120,7 @@ def _remember(path: str | os.PathLike[str], status: os.stat_result) -> None:
 def _records() -> list[Path]:
     folder = _folder()
     try:
-        return [] if folder is None else [folder / name for name in os.listdir(folder)]
+        return [folder / name for name in os.listdir(folder)]
     except OSError:
         return []
 

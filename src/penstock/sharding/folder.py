@@ -16,9 +16,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.folder import Checkpoint, stored_dtype
+from penstock.checkpoint.folder import HEAD_NAME, Checkpoint, stored_dtype
 from penstock.checkpoint.pooling.files import MODULE_FILE, POOLING_INPUTS, pooling_files
 from penstock.checkpoint.side_files import SIDE_FILES, read_small_file
+from penstock.checkpoint.stored.tied_head import with_stored_head
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.config import ConfigReader, check_integer, parse_object, show
@@ -193,6 +194,8 @@ class ShardedFolder:
                 f"{MANIFEST}: parts: expected {strategy.world} ranks, found {len(manifest.parts)}", param="parts"
             )
         config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
+        own = strategy.parameters.get(HEAD_NAME)  # of the folder that was cut: its head, or one equal to the embedding
+        config = with_stored_head(config, lambda: own is not None and own.cut not in ("same", "owner"))
         folder = cls(path, config, strategy, manifest)
         folder.check_sides()
         strategy.check_model(config, folder.tensors, path)

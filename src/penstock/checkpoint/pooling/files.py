@@ -22,7 +22,7 @@ from penstock.checkpoint.pooling.logit_score import (
 )
 from penstock.checkpoint.pooling.stored import Tensors, read_linear, read_vector
 from penstock.checkpoint.pooling.yes_no import LOGIT_LABEL
-from penstock.checkpoint.side_files import read_small_file
+from penstock.checkpoint.side_files import model_folder, read_small_file
 from penstock.checkpoint.tensor_file import TensorFile
 from penstock.config import ConfigReader, parse_json, show
 from penstock.errors import InvalidFileError, UnsupportedError
@@ -32,7 +32,13 @@ __all__ = [
     "pooling_files",
 ]  # fmt: skip
 
-POOLING_INPUTS: Final = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+TRANSFORMER_FILES: Final = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The names of the file that says how texts are cut, in the order in which sentence-transformers looks for them."""
+
+POOLING_INPUTS: Final = ("modules.json", "config_sentence_transformers.json", *TRANSFORMER_FILES)
 """The files at the top of a folder that say how texts become vectors."""
 
 MODULE_FILE: Final = re.compile(r"[0-9]{1,2}_[A-Za-z]{1,32}/(config\.json|model\.safetensors)")
@@ -227,8 +233,8 @@ def _read_modules(folder: Path, path: Path, config: ConfigReader, stored: Tensor
         if normalize or (kind == "Pooling" and (pooling or index != 1)) or (kind == "Dense" and not pooling):
             raise module.error("type", "Transformer, then Pooling, then Dense and Normalize", kind)
         if kind == "Transformer" and index == 0:
-            if place:
-                raise module.error("path", "an empty path, that of the folder itself", place)
+            if folder / place != model_folder(folder):
+                raise module.error("path", "that of the folder with config.json", place)
         elif kind == "Pooling":
             pooling = _read_pooling(_module_config(folder, module, place))
         elif kind == "Dense":
@@ -239,7 +245,7 @@ def _read_modules(folder: Path, path: Path, config: ConfigReader, stored: Tensor
             raise module.error("type", "Transformer, Pooling, Dense or Normalize", kind)
     if not pooling:
         raise InvalidFileError("modules.json: expected a module of type Pooling, found none")
-    transformer, (prompts, default_prompt) = _optional_file(folder, "sentence_bert_config.json"), _read_prompts(folder)
+    transformer, (prompts, default_prompt) = _transformer_file(folder), _read_prompts(folder)
     return PoolingHead(
         pooling,
         tuple(layers),
@@ -263,7 +269,7 @@ def _read_logit_score(folder: Path, module: ConfigReader, config: ConfigReader, 
     if own.has("module_input_name"):
         own.one_of("module_input_name", ("causal_logits",))
     layer = token_layer(config, stored, own.int("true_token_id", min=0), own.optional_int("false_token_id", min=0))
-    pair_format, generates = message_format(_optional_file(folder, "sentence_bert_config.json"))
+    pair_format, generates = message_format(_transformer_file(folder))
     own_prompts, default_prompt = _read_prompts(folder)
     activation = _optional_file(folder, "config_sentence_transformers.json").optional_str("activation_fn")
     function = "torch.nn.modules.activation.Sigmoid" if activation is None else activation
@@ -277,6 +283,13 @@ def _read_logit_score(folder: Path, module: ConfigReader, config: ConfigReader, 
         pair_format=pair_format,
         add_generation_prompt=generates,
     )
+
+
+def _transformer_file(folder: Path) -> ConfigReader:
+    """Return the file that says how texts are cut, the first of its seven names; empty without one."""
+    own = model_folder(folder)
+    name = next((name for name in TRANSFORMER_FILES if (own / name).exists()), TRANSFORMER_FILES[0])
+    return _optional_file(own, name)
 
 
 def _optional_file(folder: Path, name: str) -> ConfigReader:
@@ -340,7 +353,7 @@ def _max_text_len(folder: Path, transformer: ConfigReader) -> int:
     limit = transformer.optional_int("max_seq_length")
     if limit is not None:
         return limit
-    path = folder / "tokenizer_config.json"
+    path = model_folder(folder) / "tokenizer_config.json"
     return (read_tokenizer_config({path.name: read_small_file(path)}).max_len or 0) if path.exists() else 0
 
 

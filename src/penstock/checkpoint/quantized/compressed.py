@@ -9,6 +9,7 @@ scale * (integer - zero).  The shapes of the tensors, not ``config_groups``, tel
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Final
 
@@ -26,6 +27,7 @@ __all__ = ["compressed_matrices"]
 _FORMATS: Final = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 _STRATEGIES: Final = ("tensor", "channel", "group", "block")
 _MAX_ROWS: Final = 1 << 31
+_LOG: Final = logging.getLogger("penstock.checkpoint")
 
 
 def _refusal(section: ConfigReader, key: str, expected: str, found: object) -> UnsupportedError:
@@ -36,9 +38,12 @@ def compressed_matrices(section: ConfigReader, stored: StoredTensors) -> dict[st
     """Return the matrices of a folder by the names that float checkpoints have; errors as in ``gptq_matrices``."""
     section.one_of("format", _FORMATS)
     section.one_of("quantization_status", ("compressed",), "compressed")
-    for key in ("kv_cache_scheme", "transform_config"):
-        if section.values.get(key):
-            raise _refusal(section, key, "null", section.values[key])
+    if section.values.get("transform_config"):
+        raise _refusal(section, "transform_config", "null", section.values["transform_config"])
+    if section.values.get("kv_cache_scheme"):
+        _LOG.warning(
+            "penstock: %s: kv_cache_scheme is not used: --kv-cache chooses the type of the cache", section.file
+        )
     sparsity = section.object("sparsity_config")
     if sparsity is not None and sparsity.values:
         sparsity.one_of("format", ("dense",))

@@ -264,7 +264,10 @@ class ChatSession:
 def _file(command: str, name: str) -> Path:
     if not name:
         raise InvalidArgumentError(f"{command}: expected a file name")
-    return Path(name).expanduser().absolute()
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError:  # "~" of a user without a home folder
+        return Path(name).absolute()
 
 
 def _count(number: int, noun: str) -> str:

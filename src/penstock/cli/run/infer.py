@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint.gguf.file_name import is_bundle
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import SAMPLING_OPTIONS, add_options, add_parser_of, sampling_params, spellings, utf8_text
 from penstock.errors import FileAccessError, InvalidArgumentError
@@ -154,7 +155,7 @@ def _check_paths(args: argparse.Namespace) -> None:
     if args.tokenizer is not None and not Path(args.tokenizer).exists():
         raise FileAccessError(f"--tokenizer: no such file or folder: {args.tokenizer!r:.200}")
     bundle = args.prefill_model_path or args.model
-    if args.backend == "eager" and bundle and Path(bundle).is_file() and Path(bundle).suffix == ".psm":
+    if args.backend == "eager" and bundle and Path(bundle).is_file() and is_bundle(Path(bundle)):
         raise InvalidArgumentError("--backend eager: expected a checkpoint folder, not a bundle")
 
 

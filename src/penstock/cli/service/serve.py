@@ -391,9 +391,12 @@ def _check_kind(source: str, path: Path) -> None:
 
     Folders with GGUF files pass: opening them gives a better error.
     """
+    from penstock.checkpoint.side_files import model_folder
     from penstock.servables.lifecycle.folder_scan import holds_servables
 
-    if not path.is_dir() or holds_servables(path) or (path / "config.json").exists() or any(path.glob("*.gguf")):
+    if not path.is_dir() or holds_servables(path) or (model_folder(path) / "config.json").exists():
+        return
+    if any(entry.suffix.lower() == ".gguf" for entry in path.iterdir()):
         return
     raise InvalidArgumentError(
         f"{source}: expected a checkpoint folder (config.json) or a folder of servables (NAME/servable.py), found "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from penstock.checkpoint.gguf.file_name import is_bundle
 from penstock.errors import InvalidFileError
 from penstock.servables.api.plan import ModelPlan, Plan, model_to_json, plan_from_json
 from penstock.servables.lifecycle.folder_scan import resolve_inside
@@ -56,7 +57,7 @@ class Source:
 
     def check_language_model(self, name: str) -> Path:
         """Return the path of a bundle or a checkpoint folder; raise InvalidFileError if a file of it lies outside."""
-        if name.endswith(".psm"):
+        if is_bundle(self.folder / name):
             return self.check_file(name)
         folder = self.folder / name
         if not resolve_inside(self.root, folder).is_dir():

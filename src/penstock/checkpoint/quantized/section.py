@@ -1,0 +1,90 @@
+"""Find the settings of a folder that another tool quantized, in each place where tools write them.
+
+config.json has them as ``quantization_config``, in ``text_config`` too, or as ``compression_config``.  AutoGPTQ writes
+quantize_config.json, AutoAWQ quant_config.json, ModelOpt hf_quant_config.json.  vLLM reads all of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.checkpoint.side_files import read_small_file
+from penstock.checkpoint.tensor_file import TensorInfo
+from penstock.config import ConfigReader, show
+from penstock.errors import InvalidFileError
+
+__all__ = ["QUANTIZATION_FILES", "find_section", "with_section"]
+
+QUANTIZATION_FILES: Final = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+_KEY: Final = "quantization_config"
+_METHODS: Final = {
+    "gptq_marlin": "gptq", "awq_marlin": "awq", "compressed_tensors": "compressed-tensors",
+}  # fmt: skip
+"""Other names of the formats."""
+
+
+def with_section(config: ConfigReader) -> ConfigReader:
+    """Return the configuration with the section ``quantization_config``, wherever config.json has it."""
+    values = dict(config.values)
+    text = values.get("text_config")
+    section, method = values.pop(_KEY, None), ""
+    if not section and isinstance(text, dict) and text.get(_KEY):
+        section = text[_KEY]
+    if not section and values.get("compression_config"):
+        section, method = values.pop("compression_config"), "compressed-tensors"
+    if not section:  # an empty section says nothing
+        return config if _KEY not in config.values else ConfigReader(values, config.file)
+    if isinstance(text, dict) and _KEY in text:
+        values["text_config"] = {key: value for key, value in text.items() if key != _KEY}
+    values[_KEY] = _with_method(section, method) if isinstance(section, dict) else section
+    return ConfigReader(values, config.file)
+
+
+def find_section(folder: Path, config: ConfigReader, tensors: Mapping[str, TensorInfo]) -> ConfigReader:
+    """Return the configuration with the section that a file of the folder has, if the weights are quantized.
+
+    Raises InvalidFileError, which says where the section is expected, for quantized weights without one.
+    """
+    if config.has(_KEY):
+        return config
+    packed = next((name for name in tensors if name.endswith((".qweight", ".weight_packed"))), None)
+    packed = packed or next((name for name, info in tensors.items() if info.dtype == "f8_e4m3"), None)
+    if packed is None:
+        return config
+    for name in QUANTIZATION_FILES:
+        if (folder / name).exists():
+            section = ConfigReader.parse(read_small_file(folder / name), name).values
+            section = section["quantization"] if isinstance(section.get("quantization"), dict) else section
+            method = {QUANTIZATION_FILES[1]: "awq", QUANTIZATION_FILES[2]: "modelopt"}.get(name, "gptq")
+            return ConfigReader({**config.values, _KEY: _with_method(section, method)}, config.file)
+    raise InvalidFileError(
+        f"{folder}: tensor {show(packed)} is quantized, but nothing says how: expected {_KEY} in config.json, or one "
+        f"of the files {', '.join(QUANTIZATION_FILES)}",
+        param=_KEY,
+    )
+
+
+def _with_method(section: dict[str, Any], default: str) -> dict[str, Any]:
+    """Return a section with the name of its format in the key ``quant_method``."""
+    written = section.get("quant_method")
+    method = written.lower() if isinstance(written, str) and written else _guess(section) or default
+    method = _METHODS.get(method, method)
+    if method == "auto-round":
+        packing = str(section.get("packing_format", "auto_round:auto_gptq"))
+        method = next((known for known in ("gptq", "awq") if known in packing), method)
+    if method == "modelopt" and str(section.get("quant_algo")).upper() == "FP8":
+        method = "fp8"
+    return section if method == written or not method else {**section, "quant_method": method}
+
+
+def _guess(section: dict[str, Any]) -> str:
+    """Return the format of a section that does not name it, as its keys tell; "" if they do not."""
+    if "w_bit" in section or "zero_point" in section:
+        return "awq"
+    if "config_groups" in section:
+        return "compressed-tensors"
+    if "quant_algo" in section:
+        return "modelopt"
+    return "gptq" if "bits" in section and "group_size" in section else ""
