@@ -12,7 +12,7 @@ from penstock.auto.config import existing_path
 from penstock.checkpoint.side_files import read_side_files
 from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.text.chat_template import encode_chat, render_chat
+from penstock.text.chat_template import find_template, render_chat
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import MAX_TOKEN
@@ -86,22 +86,35 @@ class AutoTokenizer:
     def apply_chat_template(
         self,
         conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         *,
-        tokenize: bool = True,
         add_generation_prompt: bool = False,
+        continue_final_message: bool | str = False,
+        tokenize: bool = True,
+        **variables: Any,
     ) -> list[int] | str:
         """Return messages as token ids, or as text without ``tokenize``, by the model's chat template.
 
-        ``add_generation_prompt`` adds the opening of an answer, which ``generate`` needs.  Raises UnsupportedError if
-        the model has no template.
+        ``add_generation_prompt`` adds the opening of an answer, which ``generate`` needs.  ``continue_final_message``
+        leaves the last message open instead.  ``chat_template`` is another template, or the name of one of the model's.
+        ``tools`` are JSON schemas, ``documents`` have a title and a text, and ``variables`` are what else the template
+        reads, such as ``enable_thinking``.  Raises UnsupportedError if the model has no template that can be used.
         """
-        if tokenize and add_generation_prompt:
-            return encode_chat(self._tokenizer, conversation)
-        template = self._tokenizer.chat_template
+        template = self._tokenizer.chat_templates.get(chat_template or "", chat_template)
         if template is None:
-            raise UnsupportedError("This model has no chat template. Pass a plain prompt instead of messages.")
-        special = self._tokenizer.special_tokens
-        text = render_chat(template, conversation, special, add_generation_prompt=add_generation_prompt)
+            template = find_template(self._tokenizer, has_tools=tools is not None)
+        text = render_chat(
+            template,
+            conversation,
+            self._tokenizer.special_tokens,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            variables=variables,
+        )
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def detokenizer(self) -> Detokenizer:

@@ -21,7 +21,7 @@ from penstock.checkpoint.gguf.weights import GgufWeights
 from penstock.checkpoint.pooling.files import POOLING_INPUTS, classifier_tensors, make_pooling_head
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.quantized.weights import QuantizedWeights, open_quantized, rounding_note
-from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file
+from penstock.checkpoint.side_files import SIDE_FILES, read_folder_files, read_small_file, template_files
 from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile, TensorInfo
 from penstock.config import ConfigReader, show
 from penstock.core.layouts import BLOCKS
@@ -466,7 +466,7 @@ class Checkpoint:
         home = self.folder if self.made_files is None else self.folder.parent
         names = {file.path.relative_to(home).as_posix() for file in self._files}
         if self.made_files is None:
-            names |= {_INDEX, "tokenizer.model", "vocab.txt", *SIDE_FILES, *POOLING_INPUTS}
+            names |= {_INDEX, "tokenizer.model", "vocab.txt", *SIDE_FILES, *POOLING_INPUTS, *template_files(home)}
             modules = home.glob("[0-9]*_*/*")
             names |= {path.relative_to(home).as_posix() for path in modules if (home / "modules.json").exists()}
         stamps = []

@@ -16,14 +16,18 @@ from penstock.config import ConfigReader, is_number, parse_object, show
 from penstock.errors import InvalidFileError
 
 __all__ = [
+    "ADDITIONAL_TEMPLATES",
     "GenerationConfig",
     "TokenizerConfig",
-    "find_chat_template",
+    "read_chat_templates",
     "read_generation_config",
     "read_tokenizer_config",
 ]
 
+ADDITIONAL_TEMPLATES: Final = "additional_chat_templates.json"
+"""The files of additional_chat_templates/ in one: an object with the templates by name.  Folders do not have it."""
 MAX_TEMPLATE_CHARS: Final = 1 << 20
+MAX_TEMPLATES: Final = 64
 MAX_TOKENIZER_CONFIG_BYTES: Final = 64 << 20
 MAX_EOS_TOKENS: Final = 64
 MIN_SHARE: Final = 1e-6
@@ -106,7 +110,6 @@ class TokenizerConfig:
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     max_len: int | None = None
-    chat_templates: dict[str, str] = field(default_factory=dict)
 
 
 _ROLES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -117,12 +120,7 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
 
     Raises InvalidFileError, which names the file and the key.
     """
-    name = "tokenizer_config.json"
-    values = {}
-    if name in files:
-        data = check_json_size(files[name], name, MAX_TOKENIZER_CONFIG_BYTES)
-        values = parse_object(data, name, max_bytes=len(data), max_values=len(data))
-    reader = ConfigReader(values, name)
+    reader = _tokenizer_reader(files)
     tokens = {}
     for role in _ROLES:
         text = _token_text(reader, role)
@@ -133,8 +131,15 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
         add_bos_token=reader.bool("add_bos_token") if reader.has("add_bos_token") else None,
         add_eos_token=reader.bool("add_eos_token") if reader.has("add_eos_token") else None,
         max_len=_max_len(reader),
-        chat_templates=_templates(reader),
     )
+
+
+def _tokenizer_reader(files: Mapping[str, bytes | memoryview]) -> ConfigReader:
+    name = "tokenizer_config.json"
+    if name not in files:
+        return ConfigReader({}, name)
+    data = check_json_size(files[name], name, MAX_TOKENIZER_CONFIG_BYTES)
+    return ConfigReader(parse_object(data, name, max_bytes=len(data), max_values=len(data)), name)
 
 
 def _token_text(reader: ConfigReader, role: str) -> str | None:
@@ -157,49 +162,68 @@ def _max_len(reader: ConfigReader) -> int | None:
     return int(value) if value < 2**31 else None
 
 
-def _templates(reader: ConfigReader) -> dict[str, str]:
-    """Return the templates by name, from one string or a list of objects with "name" and "template"."""
-    value = reader.values.get("chat_template")
+def read_chat_templates(files: Mapping[str, bytes | memoryview]) -> dict[str, str]:
+    """Return the chat templates by name, as transformers finds them; empty if the checkpoint has none.
+
+    chat_template.jinja is the template "default", and further files have names of their own.  If there is any such
+    file, those of tokenizer_config.json are not used.  chat_template.json, which older processors wrote, counts when
+    nothing else has a template.  Raises InvalidFileError for a damaged file.
+    """
+    named = _named_templates(_object(files, ADDITIONAL_TEMPLATES), ADDITIONAL_TEMPLATES)
+    if "chat_template.jinja" in files:
+        named = {"default": _decoded(files["chat_template.jinja"]), **named}
+    if not named:
+        reader = _tokenizer_reader(files)
+        named = _named_templates(reader.values.get("chat_template"), f"{reader.file}: chat_template")
+    if not named:
+        old_file = "chat_template.json"
+        named = _named_templates(_object(files, old_file).get("chat_template"), f"{old_file}: chat_template")
+    return named
+
+
+def _object(files: Mapping[str, bytes | memoryview], name: str) -> dict[str, Any]:
+    if name not in files:
+        return {}
+    return parse_object(files[name], name, max_bytes=MAX_TOKENIZER_CONFIG_BYTES)
+
+
+def _decoded(data: bytes | memoryview) -> str:
+    try:
+        text = bytes(data).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidFileError(
+            f"chat_template.jinja: expected UTF-8, found an invalid byte {error.start}", param="chat_template"
+        ) from None
+    return _limited(text, "chat_template.jinja")
+
+
+def _named_templates(value: Any, where: str) -> dict[str, str]:
+    """Return templates by name, from one string, a list of objects with "name" and "template", or one object."""
     if value is None:
         return {}
-    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
-    templates: dict[str, str] = {}
-    for entry in entries[:65]:
-        name = entry.get("name") if isinstance(entry, dict) else None
-        template = entry.get("template") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or not isinstance(template, str) or name in templates or len(templates) >= 64:
-            raise reader.error("chat_template", "a string, or at most 64 objects with a name and a template", entry)
-        templates[name] = _limited(template, f"{reader.file}: chat_template")
-    return templates
+    entries: Any = value
+    if isinstance(value, str):
+        entries = {"default": value}
+    elif isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        entries = {entry.get("name"): entry.get("template") for entry in value}  # of equal names the last one counts
+    if not isinstance(entries, dict) or len(entries) > MAX_TEMPLATES:
+        raise _wrong_template(where, value)
+    for name, template in entries.items():
+        if not isinstance(name, str) or not isinstance(template, (str, type(None))):
+            raise _wrong_template(where, {"name": name, "template": template})
+    return {name: _limited(text, f"{where}: {show(name)}") for name, text in entries.items() if text is not None}
+
+
+def _wrong_template(where: str, value: Any) -> InvalidFileError:
+    return InvalidFileError(
+        f"{where}: expected a string, or at most {MAX_TEMPLATES} templates with names, found {show(value)}",
+        param="chat_template",
+    )
 
 
 def _limited(template: str, where: str) -> str:
     if len(template) > MAX_TEMPLATE_CHARS:
-        raise InvalidFileError(f"{where}: expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}")
-    return template
-
-
-def find_chat_template(files: Mapping[str, bytes | memoryview], name: str = "default") -> str | None:
-    """Return the chat template called ``name``; None when the checkpoint has no template.
-
-    The file chat_template.jinja has precedence over tokenizer_config.json.  Raises InvalidFileError for a damaged file,
-    and when there are templates but none of that name.
-    """
-    if name == "default" and "chat_template.jinja" in files:
-        try:
-            text = bytes(files["chat_template.jinja"]).decode()
-        except UnicodeDecodeError as error:
-            raise InvalidFileError(
-                f"chat_template.jinja: expected UTF-8, found an invalid byte {error.start}"
-            ) from None
-        return _limited(text, "chat_template.jinja")
-    templates = read_tokenizer_config(files).chat_templates
-    if not templates:
-        return None
-    if name not in templates:
-        listed = ", ".join(show(known) for known in sorted(templates))
         raise InvalidFileError(
-            f"tokenizer_config.json: chat_template: expected one named {show(name)}, found {listed}",
-            param="chat_template",
+            f"{where}: expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}", param="chat_template"
         )
-    return templates[name]
+    return template

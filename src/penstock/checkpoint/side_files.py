@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from penstock.checkpoint.generation import ADDITIONAL_TEMPLATES, MAX_TEMPLATES, read_chat_templates
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.tensor_file import open_regular
+from penstock.config import show
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
-__all__ = ["SIDE_FILES", "read_folder_files", "read_side_files", "read_small_file"]
+__all__ = [
+    "SIDE_FILES",
+    "TEMPLATE_FILE",
+    "read_folder_files",
+    "read_side_files",
+    "read_small_file",
+    "template_files",
+    "write_side_files",
+]
 
 SIDE_FILES: Final = (
     "config.json",
@@ -19,8 +31,12 @@ SIDE_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "chat_template.json",
+    ADDITIONAL_TEMPLATES,
     POOLING_FILE,
 )
+TEMPLATE_FILE: Final = re.compile(r"additional_chat_templates/(\w[\w. -]{0,127})\.jinja", re.ASCII)
+"""The names of the files of further chat templates."""
 MAX_SIDE_BYTES: Final = 256 << 20
 
 
@@ -42,9 +58,11 @@ def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[s
 
     When ``tokenizer.json`` is asked for and only ``tokenizer.model`` exists, that file is converted.  One that is not
     Llama's needs the extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.  When only BERT's
-    ``vocab.txt`` exists, ``tokenizer.json`` is made from it.
+    ``vocab.txt`` exists, ``tokenizer.json`` is made from it.  The files of additional_chat_templates/ become one.
     """
     files = {name: read_small_file(folder / name) for name in names if (folder / name).exists()}
+    if ADDITIONAL_TEMPLATES in names and (templates := template_files(folder)):
+        files[ADDITIONAL_TEMPLATES] = _joined_templates(folder, templates)
     if "tokenizer.json" in names and "tokenizer.json" not in files and (folder / "tokenizer.model").exists():
         from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
         from penstock.checkpoint.tokenizer_convert import convert_tokenizer
@@ -63,6 +81,35 @@ def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[s
         )
         files |= {} if made is None else {"tokenizer.json": made}
     return {name: files[name] for name in names if name in files}
+
+
+def template_files(folder: Path) -> list[str]:
+    """Return the names of the files of further chat templates in a folder, as ``TEMPLATE_FILE`` matches them."""
+    paths = (folder / "additional_chat_templates").glob("*.jinja")
+    return sorted(name for path in paths if TEMPLATE_FILE.fullmatch(name := path.relative_to(folder).as_posix()))
+
+
+def _joined_templates(folder: Path, names: Sequence[str]) -> bytes:
+    """Return the templates in the files by their names, as one JSON object.  A byte that is no UTF-8 is replaced."""
+    if len(names) > MAX_TEMPLATES:
+        raise InvalidFileError(f"additional_chat_templates: expected at most {MAX_TEMPLATES} files, found {len(names)}")
+    texts = {name: read_small_file(folder / name).decode(errors="replace") for name in names}
+    return json.dumps({Path(name).stem: text for name, text in texts.items()}, ensure_ascii=False).encode()
+
+
+def write_side_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of ``read_folder_files`` into a folder, the further chat templates as files of their own."""
+    for name, data in files.items():
+        if name != ADDITIONAL_TEMPLATES:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(data)
+            continue
+        for template, text in read_chat_templates({name: data}).items():
+            path = f"additional_chat_templates/{template}.jinja"
+            if TEMPLATE_FILE.fullmatch(path) is None:
+                raise InvalidFileError(f"{name}: expected names of letters and digits, found {show(template)}")
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8", newline="")
 
 
 def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, bytes]:
