@@ -13,7 +13,7 @@ import pytest
 
 from penstock.checkpoint import tensor_file
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.generation import find_chat_template, read_generation_config, read_tokenizer_config
+from penstock.checkpoint.generation import read_chat_templates, read_generation_config, read_tokenizer_config
 from penstock.checkpoint.tensor_file import MAX_TENSORS, parse_header
 from penstock.config import ConfigReader, parse_json, parse_object
 from penstock.errors import InvalidFileError
@@ -67,7 +67,7 @@ def test_damaged_generation_configs_are_refused_or_valid() -> None:
 
     def use_tokenizer(data: bytes) -> None:
         read_tokenizer_config({"tokenizer_config.json": data})
-        find_chat_template({"tokenizer_config.json": data})
+        read_chat_templates({"tokenizer_config.json": data})
 
     def use_generation(data: bytes) -> None:
         read_generation_config({"generation_config.json": data})

@@ -19,7 +19,7 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import FILTERS, do_indent, make_attrgetter
+from jinja2.filters import FILTERS, do_indent, make_attrgetter, sync_do_slice
 from jinja2.parser import Parser
 from jinja2.runtime import Macro, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -330,7 +330,7 @@ def _center(value: Any, width: int = 80) -> str:
 def _slice(value: Iterable[Any], slices: int, fill_with: Any = None) -> list[list[Any]]:
     items = list(value)
     _bounded_items(len(items) + slices)
-    return list(FILTERS["slice"](items, slices, fill_with))
+    return list(sync_do_slice(items, slices, fill_with))
 
 
 def _batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> list[list[Any]]:
