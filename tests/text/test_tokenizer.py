@@ -169,7 +169,7 @@ def test_the_chat_template_is_found_in_either_file():
         ({"chat_template.jinja": b"x\n{% do a %}"}, "line 2: .*'do'"),
         (
             {"chat_template.jinja": b"{% for m in [1] %}{% generation %}{% break %}{% endgeneration %}{% endfor %}"},
-            "",
+            "loop",
         ),
         ({"tokenizer_config.json": b'{"chat_template": 3}'}, "expected a string"),
         (
