@@ -7,27 +7,19 @@ size, on every value that it builds, and on its time.
 from __future__ import annotations
 
 import dataclasses
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
-from types import CodeType, FrameType
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 from jinja2.exceptions import SecurityError
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.text.template_sandbox import template_environment
+from penstock.text.template_sandbox import compiled_template, deadline, template_environment, template_error
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["TurnTokens", "check_messages", "encode_chat", "find_template", "render_chat", "template_error"]
-
-MAX_TEMPLATE_CHARS: Final = 1 << 20
-MAX_SECONDS: Final = 5.0
+__all__ = ["TurnTokens", "check_messages", "encode_chat", "find_template", "render_chat"]
 
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """The names of a message's reasoning; the first one is what most templates read."""
@@ -35,24 +27,6 @@ _CONTENTS: Final = ("content", "tool_calls", "function_call", *_REASONING)
 """A message has at least one of these fields."""
 _TAIL_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _UNUSABLE: Final = "invalid_chat_template"
-
-
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Raise SecurityError in this thread if the block takes longer; checked on every line that runs in it."""
-    end = time.monotonic() + seconds
-    before = sys.gettrace()
-
-    def watch(_frame: FrameType, _event: str, _argument: object) -> Any:
-        if time.monotonic() > end:
-            raise SecurityError(f"it takes longer than {seconds:g} s")
-        return watch
-
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -112,25 +86,6 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def template_error(template: str) -> str:
-    """Return why a chat template does not compile; "" if it does."""
-    try:
-        with _deadline(MAX_SECONDS):
-            _compiled(template)
-    except jinja2.TemplateSyntaxError as error:
-        return f"chat template: line {error.lineno}: {error.message}"
-    except Exception as error:  # whatever jinja2's compiler or Python's raises for a hostile template
-        return f"chat template: {error}"
-    return ""
-
-
-@lru_cache(maxsize=32)
-def _compiled(template: str) -> CodeType:
-    if len(template) > MAX_TEMPLATE_CHARS:
-        raise SecurityError(f"expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}")
-    return template_environment().compile(template)
-
-
 def render_chat(
     template: str,
     messages: Sequence[Mapping[str, Any]],
@@ -164,8 +119,8 @@ def render_chat(
         raise InvalidFileError(reason, param="messages", code=_UNUSABLE)
     environment = template_environment()
     try:
-        with _deadline(MAX_SECONDS):
-            code, names = _compiled(template), environment.make_globals(None)
+        with deadline():
+            code, names = compiled_template(template), environment.make_globals(None)
             text = environment.template_class.from_code(environment, code, names).render(values)
     except SecurityError as error:
         raise InvalidArgumentError(

@@ -10,8 +10,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import jinja2
@@ -25,8 +29,11 @@ from jinja2.runtime import Macro, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_environment
 
-__all__ = ["template_environment"]
+__all__ = ["compiled_template", "deadline", "template_environment", "template_error"]
 
+MAX_SECONDS: Final = 5.0
+"""Limit on the time of one rendering."""
+MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_OUTPUT_CHARS: Final = 16 << 20
 """Limit on the length of a string, or of all strings in a container."""
 MAX_TOTAL_CHARS: Final = 1 << 29
@@ -402,3 +409,41 @@ def template_environment() -> jinja2.Environment:
     environment.globals["namespace"] = _Namespace
     environment.globals.pop("lipsum", None)
     return environment
+
+
+@contextmanager
+def deadline() -> Iterator[None]:
+    """Raise SecurityError in this thread if the block takes too long; checked on every line that runs in it."""
+    end = time.monotonic() + MAX_SECONDS
+    before = sys.gettrace()
+
+    def watch(_frame: FrameType, _event: str, _argument: object) -> Any:
+        if time.monotonic() > end:
+            raise SecurityError(f"it takes longer than {MAX_SECONDS:g} s")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@functools.lru_cache(maxsize=32)
+def compiled_template(template: str) -> CodeType:
+    """Return the code of a template, for any environment of ``template_environment``."""
+    if len(template) > MAX_TEMPLATE_CHARS:
+        raise SecurityError(f"expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}")
+    return template_environment().compile(template)
+
+
+def template_error(template: str) -> str:
+    """Return why a template does not compile; "" if it does."""
+    try:
+        with deadline():
+            compiled_template(template)
+    except jinja2.TemplateSyntaxError as error:
+        return f"chat template: line {error.lineno}: {error.message}"
+    except Exception as error:  # any exception of the compilers of jinja2 and of Python
+        return f"chat template: {error}"
+    return ""

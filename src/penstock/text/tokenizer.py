@@ -77,7 +77,7 @@ class Tokenizer:
 
         A model with such a template completes plain text.
         """
-        from penstock.text.chat_template import template_error
+        from penstock.text.template_sandbox import template_error
 
         if self._template_damage or not self.chat_templates:
             return self._template_damage
