@@ -164,7 +164,7 @@ class LLM:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._files)
             if reason := self._tokenizer.chat_template_error:
-                _LOG.warning("penstock: chat is not available, plain text is: %s", reason)
+                _LOG.warning("penstock: the chat template cannot be used, so chat is refused: %s", reason)
         return self._tokenizer
 
     @tokenizer.setter

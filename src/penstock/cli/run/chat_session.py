@@ -81,7 +81,12 @@ class ChatSession:
             f"Answers of up to {self._answer_tokens():,} tokens. /help lists the commands; Ctrl-D leaves.",
         ]
         if not self._has_template:
-            lines.append("The model has no chat template. It completes your text.")
+            state = (
+                "'s chat template cannot be used"
+                if self._llm.tokenizer.chat_template_error
+                else " has no chat template"
+            )
+            lines.append(f"The model{state}. It completes your text.")
         return printable("\n".join(lines), keep="\n")
 
     def _answer_tokens(self) -> int:
