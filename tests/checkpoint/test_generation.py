@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.checkpoint.generation import (
+    ADDITIONAL_TEMPLATES,
     GenerationConfig,
     clean_generation_config,
-    find_chat_template,
+    read_chat_templates,
     read_generation_config,
     read_tokenizer_config,
 )
+from penstock.checkpoint.side_files import read_folder_files, write_side_files
 from penstock.engine.params import ResolvedSampling
 from penstock.errors import InvalidFileError
+from penstock.sharding.folder import kept_files
 from tests.support.errors import raises
 
 
@@ -130,26 +134,51 @@ def test_special_tokens_as_text_and_as_objects() -> None:
 
 
 def test_chat_template_file_comes_before_the_config() -> None:
-    both = files(tokenizer_config={"chat_template": "old"}) | {"chat_template.jinja": "néw".encode()}
-    assert find_chat_template(both) == "néw"
-    assert find_chat_template(files(tokenizer_config={"chat_template": "old"})) == "old"
-    assert find_chat_template({}) is None
+    config = {"chat_template": [{"name": "default", "template": "old"}, {"name": "rag", "template": "r"}]}
+    named = files(tokenizer_config=config)
+    assert read_chat_templates(named) == {"default": "old", "rag": "r"}
+    assert read_chat_templates(named | {"chat_template.jinja": "néw".encode()}) == {"default": "néw"}
+    further = {ADDITIONAL_TEMPLATES: b'{"tool_use": "t"}'}
+    assert read_chat_templates(named | further) == {"tool_use": "t"}
+    assert read_chat_templates(named | further | {"chat_template.jinja": b"j"}) == {"default": "j", "tool_use": "t"}
+    assert read_chat_templates({}) == {}
 
 
-def test_named_chat_templates() -> None:
-    named = files(
-        tokenizer_config={"chat_template": [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]}
-    )
-    assert find_chat_template(named) == "a"
-    assert find_chat_template(named, "rag") == "b"
-    with raises(InvalidFileError, param="chat_template", match="'x', found 'default', 'rag'"):
-        find_chat_template(named, "x")
+def test_chat_templates_have_several_forms() -> None:
+    for value in ("a", {"default": "a"}, [{"name": "default", "template": "a"}]):
+        assert read_chat_templates(files(tokenizer_config={"chat_template": value})) == {"default": "a"}
+    twice = [{"name": "default", "template": text} for text in "ab"]
+    assert read_chat_templates(files(tokenizer_config={"chat_template": twice})) == {"default": "b"}
+    for value in (None, [], {}, {"default": None}):
+        old = {"chat_template.json": b'{"chat_template": "o"}'}
+        assert read_chat_templates(files(tokenizer_config={"chat_template": value}) | old) == {"default": "o"}
 
 
 def test_a_template_of_no_text_or_endless_is_refused() -> None:
-    with pytest.raises(InvalidFileError, match="expected UTF-8"):
-        find_chat_template({"chat_template.jinja": b"\xff"})
-    with pytest.raises(InvalidFileError, match="at most"):
-        find_chat_template({"chat_template.jinja": b"x" * (1 << 21)})
-    with pytest.raises(InvalidFileError, match="chat_template: expected a string"):
-        find_chat_template(files(tokenizer_config={"chat_template": 7}))
+    with raises(InvalidFileError, param="chat_template", match="expected UTF-8"):
+        read_chat_templates({"chat_template.jinja": b"\xff"})
+    with raises(InvalidFileError, param="chat_template", match="at most"):
+        read_chat_templates({"chat_template.jinja": b"x" * (1 << 21)})
+    for value in (7, ["a"], [{"name": 1, "template": "a"}], {"default": ["a"]}, {str(i): "x" for i in range(65)}):
+        with raises(InvalidFileError, param="chat_template", match="chat_template: expected a string"):
+            read_chat_templates(files(tokenizer_config={"chat_template": value}))
+
+
+def test_a_folder_keeps_its_further_chat_templates(tmp_path: Path) -> None:
+    home = tmp_path / "additional_chat_templates"
+    home.mkdir()
+    (home / "tool_use.jinja").write_text("t\n", newline="")
+    (home / "rag 2.jinja").write_text("r")
+    (home / ".hidden.jinja").write_text("h")
+    (tmp_path / "chat_template.jinja").write_text("d")
+    read = read_folder_files(tmp_path)
+    templates = {"default": "d", "rag 2": "r", "tool_use": "t\n"}
+    assert read_chat_templates(read) == templates
+    (tmp_path / "copy").mkdir()
+    write_side_files(tmp_path / "copy", read)
+    assert read_chat_templates(read_folder_files(tmp_path / "copy")) == templates
+    names = {path.name for path in (tmp_path / "copy").iterdir()}
+    assert names == {"additional_chat_templates", "chat_template.jinja"}
+    assert {f"additional_chat_templates/{name}.jinja" for name in ("tool_use", "rag 2")} < kept_files(tmp_path).keys()
+    with pytest.raises(InvalidFileError, match=r"'\.\./x'"):
+        write_side_files(tmp_path / "copy", {ADDITIONAL_TEMPLATES: b'{"../x": "y"}'})

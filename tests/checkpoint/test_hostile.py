@@ -15,7 +15,7 @@ from penstock.checkpoint import tensor_file
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.generation import (
     clean_generation_config,
-    find_chat_template,
+    read_chat_templates,
     read_generation_config,
     read_tokenizer_config,
 )
@@ -72,7 +72,7 @@ def test_damaged_generation_configs_are_refused_or_valid() -> None:
 
     def use_tokenizer(data: bytes) -> None:
         read_tokenizer_config({"tokenizer_config.json": data})
-        find_chat_template({"tokenizer_config.json": data})
+        read_chat_templates({"tokenizer_config.json": data})
 
     def use_generation(data: bytes) -> None:
         config = read_generation_config({"generation_config.json": data})

@@ -214,7 +214,7 @@ def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("generation_config.json", '{"eos_token_id": "hot"}', "eos_token_id"),
-        ("tokenizer_config.json", '{"chat_template": 3}', "chat_template"),
+        ("tokenizer_config.json", '{"bos_token": 3}', "bos_token"),
         ("tokenizer.json", '{"model": 3}', r"tokenizer\.json"),
         ("config.json", None, "hidden_size"),
     ],

@@ -30,6 +30,13 @@ def test_a_split_gguf_model_comes_whole() -> None:
             choose_gguf(model, name)
 
 
+def test_further_chat_templates_are_downloaded() -> None:
+    names = [f"additional_chat_templates/{name}" for name in ("tool_use.jinja", "x.py", "a/b.jinja", ".jinja")]
+    model = repository(["config.json", "model.safetensors", "chat_template.jinja", *names])
+    chosen = {file.name for file in choose_files(model)}
+    assert chosen == {"config.json", "model.safetensors", "chat_template.jinja", names[0]}
+
+
 @pytest.mark.parametrize("has_modules", [True, False])
 def test_modules_of_sentence_transformers(has_modules: bool) -> None:
     names = ["config.json", "model.safetensors", *MODULES, *OTHERS, *(["modules.json"] if has_modules else [])]

@@ -19,6 +19,7 @@ def head(num_labels: int) -> PoolingHead:
 
 REQUESTS: dict[str, tuple[PoolingHead | None, str, str]] = {
     "language model": (None, "/v1/completions", "prompt"),
+    "chat model": (None, "/v1/chat/completions", "messages"),
     "embedding model": (head(0), "/v1/embeddings", "input"),
     "classifier": (head(3), "/classify", "input"),
     "cross-encoder": (head(1), "/rerank", "documents"),
@@ -30,6 +31,7 @@ REQUESTS: dict[str, tuple[PoolingHead | None, str, str]] = {
 def test_the_request_to_try_suits_the_model(kind: str) -> None:
     own, route, key = REQUESTS[kind]
     card = SimpleNamespace(source="folder", network="bert", scheme="f32", max_len=64)
+    card.has_chat_template = kind == "chat model"
     tokenizer = SimpleNamespace(pooling_head=own)
     backend = SimpleNamespace(name="demo", card=card, tokenizer=tokenizer, plans=list)
     gateway = SimpleNamespace(keys_file=None, limits=SimpleNamespace(num_connections=9))

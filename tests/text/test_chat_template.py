@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
 import time
 
+import numpy as np
 import pytest
 
 from penstock.engine.params import SamplingParams
@@ -87,6 +90,20 @@ DEEP = "{% set a = ['x'] %}{% set b = ['x'] %}" + "{% set a = [a, a] %}{% set b 
         "{{ 1.5 | round(1000000000, 'floor') }}",
         "{{ [1] | batch(2000000000, 0) | list }}",
         "{{ [1] | slice(2000000000) | list }}",
+        "{{ [[1] * 1000] * 100 | batch(1) | list | batch(1, 2) }}" + DEEP + "{{ [a] | batch(1) | list }}",
+        "{{ '%999999999d' | format(1) }}",
+        "{{ ('%s' * 100000) | format('x' * 1000000) }}",
+        "{{ ('a ' * 500000) | wordwrap(1, wrapstring='x' * 1000) }}",
+        "{{ ('a ' * 8000000) | wordwrap(1) }}",
+        "{{ ('www.a.b ' * 100000) | urlize(target='x' * 1000) }}",
+        "{{ ('\t' * 1000000).expandtabs(1000000) }}",
+        DEEP + "{{ a | pprint }}",
+        DEEP + "{{ {'k': a} | xmlattr }}",
+        "{% generation %}" * 60 + "{{ 'x' * 999999999 }}" + "{% endgeneration %}" * 60,
+        "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s %}{% generation %}{{ ns.s }}{{ ns.s }}"
+        "{% endgeneration %}{% endset %}{% endfor %}",
+        "{% set n = namespace(__class__=1) %}{{ n }}",
+        "{{ dict.__class__.__mro__ }}",
         "{{ ([[1]] * 100000) | sum(start=[]) }}",
         "{{ [1] * 999999999 }}",
         "{% set x = '\"' * 1000 %}" + "{% set x = x | tojson %}" * 30,
@@ -135,7 +152,7 @@ DEEP = "{% set a = ['x'] %}{% set b = ['x'] %}" + "{% set a = [a, a] %}{% set b 
     ],
 )
 def test_a_hostile_template_is_refused_in_time(template, monkeypatch):
-    monkeypatch.setattr("penstock.text.chat_template.MAX_SECONDS", 0.5)
+    monkeypatch.setattr("penstock.text.template_sandbox.MAX_SECONDS", 0.5)
     start = time.monotonic()
     with pytest.raises((InvalidFileError, InvalidArgumentError), match="template"):
         render_chat(template, MESSAGES, {})
@@ -157,6 +174,45 @@ def test_a_hostile_template_is_refused_in_time(template, monkeypatch):
 def test_messages_are_checked_by_name(messages, message):
     with raises(InvalidArgumentError, param="messages", match=message):
         render_chat("{{ messages }}", messages, {})
+
+
+class Role(enum.StrEnum):
+    USER = "user"
+
+
+@dataclasses.dataclass
+class Part:
+    type: str
+    text: str
+    data: object = None
+
+
+class OpenAiMessage:
+    def model_dump(self):
+        return {"role": Role.USER, "content": [Part("text", "hi", np.float32(1.5)), np.bool_(True)], "refusal": None}
+
+
+def test_a_template_sees_only_plain_values():
+    seen = "[{'role': 'user', 'content': [{'type': 'text', 'text': 'hi', 'data': 1.5}, True]}]"
+    assert render_chat("{{ messages }}", [OpenAiMessage()], {}) == seen
+    tokens = {"bos_token": "<s>"}
+    shown = render_chat("{{ bos_token }}{{ x }}{{ y }}", MESSAGES, tokens, variables={"x": json, "bos_token": "b"})
+    assert shown == "b<module>"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tools": "x"}, "tools"),
+        ({"tools": [print]}, "tools"),
+        ({"documents": {"a": 1}}, "documents"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"continue_final_message": "thinking"}, "continue_final_message"),
+    ],
+)
+def test_wrong_options_of_a_rendering_are_named(options, param):
+    with raises(InvalidArgumentError, param=param):
+        render_chat("{{ messages }}{{ thinking }}", MESSAGES, {}, **{"add_generation_prompt": False, **options})
 
 
 def test_chat_answers_the_rendered_conversation(make_llm):

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.auto.tokenizer import AutoTokenizer
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.text.chat_template import encode_chat
 from penstock.text.text_stream import StopMatcher, StopRules, TextStream
 from penstock.text.tokenizer import Tokenizer
 from tests.support.errors import raises
@@ -127,7 +129,6 @@ def test_a_stop_string_split_within_a_character_is_found():
         ({"tokenizer.json": b'{"version": "9"}'}, InvalidFileError, "tokenizer.json"),
         ({"tokenizer.json": b"\xff\xfe"}, InvalidFileError, "tokenizer.json"),
         ({"tokenizer.json": byte_level_json(), "tokenizer_config.json": b"[]"}, InvalidFileError, "tokenizer_config"),
-        ({"tokenizer.json": byte_level_json(), "chat_template.jinja": b"\xff"}, InvalidFileError, "chat_template"),
     ],
 )
 def test_damaged_tokenizer_files_are_refused_by_name(files, error, message):
@@ -159,6 +160,41 @@ def test_the_chat_template_is_found_in_either_file():
     config = {"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}
     assert Tokenizer(base | config).chat_template == "d"
     assert Tokenizer(base | config | {"chat_template.jinja": b"j"}).chat_template == "j"
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ({"chat_template.jinja": b"\xff"}, "UTF-8"),
+        ({"chat_template.jinja": b"x\n{% do a %}"}, "line 2: .*'do'"),
+        (
+            {"chat_template.jinja": b"{% for m in [1] %}{% generation %}{% break %}{% endgeneration %}{% endfor %}"},
+            "loop",
+        ),
+        ({"tokenizer_config.json": b'{"chat_template": 3}'}, "expected a string"),
+        (
+            {"tokenizer_config.json": b'{"chat_template": {"tool_use": "T", "rag": "R"}}'},
+            "'default', found 'rag', 'tool_use'",
+        ),
+    ],
+)
+def test_a_template_that_cannot_be_used_leaves_plain_text(file, reason):
+    tokenizer = Tokenizer({"tokenizer.json": byte_level_json(), **file})
+    assert tokenizer.decode(tokenizer.encode("hi")) == "hi"
+    assert tokenizer.chat_template is None
+    with raises(UnsupportedError, param="messages", code="invalid_chat_template", match=reason):
+        encode_chat(tokenizer, [{"role": "user", "content": "hi"}])
+
+
+def test_tools_choose_the_template_of_their_name():
+    config = {"chat_template": {"tool_use": "T{{ tools | length }}", "rag": "R"}}
+    files = {"tokenizer.json": byte_level_json(), "tokenizer_config.json": json.dumps(config).encode()}
+    tokenizer = AutoTokenizer(Tokenizer(files))
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(messages, [{"name": "f"}], tokenize=False) == "T1"
+    assert tokenizer.apply_chat_template(messages, chat_template="rag", tokenize=False) == "R"
+    with raises(UnsupportedError, param="messages"):
+        tokenizer.apply_chat_template(messages)
 
 
 def test_text_must_be_text(any_tokenizer):

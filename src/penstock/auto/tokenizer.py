@@ -13,8 +13,7 @@ from penstock.checkpoint.generation import SPECIAL_ROLES
 from penstock.checkpoint.side_files import read_side_files
 from penstock.config import check_integer
 from penstock.errors import InvalidArgumentError, UnsupportedError
-from penstock.text.chat_template import encode_chat, render_chat
-from penstock.text.continued_chat import render_continued
+from penstock.text.chat_template import find_template, render_chat
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import MAX_TOKEN
@@ -86,32 +85,36 @@ class AutoTokenizer:
     def apply_chat_template(
         self,
         conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         *,
-        tokenize: bool = True,
         add_generation_prompt: bool = False,
-        continue_final_message: bool = False,
+        continue_final_message: bool | str = False,
+        tokenize: bool = True,
+        **variables: Any,
     ) -> list[int] | str:
         """Return messages as token ids, or as text without ``tokenize``, by the model's chat template.
 
         ``add_generation_prompt`` adds the opening of an answer, which ``generate`` needs.  ``continue_final_message``
-        ends the prompt after the text of the last message instead.  Raises UnsupportedError if the model has no
-        template, and InvalidArgumentError for both together.
+        ends the prompt after the text of the last message instead.  ``chat_template`` is another template, or the name
+        of one of the model's.  ``tools`` are JSON schemas, ``documents`` have a title and a text, and ``variables`` are
+        what else the template reads, such as ``enable_thinking``.  Raises UnsupportedError if the model has no template
+        that can be used.
         """
-        if add_generation_prompt and continue_final_message:
-            raise InvalidArgumentError(
-                "continue_final_message: expected add_generation_prompt False beside it, got both True; omit one",
-                param="continue_final_message",
-            )
-        if tokenize and add_generation_prompt:
-            return encode_chat(self._tokenizer, conversation)
-        template = self._tokenizer.chat_template
+        template = self._tokenizer.chat_templates.get(chat_template or "", chat_template)
         if template is None:
-            raise UnsupportedError("This model has no chat template. Pass a plain prompt instead of messages.")
-        special = self._tokenizer.special_tokens
-        if continue_final_message:
-            text = render_continued(template, conversation, special)
-        else:
-            text = render_chat(template, conversation, special, add_generation_prompt=add_generation_prompt)
+            template = find_template(self._tokenizer, has_tools=tools is not None)
+        text = render_chat(
+            template,
+            conversation,
+            self._tokenizer.special_tokens,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            documents=documents,
+            variables=variables,
+        )
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def detokenizer(self) -> Detokenizer:

@@ -19,6 +19,7 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.fused_layout import LAYOUTS, Piece, Target, fused_config, keep, rearrange
 from penstock.checkpoint.lora import Adapter
 from penstock.checkpoint.own_layout import Arrangement
+from penstock.checkpoint.side_files import write_side_files
 from penstock.checkpoint.tensor_file import TensorFile
 from penstock.config import check_choice, check_integer, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -108,9 +109,7 @@ def convert_checkpoint(
         sides["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     files = _divide(targets, conversion)
     with new_folder(out) as folder:
-        for name, data in sides.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(data)
+        write_side_files(folder, sides)
         writing = _Writing(checkpoint, adapter, conversion.dtype, progress)
         num_bytes = sum(writing.write(folder / name, own) for name, own in files.items())
         if len(files) > 1:

@@ -25,7 +25,7 @@ from penstock.checkpoint.pooling.files import POOLING_INPUTS, classifier_tensors
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.quantized.section import QUANTIZATION_FILES, find_section, with_section
 from penstock.checkpoint.quantized.weights import QuantizedWeights, open_quantized, rounding_note
-from penstock.checkpoint.side_files import SIDE_FILES, model_folder, read_folder_files, read_small_file
+from penstock.checkpoint.side_files import SIDE_FILES, model_folder, read_folder_files, read_small_file, template_files
 from penstock.checkpoint.stored.shards import INDEX, open_shards, refuse_other_formats
 from penstock.checkpoint.stored.tied_head import find_tied, with_stored_head
 from penstock.checkpoint.stored.unused import unused_tensors, zero_biases
@@ -431,6 +431,7 @@ class Checkpoint:
         names = {file.path.relative_to(home).as_posix() for file in self._files}
         if self.made_files is None:
             names |= {INDEX, *TOKENIZER_INPUTS, *SIDE_FILES, *POOLING_INPUTS, *QUANTIZATION_FILES}
+            names.update(template_files(home))
             modules = home.glob("[0-9]*_*/*")
             names |= {path.relative_to(home).as_posix() for path in modules if (home / "modules.json").exists()}
         stamps = []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.checkpoint.folder import HEAD_NAME, Checkpoint
+from penstock.checkpoint.side_files import write_side_files
 from penstock.config import show
 from penstock.core.native import Context
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -110,8 +111,7 @@ def quantize_checkpoint(
     side_files = checkpoint.side_files()
     side_files["config.json"] = quantized_config(checkpoint.config.values, scheme_row.name, checkpoint.dtype)
     with new_folder(Path(out)) as folder:
-        for name, data in side_files.items():
-            (folder / name).write_bytes(data)
+        write_side_files(folder, side_files)
         writer = TensorWriter(folder / "model.safetensors", _entries(checkpoint, plan, names))
         done_bytes = 0
         with Context() as context:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from penstock.checkpoint.generation import ADDITIONAL_TEMPLATES, MAX_TEMPLATES, read_chat_templates
 from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.tensor_file import open_regular
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
-from penstock.config import parse_json
+from penstock.config import parse_json, show
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
-__all__ = ["SIDE_FILES", "model_folder", "read_folder_files", "read_side_files", "read_small_file"]
+__all__ = [
+    "SIDE_FILES",
+    "TEMPLATE_FILE",
+    "model_folder",
+    "read_folder_files",
+    "read_side_files",
+    "read_small_file",
+    "template_files",
+    "write_side_files",
+]
 
 SIDE_FILES: Final = (
     "config.json",
@@ -23,8 +34,12 @@ SIDE_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "chat_template.json",
+    ADDITIONAL_TEMPLATES,
     POOLING_FILE,
 )
+TEMPLATE_FILE: Final = re.compile(r"additional_chat_templates/(\w[\w. -]{0,127})\.jinja", re.ASCII)
+"""The names of the files of further chat templates."""
 MAX_SIDE_BYTES: Final = 256 << 20
 _MAX_MODULES_BYTES: Final = 1 << 20
 _MODULE_FOLDER: Final = re.compile(r"[0-9]{1,2}_[A-Za-z0-9_-]{1,32}")
@@ -64,7 +79,8 @@ def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[s
 
     When ``tokenizer.json`` is asked for, it is made of the other files of the folder if it is missing, and has the
     tokens of the files beside it; ``complete_tokenizer`` says which files change.  Some SentencePiece models need the
-    extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.
+    extra ``penstock[sentencepiece]``; without the extra, UnsupportedError.  The files of additional_chat_templates/
+    become one.
     """
     folder = model_folder(folder)
 
@@ -72,11 +88,42 @@ def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[s
         return read_small_file(folder / name) if (folder / name).exists() else None
 
     files = {name: data for name in names if (data := read(name)) is not None}
+    if ADDITIONAL_TEMPLATES in names and (templates := template_files(folder)):
+        files[ADDITIONAL_TEMPLATES] = _joined_templates(folder, templates)
     if "tokenizer.json" in names:
         from penstock.checkpoint.tokenizer_files.complete import complete_tokenizer
 
         files |= complete_tokenizer(files, read, folder)
     return {name: files[name] for name in names if name in files}
+
+
+def template_files(folder: Path) -> list[str]:
+    """Return the names of the files of further chat templates in a folder, as ``TEMPLATE_FILE`` matches them."""
+    paths = (folder / "additional_chat_templates").glob("*.jinja")
+    return sorted(name for path in paths if TEMPLATE_FILE.fullmatch(name := path.relative_to(folder).as_posix()))
+
+
+def _joined_templates(folder: Path, names: Sequence[str]) -> bytes:
+    """Return the templates in the files by their names, as one JSON object.  A byte that is no UTF-8 is replaced."""
+    if len(names) > MAX_TEMPLATES:
+        raise InvalidFileError(f"additional_chat_templates: expected at most {MAX_TEMPLATES} files, found {len(names)}")
+    texts = {name: read_small_file(folder / name).decode(errors="replace") for name in names}
+    return json.dumps({Path(name).stem: text for name, text in texts.items()}, ensure_ascii=False).encode()
+
+
+def write_side_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of ``read_folder_files`` into a folder, the further chat templates as files of their own."""
+    for name, data in files.items():
+        if name != ADDITIONAL_TEMPLATES:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(data)
+            continue
+        for template, text in read_chat_templates({name: data}).items():
+            path = f"additional_chat_templates/{template}.jinja"
+            if TEMPLATE_FILE.fullmatch(path) is None:
+                raise InvalidFileError(f"{name}: expected names of letters and digits, found {show(template)}")
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8", newline="")
 
 
 def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.float_types import convert_floats, to_float32
-from penstock.checkpoint.side_files import SIDE_FILES
+from penstock.checkpoint.side_files import SIDE_FILES, write_side_files
 from penstock.config import OWN_NAMES, ConfigReader
 from penstock.core.metadata import read_metadata
 from penstock.core.native import Context, Model, QuantizedRows
@@ -63,8 +63,7 @@ def unpack_bundle(path: Path, out: Path) -> None:
         elif OWN_NAMES in graph.properties:  # the folder has the parameters, not the tensors that they came from
             sides["config.json"] = (json.dumps(config.values | {OWN_NAMES: True}, indent=2) + "\n").encode()
         with new_folder(out) as folder:
-            for name, text in sides.items():
-                (folder / name).write_bytes(text)
+            write_side_files(folder, sides)
             unpacker.write(folder / "model.safetensors")
 
 

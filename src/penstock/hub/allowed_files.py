@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock.checkpoint.gguf.file_name import split_names
 from penstock.checkpoint.pooling.files import MODULE_FILE
+from penstock.checkpoint.side_files import TEMPLATE_FILE
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
@@ -83,7 +84,7 @@ def _is_in_one_folder(name: str) -> bool:
 
 
 def _is_side_file(name: str, has_modules: bool) -> bool:
-    if has_modules and MODULE_FILE.fullmatch(name):
+    if TEMPLATE_FILE.fullmatch(name) or (has_modules and MODULE_FILE.fullmatch(name)):
         return True
     return _is_plain(name) and (name in _SIDE_NAMES or name.endswith(_SIDE_SUFFIXES))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Prompt"]
 
+_LOG: Final = logging.getLogger("penstock.llm")
 _HINTS: Final = {"model": "info, files", "get_tokenizer": "tokenizer", "llm_engine": "engine", "config": "info"}
 
 
@@ -161,6 +163,8 @@ class LLM:
         """The model's tokenizer.  Raises UnsupportedError if it has none."""
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._files)
+            if reason := self._tokenizer.chat_template_error:
+                _LOG.warning("penstock: the chat template cannot be used, so chat is refused: %s", reason)
         return self._tokenizer
 
     @tokenizer.setter

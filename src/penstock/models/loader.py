@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.side_files import write_side_files
 from penstock.config import OWN_NAMES, ConfigReader, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.meta import construct_on_meta
@@ -96,8 +97,7 @@ def save_network(network: nn.Module, folder: Path | str) -> None:
             )
     arrays = {name: as_array(parameter) for name, parameter in parameters.items()}
     with new_folder(Path(folder)) as temporary:
-        for name, data in sides.items():
-            (temporary / name).write_bytes(data)
+        write_side_files(temporary, sides)
         entries = [TensorEntry(name, kind.upper(), array.shape) for name, (array, kind) in arrays.items()]
         writer = TensorWriter(temporary / "model.safetensors", entries)
         for name, (array, _) in arrays.items():

@@ -43,7 +43,8 @@ class OtherTokenizer(Tokenizer):
         self._specials = frozenset(int(token) for token in getattr(tokenizer, "all_special_ids", ()))
         self.special_tokens = {}
         template = getattr(tokenizer, "chat_template", None)
-        self.chat_template = template if isinstance(template, str) else None
+        named = {"default": template} if isinstance(template, str) else template
+        self.chat_templates, self._template_damage = dict(named) if isinstance(named, dict) else {}, ""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text."""

@@ -66,6 +66,9 @@ def startup_banner(
 def _request(backend: RemoteBackend) -> tuple[str, Any]:
     """Return an example request to a model: what its files say that it is for."""
     head = None if backend.tokenizer is None else backend.tokenizer.pooling_head
+    if head is None and backend.card.has_chat_template:
+        messages = [{"role": "user", "content": "Tell me a short story."}]
+        return "/v1/chat/completions", {"model": backend.name, "messages": messages, "max_tokens": 32}
     if head is None:
         return "/v1/completions", {"model": backend.name, "prompt": "Once upon a time", "max_tokens": 32}
     if head.pair_format or len(head.labels) == 1:

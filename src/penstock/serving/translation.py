@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.api_errors import RefusalError
 from penstock.engine.options import RequestOptions
 from penstock.engine.params import SamplingParams
-from penstock.errors import UnsupportedError
 from penstock.llm.backend import tokenizer_of
 from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.admission import deadline_s
@@ -196,8 +195,9 @@ async def chat_ids(
 ) -> list[int]:
     """Return the token ids of a conversation, and of the beginning of the assistant's message if it is asked for."""
     tokenizer = tokenizer_of(backend)
-    if tokenizer.chat_template is None:
-        raise UnsupportedError("This model has no chat template. Use /v1/completions.")
+    from penstock.text.chat_template import find_template
+
+    find_template(tokenizer)  # raises UnsupportedError before the messages are measured
     num_chars = sum(len(_text(message)) for message in messages)
     if num_chars > await _bound(backend, tokenizer, num_chars):
         raise _too_long(f"messages have {num_chars} characters", backend, "messages")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import HEAD_NAME, Checkpoint, stored_dtype
 from penstock.checkpoint.pooling.files import MODULE_FILE, POOLING_INPUTS, pooling_files
-from penstock.checkpoint.side_files import SIDE_FILES, read_small_file
+from penstock.checkpoint.side_files import SIDE_FILES, TEMPLATE_FILE, read_small_file, template_files
 from penstock.checkpoint.stored.tied_head import with_stored_head
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
@@ -59,10 +59,12 @@ def rank_bundle(rank: int | str) -> str:
 def kept_files(folder: Path) -> dict[str, bytes]:
     """Return the files of a checkpoint folder that a copy keeps beside its weights, by name.
 
-    Those of a module of sentence-transformers have its folder in their names.  Raises what ``pooling_files`` raises.
+    Those of a module of sentence-transformers and further chat templates have a folder in their names.  Raises what
+    ``pooling_files`` raises.
     """
     names = [name for name in _KEPT_FILES if (folder / name).exists()]
-    return {name: read_small_file(folder / name) for name in dict.fromkeys([*names, *pooling_files(folder)])}
+    names += [*template_files(folder), *pooling_files(folder)]
+    return {name: read_small_file(folder / name) for name in dict.fromkeys(names)}
 
 
 def is_sharded(folder: Path) -> bool:
@@ -224,7 +226,7 @@ class ShardedFolder:
     def check_sides(self) -> None:
         """Check the files beside the ranks against the manifest."""
         for name, checksum in self.manifest.sides.items():
-            if name not in _KEPT_FILES and MODULE_FILE.fullmatch(name) is None:
+            if name not in _KEPT_FILES and not any(form.fullmatch(name) for form in (MODULE_FILE, TEMPLATE_FILE)):
                 raise InvalidFileError(f"{MANIFEST}: sides: {show(name)} is not a file of a checkpoint", param="sides")
             if not (self.folder / name).exists():
                 raise InvalidFileError(f"{self.folder}: expected {name}, found no such file")

@@ -6,68 +6,84 @@ size, on every value that it builds, and on its time.
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 from jinja2.exceptions import SecurityError
 
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.text.template_sandbox import template_environment
+from penstock.text.template_sandbox import compiled_template, deadline, template_environment, template_error
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["TurnTokens", "check_messages", "encode_chat", "render_chat"]
+__all__ = ["TurnTokens", "check_messages", "encode_chat", "find_template", "render_chat"]
 
-MAX_TEMPLATE_CHARS: Final = 1 << 20
-MAX_SECONDS: Final = 5.0
-
-
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Raise SecurityError in this thread if the block takes longer; checked on every line that runs in it."""
-    end = time.monotonic() + seconds
-    before = sys.gettrace()
-
-    def watch(_frame: FrameType, _event: str, _argument: object) -> Any:
-        if time.monotonic() > end:
-            raise SecurityError(f"it takes longer than {seconds:g} s")
-        return watch
-
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+"""The names of a message's reasoning; the first one is what most templates read."""
+_CONTENTS: Final = ("content", "tool_calls", "function_call", *_REASONING)
+"""A message has at least one of these fields."""
+_TAIL_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+_UNUSABLE: Final = "invalid_chat_template"
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """Return messages as a list of dicts with a role.  An InvalidArgumentError names the message that is wrong."""
+    """Return messages as plain dicts with a role, without fields that are None.
+
+    A message may be an object of OpenAI's client or a dataclass.  An InvalidArgumentError names the message that is
+    wrong.
+    """
+    messages = getattr(messages, "messages", messages)
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise InvalidArgumentError(
             "messages must be a list of {'role': ..., 'content': ...} and not empty", param="messages"
         )
     checked = []
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+    for index, original in enumerate(messages):
+        message = plain_value(original)
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise InvalidArgumentError(
-                f"messages[{index}] must be an object with a role, not {message!r}", param="messages"
+                f"messages[{index}] must be an object with a role, not {original!r}", param="messages"
             )
-        if "content" not in message and "tool_calls" not in message:
+        if not any(name in message for name in _CONTENTS):
             raise InvalidArgumentError(
                 f"messages[{index}] has no content: it has {', '.join(map(repr, message))}", param="messages"
             )
-        if not isinstance(message.get("content"), (str, list, type(None))):
+        if not isinstance(message.get("content"), (str, list, tuple, dict, type(None))):
             raise InvalidArgumentError(
                 f"messages[{index}]: content must be a string, not {message['content']!r}", param="messages"
             )
-        checked.append(dict(message))
+        checked.append({name: value for name, value in message.items() if value is not None})
     return checked
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value as JSON has it, as transformers does: a template gets no objects with methods of their own."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    for kind in (str, int, float):  # of a subclass, such as an enumeration, only the value
+        if isinstance(value, kind):
+            return kind.__str__(value) if kind is str else kind(value)
+    if isinstance(value, Mapping):
+        return {plain_value(name): plain_value(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [plain_value(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if callable(dump := getattr(value, "model_dump", None)):
+        return plain_value(dump())
+    if callable(item := getattr(value, "item", None)) and type(value).__module__ == "numpy":
+        return plain_value(item())
+    return f"<{type(value).__name__}>"
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose reasoning has every name by which templates read it."""
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def render_chat(
@@ -76,38 +92,124 @@ def render_chat(
     special_tokens: Mapping[str, str],
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool | str = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the prompt that a template makes of messages.
+    """Return the prompt that a template makes of messages, the same as transformers' ``apply_chat_template``.
 
-    ``special_tokens`` maps "bos_token", "eos_token" and so on to their text.  Raises InvalidFileError if the template
-    is damaged or exceeds a limit, and InvalidArgumentError if it refuses the messages.
+    ``special_tokens`` maps "bos_token", "eos_token" and so on to their text.  ``continue_final_message`` leaves the
+    last message open, so that its content is continued; the name of another field instead of True continues that one.
+    ``tools`` are JSON schemas, ``documents`` have a title and a text, and ``variables`` are what else the template
+    reads.  Raises InvalidFileError if the template does not compile, and InvalidArgumentError if it refuses the
+    messages, cannot render them, or exceeds a limit.
     """
-    checked = check_messages(messages)
-    if len(template) > MAX_TEMPLATE_CHARS:
-        raise InvalidFileError(
-            f"chat template: expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}"
-        )
+    checked = [_with_reasoning(message) for message in check_messages(messages)]
+    field = "content" if continue_final_message is True else continue_final_message
+    tail = _mark_tail(checked, template, field, add_generation_prompt) if field else ""
+    values: dict[str, Any] = {**special_tokens, **plain_value(variables or {})}
+    values |= {
+        "messages": checked,
+        "tools": _checked_objects("tools", tools),
+        "documents": _checked_objects("documents", documents),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    if reason := template_error(template):
+        raise InvalidFileError(reason, param="messages", code=_UNUSABLE)
+    environment = template_environment()
     try:
-        with _deadline(MAX_SECONDS):
-            compiled = template_environment().from_string(template)
-            text = compiled.render(
-                {**special_tokens, "messages": checked, "add_generation_prompt": add_generation_prompt, "tools": None}
-            )
-    except jinja2.TemplateSyntaxError as error:
-        raise InvalidFileError(f"chat template: line {error.lineno}: {error.message}") from error
+        with deadline():
+            code, names = compiled_template(template), environment.make_globals(None)
+            text = environment.template_class.from_code(environment, code, names).render(values)
     except SecurityError as error:
-        raise InvalidFileError(f"chat template: {error}", param="messages") from error
+        raise InvalidArgumentError(
+            f"messages: the chat template exceeds a limit with them: {error}", param="messages"
+        ) from error
     except jinja2.TemplateError as error:
         raise InvalidArgumentError(f"messages: the chat template refuses them: {error}", param="messages") from error
     except Exception as error:  # the code of a template may raise any exception
-        raise InvalidFileError(f"chat template: {type(error).__name__}: {error}", param="messages") from error
-    return text
+        raise InvalidArgumentError(
+            f"messages: the chat template cannot render them: {type(error).__name__}: {error}", param="messages"
+        ) from error
+    return _cut_at_tail(text, tail) if field else text
 
 
-def _template(tokenizer: Tokenizer) -> str:
-    if tokenizer.chat_template is None:
-        raise UnsupportedError("This model has no chat template. Pass a plain prompt instead of messages.")
-    return tokenizer.chat_template
+def _checked_objects(name: str, values: Any) -> Any:
+    """Return tools or documents as plain dicts; None stays None."""
+    if values is None:
+        return None
+    plain = plain_value(values)
+    if not isinstance(plain, (list, tuple)) or not all(isinstance(value, dict) for value in plain):
+        raise InvalidArgumentError(f"{name}: expected a list of objects, got {values!r:.100}", param=name)
+    return plain
+
+
+def _mark_tail(messages: list[dict[str, Any]], template: str, field: str, add_generation_prompt: bool) -> str:
+    """Put a mark behind the text to continue in the last message, and return that text."""
+    if add_generation_prompt:
+        raise InvalidArgumentError(
+            "continue_final_message: expected false with add_generation_prompt, got true. Either an answer begins, or "
+            "the last message goes on.",
+            param="continue_final_message",
+        )
+    last = messages[-1]
+    value = last.get(field)
+    fields = [name for name in _REASONING if last.get(name) == value] if field in _REASONING else [field]
+    if not any(name in template for name in fields):
+        raise _cannot_continue(f"the chat template does not read {field!r:.40}")
+    if isinstance(value, list):
+        part = next((part for part in reversed(value) if isinstance(part, dict) and "text" in part), None)
+        if part is None or not isinstance(part["text"], str):
+            raise _cannot_continue("the last message has no text")
+        text = part["text"]
+        part["text"] = text + _TAIL_MARK
+        return str(text)
+    if not isinstance(value, str):
+        raise _cannot_continue(f"the last message has no {field!r:.40}")
+    for name in fields:
+        last[name] = value + _TAIL_MARK
+    return value
+
+
+def _cut_at_tail(text: str, tail: str) -> str:
+    """Return a rendered conversation up to the mark; white space before it goes if the template trims the message."""
+    mark = _TAIL_MARK.strip()
+    if tail.strip() not in text or mark not in text:
+        raise _cannot_continue("the chat template does not write the whole last message")
+    at = text.rindex(mark)
+    return text[:at] if text.startswith(_TAIL_MARK, at) else text[:at].rstrip()
+
+
+def _cannot_continue(reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"continue_final_message: expected a last message that can be continued: {reason}",
+        param="continue_final_message",
+    )
+
+
+def find_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str:
+    """Return the template for a conversation; with tools it is "tool_use" if the model has one of that name.
+
+    Raises UnsupportedError, with ``param`` "messages", if the model has none that can be used.
+    """
+    named = tokenizer.chat_templates
+    if has_tools and "tool_use" in named:
+        template: str | None = named["tool_use"]
+        reason = template_error(named["tool_use"])
+    else:
+        template, reason = tokenizer.chat_template, tokenizer.chat_template_error
+    if reason:
+        raise UnsupportedError(
+            f"messages: the model's chat template cannot be used ({reason}). Pass a plain prompt (/v1/completions).",
+            param="messages",
+            code=_UNUSABLE,
+        )
+    if template is None:
+        raise UnsupportedError(
+            "messages: this model has no chat template. Pass a plain prompt (/v1/completions).", param="messages"
+        )
+    return template
 
 
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -115,7 +217,7 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> 
 
     Raises UnsupportedError if the model has no template, and the errors of ``render_chat``.
     """
-    text = render_chat(_template(tokenizer), messages, tokenizer.special_tokens)
+    text = render_chat(find_template(tokenizer), messages, tokenizer.special_tokens)
     return tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -135,7 +237,7 @@ class TurnTokens:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._template = _template(tokenizer)
+        self._template = find_template(tokenizer)
         self._last_prompt: tuple[str, list[int]] = ("", [])
         self._known: tuple[str, list[int], list[int]] = ("", [], [])  # text of a prompt, its ids, ids of the answer
 

@@ -45,7 +45,9 @@ def encode_pair(
             return YES_NO_PROMPT.format(instruction=chosen or YES_NO_INSTRUCTION, query=query, document=text)
         if tokenizer.chat_template is None:
             raise UnsupportedError(
-                "The reranker has no chat template, which says how it reads a query and a document.", param="model"
+                "The reranker has no chat template that can be used, which says how it reads a query and a document. "
+                f"{tokenizer.chat_template_error}",
+                param="model",
             )
         from penstock.text.chat_template import render_chat
 

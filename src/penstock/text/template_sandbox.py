@@ -10,22 +10,30 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import jinja2
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
-from jinja2.ext import loopcontrols
-from jinja2.filters import FILTERS, do_indent
-from jinja2.runtime import str_join
+from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import FILTERS, do_indent, make_attrgetter, sync_do_slice
+from jinja2.parser import Parser
+from jinja2.runtime import Macro, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, pass_environment
 
-__all__ = ["template_environment"]
+__all__ = ["compiled_template", "deadline", "template_environment", "template_error"]
 
+MAX_SECONDS: Final = 5.0
+"""Limit on the time of one rendering."""
+MAX_TEMPLATE_CHARS: Final = 1 << 20
 MAX_OUTPUT_CHARS: Final = 16 << 20
 """Limit on the length of a string, or of all strings in a container."""
 MAX_TOTAL_CHARS: Final = 1 << 29
@@ -34,27 +42,18 @@ MAX_ITEMS: Final = 1 << 17
 MAX_BITS: Final = 1024
 MAX_SEARCH: Final = 1 << 30
 """Limit on the steps of a search that compares every position of one string with all of another."""
+MAX_LAYOUT_CHARS: Final = 1 << 20
+"""Limit on the strings that the filters urlize and wordwrap lay out with regular expressions."""
 
 _DIGITS: Final = re.compile(r"\d{5,}")
 _STARRED: Final = re.compile(r"%[#0\- +\d.]*\*")
 _NESTED: Final = re.compile(r"\{[^{}]*\{")
-_REFUSED_FILTERS: Final = (
-    "batch",
-    "center",
-    "filesizeformat",
-    "format",
-    "pprint",
-    "slice",
-    "urlize",
-    "wordwrap",
-    "xmlattr",
-)
 _TEXT_METHODS: Final = frozenset((
-    "capitalize", "casefold", "center", "count", "endswith", "find", "format", "format_map", "index", "isalnum",
-    "isalpha", "isascii", "isdecimal", "isdigit", "islower", "isnumeric", "isprintable", "isspace", "istitle",
-    "isupper", "join", "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind",
-    "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase",
-    "title", "upper", "zfill",
+    "capitalize", "casefold", "center", "count", "endswith", "expandtabs", "find", "format", "format_map", "index",
+    "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable",
+    "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "partition", "removeprefix", "removesuffix",
+    "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith",
+    "strip", "swapcase", "title", "upper", "zfill",
 ))  # fmt: skip
 _SEARCHES: Final = frozenset(("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"))
 
@@ -191,6 +190,8 @@ def _check_method(owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str
         raise SecurityError(f"it calls str.{name}")
     if name in ("center", "ljust", "rjust", "zfill") and isinstance(first, int):
         _bounded(first)
+    elif name == "expandtabs":
+        _check_tabs(owner, *args, **kwargs)
     elif name in ("format", "format_map"):
         if _DIGITS.search(owner) or _NESTED.search(owner.replace("{{", "")):
             raise SecurityError("it formats with a width that is too large")
@@ -206,6 +207,10 @@ def _check_method(owner: str, name: str, args: tuple[Any, ...], kwargs: dict[str
     return args
 
 
+def _check_tabs(text: str, tabsize: int = 8) -> None:
+    _bounded(len(text) + text.count("\t") * max(0, tabsize))
+
+
 def _check_search(text: str, other: object) -> None:
     if isinstance(other, str) and len(text) * len(other) > MAX_SEARCH:
         raise SecurityError("it searches for a string that is too long")
@@ -215,59 +220,158 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(str(message))
 
 
-def _strftime_now(pattern: str) -> str:
-    if len(pattern) > 1000:
+def _strftime_now(format: str) -> str:
+    if len(format) > 1000:
         raise SecurityError("strftime_now: expected at most 1000 characters")
-    return datetime.now().strftime(pattern)
+    return datetime.now().strftime(format)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 64):
-        raise SecurityError("tojson: indent must be from 0 to 64")
-    unknown = set(options) - {"separators", "sort_keys"}
-    if unknown:
-        raise jinja2.TemplateError(f"tojson has no option {sorted(unknown)[0]!r}")
-    if _measure(options.get("separators")) > 64:
+class _Dict:
+    """The global ``dict``: what a template can reach of Python's own class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """The global ``namespace``; as in transformers, no name in it begins with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that namespace(self=...) is allowed
+        self, *rest = args
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a name in a namespace must not begin with an underscore: {name!r:.60}")
+
+
+class _Generation(Extension):
+    """The tag ``generation`` around the answers of a conversation.
+
+    Training reads from it which tokens an assistant wrote.  Its text is that of its body, in a scope of its own.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's attribute
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("body_text"), [], [], body).set_lineno(line)
+
+    def body_text(self, caller: Macro) -> str:
+        """Return the text of the body."""
+        return str(caller())
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: Sequence[str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    if not (isinstance(width, int) and width <= 64):
+        raise SecurityError("tojson: indent must be at most 64")
+    if _measure(separators) > 64:
         raise SecurityError("tojson: separators must be short")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+    pair = None if separators is None else (separators[0], separators[1])
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
 
 
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise SecurityError(f"the filter {name!r} is not allowed")
-
-    return refuse
-
-
-def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
-    text = str(text)
+def _replace(s: Any, old: Any, new: Any, count: int | None = None) -> str:
+    text, old, new = str(s), str(old), str(new)
     _check_method(text, "replace", (old, new), {})
-    return str(text.replace(old, new, -1 if count is None else count))
+    return text.replace(old, new, -1 if count is None else count)
 
 
-def _join_filter(values: Iterable[Any], separator: str = "", attribute: str | int | None = None) -> str:
-    parts = [str(v if attribute is None else v[attribute]) for v in values]
-    _check_method(separator, "join", (parts,), {})
-    return str(separator.join(parts))
+@pass_environment
+def _join_filter(
+    environment: jinja2.Environment, value: Iterable[Any], d: Any = "", attribute: str | int | None = None
+) -> str:
+    parts = map(str, value if attribute is None else map(make_attrgetter(environment, attribute), value))
+    (pieces,) = _check_method(str(d), "join", (parts,), {})
+    return str(d).join(pieces)
 
 
-def _indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    text = str(text)
+def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    text = str(s)
     margin = width if isinstance(width, int) else len(width)
     _bounded(len(text) + (text.count("\n") + 1) * margin)
     return str(do_indent(text, width, first, blank))
 
 
-def _trim(text: Any, chars: str | None = None) -> str:
-    text = str(text)
+def _trim(value: Any, chars: str | None = None) -> str:
+    text = str(value)
     _check_search(text, chars)
-    return str(text.strip(chars))
+    return text.strip(chars)
 
 
 def _round(value: float, precision: int = 0, method: str = "common") -> Any:
     if not -100 <= precision <= 100:
         raise SecurityError("round: precision must be from -100 to 100")
     return FILTERS["round"](value, precision, method)
+
+
+def _format(value: Any, *args: Any, **kwargs: Any) -> str:
+    _check_percent(str(value), _measure((*args, *kwargs.values())))
+    return str(FILTERS["format"](str(value), *args, **kwargs))
+
+
+def _center(value: Any, width: int = 80) -> str:
+    _bounded(width)
+    return str(value).center(width)
+
+
+def _slice(value: Iterable[Any], slices: int, fill_with: Any = None) -> list[list[Any]]:
+    items = list(value)
+    _bounded_items(len(items) + slices)
+    return list(sync_do_slice(items, slices, fill_with))
+
+
+def _batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> list[list[Any]]:
+    items = list(value)
+    _bounded_items(len(items) + (0 if fill_with is None else linecount))
+    return list(FILTERS["batch"](items, linecount, fill_with))
+
+
+@pass_environment
+def _wordwrap(
+    environment: Any,
+    s: Any,
+    width: int = 79,
+    break_long_words: bool = True,
+    wrapstring: str | None = None,
+    break_on_hyphens: bool = True,
+) -> str:
+    text = str(s)
+    _bounded_layout(text)
+    _bounded(len(text) * (1 + len(wrapstring or "")))
+    return str(FILTERS["wordwrap"](environment, text, width, break_long_words, wrapstring, break_on_hyphens))
+
+
+@functools.wraps(FILTERS["urlize"])
+def _urlize(context: Any, value: Any, *args: Any, **kwargs: Any) -> str:
+    text, others = str(value), _measure((*args, *kwargs.values()))
+    _bounded_layout(text)
+    _bounded(len(text) * (64 + others))
+    return str(FILTERS["urlize"](context, text, *args, **kwargs))
+
+
+def _bounded_layout(text: str) -> None:
+    if len(text) > MAX_LAYOUT_CHARS:
+        raise SecurityError(f"it lays out a string of more than {MAX_LAYOUT_CHARS} characters")
 
 
 def _measured(environment: _Environment, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,16 +391,59 @@ def _sum(environment: Any, iterable: Any, attribute: Any = None, start: Any = 0)
     return FILTERS["sum"](environment, iterable, attribute, start)
 
 
+_OWN_FILTERS: Final[dict[str, Callable[..., Any]]] = {
+    "batch": _batch, "center": _center, "format": _format, "indent": _indent, "join": _join_filter,
+    "replace": _replace, "round": _round, "slice": _slice, "sum": _sum, "tojson": _tojson, "trim": _trim,
+    "urlize": _urlize, "wordwrap": _wordwrap,
+}  # fmt: skip
+
+
 def template_environment() -> jinja2.Environment:
-    """Return a new environment for one rendering."""
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    own = {"tojson": _tojson, "replace": _replace, "indent": _indent, "join": _join_filter, "trim": _trim,
-           "round": _round, "sum": _sum}  # fmt: skip
-    for name, function in {**environment.filters, **own}.items():
+    """Return a new environment for one rendering, with the tags, filters and globals that transformers has."""
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    for name, function in {**environment.filters, **_OWN_FILTERS}.items():
         environment.filters[name] = _measured(environment, function)
-    for name in _REFUSED_FILTERS:
-        environment.filters[name] = _refused(name)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
     environment.globals.pop("lipsum", None)
     return environment
+
+
+@contextmanager
+def deadline() -> Iterator[None]:
+    """Raise SecurityError in this thread if the block takes too long; checked on every line that runs in it."""
+    end = time.monotonic() + MAX_SECONDS
+    before = sys.gettrace()
+
+    def watch(_frame: FrameType, _event: str, _argument: object) -> Any:
+        if time.monotonic() > end:
+            raise SecurityError(f"it takes longer than {MAX_SECONDS:g} s")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@functools.lru_cache(maxsize=32)
+def compiled_template(template: str) -> CodeType:
+    """Return the code of a template, for any environment of ``template_environment``."""
+    if len(template) > MAX_TEMPLATE_CHARS:
+        raise SecurityError(f"expected at most {MAX_TEMPLATE_CHARS} characters, found {len(template)}")
+    return template_environment().compile(template)
+
+
+def template_error(template: str) -> str:
+    """Return why a template does not compile; "" if it does."""
+    try:
+        with deadline():
+            compiled_template(template)
+    except jinja2.TemplateSyntaxError as error:
+        return f"chat template: line {error.lineno}: {error.message}"
+    except Exception as error:  # any exception of the compilers of jinja2 and of Python
+        return f"chat template: {error}"
+    return ""

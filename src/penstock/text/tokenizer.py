@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from penstock.checkpoint.generation import find_chat_template, read_tokenizer_config
+from penstock.checkpoint.generation import read_chat_templates, read_tokenizer_config
 from penstock.checkpoint.pooling.head import PoolingHead, read_pooling_head
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
+from penstock.config import show
 from penstock.core import tokenizer as core_tokenizer
-from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from penstock.text.pairs import PairTemplate, read_pair_template
 from penstock.validation import listed_token_ids, missing_attribute, wrong_type
@@ -62,8 +63,28 @@ class Tokenizer:
         if compiled is None:
             self._library.open()
         self.special_tokens = read_tokenizer_config(files).special_tokens
-        self.chat_template = find_chat_template(files)
+        self.chat_templates, self._template_damage = _chat_templates(files)
         self.pooling_head = read_pooling_head(files)
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The chat template; None if the model has none, or none that can be used."""
+        return None if self.chat_template_error else self.chat_templates.get("default")
+
+    @cached_property
+    def chat_template_error(self) -> str:
+        """Why the model's chat templates cannot be used; "" if they can, or if it has none.
+
+        A model with such a template completes plain text.
+        """
+        from penstock.text.template_sandbox import template_error
+
+        if self._template_damage or not self.chat_templates:
+            return self._template_damage
+        if "default" not in self.chat_templates:
+            names = ", ".join(map(show, sorted(self.chat_templates)))
+            return f"chat template: expected one named 'default', found {names}"
+        return template_error(self.chat_templates["default"])
 
     @cached_property
     def _library(self) -> TokenizerProcess:
@@ -154,6 +175,14 @@ class Tokenizer:
 
         def __getattr__(self, name: str) -> Any:
             raise missing_attribute("Tokenizer", name, dir(type(self)), _HINTS)
+
+
+def _chat_templates(files: Mapping[str, bytes | memoryview]) -> tuple[dict[str, str], str]:
+    """Return the chat templates by name, and why they cannot be read; a request for plain text needs none of them."""
+    try:
+        return read_chat_templates(files), ""
+    except InvalidFileError as error:
+        return {}, str(error)
 
 
 def _open_compiled(files: Mapping[str, bytes | memoryview]) -> core_tokenizer.Tokenizer | None:

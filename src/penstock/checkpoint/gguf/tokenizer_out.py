@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from penstock.checkpoint.generation import read_chat_templates
 from penstock.checkpoint.gguf.split_patterns import pre_tokenizer_name
 from penstock.checkpoint.gguf.vocab import TokenType
 from penstock.config import parse_object, show
@@ -54,7 +55,7 @@ def tokenizer_metadata(files: Mapping[str, bytes], vocab_size: int) -> dict[str,
         text = config.get(role)
         text = text.get("content") if isinstance(text, dict) else text
         result[f"tokenizer.ggml.add_{key}_token"] = text in around
-    return result | _template(files, config)
+    return result | _template(files)
 
 
 def _tokens(data: Mapping[str, Any], model: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
@@ -115,16 +116,9 @@ def _added_around(data: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _template(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, Any]:
+def _template(files: Mapping[str, bytes]) -> dict[str, str]:
     """Return the chat template, or all of them by their names."""
-    if "chat_template.jinja" in files:
-        return {"tokenizer.chat_template": files["chat_template.jinja"].decode()}
-    template = config.get("chat_template")
-    if isinstance(template, str):
-        return {"tokenizer.chat_template": template}
-    if not isinstance(template, list):
-        return {}
     return {
-        "tokenizer.chat_template" + ("" if one["name"] == "default" else f".{one['name']}"): one["template"]
-        for one in template
+        "tokenizer.chat_template" + ("" if name == "default" else f".{name}"): template
+        for name, template in read_chat_templates(files).items()
     }

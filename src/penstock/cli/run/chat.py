@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         print(session.banner(name), file=sys.stderr)
         while (message := messages.read()) is not None:
             try:
-                if message.startswith("/"):
+                if session.is_command(message):
                     if not session.command(message):
                         break
                 elif message.strip():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.progress import format_seconds, printable
-from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.text.terminal import write_text
+from penstock.cli.run.word_wrap import AnswerWriter
+from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.validation import nearest
 from penstock.version import __version__
 
@@ -23,18 +26,24 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatSession", "note"]
 
-_HELP: Final = """/set NAME VALUE   set a sampling field (/set temperature 0.7); without VALUE: back to its default;
-                  without NAME: list the fields
-/settings         show the sampling fields that are set, and how full the context is
-/system TEXT      start a new conversation with a system message; without TEXT: with none
-/clear, /new      start a new conversation with the same system message
-/undo             remove the last message and its answer
-/retry            answer the last message again
-/save FILE        write the conversation to a JSON file
-/load FILE        continue a conversation from a file of /save
-/exit             leave (so does Ctrl-D)
-A line that ends in \\ continues on the next line. To enter several lines, put \"\"\" on a line before and after them.
+_COMMANDS: Final = (
+    ("/set NAME VALUE", "set a sampling field (/set temperature 0.7); without VALUE: back to its default;\n"
+                        "without NAME: list the fields"),
+    ("/settings", "show the sampling fields that are set, and how full the context is"),
+    ("/system TEXT", "start a new conversation with a system message; without TEXT: with none"),
+    ("/clear, /new", "start a new conversation with the same system message"),
+    ("/undo", "remove the last message and its answer"),
+    ("/retry", "answer the last message again"),
+    ("/save FILE", "write the conversation to a JSON file"),
+    ("/load FILE", "continue a conversation from a file of /save"),
+    ("/exit", "leave (so does Ctrl-D)"),
+)  # fmt: skip
+_OF_CONVERSATIONS: Final = ("system", "clear", "new", "reset", "undo", "save", "load")
+"""The commands that only a model with a chat template has."""
+_KEYS: Final = """A line that ends in \\ continues on the next line. To enter several lines, put \"\"\" on a line before
+and after them, or paste them: a paste is one message.
 Ctrl-C stops an answer and keeps the text so far; a second Ctrl-C leaves."""
+_LEAVE: Final = ("exit", "quit", "bye")
 _UNSHOWN: Final = ("echo", "logprobs", "prompt_logprobs")
 _ANSWER_TOKENS: Final = 1024
 """The longest answer where neither the user nor the model says another length."""
@@ -54,8 +63,10 @@ class ChatSession:
         self._settings = dict(settings)
         self._system = ""
         self._text = ""  # the last text to complete
+        self._answer = ""  # the last answer
         self._num_tokens = 0
-        self._own_files: set[Path] = set()
+        self._own_files: dict[Path, int] = {}  # of /save and /load, with their time of change
+        self._writer = AnswerWriter()
         self.was_interrupted = False
         self._begin(system)
 
@@ -70,7 +81,12 @@ class ChatSession:
             f"Answers of up to {self._answer_tokens():,} tokens. /help lists the commands; Ctrl-D leaves.",
         ]
         if not self._has_template:
-            lines.append("The model has no chat template. It completes your text.")
+            state = (
+                "'s chat template cannot be used"
+                if self._llm.tokenizer.chat_template_error
+                else " has no chat template"
+            )
+            lines.append(f"The model{state}. It completes your text.")
         return printable("\n".join(lines), keep="\n")
 
     def _answer_tokens(self) -> int:
@@ -111,24 +127,24 @@ class ChatSession:
     def say(self, message: str) -> None:
         """Answer a message; without a chat template, complete it as text."""
         if self._conversation is not None:
-            self._show(self._conversation.stream(message, self._params()))
+            self._answer = self._show(self._conversation.stream(message, self._params())).text
         else:
-            self._show(self._llm.stream(message, self._params()))
+            self._answer = self._show(self._llm.stream(message, self._params())).text
             self._text = message
 
-    def _show(self, stream: Stream | Turn) -> None:
+    def _show(self, stream: Stream | Turn) -> Result:
         """Write an answer as it is generated; an answer that fails leaves the conversation unchanged."""
         before = self._conversation.num_dropped if self._conversation is not None else 0
         self.was_interrupted = False
         try:
             for delta in stream:
-                write_text(delta.text)
+                self._writer.write(delta.text)
         except KeyboardInterrupt:
             stream.abort()
             self.was_interrupted = True
-            write_text(" ...")
+            self._writer.write(" ...")
         finally:
-            write_text("\n")
+            self._writer.write("\n")
         result = stream.result()
         self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)
         note(self._figures(result))
@@ -137,6 +153,7 @@ class ChatSession:
             note(f"The context was full. The {dropped} at the beginning of the conversation were dropped.")
         if result.finish_reason == "length":
             note(self._why_cut())
+        return result
 
     def _figures(self, result: Result) -> str:
         timings, count, max_len = result.timings, len(result.token_ids), self._llm.engine.max_len
@@ -152,15 +169,32 @@ class ChatSession:
             f"The context of {self._llm.engine.max_len:,} tokens is full.{' /clear empties it.' * self._has_template}"
         )
 
+    def is_command(self, message: str) -> bool:
+        """Return True for a command; the first of several lines, which may be pasted code, must have a known name."""
+        if not message.startswith("/") or "\n" not in message:
+            return message.startswith("/")
+        return _split_command(message)[0] in (*self._commands(""), *_LEAVE)
+
     def command(self, line: str) -> bool:
         """Run a command; return False to leave."""
-        name, _, argument = line[1:].strip().partition(" ")
-        argument = argument.strip()
-        if name in ("exit", "quit", "bye"):
+        name, argument = _split_command(line)
+        if name in _LEAVE:
             return False
-        commands: dict[str, Callable[[], None]] = {
-            "help": lambda: note(_HELP),
-            "?": lambda: note(_HELP),
+        commands = self._commands(argument)
+        if name not in commands:
+            from penstock.sampling_fields import FIELD_NAMES
+
+            known = (name for name in commands if self._has_template or name not in _OF_CONVERSATIONS)
+            near = f"set {name}" if name in FIELD_NAMES else nearest(name, [*known, "exit"])
+            hint = f"did you mean /{near}?" if near else "/help lists the commands"
+            raise InvalidArgumentError(f"unknown command /{name}; {hint}")
+        commands[name]()
+        return True
+
+    def _commands(self, argument: str) -> dict[str, Callable[[], None]]:
+        return {
+            "help": self._show_help,
+            "?": self._show_help,
             "settings": self._show_settings,
             "set": lambda: (
                 self._set(*argument.replace("=", " ", 1).partition(" ")[::2]) if argument else self._show_fields()
@@ -172,14 +206,14 @@ class ChatSession:
             "save": lambda: self._save(argument),
             "load": lambda: self._load(argument),
         }
-        if name not in commands:
-            from penstock.sampling_fields import FIELD_NAMES
 
-            near = f"set {name}" if name in FIELD_NAMES else nearest(name, [*commands, "exit"])
-            hint = f"did you mean /{near}?" if near else "/help lists the commands"
-            raise InvalidArgumentError(f"unknown command /{name}; {hint}")
-        commands[name]()
-        return True
+    def _show_help(self) -> None:
+        """List the commands that the model has."""
+        rows = []
+        for form, text in _COMMANDS:
+            if self._has_template or form[1:].split(",")[0].split()[0] not in _OF_CONVERSATIONS:
+                rows += [f"{head:<17} {line}" for head, line in zip_longest([form], text.split("\n"), fillvalue="")]
+        note("\n".join([*rows, _KEYS]))
 
     def _show_settings(self) -> None:
         listed = ", ".join(f"{key} {value}" for key, value in self._settings.items()) or "the model's defaults"
@@ -191,12 +225,24 @@ class ChatSession:
         note("\n".join(f"{row.name:<26} {row.help}" for row in SAMPLING_FIELDS if row.name not in _UNSHOWN))
 
     def _retry(self) -> None:
+        before = self._answer
         if self._conversation is not None:
-            self._show(self._conversation.retry(self._params()))
+            self._answer = self._show(self._conversation.retry(self._params())).text
         elif self._text:
             self.say(self._text)
         else:
             raise InvalidArgumentError("/retry: there is no answer yet")
+        if self._answer == before and (reason := self._why_equal()):
+            note(f"The answer is the same as before: {reason}")
+
+    def _why_equal(self) -> str:
+        """Return why an answer that is generated again is the same; "" if it may differ."""
+        temperature = self._settings.get("temperature")
+        if (self._llm.generation.temperature if temperature is None else temperature) == 0:
+            return "temperature 0 always chooses the likeliest token. /set temperature 0.7 varies it."
+        if self._settings.get("seed") is not None:
+            return f"seed {self._settings['seed']} repeats the choices. /set seed takes a new one each time."
+        return ""
 
     def _undo(self) -> None:
         messages = self._chat("/undo").messages
@@ -209,18 +255,23 @@ class ChatSession:
     def _save(self, name: str) -> None:
         messages = self._chat("/save").messages
         path = _file("/save", name)
-        if path.exists() and path not in self._own_files:
-            raise InvalidArgumentError(f"/save: {path} exists already and was not changed")
+        is_replaced = path.exists()
+        if is_replaced and path.stat().st_mtime_ns != self._own_files.get(path):
+            raise InvalidArgumentError(f"/save: {path} exists already and was not changed. Choose another name.")
         text = json.dumps({"messages": messages, "sampling": self._settings}, ensure_ascii=False, indent=1)
-        path.write_text(f"{text}\n", encoding="utf-8")
-        self._own_files.add(path)
-        note(f"Saved {_count(len(messages), 'message')} to {path}.")
+        with _named("/save", path):
+            _write_whole(path, f"{text}\n".encode())
+            self._own_files[path] = path.stat().st_mtime_ns
+        old = ", in place of what this chat saved or loaded there" * is_replaced
+        note(f"Saved {_count(len(messages), 'message')} to {path}{old}.")
 
     def _load(self, name: str) -> None:
         self._chat("/load")
         path = _file("/load", name)
+        with _named("/load", path):
+            content, changed_ns = path.read_bytes(), path.stat().st_mtime_ns
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(content)
             messages, settings = data["messages"], data.get("sampling", {})
             system = next((str(message["content"]) for message in messages if message["role"] == "system"), "")
             settings = {str(key): value for key, value in settings.items()}
@@ -229,7 +280,8 @@ class ChatSession:
         self._check(settings)
         self._open(messages)
         self._settings, self._system = settings, system
-        self._own_files.add(path)
+        self._own_files[path] = changed_ns
+        self._answer = next((str(message["content"]) for message in messages[-1:]), "")
         note(f"Loaded {_count(len(messages), 'message')} from {path}.")
 
     def _set(self, name: str, value: str) -> None:
@@ -259,6 +311,32 @@ class ChatSession:
         if settings.get("n", 1) != 1 or settings.get("best_of", 1) != 1:
             raise InvalidArgumentError("n and best_of must be 1 in a chat")
         SamplingParams(**settings)
+
+
+def _split_command(line: str) -> tuple[str, str]:
+    """Return the name of a command and its argument."""
+    words = line[1:].split(maxsplit=1)
+    return words[0] if words else "", words[1].strip() if len(words) > 1 else ""
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a file at once, so that a full disk leaves the earlier one as it was."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(data)
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _named(command: str, path: Path) -> Iterator[None]:
+    """Name the command and the file in what the operating system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise FileAccessError(f"{command}: {path}: {error.strerror or error}") from None
 
 
 def _file(command: str, name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from contextlib import suppress
 from types import TracebackType
@@ -25,6 +26,7 @@ class MessageInput:
         self._readline: Any = None
         self._keeps_history = keeps_history
         self._num_kept = 0
+        self._has_paste_marks = False
         self._is_terminal = sys.stdin.isatty()
 
     def __enter__(self) -> MessageInput:
@@ -33,6 +35,9 @@ class MessageInput:
                 import readline
 
                 self._readline = readline
+                if "libedit" not in (readline.__doc__ or ""):  # Python turns it off for its own prompt
+                    readline.parse_and_bind("set enable-bracketed-paste on")
+                    self._has_paste_marks = True
                 self._open_history()
         return self
 
@@ -64,7 +69,7 @@ class MessageInput:
         self._num_kept = self._readline.get_current_history_length()
 
     def read(self) -> str | None:
-        """Return a line, lines joined by a backslash, or the lines between triple quotes; None at the end.
+        """Return a line, a paste, lines joined by a backslash, or the lines between triple quotes; None at the end.
 
         Ctrl-C discards the message being typed; on an empty line, or after an interrupted answer, it leaves.
         """
@@ -89,8 +94,11 @@ class MessageInput:
         line = self._read_line("> ")
         if line.strip() == _QUOTES:
             lines: list[str] = []
-            while (more := self._read_more()) is not None and more.strip() != _QUOTES:
-                lines.append(more)
+            while (more := self._read_more()) is not None:
+                lines += more.split("\n")
+                if lines[-1].strip() == _QUOTES:
+                    lines.pop()
+                    break
             return "\n".join(lines)
         parts = [line]
         while parts[-1].endswith("\\"):
@@ -101,10 +109,23 @@ class MessageInput:
         return "\n".join(parts)
 
     def _read_line(self, prompt: str) -> str:
-        """Return a line without its newline; EOFError at the end of the input."""
+        """Return a line without its newline, or all lines of a paste; EOFError at the end of the input.
+
+        GNU readline knows a paste by the marks that a terminal puts around it.  Without them, lines that are there
+        already when a line ends are a paste.
+        """
+        lines = [self._input(prompt)]
+        while self._is_terminal and not self._has_paste_marks and _has_input():
+            try:
+                lines.append(self._input(""))
+            except EOFError:
+                break
+        return "\n".join(lines).strip("\n") if len(lines) > 1 or "\n" in lines[0] else lines[0]
+
+    def _input(self, prompt: str) -> str:
         if self._readline is not None:
             return input(prompt)
-        if self._is_terminal:
+        if self._is_terminal and prompt:
             print(prompt, end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         if not line:
@@ -119,3 +140,8 @@ class MessageInput:
             if self._is_terminal:
                 raise
             return None
+
+
+def _has_input() -> bool:
+    """Return True if a terminal has a further line already."""
+    return bool(select.select([sys.stdin], [], [], 0)[0])

@@ -92,7 +92,12 @@ def run(args: argparse.Namespace) -> int:
     with open_llm(args, 1, args.mode) as llm:
         load_s = time.perf_counter() - start - llm.populate_s - llm.verify_s
         if args.chat and llm.tokenizer.chat_template is None:
-            raise InvalidArgumentError("--chat: the model has no chat template; pass a plain prompt to continue")
+            reason = llm.tokenizer.chat_template_error
+            raise InvalidArgumentError(
+                "--chat: the model has no chat template that can be used; pass a plain prompt to continue"
+                f"{reason and f' ({reason})'}",
+                param="chat",
+            )
         prompt = llm.chat_prompt([{"role": "user", "content": prompt_text}]) if args.chat else prompt_text
         stream = llm.stream(prompt, params, RequestOptions(truncate_prompt=args.truncate_prompt))
         if sys.stdout.isatty() and not args.json and not args.chat:

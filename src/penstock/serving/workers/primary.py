@@ -359,6 +359,7 @@ class Primary:
         tokenizer = self._tokenizers.get(key.digest())
         if tokenizer is None:
             tokenizer = self._tokenizers[key.digest()] = Tokenizer(files)
+            tokenizer.chat_template  # noqa: B018 - compiled here, not by the first request
         return tokenizer
 
 

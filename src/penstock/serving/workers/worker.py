@@ -22,6 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from penstock.checkpoint.generation import ADDITIONAL_TEMPLATES
 from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
@@ -67,7 +68,8 @@ CONNECT_S: Final = 10.0
 
 _EXIT_S: Final = 5.0
 TEXT_FILES: Final = (
-    "tokenizer.json", "tokenizer.bin", "tokenizer_config.json", "chat_template.jinja", POOLING_FILE
+    "tokenizer.json", "tokenizer.bin", "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
+    ADDITIONAL_TEMPLATES, POOLING_FILE,
 )  # fmt: skip
 """The files with which the primary turns text into token ids."""
 
