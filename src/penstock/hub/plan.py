@@ -13,7 +13,7 @@ from penstock.hub.allowed_files import choose_files, choose_gguf
 from penstock.hub.downloaded import INCOMPLETE, cache_folder, repository_folder
 from penstock.hub.memory_need import SMALLEST_SCHEME, ModelShape, memory_need
 from penstock.hub.names import ModelName
-from penstock.hub.remote import RemoteFile, RemoteModel, fetch_listing, fetch_small
+from penstock.hub.remote import RemoteFile, RemoteModel, complete_files, fetch_listing, fetch_small
 from penstock.models.families import built_in_families
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.machine import memory
@@ -48,12 +48,17 @@ class DownloadPlan:
         """The bytes to download; the received part of an interrupted file does not count."""
         return sum(file.num_bytes - self.present_bytes(file) for file in self.files)
 
+    @property
+    def num_by_etag(self) -> int:
+        """The number of files without a digest in the hub's listing, which are verified by their ETag."""
+        return sum(file.by_etag for file in self.files)
+
     def present_bytes(self, file: RemoteFile) -> int:
         """Return how many bytes of a file are on this machine."""
-        for path in (self.blobs / file.digest, self.blobs / f"{file.digest}{INCOMPLETE}"):
-            if path.exists():
-                return min(path.stat().st_size, file.num_bytes)
-        return 0
+        blob, part = self.blobs / file.digest, self.blobs / f"{file.digest}{INCOMPLETE}"
+        if blob.is_file() and blob.stat().st_size == file.num_bytes:
+            return file.num_bytes
+        return min(part.stat().st_size, file.num_bytes) if part.is_file() else 0
 
 
 def plan_download(name: ModelName) -> DownloadPlan:
@@ -62,7 +67,7 @@ def plan_download(name: ModelName) -> DownloadPlan:
     Raises what ``fetch_listing`` and ``choose_files`` raise.
     """
     model = fetch_listing(name)
-    files = choose_files(model)
+    files = complete_files(model, choose_files(model))
     config = ConfigReader.parse(fetch_small(model, "config.json"), "config.json")
     weights = sum(file.num_bytes for file in files if file.name.endswith(".safetensors"))
     shape = ModelShape.of(config, weights) if config.optional_str("model_type") in built_in_families() else None
@@ -72,7 +77,7 @@ def plan_download(name: ModelName) -> DownloadPlan:
 def plan_gguf(name: ModelName, file: str) -> DownloadPlan:
     """Ask the hub for one GGUF file, or the files that its model is split into; errors as in ``plan_download``."""
     model = fetch_listing(name)
-    return DownloadPlan(model, choose_gguf(model, file))
+    return DownloadPlan(model, complete_files(model, choose_gguf(model, file)))
 
 
 def check_family(plan: DownloadPlan) -> None:
