@@ -62,8 +62,8 @@ def decode_listing(name: ModelName, data: bytes, content_type: str = "") -> Remo
         raise _error(name, "", "expected a listing in JSON, got too many levels of nesting") from None
     except (msgspec.MsgspecError, UnicodeError) as error:
         place = _PLACE.match(str(error))
-        reason, field = (place[1], place[2]) if place else (str(error), "")
-        raise _error(name, field, f"expected a listing in JSON: {reason[:1].lower()}{reason[1:]}") from None
+        reason, field = (place[1], place[2]) if place else (f"Expected a listing in JSON: {error}", "")
+        raise _error(name, field, f"{reason[:1].lower()}{reason[1:]}") from None
     if not COMMIT.fullmatch(listing.sha):
         raise _error(name, "sha", f"expected a commit of 40 hexadecimal digits, got {show(listing.sha)}")
     files: dict[str, RemoteFile] = {}

@@ -25,8 +25,10 @@ from penstock.hub.transfer_errors import endpoint, network_error, refusal
 
 __all__ = ["Sink", "Transfer", "is_redirect", "open_transfer", "receive"]
 
-_HEAD_S: Final = 60.0
+_HEAD_S: Final = 30.0
 """Limit in seconds on the time from a request to the end of the response's headers."""
+_SILENCE_S: Final = 20.0
+"""Seconds without a byte after which a connection is given up; ``HF_HUB_DOWNLOAD_TIMEOUT`` may be longer."""
 _WINDOW_S: Final = 20.0
 _MIN_RATE: Final = 1000
 """Bytes per second that must arrive on average over each ``_WINDOW_S`` seconds of waiting."""
@@ -213,7 +215,7 @@ def open_transfer(method: str, url: str, name: ModelName, *, start: int = 0, fol
     headers = _request_headers()
     if start:
         headers["Range"] = f"bytes={start}-"
-    silence_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    silence_s = max(_SILENCE_S, float(constants.HF_HUB_DOWNLOAD_TIMEOUT))
     for _ in range(_MAX_REDIRECTS):
         is_hub = _is_hub(url)
         sent = headers if is_hub else {key: value for key, value in headers.items() if key.lower() != "authorization"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.config import show
-from penstock.errors import FileAccessError, NotFoundError, PenstockError, UnavailableError
+from penstock.errors import FileAccessError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
 from penstock.hub.names import ModelName
 
 __all__ = ["endpoint", "is_offline", "network_error", "refusal"]
@@ -55,18 +55,23 @@ def refusal(name: ModelName, status: int, headers: Mapping[str, str]) -> Penstoc
 
 
 def network_error(name: ModelName, error: BaseException) -> BaseException:
-    """Return the error for one of the HTTP library, or ``error`` itself if it is no failure of the network."""
+    """Return the error for one of the HTTP library, or ``error`` itself if it is neither of the network
+    nor of the response."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.OfflineModeIsEnabled):
         return UnavailableError(f"{name}: HF_HUB_OFFLINE is set, so nothing can be downloaded.")
-    if not _is_of_network(error):
-        return error
     text = str(error)
-    reason = (text if text.isprintable() else show(text)) or type(error).__name__
-    return UnavailableError(
-        f"{name}: no connection to {endpoint()}: {reason:.300}. Check the network and try again.", code="no_connection"
-    )
+    reason = f"{(text if text.isprintable() else show(text)) or type(error).__name__:.300}"
+    if _is_of_network(error):
+        return UnavailableError(
+            f"{name}: no connection to {endpoint()}: {reason}. Check the network and try again.", code="no_connection"
+        )
+    if isinstance(error, ValueError):  # httpx follows no redirect here, but builds its request
+        return InvalidFileError(
+            f"{name}: {endpoint()}: the response cannot be read: {reason}. Check HF_ENDPOINT.", code="invalid_response"
+        )
+    return error
 
 
 def _is_of_network(error: BaseException) -> bool:
