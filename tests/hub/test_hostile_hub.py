@@ -330,7 +330,7 @@ def test_many_shards_are_found_without_a_search(monkeypatch: pytest.MonkeyPatch)
     assert Counted.num < 40 * len(files)
 
 
-def test_a_blob_of_another_size_is_replaced_and_a_wrong_ref_ignored(hub: HubServer, cache: Path) -> None:
+def test_a_wrong_blob_is_replaced_and_a_wrong_ref_ignored(hub: HubServer, cache: Path) -> None:
     snapshot = pull()
     (snapshot / "tokenizer.json").resolve().write_bytes(b"cut")
     (repository_folder(NAME) / "refs" / "main").write_text("../../../evil")
@@ -345,6 +345,12 @@ def test_a_cache_without_symbolic_links(hub: HubServer, cache: Path, monkeypatch
     assert contents(snapshot) == FILES
     assert not any(path.is_symlink() for path in snapshot.iterdir())
     assert pull() == snapshot
+
+
+def test_a_pull_sends_no_other_requests(hub: HubServer, cache: Path) -> None:
+    commit = pull().name
+    starts = ("/api/models/o/n/", f"/o/n/resolve/{commit}/", "/cdn/")
+    assert [request.path for request in hub.requests if not request.path.startswith(starts)] == []
 
 
 def test_a_listed_file_that_is_missing(hub: HubServer, cache: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from penstock import env
@@ -33,7 +36,7 @@ class DownloadPlan:
     config: ConfigReader | None = None
     shape: ModelShape | None = None
 
-    @property
+    @cached_property
     def blobs(self) -> Path:
         """The folder that holds the files by their digests."""
         return repository_folder(self.model.name) / "blobs"
@@ -46,19 +49,27 @@ class DownloadPlan:
     @property
     def missing_bytes(self) -> int:
         """The bytes to download; the received part of an interrupted file does not count."""
-        return sum(file.num_bytes - self.present_bytes(file) for file in self.files)
+        sizes = self._sizes_on_disk()
+        return sum(file.num_bytes - _present_bytes(file, sizes) for file in self.files)
+
+    def _sizes_on_disk(self) -> dict[str, int]:
+        try:
+            with os.scandir(self.blobs) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        except FileNotFoundError:
+            return {}
 
     @property
     def num_by_etag(self) -> int:
         """The number of files without a digest in the hub's listing, which are verified by their ETag."""
         return sum(file.by_etag for file in self.files)
 
-    def present_bytes(self, file: RemoteFile) -> int:
-        """Return how many bytes of a file are on this machine."""
-        blob, part = self.blobs / file.digest, self.blobs / f"{file.digest}{INCOMPLETE}"
-        if blob.is_file() and blob.stat().st_size == file.num_bytes:
-            return file.num_bytes
-        return min(part.stat().st_size, file.num_bytes) if part.is_file() else 0
+
+def _present_bytes(file: RemoteFile, sizes: Mapping[str, int]) -> int:
+    """Return how many bytes of a file are on this machine; ``sizes`` are those of the blobs, by name."""
+    if sizes.get(file.digest) == file.num_bytes:
+        return file.num_bytes
+    return min(sizes.get(f"{file.digest}{INCOMPLETE}", 0), file.num_bytes)
 
 
 def plan_download(name: ModelName) -> DownloadPlan:

@@ -22,6 +22,7 @@ from penstock.errors import InvalidFileError, UnavailableError
 from penstock.hub.names import ModelName
 from penstock.hub.remote_model import RemoteFile
 from penstock.hub.transfer_errors import endpoint, network_error, refusal
+from penstock.version import __version__
 
 __all__ = ["Sink", "Transfer", "is_redirect", "open_transfer", "receive"]
 
@@ -197,10 +198,15 @@ def _decompressed(pieces: Iterator[bytes], name: ModelName) -> Iterator[bytes]:
 
 
 def _request_headers() -> dict[str, str]:
-    """Return the headers of a request, with the user's token; files come as they are, never compressed."""
-    from huggingface_hub.utils import build_hf_headers
+    """Return the headers of a request, with the user's token; files come as they are, never compressed.
 
-    return {**build_hf_headers(library_name="penstock"), "Accept-Encoding": "identity"}
+    ``huggingface_hub`` has a function for these headers, which sends a request of its own that no limit applies to.
+    """
+    from huggingface_hub import constants, get_token
+
+    headers = {"User-Agent": f"penstock/{__version__}", "Accept-Encoding": "identity"}
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    return headers if token is None else {**headers, "Authorization": f"Bearer {token}"}
 
 
 @contextmanager
