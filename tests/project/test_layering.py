@@ -51,7 +51,6 @@ LEAVES = (
 CLIENT_IMPORTS = ("penstock.client", "penstock.errors", "penstock.tensors", "penstock.serving.proto")
 FACADE = ("__init__", "auto", "servable")  # the public surface: above every layer but the command line, imports lazily
 TORCH_ALLOWED = (
-    "checkpoint/pickle_child.py",
     "models/",
     "nn/",
     "quant/",

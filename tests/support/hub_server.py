@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -83,6 +85,15 @@ class HubServer:
         """Bytes of a large file after which the CDN sends nothing more, but keeps the connection."""
         self.status = 0
         """Answer every request with this status."""
+        self.headers: dict[str, dict[str, str]] = {}
+        """Headers to add, by a part of the path of the requests that get them, and "HEAD " before it for these only."""
+        self.edit_listing: Callable[[dict[str, Any]], object] = lambda listing: listing
+        """Changes a listing; bytes are sent as they are."""
+        self.endless: dict[str, bytes] = {}
+        """The beginning of bodies without an end, by a part of the path."""
+        self.pause_s = 0.0
+        """Seconds between two bytes of what is endless, or between two of its headers."""
+        self.drips_headers = False
         hub = self
 
         class Handler(_Handler):
@@ -134,6 +145,9 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.status:
             self._refuse(hub.status)
             return
+        if any(part in path for part in hub.endless):
+            self._send_without_end(next(data for part, data in hub.endless.items() if part in path))
+            return
         parts = path.strip("/").split("/")
         if parts[0] == "cdn":
             self._send_cdn(parts[1], "/".join(parts[2:]))
@@ -150,9 +164,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _begin(self, status: int, num_bytes: int, headers: dict[str, str]) -> None:
         self.send_response(status)
+        request = f"{self.command} {unquote(urlsplit(self.path).path)}"
+        for part, more in self.server_hub.headers.items():
+            if part in request:
+                headers = {**headers, **more}
         for name, value in {"Content-Length": str(num_bytes), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
+
+    def _send_without_end(self, beginning: bytes) -> None:
+        """Send bytes until the other side closes the connection."""
+        pause_s = self.server_hub.pause_s
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            while self.server_hub.drips_headers:
+                self.wfile.write(b"X-Header: x\r\n")
+                time.sleep(pause_s)
+            self.wfile.write(b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + beginning)
+            while True:
+                self.wfile.write(b" " if pause_s else b" " * (64 << 10))
+                time.sleep(pause_s)
 
     def _send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
         self._begin(status, len(data), headers)
@@ -179,7 +211,9 @@ class _Handler(BaseHTTPRequestHandler):
             extra = self.server_hub.lengthen.get(str(sibling["rfilename"]), 0)
             sibling["size"] = int(str(sibling["size"])) + extra
         body = {"id": name, "modelId": name, "sha": commit, "gated": repository.gated, "siblings": siblings}
-        self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        edited = self.server_hub.edit_listing(body)
+        data = edited if isinstance(edited, bytes) else json.dumps(edited).encode()
+        self._send(200, data, {"Content-Type": "application/json"})
 
     def _send_file(self, name: str, revision: str, path: str) -> None:
         if (found := self._find(name, revision)) is None:

@@ -7,36 +7,33 @@ parent checks that file as it does any other.  A pickle with anything but tensor
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import os
-import re
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
+from penstock.checkpoint.pickles.decoder import ELEMENT_TYPES, MAX_PICKLE_BYTES, Opaque, StoredTensor
+from penstock.checkpoint.pickles.file import PickledFile, is_convertible
 from penstock.errors import InvalidFileError, PenstockError
 from penstock.processes.confine import confine, limit_resources
 from penstock.processes.parent import die_with_parent
 
 __all__ = ["main"]
 
-_DTYPES: Final = {
-    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
-    torch.int8: "I8", torch.uint8: "U8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64",
-    torch.bool: "BOOL",
-}  # fmt: skip
-_BASE_BYTES: Final = 16 << 30
+_SPARE_BYTES: Final = 256 << 20
+_BYTES_PER_PICKLED: Final = 20
+"""Memory for the values of a pickle, for each of its bytes."""
 _BYTES_PER_SECOND: Final = 20_000_000
 _BASE_SECONDS: Final = 60
 _MAX_NAME: Final = 1024
-_PIECE: Final = 1 << 22
-_LIBC: Final = ctypes.CDLL(None)
-_GLOBAL: Final = re.compile(r"GLOBAL ([\w.]{1,80})")
+_PIECE_BYTES: Final = 1 << 24
 
 
 def main() -> int:
@@ -44,81 +41,115 @@ def main() -> int:
     die_with_parent()
     source, out = int(sys.argv[1]), int(sys.argv[2])
     num_bytes = os.fstat(source).st_size
-    torch.zeros(1).contiguous()  # loads what the first tensor loads
+    memory_bytes = num_bytes + _BYTES_PER_PICKLED * min(num_bytes, MAX_PICKLE_BYTES) + _SPARE_BYTES
     limit_resources(
-        memory_bytes=_BASE_BYTES + 3 * num_bytes,
+        memory_bytes=_address_space() + memory_bytes,
         cpu_seconds=_BASE_SECONDS + num_bytes // _BYTES_PER_SECOND,
         file_bytes=2 * num_bytes + (64 << 20),
     )
     try:
         confine()
-        with open(source, "rb", closefd=False) as stream:
-            is_archive = stream.read(2) == b"PK"
-        path = f"/proc/self/fd/{source}"
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
-        _write(_checked(state), out, 2 * num_bytes, is_mapped=is_archive)
+        if not num_bytes:
+            raise InvalidFileError("expected a checkpoint of torch.save, found an empty file")
+        data = mmap.mmap(source, num_bytes, access=mmap.ACCESS_READ)  # views of it stay until the process ends
+        _write(PickledFile(memoryview(data)), data, out, 2 * num_bytes)
+        return 0
+    except MemoryError:
+        print(f"reading it takes more than the {memory_bytes} bytes that a file of its size may use", file=sys.stderr)
     except PenstockError as error:
         print(error, file=sys.stderr)
-        return 1
     except Exception as error:
-        print(_reason_of(error), file=sys.stderr)
-        return 1
-    return 0
+        print(f"{type(error).__name__}: {error}".splitlines()[0][:300], file=sys.stderr)
+    return 1
 
 
-def _reason_of(error: Exception) -> str:
-    if type(error).__name__ != "UnpicklingError":
-        return f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    found = _GLOBAL.search(str(error))  # PyTorch's text tells to load it without this check
-    what = found[1] if found else "other objects, or a damaged file"
-    return f"expected tensors by name, found {what}; code in a pickle is never run"
+def _address_space() -> int:
+    """Return the bytes of this process's address space now."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
 
 
-def _checked(state: Any) -> Mapping[str, torch.Tensor]:
-    if not isinstance(state, Mapping):
-        raise InvalidFileError(f"expected tensors by name, found {type(state).__name__}")
+def _checked(state: Any) -> dict[str, StoredTensor]:
+    if not isinstance(state, dict):
+        raise InvalidFileError(f"expected tensors by name, found {_kind_of(state)}")
     for name, value in state.items():
         if not isinstance(name, str) or len(name) > _MAX_NAME:
             raise InvalidFileError(f"expected names of tensors, found {name!r:.80}")
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
-            raise InvalidFileError(f"{name!r:.80}: expected a tensor, found {type(value).__name__}")
-        if value.dtype not in _DTYPES:
-            raise InvalidFileError(f"{name!r:.80}: type {value.dtype} is not supported")
+        if not isinstance(value, StoredTensor):
+            raise InvalidFileError(f"{name!r:.80}: expected a tensor, found {_kind_of(value)}")
+        if not is_convertible(value):
+            raise InvalidFileError(f"{name!r:.80}: type torch.{value.element_type} is not supported")
     return state
 
 
-def _write(state: Mapping[str, torch.Tensor], out: int, max_bytes: int, *, is_mapped: bool) -> None:
-    """Write the tensors, the widest elements first, so that each is aligned.
+def _kind_of(value: Any) -> str:
+    return value.kind if isinstance(value, Opaque) else type(value).__name__
 
-    ``is_mapped``: they lie in the mapped file, so that the memory of those that are written can be released.
-    """
-    names = sorted(state, key=lambda name: (-state[name].element_size(), name))
+
+def _write(file: PickledFile, data: mmap.mmap, out: int, max_bytes: int) -> None:
+    """Write the tensors, the widest elements first, so that each is aligned."""
+    state = _checked(file.value)
+    sizes = {name: ELEMENT_TYPES[tensor.element_type][1] for name, tensor in state.items()}
+    names = sorted(state, key=lambda name: (-sizes[name], name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    places: dict[str, tuple[int, int]] = {}
     end = 0
     for name in names:
-        start, end = end, end + state[name].numel() * state[name].element_size()
-        header[name] = {"dtype": _DTYPES[state[name].dtype], "shape": list(state[name].shape)}
+        try:
+            places[name] = file.place_of(state[name])
+        except InvalidFileError as error:
+            raise InvalidFileError(f"{name!r:.80}: {error}") from None
+        start, end = end, end + _count(state[name]) * sizes[name]
+        if end > max_bytes:
+            raise InvalidFileError(f"expected tensors of at most {max_bytes} bytes, found {end} or more")
+        header[name] = {"dtype": ELEMENT_TYPES[state[name].element_type][0], "shape": list(state[name].shape)}
         header[name]["data_offsets"] = [start, end]
-    if end > max_bytes:
-        raise InvalidFileError(f"expected tensors of at most {max_bytes} bytes, found {end}")
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % 64)
     with open(out, "wb", closefd=False) as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for name in names:
-            flat = state[name].detach().contiguous().reshape(-1)
-            for start in range(0, flat.numel(), _PIECE):
-                stream.write(flat[start : start + _PIECE].view(torch.uint8).numpy().data)
-            if is_mapped:
-                _release(state[name].untyped_storage())
+            if _count(state[name]):
+                for piece in _pieces(_view(state[name], data, places[name][0])):
+                    stream.write(piece.data)
+                _release(data, *places[name])
 
 
-def _release(storage: torch.UntypedStorage) -> None:
-    """Release the pages of a mapped storage; reading maps them again."""
-    first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+def _count(tensor: StoredTensor) -> int:
+    count = 1
+    for size in tensor.shape:
+        count *= size
+    return count
+
+
+def _view(tensor: StoredTensor, data: mmap.mmap, start: int) -> NDArray[Any]:
+    """Return the elements of a tensor in the mapped file, as unsigned integers."""
+    size = ELEMENT_TYPES[tensor.element_type][1]
+    return np.ndarray(
+        tensor.shape,
+        np.dtype(f"u{size}"),
+        buffer=data,
+        offset=start + tensor.offset * size,
+        strides=tuple(stride * size for stride in tensor.strides),
+    )
+
+
+def _pieces(view: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Return the elements in their order, in contiguous pieces of limited size."""
+    if view.nbytes <= _PIECE_BYTES or not view.ndim:
+        yield np.ascontiguousarray(view).reshape(-1)
+        return
+    rows = max(1, _PIECE_BYTES * len(view) // view.nbytes)
+    for begin in range(0, len(view), rows):
+        piece = view[begin : begin + rows]
+        yield from _pieces(piece[0]) if rows == 1 else _pieces(piece)
+
+
+def _release(data: mmap.mmap, start: int, num_bytes: int) -> None:
+    """Release the pages of a storage that was read; reading maps them again."""
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (start + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
-        _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+        data.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 if __name__ == "__main__":

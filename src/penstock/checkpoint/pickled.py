@@ -5,7 +5,6 @@ A pickle can run code when it is opened, so this process never opens one.
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from penstock.checkpoint.side_files import read_small_file
 from penstock.checkpoint.tensor_file import TensorFile, open_regular
 from penstock.config import ConfigReader, show
 from penstock.env import child_environment
-from penstock.errors import FileAccessError, InvalidFileError, UnsupportedError
+from penstock.errors import FileAccessError, InvalidFileError
 
 __all__ = ["PICKLED", "open_pickled", "unpickle"]
 
@@ -30,8 +29,7 @@ _BYTES_PER_SECOND: Final = 5_000_000
 def open_pickled(folder: Path, temporary: Path) -> Checkpoint:
     """Return the checkpoint of a folder with pickled weights; its safetensors lie in ``temporary``.
 
-    Raises InvalidFileError, which names the file, for one with anything but tensors, and UnsupportedError without
-    PyTorch.
+    Raises InvalidFileError, which names the file, for one with anything but tensors.
     """
     config = ConfigReader.parse(read_small_file(folder / "config.json"), "config.json")
     files = []
@@ -64,10 +62,6 @@ def _names(folder: Path) -> list[str]:
 
 def unpickle(path: Path, out: Path) -> None:
     """Write the tensors of a pickled file to a new safetensors file, in a confined child process."""
-    if importlib.util.find_spec("torch") is None:
-        raise UnsupportedError(
-            f"{path.name}: pickled weights need PyTorch, which is not installed. Run `pip install 'penstock[torch]'`."
-        )
     source = open_regular(path)
     with open(source, "rb") as stream, out.open("xb") as result:
         seconds = _SECONDS + path.stat().st_size / _BYTES_PER_SECOND

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.progress import ProgressLine, format_bytes, format_seconds
+from penstock.cli.progress import ProgressLine, format_bytes, format_seconds, printable
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.validation import nearest
 
@@ -135,11 +135,13 @@ def describe_plan(plan: DownloadPlan) -> str:
 
     from penstock.hub.downloaded import cache_folder
 
-    family = plan.config.optional_str("model_type") if plan.config is not None else "GGUF"
+    family = printable(plan.config.optional_str("model_type") or "unknown") if plan.config is not None else "GGUF"
     total, missing = plan.total_bytes, plan.missing_bytes
     count = "1 file" if len(plan.files) == 1 else f"{len(plan.files)} files"
     size = format_bytes(total) if missing == total else f"{format_bytes(missing)} of {format_bytes(total)}"
     lines = [f"{plan.model.name} ({family}), commit {plan.model.commit[:7]}: {size} to download, {count}"]
+    if plan.num_by_etag:
+        lines.append(f"  verify  by ETag, as the hub lists no digest ({plan.num_by_etag} of {count})")
     if plan.shape is not None:
         lines.append(f"  memory  {describe_memory(plan.shape)}")
     folder = next(path for path in (cache_folder(), *cache_folder().absolute().parents) if path.exists())

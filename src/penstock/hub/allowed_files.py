@@ -40,7 +40,8 @@ def choose_files(model: RemoteModel) -> tuple[RemoteFile, ...]:
             raise InvalidFileError(f"{model.name}: {INDEX}: expected the file {show(name)} in the repository")
     has_modules = model.find("modules.json") is not None
     sides = [file for file in model.files if _is_side_file(file.name, has_modules)]
-    return (*sides, *(file for file in model.files if file.name in weights))
+    chosen = set(weights)
+    return (*sides, *(file for file in model.files if file.name in chosen))
 
 
 def choose_gguf(model: RemoteModel, name: str) -> tuple[RemoteFile, ...]:

@@ -20,6 +20,7 @@ from penstock.checkpoint.side_files import read_small_file
 from penstock.config import ConfigReader
 from penstock.errors import NotFoundError, PenstockError
 from penstock.hub.allowed_files import INDEX, SINGLE, shards_of
+from penstock.hub.listing import COMMIT
 from penstock.hub.memory_need import ModelShape
 from penstock.hub.names import ModelName
 
@@ -36,6 +37,7 @@ __all__ = [
 
 INCOMPLETE: Final = ".incomplete"
 MIN_COMMIT_LEN: Final = 7
+_MAX_REF_BYTES: Final = 256
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,11 @@ def find_downloaded(name: ModelName) -> Path | None:
 def _commit_of(name: ModelName) -> str:
     """Return the commit that the revision meant at its last download; the revision itself if it is no known ref."""
     try:
-        return (repository_folder(name) / "refs" / name.revision).read_text().strip()
+        with (repository_folder(name) / "refs" / name.revision).open("rb") as stream:
+            commit = stream.read(_MAX_REF_BYTES).decode("ascii", "replace").strip()
     except OSError:
         return name.revision
+    return commit if COMMIT.fullmatch(commit) else name.revision  # another program may write what a hub told it
 
 
 def list_downloaded() -> list[Downloaded]:

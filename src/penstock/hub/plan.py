@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from penstock import env
@@ -14,7 +17,7 @@ from penstock.hub.allowed_files import choose_files, choose_gguf
 from penstock.hub.downloaded import INCOMPLETE, cache_folder, repository_folder
 from penstock.hub.memory_need import SMALLEST_SCHEME, ModelShape, memory_need
 from penstock.hub.names import ModelName
-from penstock.hub.remote import RemoteFile, RemoteModel, fetch_listing, fetch_small
+from penstock.hub.remote import RemoteFile, RemoteModel, complete_files, fetch_listing, fetch_small
 from penstock.models.families import built_in_families
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.machine import memory
@@ -34,7 +37,7 @@ class DownloadPlan:
     config: ConfigReader | None = None
     shape: ModelShape | None = None
 
-    @property
+    @cached_property
     def blobs(self) -> Path:
         """The folder that holds the files by their digests."""
         return repository_folder(self.model.name) / "blobs"
@@ -47,14 +50,27 @@ class DownloadPlan:
     @property
     def missing_bytes(self) -> int:
         """The bytes to download; the received part of an interrupted file does not count."""
-        return sum(file.num_bytes - self.present_bytes(file) for file in self.files)
+        sizes = self._sizes_on_disk()
+        return sum(file.num_bytes - _present_bytes(file, sizes) for file in self.files)
 
-    def present_bytes(self, file: RemoteFile) -> int:
-        """Return how many bytes of a file are on this machine."""
-        for path in (self.blobs / file.digest, self.blobs / f"{file.digest}{INCOMPLETE}"):
-            if path.exists():
-                return min(path.stat().st_size, file.num_bytes)
-        return 0
+    def _sizes_on_disk(self) -> dict[str, int]:
+        try:
+            with os.scandir(self.blobs) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        except FileNotFoundError:
+            return {}
+
+    @property
+    def num_by_etag(self) -> int:
+        """The number of files without a digest in the hub's listing, which are verified by their ETag."""
+        return sum(file.by_etag for file in self.files)
+
+
+def _present_bytes(file: RemoteFile, sizes: Mapping[str, int]) -> int:
+    """Return how many bytes of a file are on this machine; ``sizes`` are those of the blobs, by name."""
+    if sizes.get(file.digest) == file.num_bytes:
+        return file.num_bytes
+    return min(sizes.get(f"{file.digest}{INCOMPLETE}", 0), file.num_bytes)
 
 
 def plan_download(name: ModelName) -> DownloadPlan:
@@ -63,7 +79,7 @@ def plan_download(name: ModelName) -> DownloadPlan:
     Raises what ``fetch_listing`` and ``choose_files`` raise.
     """
     model = fetch_listing(name)
-    files = choose_files(model)
+    files = complete_files(model, choose_files(model))
     config = with_section(ConfigReader.parse(fetch_small(model, "config.json"), "config.json"))
     weights = sum(file.num_bytes for file in files if file.name.endswith(".safetensors"))
     shape = ModelShape.of(config, weights) if config.optional_str("model_type") in built_in_families() else None
@@ -73,7 +89,7 @@ def plan_download(name: ModelName) -> DownloadPlan:
 def plan_gguf(name: ModelName, file: str) -> DownloadPlan:
     """Ask the hub for one GGUF file, or the files that its model is split into; errors as in ``plan_download``."""
     model = fetch_listing(name)
-    return DownloadPlan(model, choose_gguf(model, file))
+    return DownloadPlan(model, complete_files(model, choose_gguf(model, file)))
 
 
 def check_family(plan: DownloadPlan) -> None:
