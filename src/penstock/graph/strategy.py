@@ -16,7 +16,7 @@ from penstock.checkpoint.sources import Source
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import show, show_tensors
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.extras import install_command
 from penstock.graph.ir import Graph
 from penstock.graph.passes.pipeline import cut_rank
@@ -25,7 +25,7 @@ from penstock.sharding.parts import join_rows, select_rows
 from penstock.sharding.source import PlainFolder, WholeTensors
 from penstock.sharding.strategy import Parameter, RowRanges, Strategy, config_checksum
 
-__all__ = ["CapturedModel", "capture_model", "make_strategy"]
+__all__ = ["CapturedModel", "capture_model", "check_parts", "make_strategy"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,37 @@ def make_strategy(captured: CapturedModel, layout: RankLayout | int) -> Strategy
         )
     model_type = model.config.str("model_type", "")
     return Strategy(model_type, config_checksum(model.config), layout, parameters)
+
+
+def check_parts(strategy: Strategy, needed: Strategy) -> None:
+    """Check that each rank of ``strategy`` stores what it computes with, which ``needed``, of the same model, has.
+
+    Raises InvalidArgumentError (``strategy``), which names the parameter and its field.
+    """
+    for name, parameter in strategy.parameters.items():
+        other = needed.parameters[name]
+        if parameter.cut == "same" or other.cut in ("same", "owner"):  # not stored, or not read
+            continue
+        for rank in range(strategy.world):
+            wrong = _wrong_field(parameter, other, rank, strategy.layout)
+            if wrong:
+                raise InvalidArgumentError(f"strategy: parameters: {show(name)}: {wrong}", param="strategy")
+
+
+def _wrong_field(parameter: Parameter, needed: Parameter, rank: int, layout: RankLayout) -> str:
+    """Return which field keeps a rank from what it computes with, and what is expected; empty if none does."""
+    rows, own = needed.part_of(rank, layout), parameter.part_of(rank, layout)
+    if rows is None or own == ((0, parameter.size),):
+        return ""
+    if own is None and parameter.cut != "owner":
+        return f"stages: expected {list(needed.stages)}, got {list(parameter.stages)}"
+    if parameter.cut != needed.cut:
+        expected = show(needed.cut) if needed.cut == "replicated" else f"{show(needed.cut)} or {show('replicated')}"
+        return f"cut: expected {expected}, got {show(parameter.cut)}, with which rank {rank} cannot run"
+    missing = next((row for row in rows if not any(a <= row[0] and row[1] <= b for a, b in own or ())), None)
+    if missing is None:
+        return ""
+    return f"ranges: expected {show(needed.cut)} {list(missing)} for rank {rank}, which computes with them"
 
 
 class _Cuts:
