@@ -22,9 +22,15 @@ NORM = "model.layers.0.input_layernorm.weight"
 def test_what_a_plan_writes_is_accepted(layout: RankLayout) -> None:
     strategy = strategy_of(DEMO, layout)
     check_parts(strategy, strategy)
-    whole = {name: replace(own, cut="replicated", ranges=()) for name, own in strategy.parameters.items()}
-    kept = {name: own for name, own in strategy.parameters.items() if own.cut == "same"}
-    check_parts(replace(strategy, parameters=whole | kept), strategy)
+
+
+def test_a_rank_may_have_more_rows_of_a_tensor_that_is_mapped() -> None:
+    strategy = strategy_of(DEMO, RankLayout(2))
+    whole = replace(strategy.parameters[O_PROJ], cut="replicated", ranges=())
+    more = replace(strategy, parameters={**strategy.parameters, O_PROJ: whole})
+    check_parts(more, strategy, {O_PROJ})
+    with raises(InvalidArgumentError, param="strategy", match="cut: expected"):
+        check_parts(more, strategy)
 
 
 @pytest.mark.parametrize(

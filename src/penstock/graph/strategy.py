@@ -7,7 +7,7 @@ lie in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -109,35 +109,43 @@ def make_strategy(captured: CapturedModel, layout: RankLayout | int) -> Strategy
     return Strategy(model_type, config_checksum(model.config), layout, parameters)
 
 
-def check_parts(strategy: Strategy, needed: Strategy) -> None:
-    """Check that each rank of ``strategy`` stores what it computes with, which ``needed``, of the same model, has.
+def check_parts(strategy: Strategy, needed: Strategy, mapped: Collection[str] = ()) -> None:
+    """Check that each rank of ``strategy`` can run with what it stores.
 
-    Raises InvalidArgumentError (``strategy``), which names the parameter and its field.
+    ``needed``: the strategy of the same model and layout that ``make_strategy`` returns.  ``mapped``: tensors from
+    which a network takes rows; a rank may have more rows of them than it needs.  Raises InvalidArgumentError
+    (``strategy``), which names the parameter and its field.
     """
     for name, parameter in strategy.parameters.items():
         other = needed.parameters[name]
         if parameter.cut == "same" or other.cut in ("same", "owner"):  # not stored, or not read
             continue
         for rank in range(strategy.world):
-            wrong = _wrong_field(parameter, other, rank, strategy.layout)
+            wrong = _wrong_field(parameter, other, rank, strategy.layout, name in mapped)
             if wrong:
-                raise InvalidArgumentError(f"strategy: parameters: {show(name)}: {wrong}", param="strategy")
+                raise InvalidArgumentError(
+                    f"strategy: parameters: {show(name)}: {wrong} (rank {rank}). Use a file of `penstock plan`.",
+                    param="strategy",
+                )
 
 
-def _wrong_field(parameter: Parameter, needed: Parameter, rank: int, layout: RankLayout) -> str:
-    """Return which field keeps a rank from what it computes with, and what is expected; empty if none does."""
+def _wrong_field(parameter: Parameter, needed: Parameter, rank: int, layout: RankLayout, may_have_more: bool) -> str:
+    """Return which field keeps a rank from running, and what is expected; empty if none does."""
     rows, own = needed.part_of(rank, layout), parameter.part_of(rank, layout)
-    if rows is None or own == ((0, parameter.size),):
+    if rows is None or (own == rows and parameter.axis == needed.axis):
         return ""
     if own is None and parameter.cut != "owner":
         return f"stages: expected {list(needed.stages)}, got {list(parameter.stages)}"
-    if parameter.cut != needed.cut:
-        expected = show(needed.cut) if needed.cut == "replicated" else f"{show(needed.cut)} or {show('replicated')}"
-        return f"cut: expected {expected}, got {show(parameter.cut)}, with which rank {rank} cannot run"
-    missing = next((row for row in rows if not any(a <= row[0] and row[1] <= b for a, b in own or ())), None)
-    if missing is None:
+    is_comparable = own == ((0, parameter.size),) or parameter.axis == needed.axis
+    if may_have_more and is_comparable and all(_is_within(row, own or ()) for row in rows):
         return ""
-    return f"ranges: expected {show(needed.cut)} {list(missing)} for rank {rank}, which computes with them"
+    if parameter.cut != needed.cut:
+        return f"cut: expected {show(needed.cut)}, got {show(parameter.cut)}"
+    return f"ranges: expected {[list(row) for row in rows]}, got {[list(row) for row in own or ()]}"
+
+
+def _is_within(row: tuple[int, int], ranges: RowRanges) -> bool:
+    return any(start <= row[0] and row[1] <= stop for start, stop in ranges)
 
 
 class _Cuts:

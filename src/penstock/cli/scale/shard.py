@@ -92,10 +92,12 @@ def _check_parts(source: Path, strategy: Strategy) -> None:
     model = open_whole(source)
     strategy.check_model(model.config, model.tensors, source)
     try:
-        needed = make_strategy(capture_model(model), strategy.layout)
+        captured = capture_model(model)
+        needed = make_strategy(captured, strategy.layout)
     except PenstockError:
         return
-    check_parts(strategy, needed)
+    mapped = {piece.tensor for pieces in captured.sources.values() for piece in pieces}
+    check_parts(strategy, needed, mapped)
 
 
 def _existing(option: str, path: str) -> Path:
