@@ -11,8 +11,8 @@ from penstock.errors import InvalidArgumentError
 __all__ = [
     "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "listed_token_ids",
     "missing_attribute", "nearest",
-    "optional_integer", "optional_number", "refusal", "required", "set_fields", "some_token_ids", "strings", "token_id",
-    "token_ids", "word_ids", "wrong_type",
+    "optional_integer", "optional_number", "printable", "refusal", "required", "set_fields", "some_token_ids",
+    "strings", "token_id", "token_ids", "word_ids", "wrong_type",
 ]  # fmt: skip
 
 MAX_STRINGS: Final = 64
@@ -195,3 +195,8 @@ def check_listed(name: str, num_listed: int, vocab_size: int) -> None:
     """Refuse to list more of the likeliest tokens than the vocabulary has."""
     if num_listed > vocab_size:
         raise InvalidArgumentError(f"{name}: the model has only {vocab_size} tokens", param=name)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return the text with a question mark for each character that a terminal cannot show; ``keep`` stays."""
+    return "".join(char if char.isprintable() or char in keep else "?" for char in text)

@@ -164,6 +164,15 @@ def test_what_a_pickle_would_run_is_named(tmp_path: Path) -> None:
     assert str(raised.value) == ("x.bin: expected tensors by name, found posix.system; code in a pickle is never run")
 
 
+@pytest.mark.long
+def test_a_pickle_is_read_where_threads_are_bound_to_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    torch.save({"a": torch.ones(1000, 1000)[:, ::2]}, tmp_path / "x.bin")  # is copied by several threads elsewhere
+    unpickle(tmp_path / "x.bin", tmp_path / "x.safetensors")
+    assert load_file(tmp_path / "x.safetensors")["a"].shape == (1000, 500)
+
+
 @pytest.mark.parametrize("data", mostly_long([b"", b"PK\x03\x04", b"\x80\x02.", bytes(1000)], b"PK\x03\x04"))
 def test_damaged_files_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(data)

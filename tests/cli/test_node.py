@@ -26,7 +26,8 @@ def token(tmp_path: Path) -> Path:
     ("options", "text"),
     [
         ([], "--address: required for the head"),
-        (["--address", "127.0.0.1"], "--address: expected the address of this machine in its network, got 127.0.0.1"),
+        (["--address", "127.0.0.9"], "--address: expected 127.0.0.1 or an address that other machines reach"),
+        (["--address", "::1"], "--address: expected 127.0.0.1 or an address that other machines reach"),
         (["--address", "::"], "got ::"),
         (["--address", "head.example"], "--address: expected an IP address, got 'head.example'"),
         (["--address", "8.8.8.8"], "--address: 8.8.8.8 is not private"),
@@ -44,17 +45,28 @@ def test_a_node_refuses_wrong_options(token, capsys, options, text) -> None:
     assert text in capsys.readouterr().err
 
 
+def test_a_folder_that_others_can_access_is_refused(token, capsys, tmp_path) -> None:
+    """Ray's own folder in it has mode 0777."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o755)
+    options = ["--address", "127.0.0.1", "--temp-folder", str(folder)]
+    assert main(["node", "--token-file", str(token), *options]) == 2
+    assert f"--temp-folder: {folder}: expected a folder of yours" in capsys.readouterr().err
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
 @pytest.mark.parametrize("option", ["port", "first-port"])
 def test_a_node_names_a_port_that_is_in_use(token, capsys, option) -> None:
     """Before Ray starts, whose message is a page long."""
-    with socket.create_server(("127.0.0.2", 0)) as other, socket.socket() as free:
-        free.bind(("127.0.0.2", 0))
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
         port, free_port = other.getsockname()[1], free.getsockname()[1]
         free.close()
         ports = (port, 21_000) if option == "port" else (free_port, port - 3)
         options = ["--port", str(ports[0]), "--first-port", str(ports[1])]
-        assert main(["node", "--token-file", str(token), "--address", "127.0.0.2", *options]) == 1
-    assert f"penstock: --{option}: 127.0.0.2:{port}: Address already in use" in capsys.readouterr().err
+        assert main(["node", "--token-file", str(token), "--address", "127.0.0.1", *options]) == 1
+    assert f"penstock: --{option}: 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("once", [[], ["--once"]])
@@ -70,8 +82,8 @@ def test_a_node_waits_for_its_head(token, capsys, monkeypatch, once) -> None:
     monkeypatch.setattr(node.time, "sleep", sleep)
     monkeypatch.setattr(ray_setup, "check_ray", lambda: None)
     with socket.socket() as free:
-        free.bind(("127.0.0.2", 0))
-        head = f"127.0.0.2:{free.getsockname()[1]}"
+        free.bind(("127.0.0.1", 0))
+        head = f"127.0.0.1:{free.getsockname()[1]}"
     before = [signal.getsignal(number) for number in node._SIGNALS]
     try:
         assert main(["node", "--token-file", str(token), "--join", head, *once]) == len(once)

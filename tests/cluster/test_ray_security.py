@@ -70,7 +70,7 @@ def ports(running: Running) -> list[tuple[str, int]]:
         with suppress(psutil.NoSuchProcess):
             for one in process.net_connections(kind="tcp"):
                 if one.status == psutil.CONN_LISTEN:
-                    host = {"::": "127.0.0.1", "0.0.0.0": "127.0.0.1"}.get(one.laddr.ip, one.laddr.ip)  # noqa: S104
+                    host = one.laddr.ip.removeprefix("::ffff:")
                     found.add((host, one.laddr.port))
     return sorted(found)
 
@@ -107,6 +107,23 @@ def is_token_asked_for(host: str, port: int) -> bool:
         while data := link.recv(FIRST_BYTES):
             received += data
     return b"unknown worker token" in received
+
+
+def test_a_cluster_on_loopback_listens_on_loopback(running: Running) -> None:
+    for process in running.processes:
+        with suppress(psutil.NoSuchProcess):
+            for one in process.net_connections(kind="tcp"):
+                if one.status == psutil.CONN_LISTEN:
+                    assert one.laddr.ip in ("127.0.0.1", "::ffff:127.0.0.1", "::1"), (process.cmdline(), one.laddr)
+
+
+def test_no_other_user_can_access_rays_folder(running: Running) -> None:
+    assert running.folder.stat().st_mode & 0o077 == 0
+    for process in running.processes:
+        with suppress(psutil.NoSuchProcess):
+            for one in process.net_connections(kind="unix"):
+                if one.laddr.startswith("/"):
+                    assert Path(one.laddr).is_relative_to(running.folder) or "penstock-" in one.laddr, one.laddr
 
 
 def test_every_port_asks_for_a_secret(running: Running) -> None:

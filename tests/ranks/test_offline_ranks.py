@@ -43,11 +43,16 @@ ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("penstock launch", "mpiexec", "mpirun.openmpi")
 
 
+def without_waits(text: str) -> str:
+    """The lines of ranks but for those that say that one waits for another, which depends on the load."""
+    return "".join(line for line in text.splitlines(keepends=True) if " waits for " not in line)
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_example_in_python(launcher: str, demo_ranks: Path) -> None:
     before = set(os.listdir(SHARED_FILES))
     done = run_ranks(launcher, 2, sys.executable, EXAMPLE / "main.py", "--model_path", pattern(demo_ranks))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_waits(done.stderr)) == (0, "")
     assert sorted(done.stdout.splitlines()) == sorted(expected_lines() * 2)
     assert set(os.listdir(SHARED_FILES)) == before
 

@@ -1,4 +1,4 @@
-"""A cluster of Ray on this machine: nodes started by ``penstock node``, which reach each other by 127.0.0.2."""
+"""A cluster of Ray on this machine: nodes started by ``penstock node``, which reach each other by 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from penstock.cluster.placement.ray_setup import check_ray
 from penstock.errors import UnavailableError
 from tests.support.command import environment
 
-ADDRESS = "127.0.0.2"
-"""Ray replaces 127.0.0.1 by another address of the machine; this one stays inside of it too."""
+ADDRESS = "127.0.0.1"
+"""The one address for which Ray listens on no other."""
 _RAY_STARTS = 3
 _PORTS = [*range(21_000, 31_000, 200)]
 """The first of 200 ports of a node, below the ports of clients."""

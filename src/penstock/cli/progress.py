@@ -8,6 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from penstock.validation import printable
+
 if TYPE_CHECKING:
     from penstock.runtime.build import Progress
 
@@ -43,11 +45,6 @@ def format_bytes(num_bytes: int) -> str:
         value, unit = value / 1000, unit + 1
     decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{decimals}f} {_UNITS[unit]}"
-
-
-def printable(text: str, keep: str = "") -> str:
-    """Return the text with a question mark for each character that a terminal cannot show; ``keep`` stays."""
-    return "".join(char if char.isprintable() or char in keep else "?" for char in text)
 
 
 def format_seconds(seconds: float) -> str:

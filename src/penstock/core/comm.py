@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -11,14 +12,20 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from penstock import env
+from penstock.config import show
 from penstock.core.library import CommStruct, JoinOptions, MpiOptions, SharedOptions, check, library, sized
 from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.logs import tell
 
 __all__ = ["MAX_RANKS", "JoinedComm", "MpiComm", "RankComm", "SharedComm", "shared_bytes"]
 
 MAX_RANKS: Final = 64
 """PS_MAX_RANKS of penstock_ranks.h."""
 _JOIN_S: Final = 300.0
+_LATE: Final = " within "
+"""In the core's message that the time is up (rendezvous.cpp)."""
+_SILENT_S: Final = 2.0
+"""After this time a rank that waits for others says so."""
 
 
 class RankComm(Protocol):
@@ -125,7 +132,8 @@ class JoinedComm(SharedComm):
     """The same of processes that a launcher started together: they meet here, and the memory comes from rank 0.
 
     A process that ends without ``close`` ends the group.  ``join_timeout_s``: how long the ranks wait for each other
-    here.  Raises UnavailableError if they do not come in time, or one does not fit.
+    here.  Raises UnavailableError if they do not come in time, or one does not fit.  After ``silent_s`` a line in the
+    log says which ranks this one waits for.
     """
 
     def __init__(
@@ -137,6 +145,7 @@ class JoinedComm(SharedComm):
         timeout_s: float = 0.0,
         join_timeout_s: float = 0.0,
         oversubscribed: bool = False,
+        silent_s: float = _SILENT_S,
     ) -> None:
         self.rank, self.world = rank, world
         self._struct = ctypes.POINTER(CommStruct)()
@@ -149,7 +158,26 @@ class JoinedComm(SharedComm):
             timeout_ms=int(timeout_s * 1000),
             join_timeout_ms=int(join_timeout_s * 1000),
         )
-        _interruptible(lambda: check(library().ps_shared_join(ctypes.byref(options), ctypes.byref(self._struct))))
+        hint, waited = _meeting_hint(), False
+
+        def tell_waiting() -> None:
+            nonlocal waited
+            waited = True
+            others = "the other ranks" if world > 2 else f"rank {1 - rank}"
+            awaited = others if rank == 0 or world == 2 else "rank 0 and the other ranks"
+            limit_s = join_timeout_s or _JOIN_S
+            text = f"Rank {rank} of {world} waits for {awaited}, at most {limit_s:g} s. {hint}"
+            tell("ranks_awaited", text, logging.WARNING, rank=rank, world=world)
+
+        def join() -> None:
+            check(library().ps_shared_join(ctypes.byref(options), ctypes.byref(self._struct)))
+
+        try:
+            _interruptible(join, silent=(silent_s, tell_waiting))
+        except UnavailableError as error:
+            if waited and _LATE in str(error):
+                raise UnavailableError(f"{error}. {hint}") from None
+            raise
 
 
 class MpiComm(SharedComm):
@@ -209,12 +237,27 @@ def _unlink_mpi_memory() -> None:
             os.unlink(name)
 
 
+def _meeting_hint() -> str:
+    """Return what the ranks of a group have in common, by which they find each other, and how to change it."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if address and port:
+        return f"All ranks need MASTER_ADDR={show(address)[1:-1]}, MASTER_PORT={show(port)[1:-1]} and the same user."
+    return (
+        "Ranks find each other by the process that started them. Set MASTER_ADDR and MASTER_PORT to the same values "
+        "for all ranks if different processes start them, for example MASTER_ADDR=127.0.0.1 MASTER_PORT=29500."
+    )
+
+
 def _interruptible(
-    work: Callable[[], None], timeout_s: float | None = None, undo: Callable[[], None] = lambda: None
+    work: Callable[[], None],
+    timeout_s: float | None = None,
+    undo: Callable[[], None] = lambda: None,
+    silent: tuple[float, Callable[[], None]] | None = None,
 ) -> bool:
     """Do work in another thread, so that Ctrl-C ends the wait for it.
 
-    Returns False if it is not done within ``timeout_s``; ``undo`` is called if it succeeds later.
+    Returns False if it is not done within ``timeout_s``; ``undo`` is called if it succeeds later.  ``silent``: a time
+    in seconds, and what is called if the work is not done then.
     """
     errors: list[BaseException] = []
     lock = threading.Lock()
@@ -234,6 +277,10 @@ def _interruptible(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
+        if silent is not None:
+            thread.join(silent[0])
+            if thread.is_alive():
+                silent[1]()
         thread.join(timeout_s)
     finally:
         with lock:

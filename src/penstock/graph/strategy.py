@@ -7,7 +7,7 @@ lie in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -16,7 +16,7 @@ from penstock.checkpoint.sources import Source
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import show, show_tensors
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import InvalidFileError, UnsupportedError
+from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.extras import install_command
 from penstock.graph.ir import Graph
 from penstock.graph.passes.pipeline import cut_rank
@@ -25,7 +25,7 @@ from penstock.sharding.parts import join_rows, select_rows
 from penstock.sharding.source import PlainFolder, WholeTensors
 from penstock.sharding.strategy import Parameter, RowRanges, Strategy, config_checksum
 
-__all__ = ["CapturedModel", "capture_model", "make_strategy"]
+__all__ = ["CapturedModel", "capture_model", "check_parts", "make_strategy"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,45 @@ def make_strategy(captured: CapturedModel, layout: RankLayout | int) -> Strategy
         )
     model_type = model.config.str("model_type", "")
     return Strategy(model_type, config_checksum(model.config), layout, parameters)
+
+
+def check_parts(strategy: Strategy, needed: Strategy, mapped: Collection[str] = ()) -> None:
+    """Check that each rank of ``strategy`` can run with what it stores.
+
+    ``needed``: the strategy of the same model and layout that ``make_strategy`` returns.  ``mapped``: tensors from
+    which a network takes rows; a rank may have more rows of them than it needs.  Raises InvalidArgumentError
+    (``strategy``), which names the parameter and its field.
+    """
+    for name, parameter in strategy.parameters.items():
+        other = needed.parameters[name]
+        if parameter.cut == "same" or other.cut in ("same", "owner"):  # not stored, or not read
+            continue
+        for rank in range(strategy.world):
+            wrong = _wrong_field(parameter, other, rank, strategy.layout, name in mapped)
+            if wrong:
+                raise InvalidArgumentError(
+                    f"strategy: parameters: {show(name)}: {wrong} (rank {rank}). Use a file of `penstock plan`.",
+                    param="strategy",
+                )
+
+
+def _wrong_field(parameter: Parameter, needed: Parameter, rank: int, layout: RankLayout, may_have_more: bool) -> str:
+    """Return which field keeps a rank from running, and what is expected; empty if none does."""
+    rows, own = needed.part_of(rank, layout), parameter.part_of(rank, layout)
+    if rows is None or (own == rows and parameter.axis == needed.axis):
+        return ""
+    if own is None and parameter.cut != "owner":
+        return f"stages: expected {list(needed.stages)}, got {list(parameter.stages)}"
+    is_comparable = own == ((0, parameter.size),) or parameter.axis == needed.axis
+    if may_have_more and is_comparable and all(_is_within(row, own or ()) for row in rows):
+        return ""
+    if parameter.cut != needed.cut:
+        return f"cut: expected {show(needed.cut)}, got {show(parameter.cut)}"
+    return f"ranges: expected {[list(row) for row in rows]}, got {[list(row) for row in own or ()]}"
+
+
+def _is_within(row: tuple[int, int], ranges: RowRanges) -> bool:
+    return any(start <= row[0] and row[1] <= stop for start, stop in ranges)
 
 
 class _Cuts:

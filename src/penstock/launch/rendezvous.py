@@ -1,25 +1,34 @@
 """Launchers of several machines meet at one address, get their ranks, and watch each other.
 
 Messages are lines of JSON.  The launcher that can open the address is the host; the others join it.  Both sides prove
-that they know the token, if there is one: each answers the other's nonce with an HMAC (RFC 2104).  Nothing is
-encrypted: the messages contain numbers of ranks and how they ended.  A beat every half second shows that a machine is
-there; without one for BEAT_LIMIT_S, it counts as lost.  While the group is not whole, a machine that is lost only gives
-back its place: it may join again, and machines whose host is lost connect to the next one.
+that they know the token, if there is one: each answers the other's nonce with an HMAC (RFC 2104).  Without one, both
+ends of a connection within a machine must belong to the same user.  Nothing is encrypted: the messages contain numbers
+of ranks and how they ended.  Text of another machine is made printable before it is shown.  A beat every half second
+shows that a machine is there; without one for BEAT_LIMIT_S, it counts as lost.  While the group is not whole, a
+machine that is lost only gives back its place: it may join again, and machines whose host is lost connect to the next
+one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import json
+import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from penstock.config import is_integer
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
+from penstock.launch.strangers import StrangerServer
+from penstock.processes import peer_user
+from penstock.validation import printable
 from penstock.version import __version__
 
 __all__ = ["BEAT_LIMIT_S", "Link", "NodePlace", "Rendezvous", "host", "is_host", "join"]
@@ -28,6 +37,8 @@ BEAT_LIMIT_S: Final = 2.0
 _BEAT_S: Final = 0.5
 _RETRY_S: Final = 0.2
 _LINE: Final = 1 << 16
+_MAX_TEXT_CHARS: Final = 2000
+_MAX_PLACE: Final = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -121,10 +132,29 @@ class _Peer:
         """
         own = secrets.token_hex(32)
         self.send(nonce=own)
-        theirs = str((await self.receive()).get("nonce"))
+        first = await self.receive()
+        if "refused" in first and not is_host:
+            raise InvalidArgumentError(f"{self.name} refused this machine: {_foreign(first['refused'])}")
+        if not is_host and (problem := self.stranger(token)):
+            raise InvalidArgumentError(f"--rdzv: {self.name} {problem}", param="rdzv")
+        theirs = str(first.get("nonce"))
         self.send(answer=_answer(token, is_host, theirs, own))
         answer = str((await self.receive()).get("answer"))
         return hmac.compare_digest(answer.encode(), _answer(token, not is_host, own, theirs).encode())
+
+    def stranger(self, token: bytes) -> str:
+        """Return why the peer is not trusted without a token; empty if it is, or if there is one.
+
+        The table of connections has the user of a peer within this machine.  Another machine is trusted: the user has
+        passed --trusted-network.
+        """
+        connection = self.writer.get_extra_info("socket")
+        if token or connection is None:
+            return ""
+        user = peer_user.user_of_peer(connection)
+        if user == os.geteuid() or (user is None and not _is_loopback(connection.getpeername()[0])):
+            return ""
+        return "belongs to another user of this machine. Pass --rdzv-token-file, or another port"
 
     async def refuse(self, reason: str) -> None:
         self.send(refused=reason)
@@ -162,7 +192,7 @@ class _Peer:
             except UnavailableError as error:
                 return f"{self.name} is lost: {error}"
             if "failed" in message:
-                return str(message["failed"])[:2000]
+                return _foreign(message["failed"])
             if "done" in message:
                 self.is_done = True
                 self.on_done()
@@ -176,6 +206,17 @@ class _Peer:
         self.writer.close()
 
 
+def _foreign(value: object) -> str:
+    """Return a text of another machine as a terminal may show it."""
+    return printable(str(value)[:_MAX_TEXT_CHARS])
+
+
+def _is_loopback(host: str) -> bool:
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
 def _answer(token: bytes, is_host: bool, peer_nonce: str, own_nonce: str) -> str:
     text = f"{'host' if is_host else 'member'}\n{peer_nonce}\n{own_nonce}"
     return hmac.new(token, text.encode(), "sha256").hexdigest()
@@ -184,7 +225,7 @@ def _answer(token: bytes, is_host: bool, peer_nonce: str, own_nonce: str) -> str
 class _Links:
     """The connections of a host to all other machines, or of another machine to the host."""
 
-    def __init__(self, peers: list[_Peer], server: asyncio.Server | None = None) -> None:
+    def __init__(self, peers: list[_Peer], server: StrangerServer | None = None) -> None:
         self._peers = peers
         self._server = server  # of a host
         self._all_done = asyncio.Event()
@@ -232,7 +273,7 @@ class _Links:
 
 
 async def host(
-    server_socket: Any, rendezvous: Rendezvous, address: str, tell: Callable[[str], None] = lambda _: None
+    listener: socket.socket, rendezvous: Rendezvous, address: str, tell: Callable[[str], None] = lambda _: None
 ) -> tuple[NodePlace, Link]:
     """Wait for the other machines; return the place of this one and the links.  ``address``: by which others reach it.
 
@@ -241,26 +282,47 @@ async def host(
     """
     changes: asyncio.Queue[_Member | None] = asyncio.Queue()  # a machine that joined; None: one may be lost
 
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        member = await _admit(_Peer(reader, writer), rendezvous)
+    async def greet(connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=_LINE)
+        try:
+            member = await _admit(_Peer(reader, writer), rendezvous)
+        except BaseException:
+            writer.transport.abort()
+            raise
         if member is not None:
             changes.put_nowait(member)
 
-    server = await asyncio.start_server(greet, sock=server_socket, limit=_LINE)
+    server = StrangerServer(listener, greet)
     members = [_Member(None, rendezvous.node_rank, rendezvous.nproc, (address, rendezvous.master_port))]
+    try:
+        await _gather(members, changes, rendezvous, tell)
+    except BaseException:
+        server.close()
+        for member in members:
+            if member.peer is not None:
+                await member.peer.close()
+        raise
+    return _places(members, server)
+
+
+async def _gather(
+    members: list[_Member],
+    changes: asyncio.Queue[_Member | None],
+    rendezvous: Rendezvous,
+    tell: Callable[[str], None],
+) -> None:
+    """Add machines to ``members`` until all have come.  UnavailableError if they do not come in time."""
     deadline = time.monotonic() + rendezvous.timeout_s
     while len(members) < rendezvous.num_nodes:
         try:
             member = await asyncio.wait_for(changes.get(), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            server.close()
             reason = _who_is_missing(members, rendezvous)
             for member in members:
                 if member.peer is not None:
                     member.peer.send(missing=reason)
-                    await member.peer.close()
             raise UnavailableError(reason) from None
-        members = await _without_lost(members, tell)
+        members[:] = await _without_lost(members, tell)
         if member is None or member.peer is None:
             continue
         if member.wanted is not None and any(member.wanted == other.wanted for other in members):
@@ -268,7 +330,6 @@ async def host(
         else:
             members.append(member)
             member.peer.watch().add_done_callback(lambda _: changes.put_nowait(None))
-    return _places(members, server)
 
 
 async def _without_lost(members: list[_Member], tell: Callable[[str], None]) -> list[_Member]:
@@ -298,6 +359,9 @@ async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _Member | None:
     """Check what a machine brings; return it, or None after it was refused."""
     host, port, *_ = peer.writer.get_extra_info("peername")
     peer.name = f"the machine at {host}:{port}"
+    if problem := peer.stranger(rendezvous.token):
+        await peer.refuse(f"its connection {problem}")
+        return None
     try:
         proved = await asyncio.wait_for(peer.prove(rendezvous.token, is_host=True), 10.0)
         message = await asyncio.wait_for(peer.receive(), 10.0) if proved else {}
@@ -311,7 +375,7 @@ async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _Member | None:
     return _Member(peer, message.get("node_rank"), message["nproc"], (host, message["master_port"]))
 
 
-def _places(members: list[_Member], server: asyncio.Server) -> tuple[NodePlace, Link]:
+def _places(members: list[_Member], server: StrangerServer) -> tuple[NodePlace, Link]:
     """Number the machines and tell each its place; return that of the host, and the links."""
     free = iter(sorted(set(range(len(members))) - {member.wanted for member in members}))
     ordered = sorted(
@@ -342,7 +406,7 @@ def _misfit(message: Mapping[str, Any], rendezvous: Rendezvous) -> str:
         ("--nnodes", rendezvous.num_nodes, message.get("num_nodes")),
     ):
         if own != theirs:
-            return f"{name}: this machine has {str(theirs)[:100]}, the host has {own}"
+            return f"{name}: this machine has {_foreign(theirs)[:100]}, the host has {own}"
     nproc, wanted, port = message.get("nproc"), message.get("node_rank"), message.get("master_port")
     if type(port) is not int or not 1 <= port <= 65535:
         return "--master-port: expected an integer from 1 to 65535"
@@ -442,14 +506,28 @@ async def _await_place(peer: _Peer, rendezvous: Rendezvous, deadline: float) -> 
     while time.monotonic() < deadline + 1.0:
         message = await peer.receive_in_time()
         if "missing" in message:
-            raise UnavailableError(str(message["missing"])[:2000])
+            raise UnavailableError(_foreign(message["missing"]))
         if "refused" in message:
-            raise InvalidArgumentError(f"{peer.name} refused this machine: {str(message['refused'])[:2000]}")
+            raise InvalidArgumentError(f"{peer.name} refused this machine: {_foreign(message['refused'])}")
         if "beat" not in message:
-            try:
-                return NodePlace(**message["place"])
-            except (KeyError, TypeError):
-                raise UnavailableError(f"{peer.name} sent a malformed reply") from None
+            return _place_of(message.get("place"), peer.name)
     raise UnavailableError(
         f"--nnodes: not all {rendezvous.num_nodes} machines joined within {rendezvous.timeout_s:g} s"
     )
+
+
+def _place_of(values: object, name: str) -> NodePlace:
+    """Return the place that a host sent, after a check of each value.  UnavailableError if one is not right."""
+    try:
+        place = NodePlace(**values) if isinstance(values, dict) else None
+    except TypeError:
+        place = None
+    if place is None or not all(
+        is_integer(number, 0, _MAX_PLACE)
+        for number in (place.node_rank, place.num_nodes, place.first_rank, place.world, place.master_port)
+    ):
+        raise UnavailableError(f"{name} sent a malformed reply")
+    address = place.master_addr
+    if not isinstance(address, str) or not address.isprintable() or not 0 < len(address) < 256:
+        raise UnavailableError(f"{name} sent a malformed reply")
+    return place

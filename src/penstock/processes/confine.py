@@ -1,6 +1,7 @@
 """Confine this process for good before it reads what a stranger wrote: no network, no programs, no changed files.
 
-A seccomp filter (Linux) refuses the system calls that could do so; descriptors that are open already stay usable.
+A seccomp filter (Linux) has a list of the system calls that the process needs and refuses all others; descriptors that
+are open already stay usable.  Landlock, where the kernel has it, refuses the same once more, by what a call does.
 """
 
 from __future__ import annotations
@@ -11,56 +12,117 @@ import os
 import platform
 import resource
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import UnsupportedError
+from penstock.processes.allowed_calls import ALLOWED, CONDITIONAL
+from penstock.processes.landlock import restrict
 
 __all__ = ["confine", "limit_resources"]
 
 _NO_NEW_PRIVS = 38
 _FILTER_MODE, _ALL_THREADS = 1, 1
 _SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
+_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_COLUMN: Final = {"x86_64": 0, "aarch64": 1}
+_WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _THREAD: Final = 0x10000
 """CLONE_THREAD: a thread, which may be started, and no process."""
-_WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_NAMESPACES: Final = 0x7E02_0000 | 0x80_A080
+"""Flags of clone that no thread of a C library has: namespaces, and another tracer or parent."""
+_TERMINAL_QUERIES: Final = (0x5401, 0x5413, 0x802C542A)
+"""TCGETS, TIOCGWINSZ and TCGETS2: isatty asks with one of them."""
+_CLOSE_ON_EXEC: Final = (0x5451, 0x5450)
+_DESCRIPTOR_FLAGS: Final = (0, 1, 2, 3, 1030)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL and F_DUPFD_CLOEXEC.  F_SETOWN would send signals to other processes."""
+_THREAD_NAME: Final = (15, 16)
+_FIRST_POISON: Final = 100
+"""MADV_HWPOISON: from here on, madvise takes memory from the whole machine."""
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32: Final = 0x40000000
+_NEW_CALLS: Final = 424
+"""Calls from here on are those of Linux 5.1 and later, with the same numbers on all machines.  A library that uses one
+falls back to an older call when it is told that the kernel has none."""
 
-_REFUSED: Final = {  # by machine: sockets; programs and other processes; shared memory and queues; names and modes of
-    # files; mounts, kernel modules, keys, and interfaces that would do the same in another way
-    "x86_64": (
-        41, 53, 42, 49, 50, 43, 288, 44, 46, 307,
-        59, 322, 57, 58, 101, 310, 311, 62, 200, 129, 234, 297, 424, 438, 302,
-        29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 240, 241,
-        85, 87, 263, 82, 264, 316, 83, 258, 84, 86, 265, 88, 266, 90, 91, 268, 452, 92, 93, 94, 260, 76, 133, 259,
-        132, 235, 261, 280, 188, 189, 190, 197, 198, 199,
-        165, 166, 428, 429, 430, 432, 442, 161, 155, 272, 308, 425, 426, 427, 321, 323, 298, 250, 248, 249, 304,
-    ),
-    "aarch64": (
-        198, 199, 203, 200, 201, 202, 242, 206, 211, 269,
-        221, 281, 117, 270, 271, 129, 130, 138, 131, 240, 424, 438, 261,
-        194, 195, 196, 190, 191, 193, 186, 187, 188, 189, 180, 181,
-        35, 38, 276, 34, 37, 36, 52, 53, 452, 54, 55, 45, 33, 88, 5, 6, 7, 14, 15, 16,
-        40, 39, 428, 429, 430, 432, 442, 51, 41, 97, 268, 425, 426, 427, 280, 282, 241, 219, 217, 218, 265,
-    ),
-}  # fmt: skip
-_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_CLONE: Final = {"x86_64": 56, "aarch64": 220}
-_OPEN: Final = {"x86_64": ((2, 1), (257, 2)), "aarch64": ((56, 2),)}
-"""System calls that open a file, and which argument has the flags."""
-_ABSENT: Final = (435, 437)
-"""clone3 and openat2, whose flags a filter cannot see; the C library then uses the older calls."""
+_REFUSE: Final = _ERROR | errno.EPERM
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
+def _argument(index: int, *, high: bool = False) -> bytes:
+    """Load one half of an argument; both machines are little-endian."""
+    return _instruction(_LOAD, _ARGUMENTS_AT + 8 * index + 4 * high)
+
+
+def _allowed_if_one_of(index: int, values: tuple[int, ...]) -> list[bytes]:
+    program = [_argument(index)]
+    for value in values:
+        program += [_instruction(_EQUAL, value, 0, 1), _instruction(_RETURN, _ALLOW)]
+    return [*program, _instruction(_RETURN, _REFUSE)]
+
+
+def _opened_to_read(index: int) -> list[bytes]:
+    return [
+        _argument(index),
+        _instruction(_ANY_BIT, _WRITES, 0, 1),
+        _instruction(_RETURN, _REFUSE),
+        _instruction(_RETURN, _ALLOW),
+    ]
+
+
+def _thread() -> list[bytes]:
+    return [
+        _argument(0),
+        _instruction(_ANY_BIT, _NAMESPACES, 1, 0),
+        _instruction(_ANY_BIT, _THREAD, 1, 0),
+        _instruction(_RETURN, _REFUSE),
+        _instruction(_RETURN, _ALLOW),
+    ]
+
+
+def _own_limits_read() -> list[bytes]:
+    """prlimit64 of this process (0), without a new limit: as root it could raise its own."""
+    return [
+        _argument(0),
+        _instruction(_EQUAL, 0, 0, 5),
+        _argument(2),
+        _instruction(_EQUAL, 0, 0, 3),
+        _argument(2, high=True),
+        _instruction(_EQUAL, 0, 0, 1),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_RETURN, _REFUSE),
+    ]
+
+
+def _advice() -> list[bytes]:
+    return [
+        _argument(2),
+        _instruction(_AT_LEAST, _FIRST_POISON, 0, 1),
+        _instruction(_RETURN, _REFUSE),
+        _instruction(_RETURN, _ALLOW),
+    ]
+
+
+_CONDITIONS: Final[dict[str, Callable[[], list[bytes]]]] = {
+    "open": lambda: _opened_to_read(1),
+    "openat": lambda: _opened_to_read(2),
+    "clone": _thread,
+    "ioctl": lambda: _allowed_if_one_of(1, _TERMINAL_QUERIES + _CLOSE_ON_EXEC),
+    "fcntl": lambda: _allowed_if_one_of(1, _DESCRIPTOR_FLAGS),
+    "prctl": lambda: _allowed_if_one_of(0, _THREAD_NAME),
+    "prlimit64": _own_limits_read,
+    "tgkill": lambda: _allowed_if_one_of(0, (os.getpid(),)),  # abort signals its own thread
+    "madvise": _advice,
+}
+
+
 def _filter(machine: str) -> bytes:
-    """Return the filter as a program of classic BPF: no call with a jump of more than two instructions."""
-    refuse, absent = _ERROR | errno.EPERM, _ERROR | errno.ENOSYS
+    """Return the filter as a program of classic BPF: each block of a call ends with a return."""
     program = [
         _instruction(_LOAD, _ARCH_AT),
         _instruction(_EQUAL, _ARCH[machine], 1, 0),
@@ -69,32 +131,25 @@ def _filter(machine: str) -> bytes:
         _instruction(_AT_LEAST, _X32, 0, 1),
         _instruction(_RETURN, _KILL),
     ]
-    for number in _REFUSED[machine]:
-        program += [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, refuse)]
-    for number in _ABSENT:
-        program += [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, absent)]
-    for number, argument in _OPEN[machine]:
-        program += [
-            _instruction(_EQUAL, number, 0, 4),
-            _instruction(_LOAD, _ARGUMENTS_AT + 8 * argument),
-            _instruction(_ANY_BIT, _WRITES, 0, 1),
-            _instruction(_RETURN, refuse),
-            _instruction(_RETURN, _ALLOW),
-        ]
+    blocks = {name: (numbers, [_instruction(_RETURN, _ALLOW)]) for name, numbers in ALLOWED.items()}
+    blocks |= {name: (numbers, _CONDITIONS[name]()) for name, numbers in CONDITIONAL.items()}
+    for numbers, block in blocks.values():
+        number = numbers[_COLUMN[machine]]
+        if number is not None:
+            program += [_instruction(_EQUAL, number, 0, len(block)), *block]
     program += [
-        _instruction(_EQUAL, _CLONE[machine], 0, 3),
-        _instruction(_LOAD, _ARGUMENTS_AT),
-        _instruction(_ANY_BIT, _THREAD, 1, 0),
-        _instruction(_RETURN, refuse),
-        _instruction(_RETURN, _ALLOW),
+        _instruction(_AT_LEAST, _NEW_CALLS, 0, 1),
+        _instruction(_RETURN, _ERROR | errno.ENOSYS),
+        _instruction(_RETURN, _REFUSE),
     ]
     return b"".join(program)
 
 
 def confine() -> None:
-    """Refuse all threads of this process, now and later: sockets, programs, files to write, rename or remove.
+    """Allow all threads of this process, now and later, to read files, to compute and to write to open descriptors.
 
-    Raises UnsupportedError where the kernel or the machine does not allow it.
+    Other system calls fail with EPERM, and those of Linux 5.1 and later with ENOSYS.  Raises UnsupportedError where
+    the kernel or the machine does not allow it.
     """
     machine = platform.machine()
     if machine not in _ARCH:
@@ -104,9 +159,10 @@ def confine() -> None:
     descriptor = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     libc = ctypes.CDLL(None, use_errno=True)
     number, mode, flags = (ctypes.c_long(value) for value in (_SECCOMP[machine], _FILTER_MODE, _ALL_THREADS))
-    if libc.prctl(_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))) or libc.syscall(
-        number, mode, flags, ctypes.c_char_p(descriptor)
-    ):
+    if libc.prctl(_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
+        raise UnsupportedError(f"A process cannot be confined here: {os.strerror(ctypes.get_errno())}")
+    restrict()
+    if libc.syscall(number, mode, flags, ctypes.c_char_p(descriptor)):
         raise UnsupportedError(f"A process cannot be confined here: {os.strerror(ctypes.get_errno())}")
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
-from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.sharding.strategy import Strategy
 
 __all__ = ["add_parser", "run"]
 
@@ -63,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             report = merge_folder(source, out, show)
         else:
             strategy = Strategy.read(_existing("strategy", args.strategy))
+            _check_parts(source, strategy)
             previous = None if args.previous is None else Strategy.read(_existing("from", args.previous))
             report = shard_folder(source, out, strategy, previous=previous, progress=show)
     if args.verbose:
@@ -74,6 +79,25 @@ def run(args: argparse.Namespace) -> int:
         f"parameters equal the source, sha256 {report.checksum}"
     )
     return 0
+
+
+def _check_parts(source: Path, strategy: Strategy) -> None:
+    """Refuse a strategy with which the ranks cannot run; InvalidArgumentError names the field.
+
+    Without PyTorch, and for a network that only its user's script has, there is nothing to compare with.
+    """
+    from penstock.graph.strategy import capture_model, check_parts, make_strategy
+    from penstock.sharding.source import open_whole
+
+    model = open_whole(source)
+    strategy.check_model(model.config, model.tensors, source)
+    try:
+        captured = capture_model(model)
+        needed = make_strategy(captured, strategy.layout)
+    except PenstockError:
+        return
+    mapped = {piece.tensor for pieces in captured.sources.values() for piece in pieces}
+    check_parts(strategy, needed, mapped)
 
 
 def _existing(option: str, path: str) -> Path:

@@ -6,17 +6,21 @@ import argparse
 import errno
 import ipaddress
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.options import add_parser_of
 from penstock.config import check_integer
-from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.errors import FileAccessError, InvalidArgumentError, UnavailableError
 from penstock.processes.reconnect import RetryLines
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ __all__ = ["add_parser", "run"]
 
 _PROCESS: Final = (sys.executable, "-P", "-m", "penstock.cluster.placement.ray_node")
 _PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0)
+_TEMPORARY: Final = "/tmp"  # noqa: S108 - mkdtemp makes a new folder in it for this user only
+"""Not TMPDIR: the kernel limits the length of a socket's path, and Ray's names are long."""
 _LASTING_S: Final = 60.0
 """After a node that lasted so long, the pauses begin again with the first one."""
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
@@ -72,7 +78,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="accept an address that is not private (default: refuse it)",
     )
     parser.add_argument(
-        "--temp-folder", default="", metavar="PATH", help="folder for sockets and logs (default: /tmp/ray)"
+        "--temp-folder",
+        default="",
+        metavar="PATH",
+        help="folder for sockets and logs, which only you can access (default: a new one in /tmp, removed at the end)",
     )
     parser.add_argument(
         "--once",
@@ -95,10 +104,19 @@ def run(args: argparse.Namespace) -> int:
     check_ray()
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
+    is_temporary = not args.temp_folder
+    if is_temporary:
+        args.temp_folder = tempfile.mkdtemp(prefix="penstock-ray-", dir=_TEMPORARY)
     try:
         reason = _run_node(args.token_file, _settings(args)) if args.join is None else _stay_joined(args)
     except KeyboardInterrupt:
+        if is_temporary:
+            shutil.rmtree(args.temp_folder, ignore_errors=True)
         return 0
+    finally:
+        if is_temporary:
+            with suppress(OSError):  # after a failure the logs stay
+                os.rmdir(args.temp_folder)
     raise UnavailableError(reason)
 
 
@@ -149,7 +167,7 @@ def _run_node(token_file: Path, settings: NodeSettings) -> str:
         _tell_started(settings)
         end = json.loads(process.stdout.readline() or "{}")
         cause = f"Ray's process {end['lost']} ended, and with it the node" if end else "the node ended"
-        return f"{cause}; see the logs in its temporary folder"
+        return f"{cause}; see the logs in {settings.folder}"
     except KeyboardInterrupt:
         for number in (*_SIGNALS, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -204,6 +222,26 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InvalidArgumentError("--address: required for the head, the address by which other machines reach it")
     if args.address is not None:
         _check_address(args)
+    if args.temp_folder:
+        _check_folder(Path(args.temp_folder).absolute())
+
+
+def _check_folder(path: Path) -> None:
+    """Make the folder if it is not there; refuse one that others can access, because Ray gives them access to its own.
+
+    Raises InvalidArgumentError and FileAccessError.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise FileAccessError(f"--temp-folder: {path}: {error.strerror}", param="temp_folder") from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise InvalidArgumentError(
+            f"--temp-folder: {path}: expected a folder of yours that others cannot access. Run `chmod 700 PATH`, or "
+            "name another one",
+            param="temp_folder",
+        )
 
 
 def _settings(args: argparse.Namespace) -> NodeSettings:
@@ -220,6 +258,8 @@ def _settings(args: argparse.Namespace) -> NodeSettings:
 
 def _check_address(args: argparse.Namespace) -> None:
     """Refuse an address that is not one of this machine in a private network; InvalidArgumentError."""
+    from penstock.cluster.placement.ray_setup import LOOPBACK
+
     address = args.address
     try:
         ip = ipaddress.ip_address(address)
@@ -227,10 +267,16 @@ def _check_address(args: argparse.Namespace) -> None:
         raise InvalidArgumentError(
             f"--address: expected an IP address, got {address!r:.100}", param="address"
         ) from None
-    if ip in (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")) or ip.is_unspecified:
+    if ip.is_unspecified:
         raise InvalidArgumentError(
             f"--address: expected the address of this machine in its network, got {address}. To try it on one machine, "
-            "use 127.0.0.2",
+            "use 127.0.0.1",
+            param="address",
+        )
+    if ip.is_loopback and address != LOOPBACK:
+        raise InvalidArgumentError(
+            f"--address: expected {LOOPBACK} or an address that other machines reach, got {address}, for which Ray "
+            "would listen on all addresses of this machine",
             param="address",
         )
     if not ip.is_private and not args.trusted_network:

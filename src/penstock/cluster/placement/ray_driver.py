@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from penstock.cluster.placement.ray_setup import NAMESPACE, VERSION_LABEL, check_cluster
+from penstock.cluster.placement.ray_setup import NAMESPACE, VERSION_LABEL, check_cluster, keep_loopback
 from penstock.cluster.placement.ray_supervisor import Supervisor
 from penstock.errors import PenstockError, UnavailableError
 from penstock.version import __version__
@@ -271,6 +271,7 @@ def main() -> int:
         check_cluster(address)
         import ray
 
+        keep_loopback(address)
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except (PenstockError, Exception) as error:
         text = " ".join(str(error).split())[:500]

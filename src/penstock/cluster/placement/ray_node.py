@@ -13,13 +13,14 @@ import os
 import select
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from penstock.cluster.placement.ray_setup import VERSION_LABEL, check_cluster, publish_version
 from penstock.errors import PenstockError
 from penstock.version import __version__
 
-__all__ = ["FIRST_WORKER_PORT", "NUM_OWN_PORTS", "NUM_PORTS", "NodeSettings", "main"]
+__all__ = ["FIRST_WORKER_PORT", "NUM_OWN_PORTS", "NUM_PORTS", "RAY_FOLDER", "NodeSettings", "main"]
 
 NUM_PORTS: Final = 200
 """Ports that a node uses, from its first one on."""
@@ -29,6 +30,8 @@ FIRST_WORKER_PORT: Final = 10
 """The first ports are those of the node itself; Ray's workers, one per group, use the others."""
 _NEEDED: Final = ("gcs_server", "raylet")
 """Ray's processes that a node cannot be without; the first one runs on the head only."""
+RAY_FOLDER: Final = "ray"
+"""Ray's own folder in that of the node."""
 _LOOK_S: Final = 0.5
 _STORE_BYTES: Final = 75 << 20
 """The least that Ray accepts; nothing of Penstock goes there."""
@@ -40,7 +43,8 @@ class NodeSettings:
 
     ``join``: HOST:PORT of the head; "" starts the head, at ``port``.  ``address``: of this machine.  ``first_port``:
     the first of ``NUM_PORTS`` ports.  ``num_cpus``, ``memory_bytes``: what groups may use; 0: all that is there.
-    ``folder``: for Ray's sockets and logs; "" is /tmp/ray.
+    ``folder``: for Ray's sockets and logs.  Only its owner may access it, because Ray gives all users access to its own
+    folder in it.
     """
 
     address: str
@@ -78,7 +82,7 @@ def _parameters(settings: NodeSettings) -> dict[str, Any]:
         "no_monitor": True,
         "ray_client_server_port": None,
         "labels": {VERSION_LABEL: __version__.replace("+", "_")},
-        "temp_dir": settings.folder or None,
+        "temp_dir": str(Path(settings.folder, RAY_FOLDER)),
     }
 
 

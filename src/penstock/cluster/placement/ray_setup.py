@@ -20,12 +20,23 @@ from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.extras import install_command
 from penstock.version import __version__
 
-__all__ = ["NAMESPACE", "RAY_MINOR", "VERSION_LABEL", "check_cluster", "check_ray", "environment", "split_address"]
-__all__ += ["local_address", "own_versions"]
+__all__ = [
+    "LOOPBACK",
+    "NAMESPACE",
+    "RAY_MINOR",
+    "VERSION_LABEL",
+    "check_cluster",
+    "check_ray",
+    "environment",
+    "split_address",
+]
+__all__ += ["keep_loopback", "local_address", "own_versions"]
 
 RAY_MINOR: Final = "2.60"
 """The minor version of Ray: nodes and drivers of other versions do not understand each other."""
 NAMESPACE: Final = "penstock"
+LOOPBACK: Final = "127.0.0.1"
+"""The only address of a node for which Ray listens on that address; for others it listens on all of the machine."""
 VERSION_LABEL: Final = "penstock/version"
 """The label of a node that runs this version of Penstock."""
 _KEY: Final = b"penstock_version"
@@ -80,6 +91,16 @@ def local_address(host: str, port: int) -> str:
             return str(connection.getsockname()[0])
     except OSError as error:
         raise UnavailableError(f"{host}:{port}: the head of the cluster does not answer: {error}") from error
+
+
+def keep_loopback(address: str) -> None:
+    """Let Ray reach a head at 127.0.0.1 by that address, and not by another one of this machine.
+
+    The function that is replaced is private to Ray; the pinned minor has it.
+    """
+    if address.rpartition(":")[0] == LOOPBACK:
+        services: Any = importlib.import_module("ray._private.services")
+        services.resolve_ip_for_localhost = lambda host: host
 
 
 def own_versions() -> dict[str, str]:

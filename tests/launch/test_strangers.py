@@ -1,0 +1,201 @@
+"""Strangers at the address where launchers meet: other users, idle connections, and text that is no text."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidArgumentError, UnavailableError
+from penstock.launch import rendezvous
+from penstock.launch.rendezvous import NodePlace, Rendezvous, host, join
+from penstock.launch.strangers import MAX_STRANGERS, StrangerServer
+from penstock.processes import peer_user
+from tests.support.errors import raises
+
+SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin")
+TOKEN = b"a token of both machines"
+
+
+def settings(number: int | None, token: bytes = b"", timeout_s: float = 60.0) -> Rendezvous:
+    return Rendezvous("", token, 2, 1, number, 1000, timeout_s)
+
+
+async def ended(hosting: asyncio.Future[Any]) -> None:
+    """Cancel a host, and wait until it has closed its connections."""
+    hosting.cancel()
+    with suppress(asyncio.CancelledError):
+        await hosting
+    await asyncio.sleep(0)
+
+
+async def both(listener: socket.socket, token: bytes = b"") -> list[NodePlace]:
+    """The places of a host and of a guest."""
+    address = listener.getsockname()
+    results = await asyncio.gather(host(listener, settings(0, token), "127.0.0.1"), join(address, settings(1, token)))
+    await asyncio.gather(*(link.finish() for _, link in results))
+    return [place for place, _ in results]
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_the_user_of_a_peer_is_known(family: socket.AddressFamily, address: str) -> None:
+    with (
+        socket.create_server((address, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2]) as own,
+        listener.accept()[0] as other,
+    ):
+        assert peer_user.user_of_peer(own) == peer_user.user_of_peer(other) == os.geteuid()
+        own.shutdown(socket.SHUT_WR)
+        assert peer_user.user_of_peer(other) is None  # half closed: no user is certain
+
+
+def test_another_user_cannot_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first connection is another user's; the second one is of this user."""
+    users = iter([os.geteuid() + 1])
+    monkeypatch.setattr(peer_user, "user_of_peer", lambda _: next(users, os.geteuid()))
+
+    async def run() -> tuple[dict[str, Any], list[NodePlace]]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        hosting = asyncio.ensure_future(host(listener, settings(0), "127.0.0.1"))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        message = json.loads(await reader.readline())
+        assert await reader.read() == b""
+        writer.close()
+        (place, link), (own, own_link) = await asyncio.gather(hosting, join(listener.getsockname(), settings(1)))
+        await asyncio.gather(link.finish(), own_link.finish())
+        return message, [place, own]
+
+    message, places = asyncio.run(run())
+    assert message.keys() == {"refused"}
+    assert [place.node_rank for place in places] == [0, 1]
+
+
+def test_a_host_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = iter([os.geteuid()])  # as the host sees the guest
+    monkeypatch.setattr(peer_user, "user_of_peer", lambda _: next(users, os.geteuid() + 1))
+
+    async def run() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        hosting = asyncio.ensure_future(host(listener, settings(0), "127.0.0.1"))
+        try:
+            await join(listener.getsockname(), settings(1))
+        finally:
+            await ended(hosting)
+
+    with raises(InvalidArgumentError, param="rdzv", match="--rdzv-token-file"):
+        asyncio.run(run())
+
+
+def test_a_token_joins_whoever_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_user, "user_of_peer", lambda _: os.geteuid() + 1)
+    places = asyncio.run(both(socket.create_server(("127.0.0.1", 0)), TOKEN))
+    assert [place.node_rank for place in places] == [0, 1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not SYSTEM_PYTHON, reason="needs root, and a Python that each user may run")
+def test_a_process_of_another_user_is_refused() -> None:
+    script = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print(s.recv(9999))"
+
+    async def run(listener: socket.socket) -> bytes:
+        hosting = asyncio.ensure_future(host(listener, settings(0), "127.0.0.1"))
+        command = (SYSTEM_PYTHON, "-I", "-S", "-c", script, str(listener.getsockname()[1]))
+        done = await asyncio.to_thread(subprocess.run, command, stdout=subprocess.PIPE, user=65534, check=True)
+        await ended(hosting)
+        return done.stdout
+
+    assert b"refused" in asyncio.run(run(socket.create_server(("127.0.0.1", 0))))
+
+
+def test_idle_connections_are_bounded_and_a_guest_joins() -> None:
+    num_idle = 200
+
+    async def run() -> list[NodePlace]:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=num_idle)
+        hosting = asyncio.ensure_future(host(listener, settings(0, TOKEN), "127.0.0.1"))
+        idle = [await asyncio.open_connection(*listener.getsockname()) for _ in range(num_idle)]
+        (place, link), (own, own_link) = await asyncio.gather(hosting, join(listener.getsockname(), settings(1, TOKEN)))
+        for reader, _ in idle[: num_idle - MAX_STRANGERS]:
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):  # the host has closed it
+                await reader.readexactly(1 << 20)
+        await asyncio.gather(link.finish(), own_link.finish())
+        for _, writer in idle:
+            writer.close()
+        return [place, own]
+
+    assert [place.node_rank for place in asyncio.run(run())] == [0, 1]
+
+
+class _Exhausted(socket.socket):
+    """A listening socket whose first calls of accept find no file descriptor."""
+
+    num_failures = 3
+
+    def accept(self) -> Any:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_accept_pauses_when_no_descriptor_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
+        listener = _Exhausted()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = StrangerServer(listener, accepted.put, pause_s=0)
+        with socket.create_connection(listener.getsockname()), await accepted.get():
+            server.close()
+        assert listener.num_failures == 0
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert caplog.records == []
+
+
+def test_text_of_other_machines_is_printable() -> None:
+    async def run() -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        (_, link), (_, own) = await asyncio.gather(
+            host(listener, settings(0), "127.0.0.1"), join(listener.getsockname(), settings(1))
+        )
+        await own.fail("rank 1 \x1b]0;title\x07\x1b[2Jfailed\u202e")
+        return await link.lost()
+
+    assert asyncio.run(run()) == "rank 1 ?]0;title??[2Jfailed?"
+
+
+@pytest.mark.parametrize(
+    "change", [{"master_addr": "a\0b"}, {"master_addr": 5}, {"world": "2"}, {"first_rank": -1}, {"x": 1}]
+)
+def test_malformed_places_are_refused(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(listener: socket.socket) -> None:
+        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+        reader, writer = await asyncio.open_connection(sock=connection)
+        place = vars(NodePlace(1, 2, 1, 2, "127.0.0.1", 1000)) | change
+        nonce = json.loads(await reader.readline())["nonce"]
+        for message in ({"nonce": "0"}, {"answer": rendezvous._answer(b"", True, nonce, "0")}, {"place": place}):
+            writer.write(json.dumps(message).encode() + b"\n")
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            serving = asyncio.ensure_future(serve(listener))
+            try:
+                await join(listener.getsockname(), settings(1))
+            finally:
+                await serving
+
+    with raises(UnavailableError, match="malformed"):
+        asyncio.run(run())
