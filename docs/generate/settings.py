@@ -10,8 +10,8 @@ from generate.markdown import code, definitions, fields, page, summary, table
 from penstock import env
 from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.llm.local_backend import LocalModels
-from penstock.offline.export_config import MODEL_FIELDS, SECTIONS
 from penstock.offline.infer_config import InferConfig
+from penstock.offline.model_file import MODEL_FIELDS, SECTIONS
 from penstock.runtime.program import ProgramLimits
 from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.servables.api.settings import Settings
@@ -42,7 +42,7 @@ def configuration() -> str:
         "## Environment variables",
         definitions(variables()),
         *parts,
-        "## The YAML file of an export",
+        "## The YAML file of a model",
         f"Sections: {', '.join(map(code, SECTIONS))}. Fields of `model.model_config`: "
         f"{', '.join(map(code, MODEL_FIELDS))}. [Offline use](../guides/offline.md#making-bundles) explains them.",
     )

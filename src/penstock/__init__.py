@@ -142,7 +142,7 @@ _HOMES = {
 }
 
 
-_MODULES = ("client", "lite", "servable")
+_MODULES = ("client", "lite", "models", "nn", "ops", "servable")
 _INSTEAD = {
     "AsyncEngineArgs": "AsyncLLM",
     "AsyncLLMEngine": "AsyncLLM",

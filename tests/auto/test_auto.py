@@ -167,7 +167,7 @@ def test_a_yaml_file_of_mindformers_opens_a_checkpoint(tmp_path):
     with AutoModel.from_config(str(ours)) as model:
         assert model.llm.engine.max_len == 32
     for text, message in (
-        (YAML.format(path=DEMO, parallel="True"), "use_parallel"),
+        (YAML.format(path=DEMO, parallel="1"), "use_parallel"),
         (YAML.format(path="llama2_7b.ckpt", parallel="False"), "ckpt files"),
         (YAML.format(path="none", parallel="False"), "none: "),
         ("model: {}\n", "load_checkpoint: "),
@@ -197,6 +197,10 @@ def test_a_tokenizer_has_what_tutorials_use(tmp_path):
         (lambda: tokenizer(["a", "import os"], return_tensors="np"), "equal length"),
         (lambda: AutoTokenizer.from_pretrained(3), "^model: "),
         (lambda: AutoConfig.from_pretrained(""), "^model: "),
+        (lambda: AutoTokenizer(str(DEMO)), "^tokenizer: .*from_pretrained.* got str"),
+        (lambda: AutoModel(str(DEMO)), "^llm: .*from_pretrained.* got str"),
+        (lambda: penstock.pipeline(str(DEMO)), f"^model: .*'text_generation', '{DEMO}'"),
+        (lambda: penstock.pipeline("text-generation"), "^model: .* got none"),
         (lambda: AutoTokenizer.from_pretrained(DEMO).apply_chat_template(messages), "no chat template"),
     ):
         with pytest.raises(PenstockError, match=message):

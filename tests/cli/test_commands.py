@@ -221,6 +221,22 @@ def test_a_wrong_option_is_named_in_one_line(penstock_inline, tmp_path, args, me
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["run", f"{FOLDER}/config.json", "x"], f"not a bundle. Pass a checkpoint folder, such as {FOLDER}, a GGUF"),
+        (["inspect", __file__], "not a bundle. Pass a checkpoint folder, a GGUF file or a .psm bundle."),
+        (["serve", DEMO, "--api-key-file", "gone"], "penstock: --api-key-file: gone: No such file"),
+        (["worker", DEMO, "--primary", "h:1", "--token-file", "gone"], "penstock: --token-file: gone: No such file"),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_to_pass(penstock_inline, args, message):
+    done = penstock_inline(*args)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_small_file_is_not_a_bundle(penstock_command, tmp_path):
     (tmp_path / "text.psm").write_text("hello\n")
     done = penstock_command("run", tmp_path / "text.psm", "x")

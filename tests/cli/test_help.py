@@ -82,6 +82,8 @@ def test_help_loads_nothing_heavy(has_colour):
     ("arguments", "expected"),
     [
         (["rnu"], "unknown command 'rnu'. Did you mean run?"),
+        (["generate", "m", "p"], "unknown command 'generate'. Did you mean run?"),
+        (["version"], "unknown command 'version'. Did you mean --version?"),
         (["run", "m", "p", "--temprature", "1"], "unknown option --temprature. Did you mean --temperature?"),
         (["run", "m", "p", "--max_tokens=1"], "unknown option --max_tokens. Did you mean --max-tokens?"),
         (["serve", "m", "--max-model-len", "1"], "unknown option --max-model-len. Did you mean --context-len?"),
@@ -96,6 +98,11 @@ def test_help_loads_nothing_heavy(has_colour):
         (["completion", "tcsh"], "unknown value 'tcsh': expected one of bash, zsh, fish"),
         (["models", "lsit"], "Did you mean list?"),
         (["--verbos"], "unknown option --verbos."),
+        (["export", "m", "--foo", "o.psm"], "unknown option --foo. See"),
+        (["run", "--foo"], "unknown option --foo. See"),
+        (["models", "--service", "http://x"], "unknown option --service. See"),
+        (["inspect"], "the following arguments are required: MODEL"),
+        (["export", "m", "--scheme", "w8a8", "o.psm", "third"], "unexpected argument 'third'"),
         (["-v"], "unknown option -v. Did you mean --version?"),
         (["run", "m", "p", "--max-token", "4"], "unknown option --max-token. Did you mean --max-tokens?"),
         (["serve", "m", "--api-key", "secret"], "unknown option --api-key. Did you mean --api-key-file?"),
@@ -127,6 +134,24 @@ def test_wrong_usage_is_one_line_with_a_suggestion(capsys, arguments, expected):
 def test_model_and_prompt_may_be_options(arguments):
     args = make_parser(["run"]).parse_args(["run", *arguments])
     assert (args.model, args.prompt) == ("M", "-P")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (["export", "M", "--scheme", "w8a8", "O.psm", "--yes"], {"model": "M", "out": "O.psm", "scheme": "w8a8"}),
+        (["export", "--scheme=w8a8", "M", "-y", "O.psm"], {"model": "M", "out": "O.psm", "yes": True}),
+        (["export", "M", "--yes", "--", "-o.psm"], {"model": "M", "out": "-o.psm"}),
+        (["infer", "-m", "M", "P", "-n", "3", "Q", "--stream"], {"prompts": ["P", "Q"], "stream": True}),
+        (["infer", "P", "-n3", "-5", "a -b"], {"prompts": ["P", "-5", "a -b"], "max_tokens": 3}),
+        (["infer", "P", "--stream", "true", "Q"], {"prompts": ["P", "Q"], "stream": True}),
+        (["serve", "A", "--port", "1", "B"], {"models": ["A", "B"], "port": 1}),
+        (["launch", "--nproc", "2", "--", "python", "-c", "x"], {"command_line": ["python", "-c", "x"]}),
+    ],
+)
+def test_options_may_stand_between_operands(arguments, values):
+    parsed = vars(make_parser([arguments[0]]).parse_args(arguments))
+    assert {name: parsed[name] for name in values} == values
 
 
 def test_short_forms_are_those_of_the_long_options():

@@ -23,6 +23,9 @@ def test_a_plan_is_cut_and_merged(penstock_inline, tmp_path: Path):
         assert word in done.stdout
     done = penstock_inline("shard", FOLDER, cut, "--strategy", strategy)
     assert done.returncode == 0, done.stderr
+    planned = penstock_inline("shard", FOLDER, tmp_path / "planned", "--tp", 2)
+    assert planned.stdout.removeprefix(str(tmp_path / "planned")).split()[:5] == [":", "2", "ranks,", "11.0", "MB"]
+    assert (tmp_path / "planned" / "manifest.json").read_bytes() == (cut / "manifest.json").read_bytes()
     assert "2 ranks, 11.0 MB" in done.stdout
     checksum = done.stdout.split()[-1]
     again = penstock_inline("shard", cut, tmp_path / "again", "--strategy", strategy, "--from", strategy, "--verbose")
@@ -55,10 +58,21 @@ def test_a_plan_as_json(penstock_inline):
         (["plan", FOLDER, "--scheme", "w2"], "--scheme: expected one of"),
         (["plan", DEMO, "--out", "OUT"], "expected a checkpoint folder or a GGUF file, found a bundle"),
         (["plan", DEMO, "--scheme", "f32"], "--scheme: expected none for the bundle"),
-        (["shard", FOLDER, "OUT"], "--strategy: expected --strategy FILE or --merge"),
+        (
+            ["shard", FOLDER, "OUT"],
+            "--strategy: expected one of --tp N (with --pp N, --cp N), --strategy FILE",
+        ),
         (["shard", FOLDER, "OUT", "--merge"], "expected a sharded folder"),
         (["shard", FOLDER, "OUT", "--strategy", "/nowhere"], "--strategy: /nowhere: no such file"),
         (["shard", FOLDER, "OUT", "--merge", "--from", "x"], "--from: expected none with --merge"),
+        (["shard", FOLDER, "OUT", "--merge", "--tp", "2"], "--strategy: expected one of"),
+        (["shard", FOLDER, "OUT", "--tp", "0"], "--tp: expected an integer from 1"),
+        (
+            ["shard", FOLDER, "OUT", "--strategy", "x", "--network", "n.py:N"],
+            "--network: expected none with --str",
+        ),
+        (["convert", FOLDER, "OUT.ckpt"], "out: expected the name of a folder"),
+        (["quantize", FOLDER, "OUT.psm", "--scheme", "w8a8"], "`penstock export FOLDER OUT.psm` writes such a file"),
         (["convert", FOLDER, "OUT", "--dtype", "f8"], "--dtype: expected one of f32, f16, bf16"),
         (["convert", "/nowhere", "OUT"], "/nowhere: no such file or folder"),
         (

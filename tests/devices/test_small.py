@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, SamplingParams
+from tests.support.stated_sizes import stated_size
 from tests.support.tiny_graph import tiny_graph, write_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,11 @@ def test_libraries_are_small(installed: Path, small: Path) -> None:
     (library,) = small.glob("libpenstock.so.3.*")
     assert library.stat().st_size < 300_000
     assert (small / "penstock-lite").stat().st_size < 330_000
+    if platform.machine() == "x86_64":
+        row = "demo bundle, `generic` only"
+        assert whole.stat().st_size == stated_size("every level")
+        assert library.stat().st_size == stated_size(row)
+        assert (small / "penstock-lite").stat().st_size == stated_size(row, 1)
     assert "ps_program_create_flagged" in exported(whole)  # of penstock_dev.h, which a small build leaves out by itself
     assert "ps_program_create_flagged" not in exported(library)
     assert "ps_program_create" in exported(library)
@@ -70,6 +76,7 @@ def test_a_small_library_with_avx2_is_small(command: Command, tmp_path: Path) ->
     command("cmake", "--build", tmp_path, "-j", "2", "--target", "penstock")
     (library,) = tmp_path.glob("libpenstock.so.3.*")
     assert library.stat().st_size < 300_000
+    assert library.stat().st_size == stated_size("demo bundle, AVX2 only")
 
 
 @pytest.mark.long

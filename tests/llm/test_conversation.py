@@ -148,6 +148,24 @@ def test_a_turn_is_kept_when_it_has_ended(llm):
     assert len(conversation.messages) == 4
 
 
+def test_sampling_of_a_turn_may_be_keywords(llm):
+    params = SamplingParams(max_tokens=3, temperature=0)
+    conversation, other = llm.conversation(), llm.conversation()
+    expected = other.ask("add two numbers", params)
+    assert conversation.ask("add two numbers", max_tokens=3, temperature=0).token_ids == expected.token_ids
+    assert conversation.retry(max_new_tokens=3, do_sample=False).result().token_ids == expected.token_ids
+    turn = conversation.stream("and now", max_tokens=2, temperature=0)
+    assert turn.result().token_ids == other.ask("and now", SamplingParams(max_tokens=2, temperature=0)).token_ids
+    for call in (conversation.ask, conversation.stream):
+        with raises(InvalidArgumentError, param="max_token"):
+            call("more", max_token=4)
+        with raises(InvalidArgumentError, param="max_tokens"):
+            call("more", params, max_tokens=4)
+    with raises(InvalidArgumentError, param="frob"):
+        conversation.retry(frob=1)
+    assert len(conversation.messages) == 4
+
+
 def test_a_turn_that_fails_leaves_the_conversation_as_it_was(llm):
     conversation = llm.conversation()
     conversation.ask(ASK, sampled(1))

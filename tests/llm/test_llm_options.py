@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from penstock import (
     UnsupportedError,
     pipeline,
 )
-from penstock.llm.llm_options import network_name, read_llm_options
+from penstock.llm.llm_options import check_quantization, network_name, read_llm_options
 from tests.support.command import DEMO
 from tests.support.errors import raises
 
@@ -72,6 +73,23 @@ def test_names_of_other_engines_work():
 def test_an_option_that_does_not_work_names_ours(options, hint):
     with raises((InvalidArgumentError, UnsupportedError), param=next(iter(options)), match=hint):
         LLM(DEMO, **options)
+
+
+def test_quantization_may_name_the_method_of_the_files(tmp_path):
+    def folder(**config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    for method in ("awq", "compressed-tensors"):
+        stored = folder(quantization_config={"quant_method": method})
+        for same in (None, method, f"{method}_marlin"):
+            check_quantization(same, stored)
+        with raises(UnsupportedError, param="quantization", match=f"None or '{method}'.* got 'gptq'"):
+            check_quantization("gptq", stored)
+    check_quantization("gguf", tmp_path / "model.gguf")
+    for wrong, hint in (("awq", "scheme='w8a8' or"), ("w4a8", "scheme='w4a8' quantizes"), (4, "got 4")):
+        with raises(UnsupportedError, param="quantization", match=f"not quantized.*{hint}"):
+            check_quantization(wrong, folder())
 
 
 def test_a_network_may_be_a_class():

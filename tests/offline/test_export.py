@@ -95,7 +95,7 @@ def test_a_network_in_memory(here: list[dict[str, Any]], tmp_path: Path) -> None
         assert one("a", seed=1, max_tokens=8).token_ids == other("a", seed=1, max_tokens=8).token_ids
     with raises(InvalidArgumentError, param="model", match="got int"):
         penstock.export(3, out)
-    with raises(InvalidArgumentError, param="network", match=r"penstock\.load_network"):
+    with raises(InvalidArgumentError, param="model", match=r"penstock\.load_network, got Linear.*:Linear'"):
         penstock.export(torch.nn.Linear(2, 2), out)
 
 
@@ -118,16 +118,14 @@ def test_a_script_of_ones_own(here: list[dict[str, Any]], tmp_path: Path) -> Non
     [
         ("run_mode: finetune\n", "run_mode .*export, not 'finetune'"),
         ("src_strategy_path_or_dir: /a\n", "src_strategy_path_or_dir: "),
-        ("model:\n  model_config:\n    use_past: False\n", "use_past .*true"),
-        ("model:\n  model_config:\n    use_past: 1\n", "use_past .*, not 1"),
-        ("model:\n  model_config:\n    batch_size: 1\n", "model_config: .*'batch_size'"),
-        ("model:\n  arch: llama\n", "model: .*'arch'"),
-        ("processor: {}\n", "'processor'"),
-        ("load_checkpoint: [a]\n", "load_checkpoint .*string"),
+        ("model:\n  model_config:\n    use_past: 1\n", "use_past: expected true or false, found 1"),
+        ("model:\n  model_config:\n    use_psat: True\n", "model_config: .*'use_psat'; did you mean use_past"),
+        ("models: {}\n", "'models'; did you mean model"),
+        ("load_checkpoint: [a]\n", "load_checkpoint: .*string"),
         ("infer:\n  prefill_model_path: a.mindir\n", r"prefill_model_path .*\.psm, not 'a\.mindir'"),
         ("infer:\n  model_type: mindir\n", "model_type .*'penstock'"),
         ("infer:\n  increment_model_path: a.psm\n", "increment_model_path .*prefill_model_path"),
-        ("infer: []\n", r"infer .*mapping, not \[\]"),
+        ("infer: []\n", r"infer: .*mapping, found \[\]"),
         ("run_mode: [export\n", 'in "[a-z]+.yaml", line 1'),
         ("load_checkpoint: none\n", "none"),
         ("network: net.py:Net\n", ": network: "),

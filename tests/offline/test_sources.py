@@ -150,12 +150,11 @@ def spoil(folder: Path, what: str) -> None:
         ("infer:\n  seq_length: 5\n", "infer: .*'seq_length'; .*infer_seq_length"),
         ("infer:\n  model_type: mindir\n", "model_type .*'penstock'"),
         ("infer:\n  device_id: 0\n  device_id: 1\n", "line 3: .*'device_id'"),
-        ("infer: [1, 2]\n", "infer .*mapping"),
-        ("train: {}\n", "'train'"),
+        ("infer: [1, 2]\n", "infer: .*mapping"),
+        ("infre: {}\n", "'infre'; did you mean infer"),
         ("- 1\n", "mapping .*found list"),
         ("a: !!python/object/apply:os.getcwd []\n", "constructor"),
         ("a: [" * 3000, "test.yaml: "),
-        ("run_mode: train\n", "run_mode .*export, not 'train'"),
     ],
 )
 def test_model_folders_that_are_refused(what: str, words: str, tmp_path: Path) -> None:

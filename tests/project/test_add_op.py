@@ -49,9 +49,12 @@ CONFIG = {"model_type": "mine", "vocab_size": 103, "max_position_embeddings": 96
 CONFIG |= {"num_layers": 2, "num_heads": 3}
 
 
+WALK = (ROOT / "CONTRIBUTING.md").read_text().partition("## An op, step by step")[2]
+
+
 def steps() -> list[tuple[str, str]]:
     """The files that the walk-through changes, and their diffs."""
-    return STEP.findall((ROOT / "CONTRIBUTING.md").read_text().partition("## An op, step by step")[2])
+    return STEP.findall(WALK)
 
 
 def changed(text: str, diff: str) -> str:
@@ -83,10 +86,33 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (tree / name).write_text(changed((tree / name).read_text(), diff))
     beside = Path(sys.executable).parent / "cmake"
     cmake = str(beside) if beside.exists() else "cmake"
-    run(tree, cmake, "-S", ".", "-B", "build", "-DPENSTOCK_LEVELS=generic")
-    run(tree, cmake, "--build", "build", "--target", "penstock", "-j", "2")
-    shutil.copy2(tree / "build" / "libpenstock.so", tree / "src" / "penstock" / "core" / "libpenstock.so")
+    configure, build = (commands := block("sh").splitlines()[0].split(" && "))
+    run(tree, *command_words(configure, cmake), "-DPENSTOCK_LEVELS=generic")
+    run(tree, *command_words(build, cmake))
+    assert len(commands) == 2
+    shutil.copy2(tree / "build" / "dev" / "libpenstock.so", tree / "src" / "penstock" / "core" / "libpenstock.so")
     return tree
+
+
+def block(language: str) -> str:
+    """The block of the walk-through that says how to use the op, or how to build it."""
+    (text,) = re.findall(rf"```{language}\n(.*?)```", WALK, re.DOTALL)
+    return text
+
+
+def command_words(line: str, program: str) -> list[str]:
+    """The words of a command of the document, with another program of that name."""
+    return [program, *line.split()[1:]]
+
+
+def test_the_lines_that_use_an_op_run() -> None:
+    use = block("python").replace("ops.sigmoid(x)", "ops.mul(x, x)")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import torch\nx = torch.ones(2, 3)\n{use}assert y.equal(x)\n"
+         "import penstock\nassert penstock.ops.eager.ops is ops\nassert penstock.nn.Module"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def run(tree: Path, *words: object) -> str:
@@ -100,7 +126,9 @@ def run(tree: Path, *words: object) -> str:
 
 @pytest.mark.long
 def test_an_added_op_passes_the_op_tests(tree: Path) -> None:
-    words = ("-p", "no:cacheprovider", "tests/ops/test_ops.py", "-k", "sigmoid and not sigmoid_mul or every_op")
+    words = block("sh").splitlines()[1].split(".venv/bin/pytest ")[1].split()
+    assert words[-2:] == ["-k", "sigmoid"]
+    words[-1:] = ["sigmoid and not sigmoid_mul or every_op", "-p", "no:cacheprovider"]
     assert "6 passed" in run(tree, sys.executable, "-m", "pytest", *words)
 
 
@@ -111,7 +139,7 @@ def test_an_added_op_agrees_in_eager_graph_and_file(tree: Path) -> None:
     script = (ROOT / "examples" / "my_network.py").read_text()
     changes = {
         'nn.gelu(self.up(self.norm2(x)), "tanh")': "ops.sigmoid(self.up(self.norm2(x)))",
-        "from penstock import nn\n": "from penstock import nn\nfrom penstock.ops.eager import ops\n",
+        "from penstock import nn\n": f"from penstock import nn\n{block('python').splitlines()[0]}\n",
     }
     for old, new in changes.items():
         assert script.count(old) == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 
 import penstock
 from penstock.core import native
+from tests.support.stated_sizes import stated_size
 
 MAX_LIBRARY_BYTES = 2_500_000  # with every instruction level; tests/devices/test_small.py has one level
 MAX_WHEEL_BYTES = 10_000_000
@@ -41,6 +44,11 @@ def test_library_exports_only_the_c_abi() -> None:
     names = [line.split()[-1] for line in symbols.stdout.splitlines()]
     assert names
     assert all(name.startswith("ps_") for name in names), [n for n in names if not n.startswith("ps_")]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the sizes that the guide states are of x86-64")
+def test_the_library_has_the_size_that_the_guide_states() -> None:
+    assert library().stat().st_size == stated_size("every level")
 
 
 def test_wheel_is_under_ten_megabytes() -> None:
@@ -87,6 +95,22 @@ def test_a_source_tree_says_that_it_has_no_library(clone: Path) -> None:
     lines = started_in(clone, "-c", script, PYTHONPATH=str(clone / "src")).stderr.splitlines()
     assert lines[-1].startswith(f"penstock.errors.UnsupportedError: {clone} is a source tree")
     assert sum(line.startswith("Traceback") for line in lines) == 1
+
+
+def test_an_editable_install_loads_the_library_that_it_built(clone: Path, tmp_path: Path) -> None:
+    """Python comes from the source tree, the library from among the installed packages."""
+    record = tmp_path / "penstock-0.1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock\nVersion: 0.1.0\n")
+    (tmp_path / "penstock" / "core").mkdir(parents=True)
+    (tmp_path / "penstock" / "core" / "libpenstock.so").symlink_to(library())
+    script = "from penstock.core import native; print(native.library_file(), native.version())"
+    for is_editable, status in ((True, 0), (False, 1)):
+        origin = {"url": clone.as_uri(), "dir_info": {"editable": is_editable}}
+        (record / "direct_url.json").write_text(json.dumps(origin))
+        done = started_in(clone, "-c", script, PYTHONPATH=f"{clone / 'src'}{os.pathsep}{tmp_path}")
+        assert done.returncode == status, done.stderr
+        assert is_editable == done.stdout.startswith(str(tmp_path))
 
 
 def test_the_wheel_brings_penstock_lite() -> None:

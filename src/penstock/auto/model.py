@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.auto.config import AutoConfig, existing_path, read_model_yaml
+from penstock.auto.config import AutoConfig, existing_path
 from penstock.auto.generation import GenerateOptions, GenerateOutput, GenerationConfig, read_options
 from penstock.errors import InvalidArgumentError
 from penstock.llm.llm import LLM
 from penstock.llm.prompts import split_prompts
 from penstock.llm.result import Result
 from penstock.llm.streamers import Streamer
+from penstock.offline.backends import llm_options
+from penstock.offline.model_file import YAML_SUFFIXES
+from penstock.offline.sources import check_pair, find_file
 from penstock.validation import missing_attribute, wrong_type
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ class AutoModel:
     """
 
     def __init__(self, llm: LLM, generation_config: GenerationConfig | None = None) -> None:
+        if not isinstance(llm, LLM):
+            raise wrong_type("llm", "an LLM (AutoModel.from_pretrained(PATH) opens a model)", llm)
         self.llm = llm
         self.generation_config = generation_config
 
@@ -54,12 +59,9 @@ class AutoModel:
         """
         if isinstance(config, (str, os.PathLike)):
             path = Path(config)
-            if path.suffix not in (".yaml", ".yml"):
+            if path.suffix not in YAML_SUFFIXES:
                 return cls.from_pretrained(path.parent if path.name == "config.json" else path, **options)
-            file = read_model_yaml(path)
-            model = cls.from_pretrained(file.path, **file.options | options)
-            model.generation_config = GenerationConfig(**file.generation)
-            return model
+            return cls._from_file(path, options)
         if not isinstance(config, AutoConfig):
             raise wrong_type("config", "an AutoConfig or the path of a YAML file", config)
         if config.folder is None:
@@ -67,6 +69,16 @@ class AutoModel:
                 "config has no folder, so there are no weights; use AutoConfig.from_pretrained(folder)"
             )
         return cls.from_pretrained(config.folder, **options)
+
+    @classmethod
+    def _from_file(cls, path: Path, options: dict[str, Any]) -> AutoModel:
+        """Open the model of a YAML file as ``penstock.pipeline`` does."""
+        file = find_file(path)
+        if file.increment_model_path:
+            check_pair(file.bundle, Path(file.increment_model_path))
+        model = cls.from_pretrained(file.bundle, **llm_options(file) | options)
+        model.generation_config = GenerationConfig(**file.generation)
+        return model
 
     @classmethod
     def from_pretrained(cls, model: Path | str, **options: Any) -> AutoModel:

@@ -16,7 +16,7 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.chat_template import find_template, render_chat
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.tokenizer import Tokenizer
-from penstock.validation import MAX_TOKEN
+from penstock.validation import MAX_TOKEN, wrong_type
 
 __all__ = ["AutoTokenizer"]
 
@@ -29,6 +29,8 @@ class AutoTokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        if not isinstance(tokenizer, Tokenizer):
+            raise wrong_type("tokenizer", "a Tokenizer (AutoTokenizer.from_pretrained(PATH) reads one)", tokenizer)
         self._tokenizer = tokenizer
 
     @classmethod

@@ -99,6 +99,8 @@ _OPTIONS: Final = {
     "num_pages": "pages",
 }
 """The options whose names differ from the fields that they set."""
+_FILE_ENDINGS: Final = ("_file", "_certificate", "_key", "_path")
+"""How the names of options end whose value is a file; several of them may be on one command line."""
 _GRACE_SECONDS = 0.8
 
 
@@ -160,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text, option = _one_line(error), _option_at_fault(error, args, arguments)
         if option:
             text = _with_options(text, option, args)
-        _tell(text)
+        _tell(_with_file_option(text, args))
         _settle_stdout()
         is_elsewhere = isinstance(error, (OSError, UnavailableError))  # a file or a machine may be missing
         is_option = bool(option or text.startswith("--")) and not is_elsewhere
@@ -217,6 +219,14 @@ def _option_at_fault(error: BaseException, args: argparse.Namespace, arguments: 
     options = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     options |= {argument[:2] for argument in arguments if not argument.startswith("--")}
     return option if options & {option, SHORT_FORMS.get(option)} else ""
+
+
+def _with_file_option(text: str, args: argparse.Namespace) -> str:
+    """Return a message about a file behind the option that named the file, such as --api-key-file."""
+    for name, value in vars(args).items():
+        if name.endswith(_FILE_ENDINGS) and value and text.startswith(f"{value}: "):
+            return f"--{name.replace('_', '-')}: {text}"
+    return text
 
 
 def _with_options(text: str, option: str, args: argparse.Namespace) -> str:

@@ -37,6 +37,22 @@ _OTHER_NAMES: Final = {
     "--ssl-keyfile": "--tls-key",
 }
 """Options of llama.cpp, ollama, transformers and vLLM, and the option here that replaces each."""
+_OTHER_COMMANDS: Final = {
+    "benchmark": "bench",
+    "complete": "run",
+    "create": "export",
+    "delete": "rm",
+    "download": "pull",
+    "generate": "run",
+    "info": "inspect",
+    "ls": "list",
+    "ps": "models",
+    "remove": "rm",
+    "server": "serve",
+    "start": "serve",
+    "version": "--version",
+}
+"""Commands of other engines and package managers, and the one here that replaces each."""
 _OPTION: Final = r"(?<![\w-])(--?[a-zA-Z][\w-]*)( (?:[A-Z]+(?![a-z])[\w.:|]*(?:,[A-Z])*|\{[^}]*\}))?"
 """An option, and what it takes, in help."""
 
@@ -64,6 +80,8 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; end with an error that suggests an option for the first argument that no option takes."""
         argv = self._with_operands(list(sys.argv[1:] if args is None else args))
+        self._refuse_unknown(argv)
+        argv = self._gathered(argv)
         parsed, extra = super().parse_known_args(argv, namespace)
         if extra:
             self._refuse(extra[0])
@@ -92,6 +110,65 @@ class CommandParser(argparse.ArgumentParser):
             reordered.append("--")  # a value may begin with a hyphen
         return [*before, *reordered, *behind]
 
+    def _gathered(self, argv: Sequence[str]) -> list[str]:
+        """Return the arguments with all operands behind the options.
+
+        argparse gives operands that may be left out no value unless they stand together, so `export FOLDER --scheme
+        w8a8 OUT.psm` would end with an error about OUT.psm.
+        """
+        counts = {action.nargs for action in self._actions if not action.option_strings}
+        if counts & {argparse.PARSER, argparse.REMAINDER} or not counts & {argparse.OPTIONAL, "*", "+"}:
+            return list(argv)
+        options: list[str] = []
+        operands: list[str] = []
+        num_runs, is_behind_option = 0, False
+        rest = list(argv)
+        while rest:
+            argument = rest.pop(0)
+            if argument == "--":
+                operands += rest
+                num_runs += 1
+                break
+            if self._is_operand(argument):
+                num_runs += not operands or is_behind_option
+                operands.append(argument)
+                is_behind_option = False
+                continue
+            options.append(argument)
+            is_behind_option = True
+            most = self._num_values(argument)
+            while most > 0 and rest and self._is_operand(rest[0]):
+                options.append(rest.pop(0))
+                most -= 1
+        return [*options, "--", *operands] if num_runs > 1 else list(argv)
+
+    def _refuse_unknown(self, argv: Sequence[str]) -> None:
+        """End with an error about an unknown option before one about the operands that it hides."""
+        counts = {action.nargs for action in self._actions if not action.option_strings}
+        has_commands = bool(counts & {argparse.PARSER, argparse.REMAINDER})
+        for argument in argv:
+            if argument == "--" or (has_commands and self._is_operand(argument)):
+                return
+            known = (argument.partition("=")[0], argument[:2])
+            if not self._is_operand(argument) and not any(name in self._option_string_actions for name in known):
+                self._refuse(argument)
+
+    def _is_operand(self, argument: str) -> bool:
+        if not argument.startswith("-") or argument == "-":
+            return True
+        if argument.partition("=")[0] in self._option_string_actions:
+            return False
+        return " " in argument or self._negative_number_matcher.match(argument) is not None
+
+    def _num_values(self, argument: str) -> int:
+        """Return how many of the following arguments an option takes at most."""
+        name, separator, _ = argument.partition("=")
+        action = self._option_string_actions.get(name)
+        if action is None or separator:  # of an unknown option, or with its value: -n5, --seed=5
+            return 0
+        several = {None: 1, argparse.OPTIONAL: 1, "*": sys.maxsize, "+": sys.maxsize}
+        return action.nargs if isinstance(action.nargs, int) else several[action.nargs]
+
     def _operand_flag(self, argument: str) -> tuple[str | None, str | None]:
         """Return the operand flag that an argument names, and the value that it contains."""
         name, separator, value = argument.partition("=")
@@ -109,8 +186,10 @@ class CommandParser(argparse.ArgumentParser):
             self.error(f"unexpected argument {argument!r:.60}")
         options = [option for option in self._option_string_actions if option.startswith("--")]
         other = _OTHER_NAMES.get(name.replace("_", "-"), "")
-        near = other if other in options else nearest(name, options) if name.startswith("--") else ""
-        hint = f". Did you mean {near}?" if near else self.option_hint and f". {self.option_hint}"
+        near = other[2:] if other in options else ""
+        if not near and name.startswith("--"):
+            near = nearest(name[2:], [option[2:] for option in options])  # the hyphens are alike in all of them
+        hint = f". Did you mean --{near}?" if near else self.option_hint and f". {self.option_hint}"
         self.error(f"unknown option {name:.60}{hint}")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
@@ -194,7 +273,7 @@ class OverviewParser(CommandParser):
         elif value not in (action.choices or ()):
             from penstock.validation import nearest
 
-            near = nearest(str(value), self._commands)
+            near = _OTHER_COMMANDS.get(value) or nearest(str(value), self._commands)
             hint = f". Did you mean {near}?" if near else ""
             raise argparse.ArgumentError(None, f"unknown command {value!r:.60}{hint}")
 

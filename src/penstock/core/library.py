@@ -372,8 +372,27 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def library_file() -> Path:
-    """Return the path of the library to load: ``PENSTOCK_LIBRARY``, or else the one beside this module."""
-    return env.library_path() or Path(__file__).with_name("libpenstock.so")
+    """Return the path of the library to load: ``PENSTOCK_LIBRARY``, or else the one that was installed."""
+    if (path := env.library_path()) is not None:
+        return path
+    path = Path(__file__).with_name("libpenstock.so")
+    return path if path.exists() else _editable_library(path.parents[3]) or path
+
+
+def _editable_library(tree: Path) -> Path | None:
+    """Return the library of an editable install of a source tree, which lies among the installed packages."""
+    import json  # only a library that is not beside this file needs them
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        package = distribution("penstock")
+        record = json.loads(package.read_text("direct_url.json") or "{}")  # PEP 610
+    except (PackageNotFoundError, ValueError):
+        return None
+    is_own = unquote(urlsplit(record.get("url", "")).path) == str(tree)
+    path = Path(str(package.locate_file("penstock/core/libpenstock.so")))
+    return path if is_own and record.get("dir_info", {}).get("editable") and path.exists() else None
 
 
 def _is_source_tree(path: Path) -> bool:
@@ -391,8 +410,9 @@ def library() -> ctypes.CDLL:
     path = library_file()
     if _is_source_tree(path):
         raise UnsupportedError(
-            f"{path.parents[3]} is a source tree without the native core. Run `pip install {path.parents[3]}`, and "
-            "remove its src folder from PYTHONPATH."
+            f"{path.parents[3]} is a source tree without the native core. Run `pip install {path.parents[3]}` (with -e "
+            "for an editable install), and remove its src folder from PYTHONPATH; or build the core with CMake and set "
+            "PENSTOCK_LIBRARY to libpenstock.so."
         )
     try:
         lib = ctypes.CDLL(str(path))
@@ -406,7 +426,8 @@ def library() -> ctypes.CDLL:
     version = int(lib.ps_abi_version())
     if version != _ABI_VERSION:
         raise UnsupportedError(
-            f"The native core {path} has the wrong ABI version: expected {_ABI_VERSION}, found {version}"
+            f"The native core {path} has the wrong ABI version: expected {_ABI_VERSION}, found {version}. Install "
+            "the package again, which builds it."
         )
     for ops_path in env.op_libraries():
         _raise(lib, lib.ps_ops_load(os.fsencode(ops_path)), "PENSTOCK_OPS: ")

@@ -11,7 +11,8 @@ import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from pathlib import Path
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ from penstock.core.library import (
     warn_of_newer,
 )
 from penstock.core.weights import QuantizedRows, crc32, layout_bytes
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.validation import refusal
 
 __all__ = [
@@ -62,6 +63,22 @@ ALL_THREADS = 4
 """A program flag: use all threads in every step, however short; for tests and measurements."""
 POISON = 2
 """A program flag: fill temporaries with NaN before each step, to find aliasing errors."""
+
+
+_MAGIC: Final = b"PENSTOCK"
+
+
+def _instead_of(path: Path) -> str:
+    """Return what to open instead of a file that is not a bundle; "" for a bundle, which is damaged."""
+    try:
+        with path.open("rb") as file:
+            is_bundle = file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return ""
+    if is_bundle:
+        return ""
+    folder = f", such as {path.parent}" if (path.parent / "config.json").exists() else ""
+    return f". Pass a checkpoint folder{folder}, a GGUF file or a .psm bundle."
 
 
 @dataclass(frozen=True)
@@ -117,7 +134,10 @@ class Model(Handle):
         name = os.fsencode(path)
         if b"\0" in name:
             raise refusal("path", "a file name", path)
-        check(library().ps_model_open(name, ctypes.byref(options), ctypes.byref(out)))
+        try:
+            check(library().ps_model_open(name, ctypes.byref(options), ctypes.byref(out)))
+        except InvalidFileError as error:
+            raise error.with_message(f"{error}{_instead_of(Path(os.fsdecode(path)))}") from None
         model = cls(address_of(out))
         model._is_private = not mmap
         warn_of_newer(path, model.info.format_minor, model.info.known_format_minor)

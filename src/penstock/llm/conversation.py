@@ -12,10 +12,12 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
 from penstock.llm.prompts import split_params
 from penstock.llm.result import Delta, Result
+from penstock.llm.sampling_keywords import sampling_params
 from penstock.text.chat_template import TurnTokens, check_messages
 from penstock.validation import wrong_type
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.generation import GenerationConfig
     from penstock.engine.engine import Engine
     from penstock.engine.options import RequestOptions
     from penstock.llm.stream import Stream
@@ -31,6 +33,7 @@ class ConversationModel(Protocol):
     """The interface that a conversation needs from a model; ``LLM`` implements it."""
 
     engine: Engine
+    generation: GenerationConfig
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -80,24 +83,57 @@ class Conversation:
         return self._num_dropped
 
     def ask(
-        self, content: str, params: SamplingParams | None = None, *, options: RequestOptions | None = None
+        self,
+        content: str,
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        **sampling: Any,
     ) -> Result:
-        """Send a message and return the complete answer."""
-        return self.stream(content, params, options=options).result()
+        """Send a message and return the complete answer.
+
+        ``sampling``: fields of SamplingParams instead of ``params``, as for ``LLM.generate``: ``max_tokens=32``.
+        """
+        return self._say("ask", content, params, options, sampling).result()
 
     def stream(
-        self, content: str, params: SamplingParams | None = None, *, options: RequestOptions | None = None
+        self,
+        content: str,
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        **sampling: Any,
     ) -> Turn:
-        """Send a message and return the answer as a stream.  A turn that fails leaves the conversation unchanged."""
-        if not isinstance(content, str):
-            raise wrong_type("content", "a string", content)
-        return self._begin([*self._messages, {"role": "user", "content": content}], params, options)
+        """Send a message and return the answer as a stream; ``sampling`` as for ``ask``.
 
-    def retry(self, params: SamplingParams | None = None, *, options: RequestOptions | None = None) -> Turn:
-        """Answer the last message again.  The new answer replaces the old one when it is complete."""
+        A turn that fails leaves the conversation unchanged.
+        """
+        return self._say("stream", content, params, options, sampling)
+
+    def retry(
+        self, params: SamplingParams | None = None, *, options: RequestOptions | None = None, **sampling: Any
+    ) -> Turn:
+        """Answer the last message again; ``sampling`` as for ``ask``.
+
+        The new answer replaces the old one when it is complete.
+        """
+        params = sampling_params(params, sampling, self._llm.generation.temperature, "retry")
         if not self._messages or self._messages[-1]["role"] != "assistant":
             raise InvalidArgumentError("retry: the conversation has no answer yet")
         return self._begin(self._messages[:-1], params, options)
+
+    def _say(
+        self,
+        call: str,
+        content: str,
+        params: SamplingParams | None,
+        options: RequestOptions | None,
+        sampling: Mapping[str, Any],
+    ) -> Turn:
+        params = sampling_params(params, sampling, self._llm.generation.temperature, call)
+        if not isinstance(content, str):
+            raise wrong_type("content", "a string", content)
+        return self._begin([*self._messages, {"role": "user", "content": content}], params, options)
 
     def _begin(
         self, messages: list[dict[str, Any]], params: SamplingParams | None, options: RequestOptions | None

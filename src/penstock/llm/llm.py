@@ -28,7 +28,7 @@ from penstock.engine.request import BegunAnswer, Request, Status
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.classify import Classification, Pair, Ranked, classify_prompts, ids_of, rerank_documents
 from penstock.llm.embed import EmbedSettings, embed_prompts
-from penstock.llm.llm_options import LLMFields, local_path, network_name, read_llm_options
+from penstock.llm.llm_options import LLMFields, check_quantization, local_path, network_name, read_llm_options
 from penstock.llm.open_requests import finish_all, run_prompts, submit_when_room
 from penstock.llm.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.llm.resolve import answer_text, default_sampling, end_ids, resolve_params
@@ -74,6 +74,7 @@ class LLM:
     network are divided over (1), for long prompts.  Tokens and logits do not depend on any of them.
     ``stage_server``: where the stages of other machines join, a StageServer of ``penstock.runtime.ranks.stage_server``;
     None starts them here.
+    ``quantization``: None, or the method that the model's files are quantized with ("awq", "gguf", ...), as in vLLM.
     ``prefix_cache``, ``max_waiting``, ``max_chunk``, ``max_mixed_tokens``, ``priority_s``: see EngineOptions.
 
     Any number of threads may use one LLM.  Their requests share each step and get the tokens that they would get alone.
@@ -95,9 +96,11 @@ class LLM:
         options = read_llm_options(others, limits, scheme)
         limits, network = options.limits, network_name(network)
         check_network(network)  # before the model
+        path = local_path(model)
+        check_quantization(options.quantization, path)
         start = time.perf_counter()
         opened = open_program(
-            local_path(model),
+            path,
             scheme=options.scheme,
             mode=mode,
             threads=threads,

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.side_files import read_side_files
+from penstock.config import ConfigReader
 from penstock.engine.options import EngineFields, EngineOptions
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
+from penstock.quant.scheme import SCHEMES
 from penstock.runtime.program import ProgramLimits
 from penstock.validation import nearest
 
 if TYPE_CHECKING:
     from penstock.runtime.ranks.stage_server import StageServer
 
-__all__ = ["LLMFields", "LLMOptions", "local_path", "network_name", "read_llm_options"]
+__all__ = ["LLMFields", "LLMOptions", "check_quantization", "local_path", "network_name", "read_llm_options"]
 
 
 class LLMFields(EngineFields, total=False):
@@ -31,6 +35,7 @@ class LLMFields(EngineFields, total=False):
     max_requests: int
     kv_cache: str
     weights: str
+    quantization: str | None
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class LLMOptions:
     pipeline_parallel_size: int
     context_parallel_size: int
     stage_server: StageServer | None
+    quantization: str | None = None
 
 
 _NAMED: Final = ("scheme", "mode", "threads", "network", "limits", "use_cache", "progress")
@@ -62,7 +68,6 @@ _SYNONYMS: Final = {
 _DTYPES: Final = {"float32": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16"}
 _FIXED: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "trust_remote_code": ((False, None), "no code of a model folder runs; network='file.py:Class' names your own"),
-    "quantization": ((None,), "scheme='w8a8' or scheme='w4a8' quantizes a checkpoint folder"),
     "enforce_eager": ((False, None), "mode='eager' runs the network in PyTorch"),
     "device": (("cpu", "auto", None), "this build runs on the CPU"),
     "device_map": (("cpu", "auto", None), "this build runs on the CPU"),
@@ -93,7 +98,7 @@ def read_llm_options(keywords: Mapping[str, Any], limits: ProgramLimits | None, 
         "context_parallel_size": 1,
         "stage_server": None,
     }
-    own: dict[str, Any] = {"verify": "once", **ranks}
+    own: dict[str, Any] = {"verify": "once", "quantization": None, **ranks}
     for keyword, value in keywords.items():
         name = _SYNONYMS.get(keyword, keyword)
         if name != keyword and name in keywords:
@@ -126,6 +131,37 @@ def read_llm_options(keywords: Mapping[str, Any], limits: ProgramLimits | None, 
                 raise
             raise InvalidArgumentError(str(error).replace("kv_layout", "kv_cache", 1), param="kv_cache") from None
     return LLMOptions(EngineOptions(**engine), limits, scheme, **own)
+
+
+def check_quantization(method: object, source: Path | str) -> None:
+    """Check vLLM's ``quantization``: None, or the method that the files of a model are quantized with.
+
+    Those files say it themselves, so the option changes nothing.  UnsupportedError for another method.
+    """
+    if method is None:
+        return
+    stored = _stored_method(Path(source))
+    if isinstance(method, str) and method.lower().removesuffix("_marlin") == stored:  # vLLM's kernels of a method
+        return
+    is_own = isinstance(method, str) and method in SCHEMES
+    instead = f"scheme={method!r}" if is_own else "scheme='w8a8' or scheme='w4a8'"
+    found = f"whose weights are quantized with {stored!r}" if stored else "whose weights are not quantized"
+    raise UnsupportedError(
+        f"quantization: expected None{f' or {stored!r}' if stored else ''} for {source}, {found}, got {method!r:.60}; "
+        f"{instead} quantizes a checkpoint folder",
+        param="quantization",
+    )
+
+
+def _stored_method(source: Path) -> str | None:
+    """Return the method that a folder, a bundle or a GGUF file is quantized with, by vLLM's name, or None."""
+    if is_gguf(source):
+        return "gguf"
+    if not source.exists():
+        return None
+    files = read_side_files(source, ["config.json"])
+    section = ConfigReader.parse(files["config.json"]).object("quantization_config") if files else None
+    return None if section is None else section.str("quant_method", "") or None
 
 
 def _scheme_of(dtype: object, scheme: str | None) -> str | None:

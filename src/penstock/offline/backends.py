@@ -22,15 +22,15 @@ from penstock.lite.open_model import ModelType
 from penstock.lite.settings import read_values
 from penstock.llm.llm import LLM
 from penstock.llm.result import Delta, Result
-from penstock.offline.infer_config import InferConfig
+from penstock.offline.infer_config import FileConfig, InferConfig
 from penstock.offline.lite_generator import LiteGenerator
 from penstock.runtime.program import ProgramLimits
 from penstock.runtime.verify import check_verify, open_verified
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import refusal
 
-__all__ = ["BACKENDS", "Answers", "Generator", "RunOptions", "backend_named", "default_backend", "open_accelerated",
-           "open_generator"]  # fmt: skip
+__all__ = ["BACKENDS", "Answers", "Generator", "RunOptions", "backend_named", "default_backend", "llm_options",
+           "open_accelerated", "open_generator", "read_run_options"]  # fmt: skip
 
 BACKENDS: Final = ("graph", "lite", "eager")
 _OTHER_NAMES: Final = {"ms": "graph", "mslite": "lite"}
@@ -61,8 +61,8 @@ class Generator(Protocol):
     tokenizer: Tokenizer
     generation: GenerationConfig
 
-    def generate(self, prompts: Any, params: SamplingParams) -> Any:
-        """Return a list of Results for a list of lists of token ids."""
+    def generate(self, prompts: Any, params: SamplingParams | list[SamplingParams]) -> Any:
+        """Return a list of Results for a list of lists of token ids; ``params`` are those of all, or one for each."""
 
     def stream(self, prompt: Any, params: SamplingParams) -> Answers:
         """Begin the answer to one list of token ids."""
@@ -85,6 +85,8 @@ class RunOptions:
     """``infer_seq_length``."""
     verify: str = "once"
     """The mode in which a bundle's checksums are verified: "once", "always" or "never"."""
+    ranks: dict[str, int] = field(default_factory=dict)
+    """Options of LLM: the sizes of the group of processes that runs the model."""
 
 
 def backend_named(name: object) -> str:
@@ -126,7 +128,22 @@ def read_run_options(config: InferConfig, backend: str, **options: Any) -> RunOp
         )
     if length:
         values["context_len"] = length
-    return RunOptions(backend, values=values, length=length, **options)
+    ranks = config.ranks if isinstance(config, FileConfig) else {}
+    if ranks and backend == "lite":
+        raise UnsupportedError(
+            "use_parallel: the backend lite runs a model in one process; use graph, or set use_parallel to false",
+            param="use_parallel",
+        )
+    return RunOptions(backend, values=values, length=length, ranks=ranks, **options)
+
+
+def llm_options(config: FileConfig) -> dict[str, Any]:
+    """Return the options of LLM that a YAML file sets, as a pipeline with the backend graph would."""
+    run = read_run_options(config, "graph", scheme=config.scheme)
+    options: dict[str, Any] = {"scheme": run.scheme, "verify": run.verify, **run.ranks}
+    if set(run.values) <= {"context_len"}:
+        return options | run.values
+    return options | {"limits": _limits(run.values)}
 
 
 @contextmanager
@@ -161,7 +178,8 @@ def _open(source: Path, options: RunOptions) -> Generator:
             return _open_lite(bundle, options)
     limits = _limits(options.values)
     mode = "eager" if options.backend == "eager" else "graph"
-    return LLM(source, options.scheme, mode, options.threads, options.network, limits=limits, verify=options.verify)
+    own = {"limits": limits, "verify": options.verify}
+    return LLM(source, options.scheme, mode, options.threads, options.network, **own, **options.ranks)  # type: ignore[arg-type]
 
 
 def _check_scheme(source: Path, bundle: Path, options: RunOptions) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.graph.passes.append_tail import check_tail
-from penstock.offline.export_config import YAML_SUFFIXES, ExportConfig, read_export_config
+from penstock.offline.export_config import ExportConfig, read_export_config
+from penstock.offline.model_file import YAML_SUFFIXES
 from penstock.quant.scheme import find_scheme
 from penstock.runtime.build import build_in_child
 from penstock.runtime.open import registered_script
@@ -114,6 +115,14 @@ def _saved(network: Any) -> Iterator[Path]:
     """Yield a temporary checkpoint folder with the weights of a network in memory."""
     if not callable(getattr(network, "named_parameters", None)):
         raise wrong_type("model", "a path or a network from penstock.load_network", network)
+    if not isinstance(getattr(network, "side_files", None), dict):
+        name = type(network).__name__
+        raise InvalidArgumentError(
+            f"model: expected the path of a checkpoint folder or a network from penstock.load_network, got {name}, a "
+            "torch.nn.Module without config.json and tokenizer. Save its weights to a checkpoint folder and export "
+            f"that with network='FILE.py:{name}', as the guide `Write a network` shows.",
+            param="model",
+        )
     from penstock.models.loader import save_network
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:

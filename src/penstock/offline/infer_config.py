@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockErro
 from penstock.lite.device import check_target
 from penstock.validation import nearest, refusal
 
-__all__ = ["InferConfig", "check_file", "infer_config"]
+__all__ = ["FileConfig", "InferConfig", "check_file", "infer_config"]
 
 _PATHS: Final = ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path")
 _MAX_SEQ_LENGTH: Final = 1 << 24
@@ -91,7 +91,20 @@ class InferConfig:
         return Path(self.prefill_model_path)
 
 
-FIELDS: Final = tuple(field.name for field in fields(InferConfig))
+FIELDS: Final = tuple(item.name for item in fields(InferConfig))
+
+
+@dataclass
+class FileConfig(InferConfig):
+    """The configuration that a YAML file gives, with what the fields of a pipeline cannot say.
+
+    ``scheme``: how the weights of a checkpoint folder are stored.  ``generation``: defaults of sampling, by the names
+    of ``AutoModel.generate``.  ``ranks``: options of LLM, the sizes of the group of processes that runs the model.
+    """
+
+    scheme: str | None = None
+    generation: dict[str, Any] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
 
 
 def infer_config(values: Mapping[str, Any], where: str = "pipeline") -> InferConfig:

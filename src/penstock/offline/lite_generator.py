@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from penstock.engine.sampler import SamplingRows, accept_row
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.lite.model import Model
 from penstock.lite.tensor import Tensor
-from penstock.llm.prompts import check_each
+from penstock.llm.prompts import check_each, split_params
 from penstock.llm.resolve import answer_text, default_sampling, end_ids, resolve_params
 from penstock.llm.result import Delta, Result, make_result
 from penstock.text.tokenizer import Tokenizer
@@ -69,17 +68,22 @@ class LiteGenerator:
     def tokenizer(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Result]:
-        """Return a Result for each prompt.  All prompts are checked before any of them runs."""
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams | list[SamplingParams]) -> list[Result]:
+        """Return a Result for each prompt.  All prompts are checked before any of them runs.
+
+        ``params``: those of all prompts, or one for each.
+        """
         self.check_process()
-        groups = check_each(prompts, False, partial(self._requests, params=params))
+        each = split_params(params, len(prompts))
+        ordered = iter(each)
+        groups = check_each(prompts, False, lambda prompt: self._requests(prompt, next(ordered)))
         requests = [request for group in groups for request in group]
         with self._busy:
             for first in range(0, len(requests), self._max_batch):
                 run = _Run(self, requests[first : first + self._max_batch])
                 while run.is_open:
                     run.step()
-        return [make_result(group, params) for group in groups]
+        return [make_result(group, own) for group, own in zip(groups, each, strict=True)]
 
     def stream(self, prompt: Sequence[int], params: SamplingParams) -> LiteStream:
         """Begin the answer to one prompt."""

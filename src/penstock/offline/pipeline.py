@@ -33,7 +33,7 @@ def pipeline(
     ``task``: by default "text_generation", which may be spelled "text-generation".
 
     ``model``: a bundle, a checkpoint folder, a pair of bundles (prefill, increment), a model folder (one YAML file, and
-    bundles named *_prefill_graph.psm and *_inc_graph.psm), a YAML file with an ``infer`` section, an InferConfig, an
+    bundles named *_prefill_graph.psm and *_inc_graph.psm), a YAML file, an InferConfig, an
     open LLM or ``lite.Model``, or a name to search for in ``search_path`` or ``PENSTOCK_MODELS``.
 
     ``tokenizer``: None (the bundle's own), a path, or an object with encode and decode.  ``image_processor`` and
@@ -45,6 +45,12 @@ def pipeline(
     file.
     """
     values = {name: options.pop(name) for name in FIELDS if name in options}
+    if model is None and not values:
+        path = task if isinstance(task, (str, os.PathLike)) and Path(task).exists() else "model.psm"
+        raise InvalidArgumentError(
+            f"model: expected a path or a name, got none; pipeline('text_generation', {str(path)!r}) opens one",
+            param="model",
+        )
     search_path = _folders(options.pop("search_path", None))
     if isinstance(model, (LLM, Model)):
         refused = [*values, *(["search_path"] if search_path is not None else [])]

@@ -12,12 +12,12 @@ from penstock import env
 from penstock.checkpoint.side_files import model_folder
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.graph.bundle import read_graph
-from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, YAML_SUFFIXES, check_sections, only_yaml
-from penstock.offline.infer_config import InferConfig, check_file, infer_config
-from penstock.offline.yaml_file import read_yaml
+from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, only_yaml
+from penstock.offline.infer_config import FIELDS, FileConfig, InferConfig, infer_config
+from penstock.offline.model_file import YAML_SUFFIXES, ModelFile, read_model_file
 from penstock.validation import refusal, wrong_type
 
-__all__ = ["check_pair", "find_source", "is_checkpoint"]
+__all__ = ["check_pair", "find_file", "find_source", "is_checkpoint"]
 
 CONFIG_NAME: Final = "config.ini"
 
@@ -55,6 +55,11 @@ def find_source(model: object, values: Mapping[str, Any], search_path: Sequence[
     return _of_path(_search(path.name, search_path), {"model_name": path.name, **values})
 
 
+def find_file(path: Path) -> FileConfig:
+    """Return the configuration of a YAML file.  Raises what ``find_source`` raises."""
+    return _of_file(read_model_file(path), {})
+
+
 def _of_config(config: InferConfig, search_path: Sequence[Path] | None) -> InferConfig:
     if not config.prefill_model_path:
         if config.model_name == InferConfig.model_name:
@@ -77,10 +82,7 @@ def _of_path(path: Path, values: Mapping[str, Any]) -> InferConfig:
     if path.is_dir() and not is_checkpoint(path):
         return _of_model_folder(path, values)
     if path.suffix in YAML_SUFFIXES:
-        section = _infer_section(path, read_yaml(path))
-        if "prefill_model_path" not in section:
-            raise InvalidFileError(f"{path}: infer: prefill_model_path is missing")
-        return _of_config(infer_config({**section, **values}, f"{path}: infer"), None)
+        return _of_file(read_model_file(path), values)
     return infer_config({**values, "prefill_model_path": path})
 
 
@@ -96,7 +98,8 @@ def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:
             f"*{PREFILL_SUFFIX})"
         )
     yaml = only_yaml(folder)
-    section = _infer_section(yaml, read_yaml(yaml))
+    file = read_model_file(yaml)
+    section = _infer_section(file)
     paths = _folder_bundles(folder)
     for name in ("prefill_model_path", "increment_model_path"):
         bundle = section.pop(name, "")
@@ -108,7 +111,7 @@ def _of_model_folder(folder: Path, values: Mapping[str, Any]) -> InferConfig:
             del section[name]
     elif not own_file and (folder / CONFIG_NAME).exists():
         section["config_path"] = folder / CONFIG_NAME
-    return _of_config(infer_config({**section, **paths, **values}, f"{yaml}: infer"), None)
+    return _with_defaults(infer_config({**section, **paths, **values}, f"{yaml}: infer"), file, None)
 
 
 def _folder_bundles(folder: Path) -> dict[str, Path]:
@@ -128,16 +131,49 @@ def _folder_bundles(folder: Path) -> dict[str, Path]:
     return {name: paths[0] for name, paths in bundles.items() if paths}
 
 
-def _infer_section(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``infer`` section; its paths are relative to the file.  The other sections are for export."""
-    check_sections(path, values)
-    section = dict(values.get("infer") or {})
-    check_file(section, path)
+def _of_file(file: ModelFile, values: Mapping[str, Any]) -> FileConfig:
+    """Return the configuration of a YAML file: the bundles of ``infer``, or else the checkpoint."""
+    section = _infer_section(file)
+    has_bundle = bool(section.get("prefill_model_path"))
+    if not has_bundle:
+        checkpoint = file.checkpoint()
+        if checkpoint is None:
+            raise InvalidFileError(
+                f"{file.path}: load_checkpoint: expected the path of a checkpoint folder or a .psm bundle, or "
+                "infer.prefill_model_path, found neither",
+                param="load_checkpoint",
+            )
+        if not checkpoint.exists():
+            raise FileAccessError(
+                f"{file.path}: load_checkpoint: {checkpoint}: no such file or folder", param="load_checkpoint"
+            )
+        section["prefill_model_path"] = checkpoint
+    if file.seq_length and not section.get("infer_seq_length"):
+        section["infer_seq_length"] = file.seq_length
+    config = infer_config({**section, **values}, f"{file.path}: infer")
+    scheme = None if has_bundle or config.bundle.suffix == ".psm" else file.scheme  # that of a bundle is in it
+    return _with_defaults(config, file, scheme)
+
+
+def _with_defaults(config: InferConfig, file: ModelFile, scheme: str | None) -> FileConfig:
+    given = {name: getattr(config, name) for name in FIELDS}
+    generation = file.generation
+    if file.is_sample_acceleration and config.bundle.suffix != ".psm":
+        generation = {**generation, "do_sample": False}  # the tokens of a graph that chooses the likeliest
+        generation.pop("temperature", None)
+    return FileConfig(**given, scheme=scheme, generation=generation, ranks=file.ranks)
+
+
+def _infer_section(file: ModelFile) -> dict[str, Any]:
+    """Return the ``infer`` section; its paths are relative to the file."""
+    section = dict(file.infer)
     for name in ("prefill_model_path", "increment_model_path", "config_path", "ge_config_path"):
         if section.get(name):
             if not isinstance(section[name], str):
-                raise InvalidFileError(f"{path}: infer: {name} must be a path, not {section[name]!r:.60}", param=name)
-            section[name] = str(path.parent / str(section[name]))
+                raise InvalidFileError(
+                    f"{file.path}: infer: {name} must be a path, not {section[name]!r:.60}", param=name
+                )
+            section[name] = str(file.path.parent / str(section[name]))
     return section
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from penstock.checkpoint.generation import GenerationConfig
 from penstock.config import check_flag
 from penstock.core.forked import check_process, is_forked
 from penstock.engine.params import SamplingParams
@@ -16,7 +18,7 @@ from penstock.lite.model import Model
 from penstock.llm.llm import LLM
 from penstock.llm.prompts import check_each, split_prompts
 from penstock.llm.result import Result
-from penstock.llm.sampling_keywords import sampling_params
+from penstock.llm.sampling_keywords import sampling_of_keywords, sampling_params
 from penstock.offline.backends import (
     Answers,
     Generator,
@@ -27,7 +29,7 @@ from penstock.offline.backends import (
     open_generator,
     read_run_options,
 )
-from penstock.offline.infer_config import InferConfig
+from penstock.offline.infer_config import FileConfig, InferConfig
 from penstock.offline.lite_generator import LiteGenerator
 from penstock.offline.sources import check_pair, find_source
 from penstock.offline.tokenizer import open_tokenizer
@@ -64,6 +66,8 @@ class TextGeneration:
                     raise InvalidArgumentError(f"{name}: cannot be set for a model that is already open", param=name)
         elif not config.prefill_model_path:
             config = find_source(config, {}, None)
+        file = config if isinstance(config, FileConfig) else FileConfig()
+        self._defaults = file.generation
         self.config = config
         self.backend = default_backend(running) if backend is None else backend_named(backend)
         self._pid = os.getpid()
@@ -73,7 +77,7 @@ class TextGeneration:
         self._is_owner = running is None
         self._tokenizer = None if tokenizer is None else open_tokenizer(tokenizer)
         self._options: RunOptions = read_run_options(
-            config, self.backend, scheme=scheme, threads=threads, network=network, verify=verify
+            config, self.backend, scheme=scheme or file.scheme, threads=threads, network=network, verify=verify
         )
         self._generator = self._open(config, running)
         if self._tokenizer is not None:
@@ -118,12 +122,15 @@ class TextGeneration:
         call_params = self._params(params, sampling)
         several, is_one = split_prompts(inputs)
         ids = check_each(several, is_one, lambda prompt: self._encode(prompt, add_special_tokens))
+        each_params = check_each(
+            ids, is_one, lambda prompt: self._with_defaults(call_params, len(prompt), generator is self._accelerated)
+        )
         if stream:
             if not is_one:
                 raise InvalidArgumentError(f"stream takes one prompt, not {len(several)}", param="stream")
-            answers: Answers = generator.stream(ids[0], call_params)
+            answers: Answers = generator.stream(ids[0], each_params[0])
             return answers
-        results: list[Result] = generator.generate(ids, call_params)
+        results: list[Result] = generator.generate(ids, each_params)
         return results[0] if is_one else results
 
     def _params(self, params: object, keywords: Mapping[str, Any]) -> SamplingParams:
@@ -132,6 +139,27 @@ class TextGeneration:
         if built is not None and not isinstance(built, SamplingParams):
             raise wrong_type("params", "SamplingParams", built)
         return built or SamplingParams()
+
+    def _with_defaults(self, params: SamplingParams, num_prompt_tokens: int, is_accelerated: bool) -> SamplingParams:
+        """Return the sampling of a prompt: what the call leaves open is as the YAML file says."""
+        if not self._defaults:
+            return params
+        values = dict(self._defaults)
+        max_len = values.pop("max_length", None)
+        if is_accelerated:  # the graph chooses the likeliest token
+            values = {name: values[name] for name in ("max_new_tokens",) if name in values}
+        base = sampling_of_keywords(values, getattr(self._generator, "generation", GenerationConfig()).temperature)
+        names = ("temperature", "top_k", "top_p", "repetition_penalty", "max_tokens")
+        chosen = {name: getattr(base, name) for name in names if getattr(params, name) is None}
+        if max_len is not None and params.max_tokens is None:
+            if max_len <= num_prompt_tokens:
+                raise InvalidArgumentError(
+                    f"max_length: expected more than the {num_prompt_tokens} tokens of the prompt, got {max_len}; "
+                    "max_tokens counts only new tokens",
+                    param="max_length",
+                )
+            chosen["max_tokens"] = max_len - num_prompt_tokens
+        return replace(params, **chosen)
 
     def _encode(self, prompt: Any, add_special_tokens: bool) -> Sequence[int]:
         if isinstance(prompt, str):

@@ -20,14 +20,23 @@ from penstock.quant.scheme import Scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
 __all__ = [
-    "PARTIAL_SUFFIX", "QUANTIZED_VERSION", "add_quantized", "new_folder", "private_folder", "quantized_config",
-    "quantized_entries",
+    "PARTIAL_SUFFIX", "QUANTIZED_VERSION", "add_quantized", "check_folder_name", "new_folder", "private_folder",
+    "quantized_config", "quantized_entries",
 ]  # fmt: skip
 
 QUANTIZED_VERSION: Final = 2
 PARTIAL_SUFFIX: Final = ".partial"
 _RANDOM_CHARS: Final = 8  # that tempfile puts into a name
 _GRACE_SECONDS: Final = 5.0
+_WRITERS: Final = {
+    ".psm": "`penstock export FOLDER OUT.psm`", ".gguf": "`penstock convert FOLDER OUT.gguf`",
+    ".json": "`penstock plan FOLDER --out OUT.json`",
+}  # fmt: skip
+_FILE_SUFFIXES: Final = (
+    *_WRITERS, ".bin", ".ckpt", ".ggml", ".gz", ".h5", ".mindir", ".npz", ".onnx", ".pb", ".pt", ".pth", ".safetensors",
+    ".tar", ".tflite", ".tgz", ".yaml", ".yml", ".zip",
+)  # fmt: skip
+"""Endings of files of weights and of archives, which a folder never has by intention."""
 
 
 def quantized_entries(name: str, scheme: Scheme, rows: int, cols: int) -> list[TensorEntry]:
@@ -117,6 +126,18 @@ def new_folder(final: Path) -> Iterator[Path]:
             raise FileAccessError(f"{final}: {error.strerror}") from None
 
 
+def check_folder_name(final: Path) -> None:
+    """Refuse the name of a file for a folder to write, such as model.ckpt; InvalidArgumentError names ``out``."""
+    suffix = final.suffix.lower()
+    if suffix in _FILE_SUFFIXES:
+        command = _WRITERS.get(suffix)
+        hint = f"{command} writes such a file" if command else f"files that end in {suffix} cannot be written"
+        raise InvalidArgumentError(
+            f"out: expected the name of a folder, got {str(final)!r:.200}, the name of a file; {hint}", param="out"
+        )
+
+
 def _check_new(final: Path) -> None:
+    check_folder_name(final)
     if final.exists() or final.is_symlink():
         raise InvalidArgumentError(f"{final}: expected a new folder, but it already exists")

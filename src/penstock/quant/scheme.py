@@ -85,12 +85,11 @@ def find_scheme(name: str) -> Scheme:
 
 def quantizing_scheme(name: str) -> Scheme:
     """Return the scheme called ``name`` if its weights are integers; InvalidArgumentError lists those that qualify."""
-    scheme = find_scheme(name)
-    if not scheme.quantized:
+    scheme = SCHEMES.get(name)
+    if scheme is None or not scheme.quantized:
         names = ", ".join(known.name for known in SCHEMES.values() if known.quantized)
-        raise InvalidArgumentError(
-            f"scheme: expected one of {names}, found {name!r}, which does not quantize", param="scheme"
-        )
+        reason = "" if scheme is None else ", which does not quantize"
+        raise InvalidArgumentError(f"scheme: expected one of {names}, found {name!r:.60}{reason}", param="scheme")
     return scheme
 
 

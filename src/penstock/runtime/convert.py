@@ -19,7 +19,7 @@ from penstock.config import OWN_NAMES, ConfigReader
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.extras import install_command
 from penstock.graph.unpack_bundle import unpack_bundle
-from penstock.quant.folder import private_folder
+from penstock.quant.folder import check_folder_name, private_folder
 from penstock.runtime.build import build_in_child
 from penstock.sharding.folder import is_sharded, kept_files
 from penstock.sharding.write import merge_folder
@@ -44,15 +44,18 @@ def convert(
             "makes a bundle of it; run, chat and serve take the file itself.",
             param="source",
         )
+    suffix = out.suffix.lower()
+    if suffix not in (".psm", ".gguf"):
+        check_folder_name(out)
     home = out.parent
     if not home.is_dir():
         raise FileAccessError(f"{home}: no such folder", param="out")
     with private_folder(out) as temporary:
         with _opened(source, temporary) as checkpoint:
             sides = kept_files(checkpoint.folder)
-            if out.suffix.lower() == ".gguf":
+            if suffix == ".gguf":
                 return _write_gguf(checkpoint, out, conversion, temporary, progress)
-            target = temporary / "folder" if out.suffix.lower() == ".psm" else out
+            target = temporary / "folder" if suffix == ".psm" else out
             arrangement = None if conversion.layout is None else _arrangement(conversion.layout, checkpoint)
             report = convert_checkpoint(checkpoint, target, conversion, sides, progress, arrangement)
         if target != out:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf
+from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf, split_names
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, OutOfMemoryError, UnsupportedError
@@ -492,10 +492,13 @@ def _suggestion(program: Program, source: Path) -> list[str]:
     if stored not in ("f32", "f16", "bf16"):
         return []
     if stored == "f32" and is_gguf(source):
-        return [
-            f"The scheme is f32, which holds the exact values of {source.name} in up to 8 times its memory. "
-            "--scheme w8a8 or w4a8 quantizes them again, reads fewer bytes per token and is faster."
-        ]
+        parts = [part for name in split_names(source.name) if (part := source.with_name(name)).exists()]
+        growth = program.info.weight_bytes / max(1, sum(part.stat().st_size for part in parts))
+        if growth > 1.5:  # its blocks have fewer bits
+            return [
+                f"The scheme is f32, which holds the exact values of {source.name} in about {growth:.0f} times its "
+                "memory. --scheme w8a8 or w4a8 quantizes them again, reads fewer bytes per token and is faster."
+            ]
     times = 4 if stored == "f32" else 2
     return [
         f"The scheme is {stored}, as stored. --scheme w8a8 reads about {times}x fewer bytes per token and is faster."

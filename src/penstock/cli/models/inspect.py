@@ -39,9 +39,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "penstock inspect demo/demo.psm\npenstock inspect demo/demo.psm --verify --max-requests 32 --json",
     )
     parser.add_argument(
-        "path", metavar="X", help="a .psm bundle, a checkpoint folder, a GGUF file, or ORG/NAME of a downloaded model"
+        "path",
+        metavar="MODEL",
+        help="a .psm bundle, a checkpoint folder, a GGUF file, or ORG/NAME of a downloaded model",
     )
-    parser.add_operand_flag(parser, "-m", "--model", metavar="X", is_first=True)
+    parser.add_operand_flag(parser, "-m", "--model", metavar="MODEL", is_first=True)
     parser.add_argument(
         "--verify", action="store_true", help="check the checksum of every segment of a bundle (default: do not check)"
     )

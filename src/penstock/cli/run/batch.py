@@ -46,12 +46,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Several files, or a folder of *.jsonl, are answered in turn into a folder, each into a file of its name. "
         "Inputs may be in S3 (penstock[s3]): s3://bucket/name.jsonl, s3://bucket/folder/ for all *.jsonl in it, or a "
         "pattern as s3://bucket/*.jsonl. If no worker answers any more, the command stops with status 1.",
-        "penstock batch demo/demo.psm requests.jsonl answers.jsonl\n"
+        "penstock batch demo/demo.psm demo/requests.jsonl answers.jsonl\n"
         "penstock batch demo/demo.psm s3://bucket/requests/ answers/\n"
         "penstock batch demo/demo.psm 's3://bucket/*.jsonl' answers/\n"
         "penstock batch demo/demo.psm requests/ answers/ --workers 2\n"
         "penstock batch demo/demo.psm requests/ answers/ --replicas 1..4\n"
-        "penstock batch demo/demo.psm requests.jsonl answers.jsonl --max-requests 8",
+        "penstock batch demo/demo.psm demo/requests.jsonl answers.jsonl --max-requests 8",
     )
     add_model(parser, parser)
     parser.add_argument(

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.model_source import downloaded_path
-from penstock.cli.options import add_parser_of
+from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
+from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 
 if TYPE_CHECKING:
@@ -22,9 +23,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add_parser_of(
         subparsers,
         "shard",
-        "Write a folder with rank_0, rank_1 ... from a checkpoint folder, as a strategy of `penstock plan` says. The "
-        "source may be such a folder, which is then cut in another way. --merge writes the checkpoint folder again, "
-        "byte for byte. What is written is read again and compared with the source by checksum.",
+        "Write a folder with rank_0, rank_1 ... from a checkpoint folder, for the ranks of --tp, --pp and --cp, or as "
+        "a strategy of `penstock plan` says. The source may be such a folder, which is then cut in another way. "
+        "--merge writes the checkpoint folder again, byte for byte. What is written is read again and compared with "
+        "the source by checksum. --tp, --pp and --cp need PyTorch.",
+        "penstock shard my-model my-model-tp2 --tp 2\n"
         "penstock shard my-model my-model-tp2 --strategy strategy.json\n"
         "penstock shard my-model-tp2 my-model-tp4 --strategy tp4.json --from strategy.json\n"
         "penstock shard my-model-tp2 my-model-again --merge",
@@ -35,7 +38,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a checkpoint folder, ORG/NAME of a downloaded model, or a sharded folder",
     )
     parser.add_argument("out", metavar="OUT", help="the folder to write; it must not exist")
-    parser.add_argument("--strategy", metavar="FILE", help="a file of `penstock plan` (required without --merge)")
+    for name, text in (("--tp", "ranks of tensor parallelism"), ("--pp", "stages"), ("--cp", "parts of a context")):
+        parser.add_argument(name, type=int, metavar="N", help=f"cut for N {text}, as `penstock plan` (default: 1)")
+    parser.add_argument(
+        "--strategy", metavar="FILE", help="cut as this file of `penstock plan --out FILE` says (default: none)"
+    )
+    add_options(parser, "--network")
     parser.add_argument(
         "--from",
         dest="previous",
@@ -53,10 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from penstock.sharding.strategy import Strategy
     from penstock.sharding.write import merge_folder, shard_folder
 
-    if args.merge == (args.strategy is not None):
-        raise InvalidArgumentError("--strategy: expected --strategy FILE or --merge, one of them", param="strategy")
-    if args.merge and args.previous is not None:
-        raise InvalidArgumentError("--from: expected none with --merge", param="from")
+    layout = _layout(args)
     source, out = Path(downloaded_path(args.checkpoint)), Path(args.out)
     with ProgressLine() as line:
 
@@ -66,8 +71,11 @@ def run(args: argparse.Namespace) -> int:
         if args.merge:
             report = merge_folder(source, out, show)
         else:
-            strategy = Strategy.read(_existing("strategy", args.strategy))
-            _check_parts(source, strategy)
+            if layout is None:
+                strategy = Strategy.read(_existing("strategy", args.strategy))
+                _check_parts(source, strategy)
+            else:
+                strategy = _planned(source, layout, args.network)
             previous = None if args.previous is None else Strategy.read(_existing("from", args.previous))
             report = shard_folder(source, out, strategy, previous=previous, progress=show)
     if args.verbose:
@@ -79,6 +87,28 @@ def run(args: argparse.Namespace) -> int:
         f"parameters equal the source, sha256 {report.checksum}"
     )
     return 0
+
+
+def _layout(args: argparse.Namespace) -> RankLayout | None:
+    """Return the ranks of --tp, --pp and --cp; None with --strategy or --merge.  Exactly one of the three is given."""
+    sizes = {name: size for name in ("tp", "pp", "cp") if (size := getattr(args, name)) is not None}
+    if args.merge + (args.strategy is not None) + bool(sizes) != 1:
+        raise InvalidArgumentError(
+            "--strategy: expected one of --tp N (with --pp N, --cp N), --strategy FILE and --merge", param="strategy"
+        )
+    for option, value, needed in (("from", args.previous, not args.merge), ("network", args.network, bool(sizes))):
+        if value is not None and not needed:
+            raise InvalidArgumentError(
+                f"--{option}: expected none with --{'merge' if args.merge else 'strategy'}", param=option
+            )
+    return RankLayout(**sizes) if sizes else None
+
+
+def _planned(source: Path, layout: RankLayout, network: str | None) -> Strategy:
+    from penstock.graph.strategy import capture_model, make_strategy
+    from penstock.sharding.source import open_whole
+
+    return make_strategy(capture_model(open_whole(source), network=network), layout)
 
 
 def _check_parts(source: Path, strategy: Strategy) -> None:
