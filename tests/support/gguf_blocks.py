@@ -20,9 +20,9 @@ __all__ = ["DEMO_FOLDER", "SCALES_AT", "TYPES", "random_blocks", "values_of", "w
 DEMO_FOLDER = Path(__file__).parents[2] / "demo/model"
 TYPES = {kind.name.lower(): number for number, kind in ELEMENT_TYPES.items()}
 SCALES_AT = {
-    **{"q8_0": (0,), "q4_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "uint4": (0,)},
-    **{"q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "iq4_nl": (0,), "iq4_xs": (0,), "q2_k": (80, 82), "q3_k": (108,)},
-}
+    "q8_0": (0,), "q4_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "uint4": (0,), "q4_1": (0, 2),
+    "q5_0": (0,), "q5_1": (0, 2), "iq4_nl": (0,), "iq4_xs": (0,), "q2_k": (80, 82), "q3_k": (108,),
+}  # fmt: skip
 
 
 def random_blocks(scheme: str, rows: int, cols: int, seed: int = 1) -> np.ndarray:

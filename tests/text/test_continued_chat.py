@@ -6,7 +6,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.errors import InvalidArgumentError
-from penstock.text.continued_chat import render_continued
+from penstock.text.chat_template import render_chat
 from tests.support.errors import raises
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -24,6 +24,10 @@ TEMPLATES = {
 }
 TEXTS = ["The answer is", "with a space ", "two lines\n", " in front", "a", "", "é\U0001f600 {{ x }}"]
 USER = {"role": "user", "content": "the cat"}
+
+
+def render_continued(template, messages, special_tokens):
+    return render_chat(template, messages, special_tokens, add_generation_prompt=False, continue_final_message=True)
 
 
 def of_transformers(template, messages):
@@ -52,9 +56,9 @@ def test_the_last_text_of_several_parts_is_continued():
 
 
 def test_a_text_that_looks_like_the_mark_is_kept():
-    messages = [USER, {"role": "assistant", "content": "<|continue-here|> <|continue-here|>"}]
+    messages = [USER, {"role": "assistant", "content": "CONTINUE_FINAL_MESSAGE_TAG CONTINUE_FINAL_MESSAGE_TAG"}]
     prompt = render_continued(TEMPLATES["plain"], messages, SPECIAL)
-    assert prompt.endswith("<|assistant|><|continue-here|> <|continue-here|>")
+    assert prompt.endswith("<|assistant|>CONTINUE_FINAL_MESSAGE_TAG CONTINUE_FINAL_MESSAGE_TAG")
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,6 @@ def main() -> int:
     die_with_parent()
     source, out = int(sys.argv[1]), int(sys.argv[2])
     num_bytes = os.fstat(source).st_size
-    torch.set_num_threads(1)  # OMP_PROC_BIND binds further ones to cores, which a confined process may not
-    torch.zeros(1).contiguous()  # loads what the first tensor loads
     memory_bytes = num_bytes + _BYTES_PER_PICKLED * min(num_bytes, MAX_PICKLE_BYTES) + _SPARE_BYTES
     limit_resources(
         memory_bytes=_address_space() + memory_bytes,

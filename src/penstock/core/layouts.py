@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "BF16", "BLOCKS", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I32", "I64", "I8", "KV_LAYOUTS",
+    "BF16", "BLOCKS", "F16", "F32", "FLOAT_DTYPES", "GROUP_LEN", "I8", "I32", "I64", "KV_LAYOUTS",
     "KV_NUMBERS", "PAGE_TOKENS", "PARTITION_PAGES", "ROWS_BF16", "ROWS_F16", "ROWS_F32", "ROWS_I32",
     "STATE_F32", "T16_BF16", "T16_F16", "T16_F32", "T16_I4G32", "T16_I8", "T16_IQ4_NL", "T16_IQ4_XS",
     "T16_MXFP4", "T16_Q2_K", "T16_Q3_K", "T16_Q4_0", "T16_Q4_1", "T16_Q4_K", "T16_Q5_0", "T16_Q5_1",

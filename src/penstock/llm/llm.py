@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Prompt"]
 
-_LOG: Final = logging.getLogger("penstock.llm")
 _HINTS: Final = {"model": "info, files", "get_tokenizer": "tokenizer", "llm_engine": "engine", "config": "info"}
 
 
@@ -166,8 +164,6 @@ class LLM:
         """The model's tokenizer.  Raises UnsupportedError if it has none."""
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._files)
-            if reason := self._tokenizer.chat_template_error:
-                _LOG.warning("penstock: the chat template cannot be used, so chat is refused: %s", reason)
         return self._tokenizer
 
     @tokenizer.setter
@@ -488,9 +484,8 @@ class LLM:
         ``continue_final_message``: they end after the text of the last message instead.
         """
         from penstock.text.chat_template import encode_chat
-        from penstock.text.continued_chat import encode_continued
 
-        return (encode_continued if continue_final_message else encode_chat)(self.tokenizer, messages)
+        return encode_chat(self.tokenizer, messages, continue_final_message=continue_final_message)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Return logits [len, vocab] float32, one row for each position of the prompt."""

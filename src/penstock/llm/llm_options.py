@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.quantized.section import with_section
 from penstock.checkpoint.side_files import read_side_files
 from penstock.config import ConfigReader
 from penstock.engine.options import EngineFields, EngineOptions
@@ -160,7 +161,8 @@ def _stored_method(source: Path) -> str | None:
     if not source.exists():
         return None
     files = read_side_files(source, ["config.json"])
-    section = ConfigReader.parse(files["config.json"]).object("quantization_config") if files else None
+    config = with_section(ConfigReader.parse(files["config.json"])) if files else None
+    section = None if config is None else config.object("quantization_config")
     return None if section is None else section.str("quant_method", "") or None
 
 

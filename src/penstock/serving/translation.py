@@ -222,13 +222,15 @@ def _text(message: Message) -> str:
 
 
 def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], is_open: bool, continues: bool) -> str:
-    from penstock.text.chat_template import render_chat
-    from penstock.text.continued_chat import render_continued
+    from penstock.text.chat_template import find_template, render_chat
 
-    template = tokenizer.chat_template or ""
-    if continues:
-        return render_continued(template, messages, tokenizer.special_tokens)
-    return render_chat(template, messages, tokenizer.special_tokens, add_generation_prompt=is_open)
+    return render_chat(
+        find_template(tokenizer),
+        messages,
+        tokenizer.special_tokens,
+        add_generation_prompt=is_open and not continues,
+        continue_final_message=continues,
+    )
 
 
 def _sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:

@@ -212,12 +212,20 @@ def find_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str:
     return template
 
 
-def encode_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the token ids of messages.
+def encode_chat(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, continue_final_message: bool = False
+) -> list[int]:
+    """Return the token ids of messages and of the opening of an answer, or up to the end of the last message's text.
 
     Raises UnsupportedError if the model has no template, and the errors of ``render_chat``.
     """
-    text = render_chat(find_template(tokenizer), messages, tokenizer.special_tokens)
+    text = render_chat(
+        find_template(tokenizer),
+        messages,
+        tokenizer.special_tokens,
+        add_generation_prompt=not continue_final_message,
+        continue_final_message=continue_final_message,
+    )
     return tokenizer.encode(text, add_special_tokens=False)
 
 

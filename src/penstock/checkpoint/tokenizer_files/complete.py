@@ -53,7 +53,7 @@ def complete_tokenizer(
         data = check_json_size(data, name, MAX_TOKENIZER_BYTES)
         if len(data) <= MAX_CONFIG_BYTES:
             return ConfigReader.parse(data, name)
-        return ConfigReader(parse_object(data, name, max_bytes=len(data), max_values=len(data)), name)
+        return ConfigReader(parse_object(data, name, max_bytes=len(data), max_values=len(data), lenient=True), name)
 
     is_made = _TOKENIZER not in files
     if is_made and all(read(name) is None for name in ("vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)):
@@ -128,8 +128,11 @@ def _with_end_token(reader: Callable[[str], ConfigReader], token: int) -> dict[s
     A text ends at that token too, as in vLLM and llama.cpp: fine-tunes often change only the tokenizer's.
     """
     try:
-        generation, config = reader(_GENERATION), reader("config.json")
-        ends = end_token_ids(generation, config)
+        generation = reader(_GENERATION)
+    except InvalidFileError:
+        generation = ConfigReader({}, _GENERATION)  # a damaged file is not used
+    try:
+        ends = end_token_ids(generation, reader("config.json"))
     except InvalidFileError:
         return None  # read_generation_config says what is wrong
     if token in ends:

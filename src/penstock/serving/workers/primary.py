@@ -359,7 +359,8 @@ class Primary:
         tokenizer = self._tokenizers.get(key.digest())
         if tokenizer is None:
             tokenizer = self._tokenizers[key.digest()] = Tokenizer(files)
-            tokenizer.chat_template  # noqa: B018 - compiled here, not by the first request
+            if reason := tokenizer.chat_template_error:  # compiled here, not by the first request
+                LOG.warning("penstock: the chat template cannot be used, so chat is refused: %s", reason)
         return tokenizer
 
 
