@@ -16,5 +16,5 @@ def stated_size(row: str, column: int = 0) -> object:
     penstock-lite."""
     lines = [line for line in GUIDE.read_text().splitlines() if line.startswith(f"| {row} |")]
     (line,) = lines
-    numbers = re.findall(r"\d{3},\d{3}", line)
+    numbers = re.findall(r"\d{1,3}(?:,\d{3})+", line)
     return pytest.approx(int(numbers[column].replace(",", "")), rel=TOLERANCE)
