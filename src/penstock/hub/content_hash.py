@@ -13,7 +13,7 @@ __all__ = ["ContentHash"]
 class ContentHash:
     """The hashes that the digest of a file may be, by its length.
 
-    64 digits are SHA-256 and 40 are Git's (``git hash-object``).  An ETag of 40 may also be SHA-1, as Artifactory sends
+    64 digits are SHA-256 and 40 are Git's (``git hash-object``).  An ETag of 40 may also be SHA-1, as some mirrors send
     it, and one of 32 is MD5, as stores with the interface of S3 send it.
     """
 

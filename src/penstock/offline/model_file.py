@@ -91,7 +91,7 @@ class ModelFile:
 def read_model_file(path: Path, *, skip: tuple[str, ...] | None = None) -> ModelFile:
     """Read and check a configuration file; ``skip``: fields of ``infer`` that are not checked, by default its paths.
 
-    A section that is not used is passed over, with a line in the log unless it is one of MindFormers.  Raises
+    A section that is not used is ignored, with a line in the log unless it is one of MindFormers.  Raises
     InvalidFileError, UnsupportedError or FileAccessError, which names the file and the field.
     """
     values = read_yaml(path)

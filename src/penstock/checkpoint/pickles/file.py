@@ -102,7 +102,7 @@ class PickledFile:
         for key in keys:
             storage = storages.get(key) if isinstance(key, str) else None
             if storage is None or key in self._records or position + 8 > len(self._data):
-                raise InvalidFileError(f"storage {show(key)}: expected the storage of a tensor, once, found another")
+                raise InvalidFileError(f"storage {show(key)}: expected each storage of a tensor once")
             size = _element_bytes(storage)
             (count,) = struct.unpack("<q", self._data[position : position + 8])
             position += 8

@@ -18,7 +18,7 @@ _BUFFERS: Final = (
     "*.rotary_emb.inv_freq", "*.rotary_emb.cos_cached", "*.rotary_emb.sin_cached", "*.rotary_pos_emb.inv_freq",
     "*.position_ids", "*.masked_bias", "*._extra_state",
 )  # fmt: skip
-"""What a layer computes from the configuration, or keeps for training."""
+"""Buffers that a layer computes from the configuration, or keeps for training."""
 
 _CACHE_SCALES: Final = (
     "*.k_scale", "*.v_scale", "*.kv_scale", "*.q_scale", "*.prob_scale", "*.k_zero_point", "*.v_zero_point",

@@ -11,7 +11,7 @@ from penstock.errors import InvalidFileError
 __all__ = ["NO_POST_PROCESSOR", "post_processor"]
 
 NO_POST_PROCESSOR: Final = {"type": ""}
-"""What stands for the post-processor of a class until the ids of all tokens are known."""
+"""The placeholder for the post-processor of a class until the ids of all tokens are known."""
 
 _A, _B = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}
 _ROUND_CLASSES: Final = ("XLMRobertaTokenizer", "CamembertTokenizer")

@@ -25,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "shard",
         "Write a folder with rank_0, rank_1 ... from a checkpoint folder, for the ranks of --tp, --pp and --cp, or as "
         "a strategy of `penstock plan` says. The source may be such a folder, which is then cut in another way. "
-        "--merge writes the checkpoint folder again, byte for byte. What is written is read again and compared with "
+        "--merge writes the checkpoint folder again, byte for byte. The written files are read again and compared with "
         "the source by checksum. --tp, --pp and --cp need PyTorch.",
         "penstock shard my-model my-model-tp2 --tp 2\n"
         "penstock shard my-model my-model-tp2 --strategy strategy.json\n"
