@@ -119,7 +119,7 @@ class Adapter:
             change = delta.b[start : start + len(rows)] @ delta.a
             result: NDArray[np.float32] = rows + np.float32(delta.scale) * change
         if not np.isfinite(result).all():
-            raise InvalidFileError(f"{_WEIGHTS}: {show(name)}: expected finite values, found an overflow of the merged weight")
+            raise InvalidFileError(f"{_WEIGHTS}: {show(name)}: the merged weight overflows")
         return result
 
 

@@ -60,7 +60,8 @@ def find_section(folder: Path, config: ConfigReader, tensors: Mapping[str, Tenso
             method = {QUANTIZATION_FILES[1]: "awq", QUANTIZATION_FILES[2]: "modelopt"}.get(name, "gptq")
             return ConfigReader({**config.values, _KEY: _with_method(section, method)}, config.file)
     raise InvalidFileError(
-        f"{folder}: tensor {show(packed)} is quantized, but the folder has no settings of the quantization: expected {_KEY} in config.json, or one "
+        f"{folder}: tensor {show(packed)} is quantized, but the folder has no quantization settings: expected "
+        f"{_KEY} in config.json, or one "
         f"of the files {', '.join(QUANTIZATION_FILES)}",
         param=_KEY,
     )
