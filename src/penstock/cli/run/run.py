@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.tokenizer_files.names import VOCABULARY_FILES
 from penstock.cli.model_source import model_path
 from penstock.cli.options import (
     LIMIT_OPTIONS,
@@ -120,7 +121,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_tokenizer(model: Path) -> None:
     """Refuse a checkpoint folder without a tokenizer before it is captured, which takes seconds."""
-    if (model / "config.json").exists() and not any((model / f"tokenizer.{end}").exists() for end in ("json", "model")):
+    from penstock.checkpoint.side_files import model_folder
+
+    if not model.is_dir():
+        return
+    home = model_folder(model)
+    names = ("tokenizer.json", *VOCABULARY_FILES)
+    if (home / "config.json").exists() and not any((home / name).exists() for name in names):
         raise UnsupportedError(
             f"{model}: expected tokenizer.json, which makes token ids of a prompt, found none. Copy the file from the "
             f"original model, or pass token ids in Python: LLM({str(model)!r}).generate([1, 2, 3])."
