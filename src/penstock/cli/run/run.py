@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.llm.llm import LLM
     from penstock.llm.result import Result
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "check_tokenizer", "run"]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgumentError("--mode eager: expected a checkpoint, because a bundle has no network script")
     prompt_text = _prompt_text(args.prompt)
     args.model = model_path(args, args.model)  # before the time of loading begins
-    _check_tokenizer(Path(args.model))
+    check_tokenizer(Path(args.model))
     start = time.perf_counter()
     with open_llm(args, 1, args.mode) as llm:
         load_s = time.perf_counter() - start - llm.populate_s - llm.verify_s
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_tokenizer(model: Path) -> None:
+def check_tokenizer(model: Path) -> None:
     """Refuse a checkpoint folder without a tokenizer before it is captured, which takes seconds."""
     from penstock.checkpoint.side_files import model_folder
 
