@@ -43,12 +43,12 @@ def test_penalties_and_filters_of_the_model_are_defaults() -> None:
     assert (greedy.min_p, greedy.typical_p, greedy.repetition_penalty) == (0.0, 1.0, 1.05)
 
 
-@pytest.mark.parametrize("name", ["top_p", "typical_p"])
-def test_a_tiny_top_p_keeps_only_the_likeliest_token(name: str) -> None:
+@pytest.mark.parametrize(("name", "of_zero"), [("top_p", 1e-6), ("typical_p", 1.0)])
+def test_a_tiny_top_p_keeps_only_the_likeliest_token(name: str, of_zero: float) -> None:
     config = read_generation_config(files(generation_config={"do_sample": True, name: 1e-40}))
     assert getattr(ResolvedSampling(**{name: getattr(config, name)}), name) == 1e-6
-    off = read_generation_config(files(generation_config={"do_sample": True, name: 0}))
-    assert getattr(off, name) == 1.0
+    zero = read_generation_config(files(generation_config={"do_sample": True, name: 0}))
+    assert getattr(zero, name) == of_zero
 
 
 def test_end_tokens_fall_back_to_config() -> None:

@@ -16,6 +16,9 @@ from contextlib import contextmanager
 import pytest
 
 from penstock import LLM, ProgramLimits, SamplingParams
+from penstock.checkpoint.tokenizer_files.names import VOCABULARY_FILES
+from penstock.cli.run.run import check_tokenizer
+from penstock.errors import UnsupportedError
 from tests.support.command import DEMO, FOLDER, environment, start, until
 from tests.support.slow_network import write_script
 
@@ -305,3 +308,16 @@ def test_a_damaged_bundle_in_the_cache_is_made_anew(penstock_command, own_cache)
     again = penstock_command(*args)
     assert (first.returncode, again.returncode) == (0, 0)
     assert again.stdout == first.stdout
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", *VOCABULARY_FILES])
+@pytest.mark.parametrize("home", ["", "0_Transformer"])
+def test_any_vocabulary_is_a_tokenizer(name, home, tmp_path):
+    folder = tmp_path / home
+    folder.mkdir(exist_ok=True)
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": home}]))
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(UnsupportedError):
+        check_tokenizer(tmp_path)
+    (folder / name).write_bytes(b"")
+    check_tokenizer(tmp_path)

@@ -13,14 +13,19 @@ import torch
 import transformers
 
 from penstock import LLM, AsyncLLM
+from penstock.checkpoint.convert import Conversion
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.pooling.head import read_pooling_head
+from penstock.checkpoint.pooling.head import POOLING_FILE, read_pooling_head
 from penstock.engine.options import RequestOptions
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
+from penstock.runtime.convert import convert
+from penstock.sharding.folder import ShardedFolder
+from penstock.sharding.write import merge_folder, shard_folder
 from tests.models.steps import relative_error
 from tests.support.encoders import LIMITS, build, hidden_rows, sentence_transformer, write_tokenizer
 from tests.support.errors import raises
 from tests.support.families import prompt
+from tests.support.sharded_folders import strategy_of
 
 BARE: dict[str, dict[str, Any]] = {
     "bert": {},
@@ -138,20 +143,47 @@ def test_the_file_that_cuts_texts_has_seven_names(kind: str, tmp_path: Path) -> 
     assert head.max_text_len == 7
 
 
+def move_first_module(folder: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Give the model of a folder of sentence-transformers a folder of its own; return the modules."""
+    own = folder / "0_Transformer"
+    own.mkdir()
+    for name in names:
+        (folder / name).rename(own / name)
+    modules: list[dict[str, Any]] = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = own.name
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return modules
+
+
+def test_copies_of_a_folder_whose_first_module_has_its_own(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    sentence_transformer(source, "pooling_mode_mean_tokens", has_dense=True)
+    (source / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 5}))
+    strategy = strategy_of(source, 2)
+    names = ("config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json")
+    move_first_module(source, names)
+    original = Checkpoint.open(source)
+    convert(source, tmp_path / "converted", Conversion(dtype="bf16"))
+    shard_folder(source, tmp_path / "cut", strategy)
+    merge_folder(tmp_path / "cut", tmp_path / "merged")
+    head = original.side_files()[POOLING_FILE]
+    assert ShardedFolder.open(tmp_path / "cut").rank(1).side_files()[POOLING_FILE] == head
+    for name, dtypes in (("converted", {"bf16"}), ("merged", {"f32"})):
+        copy = Checkpoint.open(tmp_path / name)
+        assert {info.dtype for info in copy.tensors.values() if info.dtype != "i64"} == dtypes
+        assert copy.side_files()[POOLING_FILE] == head
+        assert not (tmp_path / name / "0_Transformer").exists()
+
+
 def test_the_first_module_may_have_its_own_folder(tmp_path: Path) -> None:
     plain, moved = tmp_path / "plain", tmp_path / "moved"
     for folder in (plain, moved):
         folder.mkdir()
         sentence_transformer(folder, "pooling_mode_mean_tokens", has_dense=True)
         (folder / "sentence_xlm-roberta_config.json").write_text(json.dumps({"max_seq_length": 5}))
-    own = moved / "0_Transformer"
-    own.mkdir()
     names = ("config.json", "model.safetensors", "tokenizer.json", "sentence_xlm-roberta_config.json")
-    for name in names:
-        (moved / name).rename(own / name)
-    modules = json.loads((moved / "modules.json").read_text())
-    modules[0]["path"] = "0_Transformer"
-    (moved / "modules.json").write_text(json.dumps(modules))
+    modules = move_first_module(moved, names)
     vectors = []
     for folder in (plain, moved):
         with LLM(folder, mode="eager", limits=LIMITS) as llm:

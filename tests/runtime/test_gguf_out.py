@@ -16,6 +16,7 @@ from penstock import LLM
 from penstock.checkpoint.convert import Conversion
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.gguf.k_blocks import quantize_q4_k, quantize_q6_k
+from penstock.checkpoint.gguf.tokenizer_out import tokenizer_metadata
 from penstock.checkpoint.gguf.writer import quantize_q8_0
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
 from penstock.errors import InvalidArgumentError, UnsupportedError
@@ -138,6 +139,15 @@ def test_k_types_are_those_of_matrices_with_whole_blocks(tmp_path: Path, dtype: 
         with LLM(path, scheme="f32", mode="eager") as llm:
             logits.append(llm.logits([1, 5, 9, 200]))
     assert np.abs(logits[0] - logits[1]).max() < 0.2 * np.abs(logits[0]).max()
+
+
+def test_tokenizer_files_are_read_leniently() -> None:
+    names = ("tokenizer.json", "tokenizer_config.json")
+    files = {name: (DEMO_FOLDER / name).read_bytes() for name in names}
+    vocab_size = len(json.loads(files["tokenizer.json"])["model"]["vocab"])
+    expected = tokenizer_metadata(files, vocab_size)
+    lenient = {name: b'{"other": Infinity, "other": NaN, ' + data.lstrip()[1:] for name, data in files.items()}
+    assert tokenizer_metadata(lenient | {"chat_template.json": b'{"a": Infinity}'}, vocab_size) == expected
 
 
 def test_the_tokenizer_of_the_folder_is_kept(tmp_path: Path) -> None:

@@ -112,12 +112,13 @@ def _sampling_defaults(defaults: _Defaults) -> dict[str, Any]:
     """Return the fields of GenerationConfig that are not tokens."""
     do_sample = defaults.flag("do_sample")
     top_k = 0 if defaults.is_one_of("top_k", (0, -1)) else defaults.count("top_k") or 50
+    typical_p = defaults.number("typical_p", 1.0, high=1.0)  # 0, which transformers refuses, is off
     values = {
         "temperature": defaults.number("temperature", 1.0, high=1000.0),
         "top_k": top_k,
-        "top_p": _share(defaults.number("top_p", 1.0, high=1.0)),
+        "top_p": max(defaults.number("top_p", 1.0, high=1.0), MIN_SHARE),
         "min_p": defaults.number("min_p", 0.0, high=1.0),
-        "typical_p": _share(defaults.number("typical_p", 1.0, high=1.0)),
+        "typical_p": max(typical_p, MIN_SHARE) if typical_p else 1.0,
     }
     return {
         **(values if do_sample else {}),
@@ -125,11 +126,6 @@ def _sampling_defaults(defaults: _Defaults) -> dict[str, Any]:
         "repetition_penalty": defaults.number("repetition_penalty", 1.0, low=MIN_REPETITION_PENALTY, high=100.0),
         "max_new_tokens": defaults.count("max_new_tokens", off=(0, -1)),
     }
-
-
-def _share(value: float) -> float:
-    """Return the share of the probability to keep; 0 keeps all of it."""
-    return max(value, MIN_SHARE) if value else 1.0
 
 
 def _reader(files: Mapping[str, bytes | memoryview], name: str) -> ConfigReader:
@@ -290,7 +286,7 @@ def read_chat_templates(files: Mapping[str, bytes | memoryview]) -> dict[str, st
 def _object(files: Mapping[str, bytes | memoryview], name: str) -> dict[str, Any]:
     if name not in files:
         return {}
-    return parse_object(files[name], name, max_bytes=MAX_TOKENIZER_CONFIG_BYTES)
+    return parse_object(files[name], name, max_bytes=MAX_TOKENIZER_CONFIG_BYTES, lenient=True)
 
 
 def _decoded(data: bytes | memoryview) -> str:

@@ -14,14 +14,16 @@ from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.tensor_file import open_regular
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
-from penstock.config import parse_json, show
+from penstock.config import ConfigReader, parse_json, show
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 
 __all__ = [
+    "MODULE_FOLDER",
     "SIDE_FILES",
     "TEMPLATE_FILE",
     "model_folder",
     "read_folder_files",
+    "read_modules",
     "read_side_files",
     "read_small_file",
     "template_files",
@@ -42,7 +44,8 @@ TEMPLATE_FILE: Final = re.compile(r"additional_chat_templates/(\w[\w. -]{0,127})
 """The names of the files of further chat templates."""
 MAX_SIDE_BYTES: Final = 256 << 20
 _MAX_MODULES_BYTES: Final = 1 << 20
-_MODULE_FOLDER: Final = re.compile(r"[0-9]{1,2}_[A-Za-z0-9_-]{1,32}")
+MODULE_FOLDER: Final = re.compile(r"[0-9]{1,2}_[A-Za-z0-9_-]{1,32}")
+"""The names of the folders of modules of sentence-transformers, such as 1_Pooling."""
 
 
 def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
@@ -58,18 +61,25 @@ def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
     return data
 
 
+def read_modules(folder: Path) -> list[ConfigReader]:
+    """Return the modules that modules.json of sentence-transformers lists; none without the file."""
+    path = folder / "modules.json"
+    if not path.exists():
+        return []
+    listed = parse_json(read_small_file(path, _MAX_MODULES_BYTES), path.name, lenient=True)
+    if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
+        raise InvalidFileError("modules.json: expected a list of objects")
+    return [ConfigReader(values, f"modules.json: {index}") for index, values in enumerate(listed)]
+
+
 def model_folder(folder: Path) -> Path:
     """Return the folder with config.json: a checkpoint folder itself, or that of its first module.
 
     modules.json of sentence-transformers may give the model a folder of its own, such as 0_Transformer.
     """
-    modules = folder / "modules.json"
-    if (folder / "config.json").exists() or not modules.exists():
-        return folder
-    listed = parse_json(read_small_file(modules, _MAX_MODULES_BYTES), modules.name)
-    first = listed[0] if isinstance(listed, list) and listed else None
-    place = first.get("path") if isinstance(first, dict) else None
-    if not isinstance(place, str) or _MODULE_FOLDER.fullmatch(place) is None:
+    modules = [] if (folder / "config.json").exists() else read_modules(folder)
+    place = modules[0].values.get("path") if modules else None
+    if not isinstance(place, str) or MODULE_FOLDER.fullmatch(place) is None:
         return folder
     return folder / place if (folder / place / "config.json").exists() else folder
 

@@ -73,7 +73,7 @@ def check_tokenizer_file(data: bytes | memoryview) -> dict[str, Any]:
     Values of a wrong type pass here, because the library refuses them.
     """
     raw = check_json_size(data, _FILE, MAX_TOKENIZER_BYTES)
-    values = parse_object(raw, _FILE, max_bytes=len(raw), max_values=4 * MAX_VALUES)
+    values = parse_object(raw, _FILE, max_bytes=len(raw), max_values=4 * MAX_VALUES, lenient=True)
     model = values.get("model")
     if isinstance(model, dict):
         _check_vocab(model.get("vocab"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock import env
+from penstock.checkpoint.gguf.file_name import is_bundle
 from penstock.checkpoint.side_files import model_folder
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
 from penstock.graph.bundle import read_graph
@@ -151,14 +152,14 @@ def _of_file(file: ModelFile, values: Mapping[str, Any]) -> FileConfig:
     if file.seq_length and not section.get("infer_seq_length"):
         section["infer_seq_length"] = file.seq_length
     config = infer_config({**section, **values}, f"{file.path}: infer")
-    scheme = None if has_bundle or config.bundle.suffix == ".psm" else file.scheme  # that of a bundle is in it
+    scheme = None if has_bundle or is_bundle(config.bundle) else file.scheme  # that of a bundle is in it
     return _with_defaults(config, file, scheme)
 
 
 def _with_defaults(config: InferConfig, file: ModelFile, scheme: str | None) -> FileConfig:
     given = {name: getattr(config, name) for name in FIELDS}
     generation = file.generation
-    if file.is_sample_acceleration and config.bundle.suffix != ".psm":
+    if file.is_sample_acceleration and not is_bundle(config.bundle):
         generation = {**generation, "do_sample": False}  # the tokens of a graph that chooses the likeliest
         generation.pop("temperature", None)
     return FileConfig(**given, scheme=scheme, generation=generation, ranks=file.ranks)

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import HEAD_NAME, Checkpoint, stored_dtype
 from penstock.checkpoint.pooling.files import MODULE_FILE, POOLING_INPUTS, pooling_files
-from penstock.checkpoint.side_files import SIDE_FILES, TEMPLATE_FILE, read_small_file, template_files
+from penstock.checkpoint.side_files import (
+    SIDE_FILES,
+    TEMPLATE_FILE,
+    model_folder,
+    read_modules,
+    read_small_file,
+    template_files,
+)
 from penstock.checkpoint.stored.tied_head import with_stored_head
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
@@ -59,12 +66,21 @@ def rank_bundle(rank: int | str) -> str:
 def kept_files(folder: Path) -> dict[str, bytes]:
     """Return the files of a checkpoint folder that a copy keeps beside its weights, by name.
 
-    Those of a module of sentence-transformers and further chat templates have a folder in their names.  Raises what
-    ``pooling_files`` raises.
+    Those of a module of sentence-transformers and further chat templates have a folder in their names.  The files of a
+    first module with a folder of its own, such as 0_Transformer, lie beside the weights of the copy, and modules.json
+    says so.  Raises what ``pooling_files`` raises.
     """
-    names = [name for name in _KEPT_FILES if (folder / name).exists()]
-    names += [*template_files(folder), *pooling_files(folder)]
-    return {name: read_small_file(folder / name) for name in dict.fromkeys(names)}
+    home = model_folder(folder)
+    names = [name for name in _KEPT_FILES if (home / name).exists()]
+    files = {name: read_small_file(home / name) for name in [*names, *template_files(home)]}
+    for name in pooling_files(folder):
+        if home == folder or not name.startswith(f"{home.name}/"):
+            files[name] = read_small_file(folder / name)
+    if home != folder:
+        modules = [module.values for module in read_modules(folder)]
+        modules[0]["path"] = ""
+        files["modules.json"] = (json.dumps(modules, indent=2) + "\n").encode()
+    return files
 
 
 def is_sharded(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.pooling.files import make_pooling_head
 from penstock.checkpoint.pooling.head import POOLING_FILE
-from penstock.checkpoint.side_files import read_small_file
+from penstock.checkpoint.side_files import model_folder, read_small_file
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader
 from penstock.sharding.folder import WEIGHTS, ShardedFolder, is_sharded, kept_files, stream_tensor
@@ -40,7 +40,7 @@ class WholeTensors(Protocol):
 
     @property
     def index(self) -> bytes | None:
-        """model.safetensors.index.json, if there are several files."""
+        """model.safetensors.index.json, if there are several files and it exists."""
 
     def redundant_names(self) -> set[str]:
         """Return the names of tensors that no network reads."""
@@ -74,10 +74,11 @@ class PlainFolder:
 
     @property
     def index(self) -> bytes | None:
-        """model.safetensors.index.json, if there are several files."""
-        if list(self.headers) == [WEIGHTS]:
+        """model.safetensors.index.json, if there are several files and it exists."""
+        path = model_folder(self.checkpoint.folder) / INDEX
+        if list(self.headers) == [WEIGHTS] or not path.exists():
             return None
-        return read_small_file(self.checkpoint.folder / INDEX, _INDEX_BYTES)
+        return read_small_file(path, _INDEX_BYTES)
 
     def redundant_names(self) -> set[str]:
         """Return the names of tensors that no network reads."""

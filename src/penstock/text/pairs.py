@@ -54,8 +54,8 @@ def read_pair_template(data: bytes | memoryview) -> PairTemplate:
     Knows TemplateProcessing, BertProcessing and RobertaProcessing of the library ``tokenizers``.  Raises
     UnsupportedError for a file without one of them.
     """
-    processor = parse_object(data, "tokenizer.json", max_bytes=_MAX_BYTES, max_values=_MAX_VALUES).get("post_processor")
-    for step in _steps(processor):
+    values = parse_object(data, "tokenizer.json", max_bytes=_MAX_BYTES, max_values=_MAX_VALUES, lenient=True)
+    for step in _steps(values.get("post_processor")):
         kind = step.get("type")
         if kind == "TemplateProcessing":
             return _of_template(step)

@@ -25,8 +25,11 @@ def tokenizer_metadata(files: Mapping[str, bytes], vocab_size: int) -> dict[str,
     """
     if "tokenizer.json" not in files:
         return {}
-    data = parse_object(files["tokenizer.json"], "tokenizer.json", max_bytes=_MAX_BYTES, max_values=_MAX_VALUES)
-    config = parse_object(files.get("tokenizer_config.json", b"{}"), "tokenizer_config.json")
+    data = parse_object(
+        files["tokenizer.json"], "tokenizer.json", max_bytes=_MAX_BYTES, max_values=_MAX_VALUES, lenient=True
+    )
+    name = "tokenizer_config.json"
+    config = parse_object(files.get(name, b"{}"), name, max_bytes=_MAX_BYTES, max_values=_MAX_VALUES, lenient=True)
     model = data.get("model") or {}
     if model.get("type") != "BPE":
         raise UnsupportedError(

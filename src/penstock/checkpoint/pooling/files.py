@@ -22,9 +22,9 @@ from penstock.checkpoint.pooling.logit_score import (
 )
 from penstock.checkpoint.pooling.stored import Tensors, read_linear, read_vector
 from penstock.checkpoint.pooling.yes_no import LOGIT_LABEL
-from penstock.checkpoint.side_files import model_folder, read_small_file
+from penstock.checkpoint.side_files import MODULE_FOLDER, model_folder, read_modules, read_small_file
 from penstock.checkpoint.tensor_file import TensorFile
-from penstock.config import ConfigReader, parse_json, show
+from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = [
@@ -41,7 +41,7 @@ TRANSFORMER_FILES: Final = tuple(
 POOLING_INPUTS: Final = ("modules.json", "config_sentence_transformers.json", *TRANSFORMER_FILES)
 """The files at the top of a folder that say how texts become vectors."""
 
-MODULE_FILE: Final = re.compile(r"[0-9]{1,2}_[A-Za-z]{1,32}/(config\.json|model\.safetensors)")
+MODULE_FILE: Final = re.compile(MODULE_FOLDER.pattern + r"/(config\.json|model\.safetensors)")
 """The names of the files of a module, such as 1_Pooling or 2_Dense."""
 
 _MAX_BYTES: Final = 1 << 20
@@ -116,9 +116,8 @@ def make_pooling_head(folder: Path, config: ConfigReader, stored: Tensors) -> Po
     classifier = _classifier_of(config)
     if classifier is not None:
         return _read_classifier(config, classifier, stored)
-    path = folder / "modules.json"
-    if path.exists():
-        return _read_modules(folder, path, config, stored)
+    if (folder / "modules.json").exists():
+        return _read_modules(folder, config, stored)
     if not config.bool(DECLARED, False):
         return None
     check_architecture(config)
@@ -132,21 +131,13 @@ def pooling_files(folder: Path) -> list[str]:
     Raises InvalidFileError for a module in a folder with a name of another form than 1_Pooling.
     """
     names = [name for name in POOLING_INPUTS if (folder / name).exists()]
-    for module in _modules(folder / "modules.json") if "modules.json" in names else ():
+    for module in read_modules(folder):
         place = module.str("path", "")
         for name in (f"{place}/config.json", f"{place}/model.safetensors") if place else ():
             if MODULE_FILE.fullmatch(name) is None:
                 raise module.error("path", "the name of a folder such as 1_Pooling", place)
             names += [name] if (folder / name).exists() else []
     return names
-
-
-def _modules(path: Path) -> list[ConfigReader]:
-    """Return the modules that modules.json lists."""
-    listed = parse_json(read_small_file(path, _MAX_BYTES), path.name)
-    if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
-        raise InvalidFileError("modules.json: expected a list of objects")
-    return [ConfigReader(values, f"modules.json: {index}") for index, values in enumerate(listed)]
 
 
 def _read_classifier(config: ConfigReader, form: _Classifier, stored: Tensors) -> PoolingHead:
@@ -222,9 +213,9 @@ def _torch_name(name: str, key: str, known: Sequence[str] | Mapping[str, object]
     return short
 
 
-def _read_modules(folder: Path, path: Path, config: ConfigReader, stored: Tensors) -> PoolingHead:
+def _read_modules(folder: Path, config: ConfigReader, stored: Tensors) -> PoolingHead:
     """Return the head that modules.json of sentence-transformers describes."""
-    modules = _modules(path)
+    modules = read_modules(folder)
     if [_kind(module) for module in modules] == ["Transformer", "LogitScore"]:
         return _read_logit_score(folder, modules[1], config, stored)
     pooling, normalize, layers = "", False, []

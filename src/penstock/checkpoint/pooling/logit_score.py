@@ -48,7 +48,9 @@ def declared_tokens(folder: Path, config: ConfigReader) -> tuple[int, int]:
     if len(names) != 2:
         raise config.error(_TOKENS, "two tokens, that of an irrelevant document and that of a relevant one", names)
     data = read_small_file(folder / "tokenizer.json", _MAX_TOKENIZER_BYTES)
-    tokenizer = parse_object(data, "tokenizer.json", max_bytes=_MAX_TOKENIZER_BYTES, max_values=_MAX_TOKENIZER_VALUES)
+    tokenizer = parse_object(
+        data, "tokenizer.json", max_bytes=_MAX_TOKENIZER_BYTES, max_values=_MAX_TOKENIZER_VALUES, lenient=True
+    )
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
 

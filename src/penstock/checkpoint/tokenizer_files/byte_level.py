@@ -35,7 +35,7 @@ def byte_level_tokenizer(vocab: bytes, merges: bytes, name: str | None, config: 
     if name not in _PATTERNS:
         return None
     data = check_json_size(vocab, _VOCAB, MAX_TOKENIZER_BYTES)
-    ids = parse_object(data, _VOCAB, max_bytes=len(data), max_values=len(data))
+    ids = parse_object(data, _VOCAB, max_bytes=len(data), max_values=len(data), lenient=True)
     pre_tokenizer = find_pre_tokenizer(_PATTERNS[name], _VOCAB).components()
     last = pre_tokenizer.get("pretokenizers", [pre_tokenizer])[-1]
     last["add_prefix_space"] = config.bool("add_prefix_space", False)

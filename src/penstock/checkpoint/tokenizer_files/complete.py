@@ -17,7 +17,7 @@ from penstock.checkpoint.generation import SPECIAL_ROLES, end_token_ids
 from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
 from penstock.checkpoint.tokenizer_files.byte_level import byte_level_tokenizer
 from penstock.checkpoint.tokenizer_files.classes import SPACE_MARK_CLASSES, default_roles, tokenizer_class
-from penstock.checkpoint.tokenizer_files.names import SENTENCEPIECE_FILES
+from penstock.checkpoint.tokenizer_files.names import SENTENCEPIECE_FILES, VOCABULARY_FILES
 from penstock.checkpoint.tokenizer_files.options import apply_options
 from penstock.checkpoint.tokenizer_files.post_processors import NO_POST_PROCESSOR, post_processor
 from penstock.checkpoint.tokenizer_files.side_tokens import (
@@ -56,7 +56,7 @@ def complete_tokenizer(
         return ConfigReader(parse_object(data, name, max_bytes=len(data), max_values=len(data), lenient=True), name)
 
     is_made = _TOKENIZER not in files
-    if is_made and all(read(name) is None for name in ("vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)):
+    if is_made and all(read(name) is None for name in VOCABULARY_FILES):
         return {}
     config = reader(_CONFIG)
     opening, making = tokenizer_class(config.values, reader("config.json").values)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["SENTENCEPIECE_FILES", "TOKENIZER_INPUTS"]
+__all__ = ["SENTENCEPIECE_FILES", "TOKENIZER_INPUTS", "VOCABULARY_FILES"]
 
 SENTENCEPIECE_FILES: Final = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+VOCABULARY_FILES: Final = ("vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
+"""The files that have a vocabulary: a folder without ``tokenizer.json`` has one of them, or no tokenizer."""
 TOKENIZER_INPUTS: Final = (
     *SENTENCEPIECE_FILES, "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
 )  # fmt: skip

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.checkpoint.tokenizer_files.names import VOCABULARY_FILES
 from penstock.cli.model_source import model_path
 from penstock.cli.options import (
     LIMIT_OPTIONS,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.llm.llm import LLM
     from penstock.llm.result import Result
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "check_tokenizer", "run"]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidArgumentError("--mode eager: expected a checkpoint, because a bundle has no network script")
     prompt_text = _prompt_text(args.prompt)
     args.model = model_path(args, args.model)  # before the time of loading begins
-    _check_tokenizer(Path(args.model))
+    check_tokenizer(Path(args.model))
     start = time.perf_counter()
     with open_llm(args, 1, args.mode) as llm:
         load_s = time.perf_counter() - start - llm.populate_s - llm.verify_s
@@ -118,9 +119,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_tokenizer(model: Path) -> None:
+def check_tokenizer(model: Path) -> None:
     """Refuse a checkpoint folder without a tokenizer before it is captured, which takes seconds."""
-    if (model / "config.json").exists() and not any((model / f"tokenizer.{end}").exists() for end in ("json", "model")):
+    from penstock.checkpoint.side_files import model_folder
+
+    if not model.is_dir():
+        return
+    home = model_folder(model)
+    names = ("tokenizer.json", *VOCABULARY_FILES)
+    if (home / "config.json").exists() and not any((home / name).exists() for name in names):
         raise UnsupportedError(
             f"{model}: expected tokenizer.json, which makes token ids of a prompt, found none. Copy the file from the "
             f"original model, or pass token ids in Python: LLM({str(model)!r}).generate([1, 2, 3])."
