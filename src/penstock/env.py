@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
     "cache_dir", "cache_max_bytes", "child_environment", "cpu_level", "enter_export_child", "home_dir",
-    "in_export_child", "library_path", "memory_share_bytes", "model_folders", "mpi_library", "op_libraries",
-    "pass_on_json_log", "pass_on_op_library", "rank_open_s", "state_dir", "use_reference", "writes_json_log",
+    "in_export_child", "keep_log_format", "library_path", "memory_share_bytes", "model_folders", "mpi_library",
+    "op_libraries", "pass_on_json_log", "pass_on_op_library", "rank_open_s", "state_dir", "use_reference",
+    "writes_json_log",
 ]  # fmt: skip
 
 CPU_LEVELS = ("generic", "avx2", "avx512", "amx", "neon", "neon_dot")
@@ -84,6 +87,19 @@ def pass_on_op_library(path: str) -> None:
 def pass_on_json_log() -> None:
     """Set ``PENSTOCK_LOG``, so that the processes that this one starts write their notes as lines of its log."""
     os.environ["PENSTOCK_LOG"] = "json"
+
+
+@contextmanager
+def keep_log_format() -> Iterator[None]:
+    """Restore ``PENSTOCK_LOG`` at the end, so that a command leaves nothing behind for the next one of its process."""
+    before = os.environ.get("PENSTOCK_LOG")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PENSTOCK_LOG", None)
+        else:
+            os.environ["PENSTOCK_LOG"] = before
 
 
 def writes_json_log() -> bool:

@@ -76,11 +76,6 @@ class SamplingField:
         """True if None is not a value of the field in SamplingParams."""
         return self.default is not None
 
-    @property
-    def expected(self) -> str:
-        """The bounds in words where the numbers would mislead; else ""."""
-        return "a number above 0 and up to 1" if self.bounds == (MIN_PROBABILITY, 1) else ""
-
     def within(self, value: Any) -> Any:
         """Return a number as a request runs with it: a share of 0 as the smallest above it, and a negative seed as the
         unsigned number of the same 64 bits.

@@ -53,12 +53,12 @@ def optional_integer(name: str, value: object, low: int, high: int) -> int | Non
     return None if value is None else check_integer(name, value, low, high)
 
 
-def optional_number(name: str, value: Any, low: float, high: float, expected: str = "") -> float | None:
+def optional_number(name: str, value: Any, low: float, high: float) -> float | None:
     """Check a number within bounds.  None is returned as it is."""
     if value is None:
         return None
     if not is_number(value, low, high):
-        raise refusal(name, expected or f"a number from {low:g} to {high:g}", value)
+        raise refusal(name, f"a number from {low:g} to {high:g}", value)
     return float(value)
 
 

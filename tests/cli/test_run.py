@@ -96,7 +96,7 @@ def test_a_stop_string_ends_the_text(penstock_command):
         (["--temperature", "nan"], "--temperature"),
         (["--top-k", "-3"], "--top-k"),
         (["--top-p", "1.5"], "--top-p"),
-        (["--seed", "-1"], "--seed"),
+        (["--seed", "-9223372036854775809"], "--seed"),
         (["--stop", ""], "--stop"),
         (["--threads", "-2"], "--threads"),
         (["--context-len", "-1"], "--context-len"),

@@ -19,10 +19,11 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 
-from penstock.cli.main import make_parser
+from penstock.cli.main import main, make_parser
 from penstock.cli.service.serve import settings_of
 from penstock.cluster.autoscale import ScalePolicy
-from penstock.errors import InvalidArgumentError
+from penstock.env import writes_json_log
+from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.serving.settings import GatewayLimits
 from tests.support.command import DEMO, until
 from tests.support.errors import raises
@@ -275,3 +276,29 @@ def test_notes_about_ranks_are_said_once(tmp_path: Path) -> None:
         log = (tmp_path / "log").read_text()
     assert log.count("worker_ready") == 2
     assert log.count("Key-value heads are repeated on ranks, which costs ") == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_serve_leaves_no_log_format_behind(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next command of the same process writes its errors as text."""
+    formats = []
+
+    async def run_service(settings: object) -> int:
+        formats.append(writes_json_log())
+        if fails:
+            raise UnavailableError("no address")
+        return 0
+
+    monkeypatch.delenv("PENSTOCK_LOG", raising=False)
+    monkeypatch.setattr("penstock.serving.service.run_service", run_service)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("logging.captureWarnings", lambda _: None)
+    assert main(["serve", str(DEMO), "--port", "0", "--log-format", "json"]) == int(fails)
+    told = capsys.readouterr().err.splitlines()
+    assert formats == [True]
+    assert [json.loads(line)["event"] for line in told] == ["note"] * fails
+    assert not writes_json_log()
+    assert main(["serve", "nothing"]) == 2
+    assert capsys.readouterr().err.startswith("penstock: ")

@@ -14,7 +14,7 @@ from tests.support.http_service import until
 def test_long_history_keeps_its_means_and_its_bound():
     series = Series()
     for second in range(10_000):
-        series.add(second + 1.0, 1.0, (float(second % 2), 1.0, 2.0, 3.0, 0.5))
+        series.add(second + 1.0, 1.0, (float(second % 2), 1.0, 0.1, 2.0, 3.0, 0.5))
     assert MAX_SAMPLES // 2 <= len(series.at_s) <= MAX_SAMPLES
     assert series.interval_s == 16.0
     assert series.at_s == sorted(series.at_s)

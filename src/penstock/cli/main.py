@@ -124,6 +124,13 @@ def make_parser(commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
+    from penstock.env import keep_log_format
+
+    with keep_log_format():  # the one-line error of `serve` is still a line of its log
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--version"]:
         print(f"penstock {__version__}")

@@ -128,7 +128,7 @@ def _check_of(row: SamplingField) -> _Check:
     low, high = row.bounds
     checks: dict[str, _Check] = {
         "integer": lambda name, value: optional_integer(name, value, int(low), int(high)),
-        "number": lambda name, value: optional_number(name, value, low, high, row.expected),
+        "number": lambda name, value: optional_number(name, value, low, high),
         "boolean": check_flag,
         "strings": strings,
         "token_ids": lambda name, value: (some_token_ids if row.min_items else token_ids)(name, value, row.max_items),

@@ -201,13 +201,13 @@ def find_template(tokenizer: Tokenizer, *, has_tools: bool = False) -> str:
         template, reason = tokenizer.chat_template, tokenizer.chat_template_error
     if reason:
         raise UnsupportedError(
-            f"messages: the model's chat template cannot be used ({reason}). Pass a plain prompt (/v1/completions).",
+            f"messages: the model's chat template cannot be used ({reason}). Pass a plain prompt instead of messages.",
             param="messages",
             code=_UNUSABLE,
         )
     if template is None:
         raise UnsupportedError(
-            "messages: this model has no chat template. Pass a plain prompt (/v1/completions).", param="messages"
+            "messages: this model has no chat template. Pass a plain prompt instead of messages.", param="messages"
         )
     return template
 

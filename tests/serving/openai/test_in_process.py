@@ -66,7 +66,7 @@ def test_offsets_count_characters_of_the_text():
     text = "x = '日本'  # é\n"
     choice = answer(prompt=text, echo=True, logprobs=0, max_tokens=4, temperature=0)["choices"][0]
     echoed = choice["logprobs"]
-    whole = [i for i, token in enumerate(echoed["tokens"]) if "\ufffd" not in token]
+    whole = [i for i, token in enumerate(echoed["tokens"]) if not token.startswith("bytes:")]
     assert 8 < len(whole) < len(echoed["tokens"])  # some characters are several tokens
     assert all(choice["text"].startswith(echoed["tokens"][i], echoed["text_offset"][i]) for i in whole)
     plain = answer(prompt=text, logprobs=0, max_tokens=4, temperature=0)["choices"][0]["logprobs"]

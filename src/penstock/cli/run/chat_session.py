@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -255,8 +256,10 @@ class ChatSession:
     def _save(self, name: str) -> None:
         messages = self._chat("/save").messages
         path = _file("/save", name)
-        is_replaced = path.exists()
-        if is_replaced and path.stat().st_mtime_ns != self._own_files.get(path):
+        with _named("/save", path):
+            is_replaced = path.exists()
+            is_own = is_replaced and path.stat().st_mtime_ns == self._own_files.get(path)
+        if is_replaced and not is_own:
             raise InvalidArgumentError(f"/save: {path} exists already and was not changed. Choose another name.")
         text = json.dumps({"messages": messages, "sampling": self._settings}, ensure_ascii=False, indent=1)
         with _named("/save", path):
@@ -281,7 +284,7 @@ class ChatSession:
         self._open(messages)
         self._settings, self._system = settings, system
         self._own_files[path] = changed_ns
-        self._answer = next((str(message["content"]) for message in messages[-1:]), "")
+        self._answer = next((str(message.get("content", "")) for message in messages[-1:]), "")
         note(f"Loaded {_count(len(messages), 'message')} from {path}.")
 
     def _set(self, name: str, value: str) -> None:
@@ -321,9 +324,14 @@ def _split_command(line: str) -> tuple[str, str]:
 
 def _write_whole(path: Path, data: bytes) -> None:
     """Write a file at once, so that a full disk leaves the earlier one as it was."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    path = Path(os.path.realpath(path))  # a link stays one
+    file, name = tempfile.mkstemp(prefix=".penstock.", dir=path.parent)  # nobody can have put a link there
+    part = Path(name)
     try:
-        part.write_bytes(data)
+        with open(file, "wb") as stream:
+            if path.exists():
+                os.fchmod(file, path.stat().st_mode & 0o777)
+            stream.write(data)
         os.replace(part, path)
     except OSError:
         part.unlink(missing_ok=True)

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from penstock.checkpoint.generation import ADDITIONAL_TEMPLATES
 from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.pooling.head import POOLING_FILE
+from penstock.env import writes_json_log
 from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
 from penstock.graph.bundle_id import bundle_id
-from penstock.logs import note
+from penstock.logs import JsonLines, note
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import die_with_parent
 from penstock.processes.supervision import LOST_RANK_STATUS
@@ -528,6 +529,11 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    if writes_json_log():  # else a warning would be a line of text in the service's log
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonLines())
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+        logging.captureWarnings(True)
     try:
         line = b""
         while not line.endswith(b"\n") and (more := os.read(sys.stdin.fileno(), 65536)):
