@@ -222,6 +222,8 @@ def test_workers_killed_from_outside_are_no_requests_fault(versions) -> None:
             asked = asyncio.ensure_future(until_paused(backend, [STUCK, 5]))
             while not asked.done():
                 await until(lambda: asked.done() or open_requests(backend))
+                if asked.done():
+                    break
                 for pid in pids(backend):
                     os.kill(pid, signal.SIGKILL)
                     await until(lambda pid=pid: pid not in pids(backend))
