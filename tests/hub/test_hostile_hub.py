@@ -205,7 +205,12 @@ def test_bytes_after_a_compressed_body_are_not_read(hub: HubServer, cache: Path)
     import json
 
     listings: list[bytes] = []
-    hub.edit_listing = lambda listing: listings.append(json.dumps(listing).encode()) or listing
+
+    def keep(listing: dict[str, Any]) -> object:
+        listings.append(json.dumps(listing).encode())
+        return listing
+
+    hub.edit_listing = keep
     plan_download(NAME)
     hub.headers["/api/"], hub.endless["/api/"] = {"Content-Encoding": "gzip"}, gzip.compress(listings[0])
     assert contents(pull()) == FILES

@@ -6,13 +6,15 @@ import json
 import sys
 import threading
 from typing import Any
+from unittest.mock import patch
 
 
 def main() -> None:
     from penstock.core import comm
     from penstock.errors import UnavailableError
 
-    has_told, told, library = threading.Event(), [], comm.library()
+    has_told, library = threading.Event(), comm.library()
+    told: list[dict[str, Any]] = []
 
     class Core:
         """The core, which begins to wait only after the rank has said that it waits."""
@@ -28,11 +30,11 @@ def main() -> None:
         told.append({"event": event, "message": message, **facts})
         has_told.set()
 
-    comm.library, comm.tell = Core, tell  # type: ignore[assignment]
-    try:
-        comm.JoinedComm(int(sys.argv[1]), 2, 4096, join_timeout_s=0.05, silent_s=0.0)
-    except UnavailableError as error:
-        print(json.dumps([told, str(error)]))
+    with patch.multiple(comm, library=Core, tell=tell):
+        try:
+            comm.JoinedComm(int(sys.argv[1]), 2, 4096, join_timeout_s=0.05, silent_s=0.0)
+        except UnavailableError as error:
+            print(json.dumps([told, str(error)]))
 
 
 if __name__ == "__main__":
