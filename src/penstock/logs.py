@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from penstock.env import writes_json_log
+from penstock.validation import printable
 
 __all__ = ["LOG", "JsonLines", "TextLines", "note", "tell"]
 
@@ -69,7 +70,7 @@ class TextLines(logging.Formatter):
         facts: dict[str, Any] = getattr(record, "facts", {})
         text = self._request(facts) if "method" in facts else str(facts.get("message", record.getMessage()))
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        line = "".join(char if char.isprintable() else "?" for char in f"{time} {level}{text}")
+        line = printable(f"{time} {level}{text}")
         return line + trace
 
     def _request(self, facts: dict[str, Any]) -> str:

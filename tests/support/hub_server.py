@@ -91,6 +91,8 @@ class HubServer:
         """Changes a listing; bytes are sent as they are."""
         self.endless: dict[str, bytes] = {}
         """The beginning of bodies without an end, by a part of the path."""
+        self.repeated = b" "
+        """What follows the beginning again and again."""
         self.pause_s = 0.0
         """Seconds between two bytes of what is endless, or between two of its headers."""
         self.drips_headers = False
@@ -181,9 +183,12 @@ class _Handler(BaseHTTPRequestHandler):
             while self.server_hub.drips_headers:
                 self.wfile.write(b"X-Header: x\r\n")
                 time.sleep(pause_s)
+            for part, more in self.server_hub.headers.items():
+                if part in self.path:
+                    self.wfile.write("".join(f"{name}: {value}\r\n" for name, value in more.items()).encode())
             self.wfile.write(b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + beginning)
             while True:
-                self.wfile.write(b" " if pause_s else b" " * (64 << 10))
+                self.wfile.write(self.server_hub.repeated * (1 if pause_s else 64 << 10))
                 time.sleep(pause_s)
 
     def _send(self, status: int, data: bytes, headers: dict[str, str]) -> None:

@@ -43,6 +43,8 @@ _MAX_REDIRECTS: Final = 10
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _PIECE_BYTES: Final = 1 << 20
 _WAITING_PIECES: Final = 16
+_MAX_OVERHEAD_BYTES: Final = 64 << 10
+"""Bytes by which a compressed response may exceed twice what it contains."""
 _ENCODINGS: Final = ("gzip", "x-gzip", "deflate")
 
 
@@ -114,7 +116,7 @@ class Pace:
         self._total_s = self._window_s = 0.0
         self._window_bytes = 0
 
-    def patience(self) -> float:
+    def remaining_s(self) -> float:
         """Return the seconds after which ``add`` must be called if nothing arrives."""
         left = _WINDOW_S - self._window_s
         return max(0.0, left if self._max_s is None else min(left, self._max_s - self._total_s))
@@ -169,7 +171,7 @@ class Transfer:
         while True:
             start = time.monotonic()
             try:
-                item = self._exchange.items.get(timeout=pace.patience())
+                item = self._exchange.items.get(timeout=pace.remaining_s())
             except queue.Empty:
                 item = b""
             pace.add(time.monotonic() - start, len(item) if isinstance(item, bytes) else 0)
@@ -182,19 +184,32 @@ class Transfer:
 
 
 def _decompressed(pieces: Iterator[bytes], name: ModelName) -> Iterator[bytes]:
-    """Return what gzip or deflate made of a body, a MiB at a time however much a piece expands to."""
+    """Return what gzip or deflate made of a body, a MiB at a time however much a piece expands to.
+
+    What follows its end is not read.  One that is far longer compressed is refused: empty blocks can go on forever.
+    """
     state = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    num_raw = num_bytes = 0
     try:
         for piece in pieces:
             while piece and not state.eof:
-                yield state.decompress(piece, _PIECE_BYTES)
+                data = state.decompress(piece, _PIECE_BYTES)
+                num_raw += len(piece) - len(state.unconsumed_tail)
+                num_bytes += len(data)
+                if num_raw > 2 * num_bytes + _MAX_OVERHEAD_BYTES:
+                    raise InvalidFileError(
+                        f"{name}: {endpoint()}: expected a compressed response, got {num_raw} bytes for {num_bytes}",
+                        code="invalid_response",
+                    )
+                yield data
                 piece = state.unconsumed_tail
+            if state.eof:
+                return
     except zlib.error:
         raise InvalidFileError(
             f"{name}: {endpoint()}: the compressed response is damaged", code="invalid_response"
         ) from None
-    if not state.eof:
-        raise UnavailableError(f"{name}: {endpoint()}: the connection closed before the response was complete.")
+    raise UnavailableError(f"{name}: {endpoint()}: the connection closed before the response was complete.")
 
 
 def _request_headers() -> dict[str, str]:

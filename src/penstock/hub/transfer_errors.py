@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.config import show
 from penstock.errors import FileAccessError, InvalidFileError, NotFoundError, PenstockError, UnavailableError
 from penstock.hub.names import ModelName
+from penstock.validation import printable
 
 __all__ = ["endpoint", "is_offline", "network_error", "refusal"]
 
@@ -61,8 +61,7 @@ def network_error(name: ModelName, error: BaseException) -> BaseException:
 
     if isinstance(error, errors.OfflineModeIsEnabled):
         return UnavailableError(f"{name}: HF_HUB_OFFLINE is set, so nothing can be downloaded.")
-    text = str(error)
-    reason = f"{(text if text.isprintable() else show(text)) or type(error).__name__:.300}"
+    reason = printable(f"{str(error) or type(error).__name__:.300}")
     if _is_of_network(error):
         return UnavailableError(
             f"{name}: no connection to {endpoint()}: {reason}. Check the network and try again.", code="no_connection"

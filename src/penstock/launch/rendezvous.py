@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 
 from penstock.config import is_integer
 from penstock.errors import InternalError, InvalidArgumentError, UnavailableError
-from penstock.launch.strangers import StrangerServer
+from penstock.launch.pending_connections import PendingServer
 from penstock.processes import peer_user
 from penstock.validation import printable
 from penstock.version import __version__
@@ -116,6 +116,7 @@ class _Peer:
         try:
             line = await self.reader.readuntil(b"\n")
             message = json.loads(line)
+            json.dumps(message, ensure_ascii=False).encode()  # a ValueError for surrogates
         except (asyncio.IncompleteReadError, OSError):
             raise _LostError(f"{self.name} closed the connection") from None
         except (asyncio.LimitOverrunError, ValueError, RecursionError):
@@ -134,7 +135,7 @@ class _Peer:
         self.send(nonce=own)
         first = await self.receive()
         if "refused" in first and not is_host:
-            raise InvalidArgumentError(f"{self.name} refused this machine: {_foreign(first['refused'])}")
+            raise InvalidArgumentError(f"{self.name} refused this machine: {_printable_text(first['refused'])}")
         if not is_host and (problem := self.stranger(token)):
             raise InvalidArgumentError(f"--rdzv: {self.name} {problem}", param="rdzv")
         theirs = str(first.get("nonce"))
@@ -151,10 +152,13 @@ class _Peer:
         connection = self.writer.get_extra_info("socket")
         if token or connection is None:
             return ""
+        peername = self.writer.get_extra_info("peername")
+        if peername is None:
+            raise _LostError(f"{self.name} closed the connection")
         user = peer_user.user_of_peer(connection)
-        if user == os.geteuid() or (user is None and not _is_loopback(connection.getpeername()[0])):
+        if user == os.geteuid() or (user is None and not _is_loopback(peername[0])):
             return ""
-        return "belongs to another user of this machine. Pass --rdzv-token-file, or another port"
+        return "does not show that it belongs to your user. Pass --rdzv-token-file, or use another port"
 
     async def refuse(self, reason: str) -> None:
         self.send(refused=reason)
@@ -192,7 +196,7 @@ class _Peer:
             except UnavailableError as error:
                 return f"{self.name} is lost: {error}"
             if "failed" in message:
-                return _foreign(message["failed"])
+                return _printable_text(message["failed"])
             if "done" in message:
                 self.is_done = True
                 self.on_done()
@@ -206,7 +210,7 @@ class _Peer:
         self.writer.close()
 
 
-def _foreign(value: object) -> str:
+def _printable_text(value: object) -> str:
     """Return a text of another machine as a terminal may show it."""
     return printable(str(value)[:_MAX_TEXT_CHARS])
 
@@ -225,7 +229,7 @@ def _answer(token: bytes, is_host: bool, peer_nonce: str, own_nonce: str) -> str
 class _Links:
     """The connections of a host to all other machines, or of another machine to the host."""
 
-    def __init__(self, peers: list[_Peer], server: StrangerServer | None = None) -> None:
+    def __init__(self, peers: list[_Peer], server: PendingServer | None = None) -> None:
         self._peers = peers
         self._server = server  # of a host
         self._all_done = asyncio.Event()
@@ -292,7 +296,7 @@ async def host(
         if member is not None:
             changes.put_nowait(member)
 
-    server = StrangerServer(listener, greet)
+    server = PendingServer(listener, greet)
     members = [_Member(None, rendezvous.node_rank, rendezvous.nproc, (address, rendezvous.master_port))]
     try:
         await _gather(members, changes, rendezvous, tell)
@@ -357,7 +361,11 @@ def _who_is_missing(members: list[_Member], rendezvous: Rendezvous) -> str:
 
 async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _Member | None:
     """Check what a machine brings; return it, or None after it was refused."""
-    host, port, *_ = peer.writer.get_extra_info("peername")
+    peername = peer.writer.get_extra_info("peername")
+    if peername is None:  # it has closed the connection
+        peer.writer.close()
+        return None
+    host, port, *_ = peername
     peer.name = f"the machine at {host}:{port}"
     if problem := peer.stranger(rendezvous.token):
         await peer.refuse(f"its connection {problem}")
@@ -375,7 +383,7 @@ async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _Member | None:
     return _Member(peer, message.get("node_rank"), message["nproc"], (host, message["master_port"]))
 
 
-def _places(members: list[_Member], server: StrangerServer) -> tuple[NodePlace, Link]:
+def _places(members: list[_Member], server: PendingServer) -> tuple[NodePlace, Link]:
     """Number the machines and tell each its place; return that of the host, and the links."""
     free = iter(sorted(set(range(len(members))) - {member.wanted for member in members}))
     ordered = sorted(
@@ -406,7 +414,7 @@ def _misfit(message: Mapping[str, Any], rendezvous: Rendezvous) -> str:
         ("--nnodes", rendezvous.num_nodes, message.get("num_nodes")),
     ):
         if own != theirs:
-            return f"{name}: this machine has {_foreign(theirs)[:100]}, the host has {own}"
+            return f"{name}: this machine has {_printable_text(theirs)[:100]}, the host has {own}"
     nproc, wanted, port = message.get("nproc"), message.get("node_rank"), message.get("master_port")
     if type(port) is not int or not 1 <= port <= 65535:
         return "--master-port: expected an integer from 1 to 65535"
@@ -506,9 +514,9 @@ async def _await_place(peer: _Peer, rendezvous: Rendezvous, deadline: float) -> 
     while time.monotonic() < deadline + 1.0:
         message = await peer.receive_in_time()
         if "missing" in message:
-            raise UnavailableError(_foreign(message["missing"]))
+            raise UnavailableError(_printable_text(message["missing"]))
         if "refused" in message:
-            raise InvalidArgumentError(f"{peer.name} refused this machine: {_foreign(message['refused'])}")
+            raise InvalidArgumentError(f"{peer.name} refused this machine: {_printable_text(message['refused'])}")
         if "beat" not in message:
             return _place_of(message.get("place"), peer.name)
     raise UnavailableError(

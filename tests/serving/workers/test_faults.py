@@ -26,6 +26,7 @@ from penstock.engine.params import SamplingParams
 from penstock.errors import FileAccessError, InternalError, UnavailableError
 from penstock.processes.supervision import SupervisionPolicy
 from penstock.serving.metrics import Metrics
+from penstock.serving.workers import failover, remote_model
 from penstock.serving.workers.crash_tracker import Loss
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.remote_model import RemoteBackend
@@ -180,7 +181,11 @@ def test_without_the_detector_a_hang_would_last(versions) -> None:
 
 
 @pytest.mark.parametrize("placement", [*PLACEMENTS, RAY])
-def test_a_request_that_crashes_workers_is_refused(versions, placed, placement) -> None:
+def test_a_request_that_crashes_workers_is_refused(versions, placed, placement, monkeypatch) -> None:
+    """A retry waits for the cause of the loss however busy the machine is: without it, it would not run alone."""
+    monkeypatch.setattr(failover, "_CAUSE_WAIT_S", 60.0)
+    monkeypatch.setattr(remote_model, "_EMPTY_S", 60.0)
+
     async def main() -> None:
         async with service(supervision=HASTY, **placed(placement, faulty("tokens"))) as running:
             backend = await running.models.load(str(versions[0]))
@@ -222,6 +227,8 @@ def test_workers_killed_from_outside_are_no_requests_fault(versions) -> None:
             asked = asyncio.ensure_future(until_paused(backend, [STUCK, 5]))
             while not asked.done():
                 await until(lambda: asked.done() or open_requests(backend))
+                if asked.done():
+                    break
                 for pid in pids(backend):
                     os.kill(pid, signal.SIGKILL)
                     await until(lambda pid=pid: pid not in pids(backend))

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from penstock.config import show
 from penstock.errors import InvalidFileError
+from penstock.validation import printable
 
 __all__ = ["ELEMENT_TYPES", "MAX_PICKLE_BYTES", "Decoder", "Opaque", "Storage", "StoredTensor"]
 
@@ -173,7 +174,7 @@ class Decoder:
         if text in (*_CALLS, *_CLASSES, *_UNTYPED) or short in _STORAGES or short in _TYPES:
             self._push(_Name(text))
             return
-        raise InvalidFileError(f"expected tensors by name, found {_printable(text)}; code in a pickle is never run")
+        raise InvalidFileError(f"expected tensors by name, found {printable(text[:80])}; code in a pickle is never run")
 
     def _name_of_stack(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
@@ -229,10 +230,6 @@ class Decoder:
         self._push(Storage(key, _STORAGES.get(short, ""), _count(num_elements)))
 
 
-def _printable(text: str) -> str:
-    return text[:80] if text.isprintable() else show(text)
-
-
 def _entries(pairs: Iterable[Any], present: dict[Any, Any]) -> dict[Any, Any]:
     """Return the entries to add to a dictionary; each key is a name, or a number, that it has not yet."""
     entries: dict[Any, Any] = {}
@@ -273,7 +270,7 @@ def _called(name: str, arguments: tuple[Any, ...]) -> Any:
     if name in _CALLS:
         return Opaque("a sparse tensor" if "sparse" in name else name)
     raise InvalidFileError(
-        f"expected tensors by name, found a call of {_printable(name)}; code in a pickle is never run"
+        f"expected tensors by name, found a call of {printable(name[:80])}; code in a pickle is never run"
     )
 
 

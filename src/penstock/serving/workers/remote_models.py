@@ -13,7 +13,7 @@ from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableErro
 from penstock.logs import tell
 from penstock.serving.workers.remote_model import RemoteBackend
 from penstock.serving.workers.worker_config import ModelOptions
-from penstock.serving.workers.worker_connection import WorkerConnection, number_anew
+from penstock.serving.workers.worker_connection import WorkerConnection, reset_worker_numbers
 from penstock.serving.workers.worker_group import Launcher
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class RemoteModels:
             )
         if other := self.taken_by(name):
             raise InvalidArgumentError(f"the name {name!r} is taken by {other}. Choose another one", param="name")
-        number_anew(name)
+        reset_worker_numbers(name)
         options = replace(self._options, network=self._networks.get(name, self._networks.get("")))
         backend = self._backends[name] = RemoteBackend(
             name, self._launcher, options, self._num_workers, self._route_policy, self._scale

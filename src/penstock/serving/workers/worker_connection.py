@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from penstock.serving.arrivals import Arrivals
 
 __all__ = [
-    "FRESH_S", "LostWorkerError", "MovedRequestError", "OpenRequest", "WorkerConnection", "body_of", "number_anew",
-    "page_keys",
+    "FRESH_S", "LostWorkerError", "MovedRequestError", "OpenRequest", "WorkerConnection", "body_of", "page_keys",
+    "reset_worker_numbers",
 ]  # fmt: skip
 
 FRESH_S: Final = 3.0
@@ -123,7 +123,7 @@ class OpenRequest:
             self.answer.fail(error)
 
 
-def number_anew(model: str) -> None:
+def reset_worker_numbers(model: str) -> None:
     """Begin the names of a model's workers with number 1 again: the model is loaded, and has no worker yet."""
     _numbers.pop(model, None)
 

@@ -55,8 +55,8 @@ class WorkerProcess:
             if not exited.done():  # the connection ended, or the engine hangs: the process is of no more use
                 with suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(exited), 0.0 if self.connection.is_hung else _STOP_S)
-            is_told = not exited.done()
-            was_stopped = is_told and self._oom_kills is not None and is_stopped(self._process.pid)
+            was_killed_here = not exited.done()
+            was_stopped = was_killed_here and self._oom_kills is not None and is_stopped(self._process.pid)
             self._process.kill()
             status = await exited
         finally:
@@ -65,13 +65,13 @@ class WorkerProcess:
         was_oom = not has_crashed(status) and self._oom_kills is not None and self._oom_kills.look()
         if self.connection.is_hung:
             death = Death("hang", "it was stopped by a signal" if was_stopped else "its engine made no progress")
-        elif is_told and status is not None:
+        elif was_killed_here and status is not None:
             death = Death("exit", "it closed its connection and did not exit")
         else:
             cause = "signal" if status is not None and status < 0 else "exit"
             death = Death(cause, _describe(status) + ", as the kernel had no memory left" * was_oom)
         self._end(death.why)
-        is_own_end = is_told or was_oom or has_crashed(status)
+        is_own_end = was_killed_here or was_oom or has_crashed(status)
         self.connection.note_cause(status is not None and is_own_end and not was_stopped)
         return death
 

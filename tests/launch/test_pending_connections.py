@@ -1,13 +1,15 @@
-"""Strangers at the address where launchers meet: other users, idle connections, and text that is no text."""
+"""Connections at the address where launchers meet: of other users, idle ones, and with text that is no text."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import os
 import shutil
 import socket
+import struct
 import subprocess
 from contextlib import suppress
 from typing import Any
@@ -16,8 +18,8 @@ import pytest
 
 from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.launch import rendezvous
+from penstock.launch.pending_connections import MAX_PENDING, PendingServer
 from penstock.launch.rendezvous import NodePlace, Rendezvous, host, join
-from penstock.launch.strangers import MAX_STRANGERS, StrangerServer
 from penstock.processes import peer_user
 from tests.support.errors import raises
 
@@ -47,6 +49,10 @@ async def both(listener: socket.socket, token: bytes = b"") -> list[NodePlace]:
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
 def test_the_user_of_a_peer_is_known(family: socket.AddressFamily, address: str) -> None:
+    try:
+        socket.create_server((address, 0), family=family).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
     with (
         socket.create_server((address, 0), family=family) as listener,
         socket.create_connection(listener.getsockname()[:2]) as own,
@@ -94,7 +100,7 @@ def test_a_host_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         asyncio.run(run())
 
 
-def test_a_token_joins_whoever_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_suffices_for_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_user, "user_of_peer", lambda _: os.geteuid() + 1)
     places = asyncio.run(both(socket.create_server(("127.0.0.1", 0)), TOKEN))
     assert [place.node_rank for place in places] == [0, 1]
@@ -122,7 +128,7 @@ def test_idle_connections_are_bounded_and_a_guest_joins() -> None:
         hosting = asyncio.ensure_future(host(listener, settings(0, TOKEN), "127.0.0.1"))
         idle = [await asyncio.open_connection(*listener.getsockname()) for _ in range(num_idle)]
         (place, link), (own, own_link) = await asyncio.gather(hosting, join(listener.getsockname(), settings(1, TOKEN)))
-        for reader, _ in idle[: num_idle - MAX_STRANGERS]:
+        for reader, _ in idle[: num_idle - MAX_PENDING]:
             with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):  # the host has closed it
                 await reader.readexactly(1 << 20)
         await asyncio.gather(link.finish(), own_link.finish())
@@ -151,7 +157,7 @@ def test_accept_pauses_when_no_descriptor_is_left(caplog: pytest.LogCaptureFixtu
         listener = _Exhausted()
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = StrangerServer(listener, accepted.put, pause_s=0)
+        server = PendingServer(listener, accepted.put, pause_s=0)
         with socket.create_connection(listener.getsockname()), await accepted.get():
             server.close()
         assert listener.num_failures == 0
@@ -159,6 +165,52 @@ def test_accept_pauses_when_no_descriptor_is_left(caplog: pytest.LogCaptureFixtu
 
     asyncio.run(run())
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("how", ["reset", "nonce", "answer"])
+def test_connections_that_cannot_be_answered_are_closed(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A connection that is reset before it is accepted, and text that is half a surrogate pair."""
+
+    async def run() -> list[NodePlace]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        connection = socket.create_connection(listener.getsockname())
+        if how == "reset":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+        else:
+            connection.sendall(b'{"nonce": "0"}\n' * (how == "answer") + b'{"%s": "\\ud800"}\n' % how.encode())
+        results = await asyncio.gather(
+            host(listener, settings(0, TOKEN), "127.0.0.1"), join(listener.getsockname(), settings(1, TOKEN))
+        )
+        await asyncio.gather(*(link.finish() for _, link in results))
+        connection.close()
+        return [place for place, _ in results]
+
+    assert [place.node_rank for place in asyncio.run(run())] == [0, 1]
+    gc.collect()  # an error of a task that nobody has asked for is logged now
+    assert caplog.records == []
+
+
+def test_an_unexpected_error_of_connections_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def admit(connection: socket.socket) -> None:
+        raise ValueError("\x1b[2J\n")
+
+    async def run() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = PendingServer(listener, admit)
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await reader.read() == b""
+            writer.close()
+        server.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    gc.collect()
+    (record,) = caplog.records
+    facts = record.__dict__["facts"]
+    assert facts["event"] == "connection_failed"
+    assert facts["message"].isprintable()
 
 
 def test_text_of_other_machines_is_printable() -> None:
@@ -176,26 +228,36 @@ def test_text_of_other_machines_is_printable() -> None:
 @pytest.mark.parametrize(
     "change", [{"master_addr": "a\0b"}, {"master_addr": 5}, {"world": "2"}, {"first_rank": -1}, {"x": 1}]
 )
-def test_malformed_places_are_refused(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_places_are_refused(change: dict[str, object]) -> None:
+    place = {"place": vars(NodePlace(1, 2, 1, 2, "127.0.0.1", 1000)) | change}
+    with raises(UnavailableError, match="malformed"):
+        asyncio.run(join_one_that_says("0", None, place))
+
+
+@pytest.mark.parametrize(("nonce", "answer"), [("\ud800", None), ("0", "\ud800")])
+def test_text_with_surrogates_is_refused(nonce: str, answer: str | None) -> None:
+    with raises(UnavailableError, match="malformed"):
+        asyncio.run(join_one_that_says(nonce, answer, {}))
+
+
+async def join_one_that_says(nonce: str, answer: str | None, last: dict[str, object]) -> None:
+    """Join a host that sends these messages.  ``answer`` None: the right one."""
+
     async def serve(listener: socket.socket) -> None:
         connection, _ = await asyncio.get_running_loop().sock_accept(listener)
         reader, writer = await asyncio.open_connection(sock=connection)
-        place = vars(NodePlace(1, 2, 1, 2, "127.0.0.1", 1000)) | change
-        nonce = json.loads(await reader.readline())["nonce"]
-        for message in ({"nonce": "0"}, {"answer": rendezvous._answer(b"", True, nonce, "0")}, {"place": place}):
+        theirs = json.loads(await reader.readline())["nonce"]
+        proof = rendezvous._answer(b"", True, theirs, nonce) if answer is None and nonce.isascii() else answer
+        for message in ({"nonce": nonce}, {"answer": proof}, last):
             writer.write(json.dumps(message).encode() + b"\n")
         await reader.read()
         writer.close()
         await writer.wait_closed()
 
-    async def run() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.setblocking(False)
-            serving = asyncio.ensure_future(serve(listener))
-            try:
-                await join(listener.getsockname(), settings(1))
-            finally:
-                await serving
-
-    with raises(UnavailableError, match="malformed"):
-        asyncio.run(run())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        serving = asyncio.ensure_future(serve(listener))
+        try:
+            await join(listener.getsockname(), settings(1))
+        finally:
+            await serving
