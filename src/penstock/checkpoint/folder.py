@@ -454,8 +454,11 @@ class Checkpoint:
         if ConfigReader.parse(files["config.json"]).values != self.config.values:  # settings of other files, or untied
             files["config.json"] = (json.dumps(self.config.values, indent=2) + "\n").encode()
         if "generation_config.json" in files:
-            clean = clean_generation_config(files.pop("generation_config.json"))
-            files |= {} if clean is None else {"generation_config.json": clean}
+            clean = clean_generation_config(files["generation_config.json"])
+            if clean is None:
+                del files["generation_config.json"]
+            else:
+                files["generation_config.json"] = clean  # at its place: equal folders give equal bundles
         if POOLING_FILE not in files:
             head = make_pooling_head(self.folder, self.config, self)
             if head is not None:
