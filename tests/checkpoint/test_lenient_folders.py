@@ -16,10 +16,21 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidFileError, UnsupportedError
 from penstock.models.loader import load_network
-from tests.checkpoint.test_quantized import AWQ, FP8, GPTQ, INTEGERS, PACKED, one_layer
 from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
-from tests.support.quantized_folders import awq_layer, float8_layer, gptq_layer, integer_layer, packed_layer
+from tests.support.quantized_folders import (
+    AWQ,
+    FP8,
+    GPTQ,
+    INTEGERS,
+    PACKED,
+    awq_layer,
+    float8_layer,
+    gptq_layer,
+    integer_layer,
+    one_layer,
+    packed_layer,
+)
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 
@@ -174,9 +185,7 @@ def test_a_stored_head_that_is_equal_is_tied(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_not_used_is_a_warning_of_the_process_that_opens(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_not_used_is_a_warning_of_the_opening_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Also what the process that exports reads first."""
     folder = write_checkpoint(tmp_path / "model", tie_word_embeddings=False)
     change_config(folder, tie_word_embeddings=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from penstock import LLM
@@ -22,40 +21,23 @@ from penstock.models.loader import load_network, save_network
 from tests.support.errors import raises
 from tests.support.gguf_blocks import values_of
 from tests.support.quantized_folders import (
+    AWQ,
+    FP8,
+    GPTQ,
+    INTEGERS,
+    PACKED,
     Packed,
     awq_layer,
+    compressed,
     float8_layer,
     gptq_layer,
     integer_layer,
+    one_layer,
     packed_layer,
     write_folders,
 )
 
 IDS = [5, 9, 100, 31, 7, 44]
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
-
-
-def compressed(form: str, **weights: Any) -> dict[str, Any]:
-    """Return the section of compressed-tensors with one group."""
-    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group"} | weights}
-    return {
-        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "kv_cache_scheme": None,
-        "config_groups": {"group_0": group}, "quantization_status": "compressed",
-    }  # fmt: skip
-
-
-PACKED = compressed("pack-quantized", group_size=128)
-INTEGERS = compressed("int-quantized", num_bits=8, strategy="channel")
-
-
-def one_layer(folder: Path, section: dict[str, Any], packed: Packed, config: str = "llama") -> Path:
-    """Write a folder with the single layer a."""
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": config, "quantization_config": section}))
-    save_file({f"a.{end}": tensor for end, tensor in packed.tensors.items()}, folder / "model.safetensors")
-    return folder
 
 
 def carried(checkpoint: Checkpoint, name: str = "a.weight") -> np.ndarray:

@@ -136,7 +136,7 @@ def test_a_length_that_is_no_limit_sets_none(value: str, expected: int | None) -
     assert read_tokenizer_config(files).max_len == expected
 
 
-def test_every_file_of_a_tokenizer_is_downloaded_kept_and_part_of_the_cache_key(tmp_path: Path) -> None:
+def test_tokenizer_files_are_downloaded_kept_and_in_the_key(tmp_path: Path) -> None:
     names = ("config.json", "model.safetensors", *TOKENIZER_INPUTS)
     listed = tuple(RemoteFile(name, 10, "0" * 40) for name in names)
     assert {file.name for file in choose_files(RemoteModel(ModelName("a/b"), "0" * 40, listed))} == set(names)

@@ -36,7 +36,7 @@ def test_the_exit_status_tells_a_wrong_option_from_a_wrong_file(
     (tmp_path / "folder" / "config.json").write_text("{}")
     (tmp_path / "folder" / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     if case == "a missing script":
-        (tmp_path / "folder" / "tokenizer.json").touch()
+        (tmp_path / "folder" / "tokenizer.json").write_bytes((DEMO.parent / "model" / "tokenizer.json").read_bytes())
     (tmp_path / "scheme.yaml").write_text("scheme: int4")
     infer = f"infer:\n  prefill_model_path: {DEMO}\n  "
     (tmp_path / "length.yaml").write_text(f"{infer}infer_seq_length: -1")

@@ -37,7 +37,7 @@ def test_both_forms_of_import_give_the_module() -> None:
     assert penstock.models.xlm_roberta is xlm_roberta
 
 
-def test_a_wrong_name_is_an_import_error_that_says_the_right_one() -> None:
+def test_a_wrong_name_is_an_import_error_with_the_right_one() -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("penstock.models.lama")
     with pytest.raises(AttributeError, match="Use llama"):
@@ -45,7 +45,7 @@ def test_a_wrong_name_is_an_import_error_that_says_the_right_one() -> None:
     assert {"llama", "xlm_roberta", "registry"} <= set(dir(penstock.models))
 
 
-def test_a_name_is_neither_that_of_a_folder_nor_of_another_module() -> None:
+def test_no_name_is_that_of_a_folder_or_of_another_module() -> None:
     folder = Path(penstock.models.__file__).parent
     assert not {path.stem for path in folder.iterdir()} & importable_names().keys()
 

@@ -233,7 +233,7 @@ def test_a_checkpoint_folder(expected: list[int], monkeypatch: pytest.MonkeyPatc
 
 
 def test_conflicting_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="prefill_model_path or model_name"):
+    with raises(InvalidArgumentError, param="model"):
         pipeline("text_generation")
     with raises(InvalidArgumentError, param="prefill_model_path", match=r"with model$"):
         pipeline("text_generation", BUNDLE, prefill_model_path=BUNDLE)

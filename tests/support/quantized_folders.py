@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 __all__ = [
-    "Packed", "awq_layer", "float8_layer", "gptq_layer", "integer_layer", "pack", "packed_layer", "write_folders",
+    "AWQ", "FP8", "GPTQ", "INTEGERS", "PACKED", "Packed", "awq_layer", "compressed", "float8_layer", "gptq_layer",
+    "integer_layer", "one_layer", "pack", "packed_layer", "write_folders",
 ]  # fmt: skip
 
 SIZES = {"vocab_size": 160, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
@@ -140,3 +141,29 @@ def write_folders(
     written = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(written))
     return folder, model
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    """Return the section of compressed-tensors with one group."""
+    group = {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group"} | weights}
+    return {
+        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "kv_cache_scheme": None,
+        "config_groups": {"group_0": group}, "quantization_status": "compressed",
+    }  # fmt: skip
+
+
+PACKED = compressed("pack-quantized", group_size=128)
+INTEGERS = compressed("int-quantized", num_bits=8, strategy="channel")
+
+
+def one_layer(folder: Path, section: dict[str, Any], packed: Packed, config: str = "llama") -> Path:
+    """Write a folder with the single layer a."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": config, "quantization_config": section}))
+    save_file({f"a.{end}": tensor for end, tensor in packed.tensors.items()}, folder / "model.safetensors")
+    return folder
