@@ -226,7 +226,10 @@ def test_a_wrong_option_is_named_in_one_line(penstock_inline, tmp_path, args, me
     [
         (["run", f"{FOLDER}/config.json", "x"], f"not a bundle. Pass a checkpoint folder, such as {FOLDER}, a GGUF"),
         (["inspect", __file__], "not a bundle. Pass a checkpoint folder, a GGUF file or a .psm bundle."),
-        (["serve", DEMO, "--api-key-file", "gone"], "penstock: --api-key-file: gone: No such file"),
+        (
+            ["serve", DEMO, "--log-format=text", "--api-key-file", "gone"],
+            "penstock: --api-key-file: gone: No such file",
+        ),
         (["worker", DEMO, "--primary", "h:1", "--token-file", "gone"], "penstock: --token-file: gone: No such file"),
     ],
 )

@@ -124,7 +124,9 @@ def stage_options(tmp_path: Path, certificate: tuple[Path, Path]) -> list[object
     ]
 
 
-@pytest.mark.parametrize("command", [["run", DEMO, "text"], ["bench", DEMO], ["serve", DEMO, "--port", "0"]])
+@pytest.mark.parametrize(
+    "command", [["run", DEMO, "text"], ["bench", DEMO], ["serve", DEMO, "--port", "0", "--log-format=text"]]
+)
 def test_a_port_in_use_names_stage_port(penstock_inline, command, stage_options):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

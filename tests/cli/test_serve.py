@@ -151,7 +151,7 @@ def test_a_failing_start_prints_one_line_and_leaves_no_files(case: str, tmp_path
             "two of one name": (DEMO, DEMO, "--port", 0),
             "half of TLS": (DEMO, "--port", 0, "--tls-key", tmp_path / "key"),
         }[case]
-        done = penstock_command("serve", *args, TMPDIR=str(tmp_path / "temporary"))
+        done = penstock_command("serve", "--log-format=text", *args, TMPDIR=str(tmp_path / "temporary"))
     # A file that is missing or no certificate, and a port that is taken, are no wrong options.
     is_option = case not in ("no such file", "the port is taken", "a weak key", "no certificate")
     assert done.returncode == (2 if is_option else 1)
