@@ -193,7 +193,9 @@ class Strategy:
         Raises InvalidArgumentError (``strategy``), which names what differs.
         """
         checksum = config_checksum(config)
-        if checksum != self.config_sha256:
+        # Older strategies are of config.json as it is: without this value, if the file does not have it.
+        without = {key: value for key, value in config.values.items() if (key, value) != ("tie_word_embeddings", False)}
+        if self.config_sha256 not in (checksum, config_checksum(ConfigReader(without, config.file))):
             raise _mismatch(
                 f"model.config_sha256: expected {checksum[:16]}..., that of {where}, found {self.config_sha256[:16]}..."
                 ", so the strategy is for another model"
