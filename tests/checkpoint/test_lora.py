@@ -57,5 +57,5 @@ def test_a_matrix_with_two_names_is_refused(tmp_path: Path) -> None:
 def test_a_sum_that_overflows_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path) / "adapter_model.safetensors"
     save_file({name: np.full_like(array, 1e30) for name, array in load_file(path).items()}, path)
-    with pytest.raises(InvalidFileError, match=r"'a\.weight': expected finite"):
+    with pytest.raises(InvalidFileError, match="overflows"):
         Adapter.open(tmp_path).add("a.weight", np.zeros((3, 4), np.float32), 0)
