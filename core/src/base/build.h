@@ -25,7 +25,7 @@ constexpr bool is_listed(const char* list, const char* name) {
 }
 constexpr bool builds_op(const char* name) { return is_listed(PS_BUILD_OPS, name); }
 constexpr bool builds_scheme(const char* name) { return is_listed(PS_BUILD_SCHEMES, name); }
-constexpr bool builds_layout(int layout) { return PS_BUILD_LAYOUTS >> layout & 1; }
+constexpr bool builds_layout(int layout) { return uint64_t{PS_BUILD_LAYOUTS} >> layout & 1; }
 constexpr bool builds_kv(int layout) { return PS_BUILD_KV_LAYOUTS >> layout & 1; }
 #else
 constexpr bool builds_op(const char*) { return true; }

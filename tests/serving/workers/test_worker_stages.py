@@ -184,7 +184,8 @@ def test_serve_and_a_remote_worker_have_stages(stages: Stages) -> None:
     token = stages.folder / "service-token"
     serve = penstock(
         "serve", f"demo={DEMO}", "--port", 0, "--worker-port", 0, "--worker-token-file", token,
-        "--tls-certificate", stages.certificate, "--tls-key", stages.key, "--worker-host", "localhost", *options,
+        "--tls-certificate", stages.certificate, "--tls-key", stages.key, "--worker-host", "localhost",
+        "--log-format", "text", *options,
     )  # fmt: skip
     worker = None
     try:
