@@ -54,6 +54,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if path.endswith(".md"):
             linked |= source_pages.links_of(path, (ROOT / path).read_text())
     for path, text in made.items():
+        stub = files.get_file_from_path(path)  # what a reader of the repository finds there
+        if stub is not None:
+            files.remove(stub)
         files.append(File.generated(config, path, content=text))
     icon = (ROOT / ICON).read_text()
     files.append(File.generated(config, "assets/icon.svg", content=icon))

@@ -64,12 +64,12 @@ class Block(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
-        self.qkv = nn.ColumnParallelLinear(config.width, 3 * config.width, bias=True)
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=True)
         self.attention = nn.Attention(config.num_heads, config.num_heads, config.width // config.num_heads)
-        self.out = nn.RowParallelLinear(config.width, config.width, bias=True)
-        self.up = nn.ColumnParallelLinear(config.width, 4 * config.width, bias=True)
+        self.out = nn.Linear(config.width, config.width, bias=True)
+        self.up = nn.Linear(config.width, 4 * config.width, bias=True)
         self.activation = SquaredReLU(4 * config.width, limit=6.0)
-        self.down = nn.RowParallelLinear(4 * config.width, config.width, bias=True)
+        self.down = nn.Linear(4 * config.width, config.width, bias=True)
 
     def forward(self, x: Tensor, batch: nn.Batch) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).chunk(3, dim=-1)
@@ -84,7 +84,7 @@ class Net(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.tokens = nn.VocabParallelEmbedding(config.vocab_size, config.width)
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
         self.positions = nn.Embedding(config.context_len, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.width)

@@ -11,8 +11,10 @@ import builtins
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -136,28 +138,33 @@ _SHARING_DECODER: Final = json.JSONDecoder(
     parse_int=_parse_int,  # a Python function: other threads may run between its calls
 )
 _LARGE: Final = 1 << 16
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def _check_tree(value: Any, file: str) -> None:
-    """Check the nesting depth, and that every string has a UTF-8 form, without recursion."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(item.keys())
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-            elif isinstance(item, str) and not item.isascii():
-                try:
-                    item.encode()
-                except UnicodeEncodeError:
-                    raise InvalidFileError(f"{file}: the string {show(item)} has half a surrogate pair") from None
-        if not below:
-            return
-        level = below
-    raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more")
+def _check_depth(value: Any, file: str) -> None:
+    """Check the nesting depth, without recursion."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MAX_DEPTH - 1):
+        items = chain.from_iterable(item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for item in items if isinstance(item, (dict, list))]
+    if any(level):
+        raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more")
+
+
+def _check_strings(value: Any, file: str) -> None:
+    """Check that every string has a UTF-8 form, without recursion."""
+    rest: list[Any] = [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, dict):
+            rest += [*item, *item.values()]
+        elif isinstance(item, list):
+            rest += item
+        elif isinstance(item, str) and not item.isascii():
+            try:
+                item.encode()
+            except UnicodeEncodeError:
+                raise InvalidFileError(f"{file}: the string {show(item)} has half a surrogate pair") from None
 
 
 def parse_json(
@@ -191,9 +198,11 @@ def parse_json(
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more") from None
     except ValueError as error:  # includes UnicodeDecodeError and JSONDecodeError
         raise InvalidFileError(f"{file}: not valid JSON: {show(str(error))[1:-1]}") from None
-    # A text with few brackets cannot nest too deep, and valid UTF-8 has surrogates only as escapes: skip the check.
-    if b"\\u" in raw or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH - 1:
-        _check_tree(value, file)
+    # A text with few brackets cannot nest too deep, and valid UTF-8 has surrogates only as escapes.
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH - 1:
+        _check_depth(value, file)
+    if _SURROGATE.search(raw):
+        _check_strings(value, file)
     return value
 
 

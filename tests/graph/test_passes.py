@@ -21,7 +21,7 @@ from penstock.graph.passes import (
     order_values,
     run_passes,
 )
-from penstock.nn import Batch, Embedding, Linear, LMHead, Module, RMSNorm, RowParallelLinear, gelu
+from penstock.nn import Batch, Embedding, Linear, LMHead, Module, RMSNorm, gelu
 from penstock.ops.table import LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme
 from tests.graph.interpreter import Interpreter
@@ -163,7 +163,7 @@ class Odd(Module):
         self.c, self.d = Linear(16, 16), Linear(16, 16)
         self.d.weight = self.c.weight
         self.first, self.second = RMSNorm(16), RMSNorm(16)
-        self.out = RowParallelLinear(16, 16)
+        self.out = Linear(16, 16)
         self.head = LMHead(16, 50)
 
     def forward(self, batch: Batch) -> Tensor:

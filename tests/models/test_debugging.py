@@ -58,7 +58,7 @@ def test_pdb_shows_named_tensors_in_logical_shapes(tmp_path: Path) -> None:
     )
     shown = done.stdout
     assert "(torch.Size([3, 160]), [0, 1, 2])" in shown, shown + done.stderr
-    assert "ColumnParallelLinear(weight=[160, 160], scheme=w4a8, bias=False)" in shown
+    assert "Linear(weight=[160, 160], scheme=w4a8, bias=False)" in shown
     assert "(torch.Size([160, 160]), torch.float32)" in shown
     assert "torch.Size([3, 5, 32])" in shown
     assert "num_heads=5, num_kv_heads=1, head_dim=32" in shown

@@ -21,7 +21,6 @@ from penstock.nn import (
     ModuleList,
     RMSNorm,
     RotaryEmbedding,
-    RowParallelLinear,
     allocate_states,
     assign_page_groups,
     pack_network,
@@ -60,7 +59,7 @@ def test_packed_weight_prints_dequantized_in_its_logical_shape(scheme: str) -> N
 
 
 def test_an_adapter_is_added_to_the_output() -> None:
-    layer = random_linear(RowParallelLinear)
+    layer = random_linear(Linear)
     pack_network(layer, "f32")
     x = torch.randn(2, 40)
     plain = layer(x)

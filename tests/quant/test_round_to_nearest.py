@@ -14,7 +14,7 @@ from torch import nn
 from penstock import load_network
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.nn import Linear, LMHead, RMSNorm, VocabParallelEmbedding
+from penstock.nn import Embedding, Linear, LMHead, RMSNorm
 from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
 from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
@@ -23,7 +23,7 @@ from tests.support.invariant_checkpoints import write_checkpoint
 class Small(nn.Module):
     def __init__(self, tied: bool) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(40, 64)
+        self.embed_tokens = Embedding(40, 64)
         self.up = Linear(64, 48)
         self.norm = RMSNorm(64, 1e-5)
         self.lm_head = LMHead(64, 40, tied=self.embed_tokens if tied else None)

@@ -181,8 +181,8 @@ PS_INLINE Next next_of(const AttentionArgs& a, int64_t token, int64_t kv_head) {
   return {pages_of(a, token) + first, q.last / kPageTokens + 1 - first, kv_head};
 }
 
-// The queries of the next block, each asked for while the one in its place is at work: all at once they would be waited
-// for.
+// Sets the queries of the next block, which are prefetched one at a time while the current ones are computed: prefetched
+// all at once, they would stall.
 inline void set_next(const AttentionArgs& a, Query* queries, int n, int64_t token, int64_t stop, int64_t kv_head) {
   const int64_t group = a.num_heads / a.kv.num_kv_heads;
   for (int i = 0; i < n; ++i) {
@@ -265,7 +265,7 @@ void attention_part(const AttentionArgs& a, int64_t begin, int64_t end, void* sc
   }
 }
 
-// The result of one partition of a query, which its rank has left.
+// The partial result of one partition of a query, in the memory of the rank that computed it.
 inline float* partial_of(const AttentionArgs& a, const Query& q, int64_t token, int64_t head, int32_t part) {
   const int64_t at = partials_at(a, token, head), floats = partial_floats(value_dim(a.kv));
   if (a.num_ranks <= 1) return a.partials + at + part * floats;

@@ -164,7 +164,7 @@ __attribute__((noinline)) void run4(const Pass& pass, int64_t ahead, Waiting<Int
   for (int64_t s = 0; s < pairs + kEarly; ++s) {
     if (s < pairs)
       PS_UNROLL for (int t = 0; t < N; ++t) {
-        put_on_lines(w[t], ahead, ready[s % kSteps][t]);
+        dequantize_nibbles(w[t], ahead, ready[s % kSteps][t]);
         w[t] += kPairBytes;
       }
     if (s < kEarly) continue;

@@ -1,17 +1,16 @@
 // Linear with integer weights and integer activations: w8a8, w4a8, and the a16 schemes with two int8 rows for each token.
 // Sums over K are exact, so the methods below may add in any order and still agree to the last bit:
 //   8 bit: rows of activations against two tiles at a time;
-//   4 bit, few rows: nibbles multiplied as they are, each group's sum put on its line (step, offset) afterwards;
-//   4 bit, one block of rows (more than others have: see kLoneRows): nibbles put on their line in registers;
-//   4 bit, more rows: two tiles put on their lines once, in a panel that is then an 8-bit weight.
+//   4 bit, few rows: nibbles multiplied as they are, each group's sum scaled by its parameters (step, offset) afterwards;
+//   4 bit, one block of rows (more than others have: see kLoneRows): nibbles dequantized to int8 in registers;
+//   4 bit, more rows: two tiles dequantized once, into a panel that is then an 8-bit weight.
 #ifndef PENSTOCK_KERNELS_LINEAR_INTEGER_H
 #define PENSTOCK_KERNELS_LINEAR_INTEGER_H
 
 namespace ps {
 namespace {
 
-// How far ahead a pass over weights asks for them: what memory delivers while it answers, and more, as few rows use a
-// line up sooner than it comes.
+// Prefetch distance in bytes: bandwidth times latency, and more, because a few rows consume a line faster than it arrives.
 constexpr int kI8PrefetchBytes = 8192, kI4PrefetchBytes = 16384;
 constexpr int kStreamRows = 2;  // up to so many int8 rows read one tile at a time: a single run of addresses
 
@@ -88,12 +87,12 @@ __attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int6
     const I16 params = i_load(w);
     prefetch(w + ahead);
     PS_UNROLL for (int g = 0; g < 2; ++g) {
-      const W4Line line = w4_line(params, g, true);
+      const GroupParams group = w4_group_params(params, g, true);
       PS_UNROLL for (int j = 0; j < 4; ++j) {
         const uint8_t* p = w + kParameterBytes + kGroupNibbleBytes * g + kLineBytes * j;
         prefetch(p + ahead);
         const I16 bytes = i_load(p);
-        const W8 low = w8_ready(w4_low(bytes, line)), high = w8_ready(w4_high(bytes, line));
+        const W8 low = w8_ready(w4_low(bytes, group)), high = w8_ready(w4_high(bytes, group));
         PS_UNROLL for (int i = 0; i < M; ++i) {
           const int8_t* const x4 = q + kPairColumns * i + kGroupColumns * g + kRowBytes * j;
           acc[i] = w8_dot(w8_dot(acc[i], low, x4), high, x4 + 16);
@@ -104,7 +103,7 @@ __attribute__((noinline)) void dot4(const uint8_t* w, const Activations& x, int6
   PS_UNROLL for (int i = 0; i < M; ++i) out[i] = acc[i];
 }
 
-// One row uses lines up so soon that they had better come no nearer than the second cache.
+// With one row, prefetch into L2 only: the line is used before it would pay to move it to L1.
 template <int M>
 PS_INLINE void ask_for_weights(const uint8_t* line) {
   __builtin_prefetch(line, 0, M == 1 ? 2 : 3);
@@ -140,25 +139,25 @@ __attribute__((noinline)) void dot4_by_groups(const uint8_t* w, const Activation
   PS_UNROLL for (int i = 0; i < M; ++i) out[i] = acc[i];
 }
 
-// Puts 64 columns of a tile of 4-bit weights on their lines: int8 [16][16][4].
-PS_INLINE void put_on_lines(const uint8_t* w, int64_t ahead, uint8_t* y) {
+// Dequantizes 64 columns of a tile of 4-bit weights: int8 [16][16][4].
+PS_INLINE void dequantize_nibbles(const uint8_t* w, int64_t ahead, uint8_t* y) {
   const I16 params = i_load(w);
   prefetch(w + ahead);
   PS_UNROLL for (int g = 0; g < 2; ++g, y += 512) {
-    const W4Line line = w4_line(params, g, false);
+    const GroupParams group = w4_group_params(params, g, false);
     PS_UNROLL for (int j = 0; j < 4; ++j) {
       const uint8_t* p = w + kParameterBytes + kGroupNibbleBytes * g + kLineBytes * j;
       prefetch(p + ahead);
       const I16 bytes = i_load(p);
-      i_store(y + 64 * j, w4_low(bytes, line));
-      i_store(y + 256 + 64 * j, w4_high(bytes, line));
+      i_store(y + 64 * j, w4_low(bytes, group));
+      i_store(y + 256 + 64 * j, w4_high(bytes, group));
     }
   }
 }
 
 // All columns of a tile: int8 [pairs * 16][16][4].
 __attribute__((noinline)) void fill_panel(const uint8_t* w, int64_t pairs, int64_t ahead, uint8_t* panel) {
-  for (int64_t s = 0; s < pairs; ++s, w += kPairBytes, panel += 1024) put_on_lines(w, ahead, panel);
+  for (int64_t s = 0; s < pairs; ++s, w += kPairBytes, panel += 1024) dequantize_nibbles(w, ahead, panel);
 }
 
 // One or two tiles of int8 for a block of rows: out [rows][n].

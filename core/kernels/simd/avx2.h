@@ -196,22 +196,22 @@ PS_INLINE W8 w8_ready(I16 bytes) {
   return {bytes.a, bytes.b, _mm256_abs_epi8(bytes.a), _mm256_abs_epi8(bytes.b)};
 }
 
-// The line of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times a
+// The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times a
 // step fits a byte, so 16-bit products are two byte products.
-struct W4Line { I16 step, offset; };
-PS_INLINE W4Line w4_line(I16 params, int group, bool) {
+struct GroupParams { I16 step, offset; };
+PS_INLINE GroupParams w4_group_params(I16 params, int group, bool) {
   const __m256i lane = _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
   const __m256i step = _mm256_or_si256(lane, _mm256_set1_epi32(int32_t(0x80008000u) + 0x20002 * group));
   const __m256i offset = _mm256_add_epi32(lane, _mm256_set1_epi32(0x01010101 + 0x02020202 * group));
   return {{_mm256_shuffle_epi8(params.a, step), _mm256_shuffle_epi8(params.b, step)},
           {_mm256_shuffle_epi8(params.a, offset), _mm256_shuffle_epi8(params.b, offset)}};
 }
-PS_INLINE I16 on_line(I16 nibbles, const W4Line& line) {
-  const __m256i a = _mm256_mullo_epi16(nibbles.a, line.step.a), b = _mm256_mullo_epi16(nibbles.b, line.step.b);
-  return {_mm256_add_epi8(a, line.offset.a), _mm256_add_epi8(b, line.offset.b)};
+PS_INLINE I16 dequantize(I16 nibbles, const GroupParams& group) {
+  const __m256i a = _mm256_mullo_epi16(nibbles.a, group.step.a), b = _mm256_mullo_epi16(nibbles.b, group.step.b);
+  return {_mm256_add_epi8(a, group.offset.a), _mm256_add_epi8(b, group.offset.b)};
 }
-PS_INLINE I16 w4_low(I16 bytes, const W4Line& line) { return on_line(bytes & i_set(0x0f0f0f0f), line); }
-PS_INLINE I16 w4_high(I16 bytes, const W4Line& line) { return on_line(i_srl<4>(bytes) & i_set(0x0f0f0f0f), line); }
+PS_INLINE I16 w4_low(I16 bytes, const GroupParams& group) { return dequantize(bytes & i_set(0x0f0f0f0f), group); }
+PS_INLINE I16 w4_high(I16 bytes, const GroupParams& group) { return dequantize(i_srl<4>(bytes) & i_set(0x0f0f0f0f), group); }
 
 // Eight products of u4 and s8 a 16-bit lane: 8 * 2 * 15 * 127 = 30480 fits.
 struct W4 { __m256i lo_a, lo_b, hi_a, hi_b; };

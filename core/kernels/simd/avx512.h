@@ -123,25 +123,25 @@ PS_INLINE W8 w8_ready(I16 bytes) { return {bytes.v}; }
 PS_INLINE W8 w8_load(const uint8_t* p) { return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))}; }
 PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
 
-// The line of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times a
+// The parameters of a group: its step in both halves of each 32-bit lane, its offset in all four bytes.  A nibble times a
 // step fits a byte, so 16-bit products are two byte products.  `ready`: with the 128 that w8_ready wants.
-struct W4Line { __m512i step, offset; };
-PS_INLINE W4Line w4_line(I16 params, int group, bool ready) {
+struct GroupParams { __m512i step, offset; };
+PS_INLINE GroupParams w4_group_params(I16 params, int group, bool ready) {
   const __m512i lane = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
   const int32_t step = int32_t(0x80008000u) + 0x20002 * group, offset = 0x01010101 + 0x02020202 * group;
-  W4Line line = {_mm512_shuffle_epi8(params.v, _mm512_or_si512(lane, _mm512_set1_epi32(step))),
-                 _mm512_shuffle_epi8(params.v, _mm512_add_epi32(lane, _mm512_set1_epi32(offset)))};
-  if (ready) line.offset = _mm512_xor_si512(line.offset, _mm512_set1_epi8(-128));
-  return line;
+  GroupParams r = {_mm512_shuffle_epi8(params.v, _mm512_or_si512(lane, _mm512_set1_epi32(step))),
+                   _mm512_shuffle_epi8(params.v, _mm512_add_epi32(lane, _mm512_set1_epi32(offset)))};
+  if (ready) r.offset = _mm512_xor_si512(r.offset, _mm512_set1_epi8(-128));
+  return r;
 }
-PS_INLINE I16 on_line(__m512i nibbles, const W4Line& line) {
-  return {_mm512_add_epi8(_mm512_mullo_epi16(nibbles, line.step), line.offset)};
+PS_INLINE I16 dequantize(__m512i nibbles, const GroupParams& group) {
+  return {_mm512_add_epi8(_mm512_mullo_epi16(nibbles, group.step), group.offset)};
 }
-PS_INLINE I16 w4_low(I16 bytes, const W4Line& line) {
-  return on_line(_mm512_and_si512(bytes.v, _mm512_set1_epi8(15)), line);
+PS_INLINE I16 w4_low(I16 bytes, const GroupParams& group) {
+  return dequantize(_mm512_and_si512(bytes.v, _mm512_set1_epi8(15)), group);
 }
-PS_INLINE I16 w4_high(I16 bytes, const W4Line& line) {
-  return on_line(_mm512_and_si512(_mm512_srli_epi16(bytes.v, 4), _mm512_set1_epi8(15)), line);
+PS_INLINE I16 w4_high(I16 bytes, const GroupParams& group) {
+  return dequantize(_mm512_and_si512(_mm512_srli_epi16(bytes.v, 4), _mm512_set1_epi8(15)), group);
 }
 
 struct W4 { __m512i lo, hi; };

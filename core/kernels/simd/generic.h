@@ -126,9 +126,9 @@ PS_LONG I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
 PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
 PS_INLINE W8 w8_ready(const I16& bytes) { W8 r; __builtin_memcpy(r.v, &bytes, 64); return r; }
 
-struct W4Line { uint8_t step[16], offset[16]; };
-PS_INLINE W4Line w4_line(const I16& params, int group, bool) {
-  W4Line r;
+struct GroupParams { uint8_t step[16], offset[16]; };
+PS_INLINE GroupParams w4_group_params(const I16& params, int group, bool) {
+  GroupParams r;
   for (int i = 0; i < 16; ++i) {
     const uint32_t word = uint32_t(params.v[i]) >> (16 * group);
     r.step[i] = uint8_t(word);
@@ -136,18 +136,18 @@ PS_INLINE W4Line w4_line(const I16& params, int group, bool) {
   }
   return r;
 }
-PS_LONG I16 on_line(const I16& bytes, const W4Line& line, int shift) {
+PS_LONG I16 dequantize(const I16& bytes, const GroupParams& group, int shift) {
   I16 r;
   for (int i = 0; i < 16; ++i) {
     uint32_t word = 0;
     for (int b = 0; b < 32; b += 8)
-      word |= uint32_t(uint8_t(((uint32_t(bytes.v[i]) >> (b + shift)) & 15u) * line.step[i] + line.offset[i])) << b;
+      word |= uint32_t(uint8_t(((uint32_t(bytes.v[i]) >> (b + shift)) & 15u) * group.step[i] + group.offset[i])) << b;
     r.v[i] = int32_t(word);
   }
   return r;
 }
-PS_INLINE I16 w4_low(const I16& bytes, const W4Line& line) { return on_line(bytes, line, 0); }
-PS_INLINE I16 w4_high(const I16& bytes, const W4Line& line) { return on_line(bytes, line, 4); }
+PS_INLINE I16 w4_low(const I16& bytes, const GroupParams& group) { return dequantize(bytes, group, 0); }
+PS_INLINE I16 w4_high(const I16& bytes, const GroupParams& group) { return dequantize(bytes, group, 4); }
 
 struct W4 { uint8_t v[64]; };
 using G16 = I16;

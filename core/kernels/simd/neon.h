@@ -180,11 +180,11 @@ PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
 PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
 PS_INLINE W8 w8_ready(I16 bytes) { W8 r; PS_QUADS(vreinterpretq_s8_s32(bytes.v[i])); }
 
-struct W4Line { uint8x16_t step[4], offset[4]; };
-PS_INLINE W4Line w4_line(I16 params, int group, bool) {
+struct GroupParams { uint8x16_t step[4], offset[4]; };
+PS_INLINE GroupParams w4_group_params(I16 params, int group, bool) {
   const uint8_t lanes[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
   const uint8x16_t step = vaddq_u8(vld1q_u8(lanes), vdupq_n_u8(uint8_t(2 * group)));
-  W4Line r;
+  GroupParams r;
   PS_UNROLL for (int i = 0; i < 4; ++i) {
     const uint8x16_t p = vreinterpretq_u8_s32(params.v[i]);
     r.step[i] = vqtbl1q_u8(p, step);
@@ -192,15 +192,15 @@ PS_INLINE W4Line w4_line(I16 params, int group, bool) {
   }
   return r;
 }
-PS_INLINE I16 w4_low(I16 bytes, const W4Line& line) {
+PS_INLINE I16 w4_low(I16 bytes, const GroupParams& group) {
   I16 r;
   PS_QUADS(vreinterpretq_s32_u8(
-      vmlaq_u8(line.offset[i], vandq_u8(vreinterpretq_u8_s32(bytes.v[i]), vdupq_n_u8(15)), line.step[i])));
+      vmlaq_u8(group.offset[i], vandq_u8(vreinterpretq_u8_s32(bytes.v[i]), vdupq_n_u8(15)), group.step[i])));
 }
-PS_INLINE I16 w4_high(I16 bytes, const W4Line& line) {
+PS_INLINE I16 w4_high(I16 bytes, const GroupParams& group) {
   I16 r;
   PS_QUADS(vreinterpretq_s32_u8(
-      vmlaq_u8(line.offset[i], vshrq_n_u8(vreinterpretq_u8_s32(bytes.v[i]), 4), line.step[i])));
+      vmlaq_u8(group.offset[i], vshrq_n_u8(vreinterpretq_u8_s32(bytes.v[i]), 4), group.step[i])));
 }
 
 struct W4 { int8x16_t lo[4], hi[4]; };

@@ -108,7 +108,7 @@ ps_status ps_program_profile_spans(const ps_program* program, const ps_span** sp
 }
 
 ps_status ps_program_kv(ps_program* program, int32_t state, void** data, int64_t* page_bytes, int32_t* num_pages) {
-  PS_TRY(check_handle(program, HANDLE_PROGRAM, "program"));  // also beside a step: pages are the caller's to give out
+  PS_TRY(check_handle(program, HANDLE_PROGRAM, "program"));  // allowed during a step: the caller owns the pages
   PS_TRY(require(data && page_bytes && num_pages, "data, page_bytes, num_pages"));
   const Graph& graph = program->model->graph;
   if (state < 0 || state >= graph.states.size()) {

@@ -7,7 +7,7 @@
 
 namespace ps {
 
-// The worst kept is on top of the heap while the others pass by.
+// A min-heap of the `count` best so far.
 int64_t take_best(const float* x, int64_t n, int64_t count, Candidate* out) {
   const auto better = [](const Candidate& a, const Candidate& b) { return worse(b, a); };
   const int64_t size = n < count ? n : count;

@@ -134,7 +134,7 @@ ps_status take_pages(ps_program* p, const ps_batch& b, int32_t width) {
   return PS_OK;
 }
 
-// Of a context whose pages are dealt out to ranks, this rank's.
+// With the context split over ranks, rewrites the page tables to this rank's pages.
 ps_status take_own_pages(ps_program* p, const ps_batch& b) {
   const Graph& graph = p->model->graph;
   if (!kBuildsRanks || graph.context_world == 1) return PS_OK;
@@ -295,7 +295,7 @@ ps_status profile_program(ps_program* program, bool on) {
   return PS_OK;
 }
 
-// What a user's own op could not do: the step has no results then.
+// Returns the failure of a custom op, if one failed: the step then has no result.
 static ps_status check_loaded(ps_program* p) {
   if (!p->failure.data()) return PS_OK;
   OpFailure* failure = reinterpret_cast<OpFailure*>(p->failure.data());

@@ -101,8 +101,8 @@ class WalkBarrier {
   bool is_awaited(const WalkSlot& slot) const {
     return asleep_turn_.load(std::memory_order_acquire) == (slot.target | slot.epoch);
   }
-  // Of the last to arrive: what is lost by now through threads that lacked their cores, if that is beyond patience.
-  // Two threads that take turns on one core lose little at each barrier, and most of a walk together.
+  // For the last to arrive: the time lost so far to descheduled threads, if it is beyond patience, else 0.  Two threads
+  // that take turns on one core lose little at each barrier, but most of a walk in all.
   int64_t lateness(const WalkSlot& slot, int64_t now);
   Arrival arrive_slowly(WalkSlot* slot, int64_t at, bool change);
   void finish_barrier(WalkSlot* slot, int64_t at, uint32_t old);

@@ -474,7 +474,7 @@ inline void check_linear() {
       if (scheme.planes || has_blocks(scheme)) check_bad_rows(c, random);
       if (rows >= 96) check_epilogues(c, random);
     }
-  // As wide as models are, and as many rows as a prompt has: blocks, panels and what is left of both.
+  // Realistic widths and prompt lengths, with remainders in every dimension.
   const int64_t large[][2] = {{40, 1024}, {48, 2817}};
   for (const Scheme& scheme : kSchemes)
     for (auto [rows, cols] : large) {

@@ -133,7 +133,7 @@ struct Parser {
     return -1;
   }
 
-  // An option that takes none; -1: there is none of that name.  `value` is what stands behind its =, else null.
+  // Sets an option without a value; -1: no such option.  `value`: the text after `=`, or null.
   int flag(const char* name, const char* value, Options* out) {
     const struct {
       const char* name;

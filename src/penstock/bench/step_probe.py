@@ -238,7 +238,7 @@ class _Prober:
         while (len(times) + 1) * run_len <= min(_MAX_STEPS, room) and (
             len(times) < _MIN_STEPS or time.monotonic() - begin < seconds
         ):
-            # The first step of a run finds the caches as another kind of step left them.
+            # The first step of a run starts with another step's cache contents, so it is not counted.
             runs = [[kind() for _ in range(run_len)] for kind in kinds]
             times.append([statistics.median(run[1:] or run) for run in runs])
         engine.abort(requests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,7 @@ from penstock.errors import InvalidFileError, UnsupportedError
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["BYTE_ALPHABET", "LibraryTokenizer", "library_errors", "open_tokenizer_file"]
+__all__ = ["BYTE_ALPHABET", "LibraryTokenizer", "byte_level_bytes", "library_errors", "open_tokenizer_file"]
 
 _SHOWN_CHARS: Final = 200
 
@@ -26,6 +27,15 @@ def _byte_alphabet() -> dict[str, int]:
 
 BYTE_ALPHABET: Final = _byte_alphabet()
 """The byte of each character by which byte-level tokenizers write bytes (GPT-2's table, inverted)."""
+_BYTE_OF_CODE: Final = {ord(char): byte for char, byte in BYTE_ALPHABET.items()}
+_NOT_A_BYTE: Final = re.compile(f"[^{re.escape(''.join(BYTE_ALPHABET))}]")
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """Return the bytes that the ByteLevel decoder returns for a token; of an added token its UTF-8 form."""
+    if _NOT_A_BYTE.search(token):
+        return token.encode()
+    return token.translate(_BYTE_OF_CODE).encode("latin-1")
 
 
 @contextmanager
@@ -100,10 +110,7 @@ class LibraryTokenizer:
         text = self._tokenizer.id_to_token(token)
         if text is None:
             return b""
-        try:
-            return bytes(BYTE_ALPHABET[char] for char in text)
-        except KeyError:  # an added token
-            return str(text).encode("utf-8")
+        return byte_level_bytes(text)
 
     def longest_token(self) -> int:
         """Return the length in characters of the longest token of the vocabulary."""

@@ -45,7 +45,7 @@ def program_options(info: native.ModelInfo, config: ModelConfig, batch_size: int
     context_len = config.context_len or info.context_len
     max_tokens = min(config.max_tokens, context_len * batch_size)
     num_requests = min(batch_size, max_tokens)
-    # Those of one sequence, as a step may be all of one sequence.
+    # Sized for a step of one sequence.
     own_pages = pages_by_group(info.page_windows, pages_for(context_len), 1, max_tokens, info.context_ranks)
     return native.ProgramOptions(
         max_tokens=max_tokens,

@@ -155,7 +155,7 @@ class EngineThread:
         fixed, begun_by_index = check_options(options), {one.index: one for one in begun}
         if begun and params.seed is None:
             raise InvalidArgumentError("seed: expected that of the begun answers, got none", param="seed")
-        if 0 in begun_by_index:  # its first event had them
+        if 0 in begun_by_index:  # already sent in its first event
             params = replace(params, prompt_logprobs=None)
         submits = self.llm.prepare(list(prompt_ids), params, fixed, begun_by_index)
         opened = _Open(key, params, has_started=0 in begun_by_index)

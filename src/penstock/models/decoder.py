@@ -13,17 +13,7 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.pooling.files import has_language_head
 from penstock.config import ConfigReader, RopeConfig
-from penstock.nn import (
-    Batch,
-    ColumnParallelLinear,
-    LMHead,
-    Module,
-    RMSNorm,
-    RotaryEmbedding,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    silu_mul,
-)
+from penstock.nn import Batch, Embedding, Linear, LMHead, Module, RMSNorm, RotaryEmbedding, silu_mul
 
 __all__ = [
     "CausalLM", "DecoderConfig", "DecoderLayer", "GatedMLP", "PostNormLayer", "read_decoder", "read_num_layers",
@@ -126,9 +116,9 @@ class GatedMLP(Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
         super().__init__()
-        self.gate_proj = ColumnParallelLinear(hidden_size, intermediate_size, bias)
-        self.up_proj = ColumnParallelLinear(hidden_size, intermediate_size, bias)
-        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias)
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""
@@ -172,7 +162,7 @@ class Decoder(Module):
 
     def __init__(self, config: DecoderConfig, layers: Sequence[Module]) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.rotary_emb = RotaryEmbedding(config.rope)

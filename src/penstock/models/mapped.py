@@ -14,7 +14,7 @@ __all__ = ["open_mapped"]
 
 
 def open_mapped(folder: Path | str) -> Checkpoint:
-    """Return the checkpoint of a folder as the built-in network of its model_type reads it.
+    """Return the checkpoint of a folder, its tensors mapped to the names of the built-in network of its model_type.
 
     Raises what ``Checkpoint.open`` raises, InvalidFileError for tensors that the network cannot read, and
     UnsupportedError for a family whose tensors differ from its parameters while PyTorch is not installed.

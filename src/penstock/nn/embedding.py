@@ -14,7 +14,7 @@ __all__ = ["Embedding", "LMHead", "OutputRows", "VocabParallelEmbedding"]
 
 
 class Embedding(MatrixLayer):
-    """An embedding table: ``weight`` [num_rows, dim]."""
+    """An embedding table: ``weight`` [num_rows, dim].  Over several ranks each stores a part of the rows."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of ids [T] int32: [T, dim]."""
@@ -23,7 +23,7 @@ class Embedding(MatrixLayer):
 
 
 class VocabParallelEmbedding(Embedding):
-    """The token table.  Over several ranks each stores a part of its rows, and the others copy them."""
+    """The same as ``Embedding``, under the name that scripts of other frameworks use."""
 
 
 class OutputRows(Module):

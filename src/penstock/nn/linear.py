@@ -42,11 +42,11 @@ class Linear(MatrixLayer):
 
 
 class ColumnParallelLinear(Linear):
-    """A linear whose results each rank uses in part: of q, k and v its heads, of gate and up its features."""
+    """The same as ``Linear``, under the name that scripts of other frameworks use."""
 
 
 class RowParallelLinear(Linear):
-    """A linear that reads what the ranks computed in parts, and whose results each rank needs as a whole.
+    """The same as ``Linear``, under the name that scripts of other frameworks use.
 
     Its input features are not cut: sums over parts would depend on the number of ranks.
     """

@@ -64,7 +64,7 @@ def startup_banner(
 
 
 def _request(backend: RemoteBackend) -> tuple[str, Any]:
-    """Return an example request to a model: what its files say that it is for."""
+    """Return the path and body of a sample request for the model's task."""
     head = None if backend.tokenizer is None else backend.tokenizer.pooling_head
     if head is None and backend.card.has_chat_template:
         messages = [{"role": "user", "content": "Tell me a short story."}]

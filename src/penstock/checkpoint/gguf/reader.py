@@ -33,6 +33,7 @@ MAX_RANK: Final = 4
 MAX_TENSOR_BYTES: Final = 1 << 46
 MAX_ALIGNMENT: Final = 1 << 20
 
+_LENGTH: Final = struct.Struct("<Q")
 _STRING: Final = 8
 _ARRAY: Final = 9
 _BOOL: Final = 7
@@ -98,7 +99,7 @@ class _Cursor:
         return int(struct.unpack_from("<I", self.data, self.take(4, what))[0])
 
     def u64(self, what: str) -> int:
-        return int(struct.unpack_from("<Q", self.data, self.take(8, what))[0])
+        return int(_LENGTH.unpack_from(self.data, self.take(8, what))[0])
 
     def string(self, what: str, max_bytes: int) -> str:
         length = self.u64(what)
@@ -143,7 +144,26 @@ class _Cursor:
         self.num_strings += count
         if count > left // 8 or self.num_strings > MAX_STRINGS:
             raise self.error(f"{what}: expected at most {min(left // 8, MAX_STRINGS)} strings, found {count}")
-        return [self.string(what, MAX_STRING_BYTES) for _ in range(count)]
+        return self._strings(count, what)
+
+    def _strings(self, count: int, what: str) -> list[str]:
+        """Read ``count`` strings, as ``string`` does: a vocabulary has hundreds of thousands, so this loop is flat."""
+        data, at, end = self.data, self.at, len(self.data)
+        strings: list[str] = []
+        try:
+            for _ in range(count):
+                begin = at + 8
+                stop = begin + _LENGTH.unpack_from(data, at)[0]
+                if stop > end or stop - begin > MAX_STRING_BYTES:
+                    break
+                strings.append(str(data[begin:stop], "utf-8"))
+                at = stop
+        except (struct.error, UnicodeDecodeError):
+            pass
+        self.at = at
+        if len(strings) < count:
+            self.string(what, MAX_STRING_BYTES)  # raises the error of the string at fault
+        return strings
 
 
 def read_header(data: memoryview, file: str) -> GgufHeader:

@@ -80,7 +80,7 @@ def _read_groups(section: ConfigReader) -> tuple[set[int], tuple[int, int] | Non
         if strategy == "block":
             block = weights.int_or_list("block_structure", min=1)
             if not is_float or len(block) != 2:
-                raise _refusal(weights, "block_structure", "two numbers, of 8-bit floats", list(block))
+                raise _refusal(weights, "block_structure", "a block size [rows, columns] for fp8", list(block))
             blocks.add((block[0], block[1]))
         elif is_float:
             blocks.add(None)

@@ -66,7 +66,7 @@ class _Driver:
         kind, name = command.pop("do"), command["name"]
         try:
             getattr(self, f"_{kind}")(**command)
-        except Exception as error:  # of Ray, of any kind; the service decides what to do
+        except Exception as error:  # any Ray error; the service decides what to do
             text = " ".join(str(error).split())[:500] or type(error).__name__
             self.answer(name=name, error=text, node_id=error.node_id if isinstance(error, _SilentNodeError) else "")
         finally:

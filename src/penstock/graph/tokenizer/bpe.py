@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET
+from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET, byte_level_bytes
 from penstock.config import show
 from penstock.graph.tokenizer.components import Json, NotCompiledError, check_lengths, count_tokens, flatten
 from penstock.graph.tokenizer.decoding import decoded_texts
@@ -42,20 +42,12 @@ def compile_bpe(model: Json, texts: Mapping[int, str], decoder: Json | None, tab
     tables.merges = np.array(merges, np.uint32).reshape(-1, 4)
     if tables.kind == KIND_BYTES:
         _compile_bytes(model, vocab, decoder, tables)
-        decoded, flags = {i: _byte_text(text) for i, text in texts.items()}, dict.fromkeys(texts, 0)
+        decoded, flags = {i: byte_level_bytes(text) for i, text in texts.items()}, dict.fromkeys(texts, 0)
     else:
         decoded, flags = _compile_characters(model, vocab, texts, decoder, tables)
     check_lengths(decoded.values())
     tables.token_texts = [decoded.get(i, b"") for i in range(num_tokens)]
     tables.token_flags = bytes(flags.get(i, 0) for i in range(num_tokens))
-
-
-def _byte_text(token: str) -> bytes:
-    """Return the bytes that the ByteLevel decoder returns for a token."""
-    try:
-        return bytes(BYTE_ALPHABET[char] for char in token)
-    except KeyError:
-        return token.encode()
 
 
 def _compile_bytes(model: Json, vocab: dict[str, int], decoder: Json | None, tables: TokenizerTables) -> None:
@@ -69,7 +61,7 @@ def _compile_bytes(model: Json, vocab: dict[str, int], decoder: Json | None, tab
     if model["ignore_merges"]:
         tables.flags |= WHOLE_WORDS
         tables.words = [
-            (i, _byte_text(text)) for text, i in vocab.items() if text and set(text) <= BYTE_ALPHABET.keys()
+            (i, byte_level_bytes(text)) for text, i in vocab.items() if text and set(text) <= BYTE_ALPHABET.keys()
         ]
 
 

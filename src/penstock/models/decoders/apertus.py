@@ -14,17 +14,7 @@ from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.qwen3 import Qwen3Attention
-from penstock.nn import (
-    Batch,
-    ColumnParallelLinear,
-    Module,
-    RMSNorm,
-    RowParallelLinear,
-    elu,
-    relu_squared,
-    scale,
-    scale_channels,
-)
+from penstock.nn import Batch, Linear, Module, RMSNorm, elu, relu_squared, scale, scale_channels
 
 __all__ = ["Config", "Network"]
 
@@ -77,8 +67,8 @@ class ApertusMLP(Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.up_proj = ColumnParallelLinear(config.hidden_size, config.intermediate_size)
-        self.down_proj = RowParallelLinear(config.intermediate_size, config.hidden_size)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
         self.act_fn = XIELU()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.sources import fused_rows
-from penstock.nn import RowParallelLinear
+from penstock.nn import Linear
 
 __all__ = ["Config", "GlmAttention", "Network"]
 
@@ -30,7 +30,7 @@ class GlmAttention(LlamaAttention):
 
     def __init__(self, config: DecoderConfig, window: int) -> None:
         super().__init__(config, window, interleaved=True)
-        self.o_proj = RowParallelLinear(config.num_heads * config.head_dim, config.hidden_size)
+        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size)
 
 
 class Network(CausalLM):

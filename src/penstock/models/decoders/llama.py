@@ -7,7 +7,7 @@ from torch import Tensor
 from penstock.config import ConfigReader
 from penstock.errors import UnsupportedError
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
-from penstock.nn import Attention, Batch, ColumnParallelLinear, Module, RowParallelLinear, apply_rope
+from penstock.nn import Attention, Batch, Linear, Module, apply_rope
 
 __all__ = ["Config", "LlamaAttention", "Network"]
 
@@ -38,10 +38,10 @@ class LlamaAttention(Module):
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.rope, self.interleaved = rope, interleaved
         bias = config.attention_bias
-        self.q_proj = ColumnParallelLinear(config.hidden_size, q_size, bias)
-        self.k_proj = ColumnParallelLinear(config.hidden_size, kv_size, bias)
-        self.v_proj = ColumnParallelLinear(config.hidden_size, kv_size, bias)
-        self.o_proj = RowParallelLinear(q_size, config.hidden_size, bias)
+        self.q_proj = Linear(config.hidden_size, q_size, bias)
+        self.k_proj = Linear(config.hidden_size, kv_size, bias)
+        self.v_proj = Linear(config.hidden_size, kv_size, bias)
+        self.o_proj = Linear(q_size, config.hidden_size, bias)
         self.attention = Attention(config.num_heads, config.num_kv_heads, config.head_dim, window=window)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

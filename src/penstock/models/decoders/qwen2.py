@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers, windows_by_type
 from penstock.models.decoders.llama import LlamaAttention
-from penstock.nn import RowParallelLinear
+from penstock.nn import Linear
 
 __all__ = ["Config", "Network", "read_windows"]
 
@@ -37,7 +37,7 @@ class Qwen2Attention(LlamaAttention):
 
     def __init__(self, config: DecoderConfig, window: int) -> None:
         super().__init__(replace(config, attention_bias=True), window)
-        self.o_proj = RowParallelLinear(config.num_heads * config.head_dim, config.hidden_size)
+        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size)
 
 
 class Network(CausalLM):

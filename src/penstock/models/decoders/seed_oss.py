@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
-from penstock.nn import RowParallelLinear
+from penstock.nn import Linear
 
 __all__ = ["Config", "Network", "SeedOssAttention", "SeedOssConfig", "with_output_bias"]
 
@@ -42,7 +42,7 @@ class SeedOssAttention(LlamaAttention):
 
     def __init__(self, config: SeedOssConfig, window: int) -> None:
         super().__init__(config, window)
-        self.o_proj = RowParallelLinear(config.num_heads * config.head_dim, config.hidden_size, config.out_bias)
+        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, config.out_bias)
 
 
 class Network(CausalLM):

@@ -20,16 +20,15 @@ from penstock.models.decoder import MAX_LAYERS
 from penstock.models.layer_norm.parts import GELU_FORMS
 from penstock.nn import (
     Batch,
-    ColumnParallelLinear,
     DistanceBias,
+    Embedding,
+    Linear,
     LMHead,
     Module,
     OutputRows,
     PrefixLengths,
     RelativeAttention,
     RMSNorm,
-    RowParallelLinear,
-    VocabParallelEmbedding,
     gelu,
     relu,
     scale,
@@ -153,10 +152,10 @@ class SelfAttention(Module):
     def __init__(self, config: T5Config, *, causal: bool, keys: str, has_bias: bool) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.num_heads * config.head_dim
-        self.q = ColumnParallelLinear(hidden, inner)
-        self.k = ColumnParallelLinear(hidden, inner)
-        self.v = ColumnParallelLinear(hidden, inner)
-        self.o = RowParallelLinear(inner, hidden)
+        self.q = Linear(hidden, inner)
+        self.k = Linear(hidden, inner)
+        self.v = Linear(hidden, inner)
+        self.o = Linear(inner, hidden)
         self.attention = RelativeAttention(config.num_heads, config.head_dim, causal=causal, keys=keys)
         self.has_bias = has_bias
         if has_bias:
@@ -177,10 +176,10 @@ class FeedForward(Module):
         hidden, size = config.hidden_size, config.intermediate_size
         self.gelu_form = config.gelu_form
         names = ("wi_0", "wi_1") if config.is_gated else ("wi",)
-        self.inner = [ColumnParallelLinear(hidden, size) for _ in names]
+        self.inner = [Linear(hidden, size) for _ in names]
         for name, layer in zip(names, self.inner, strict=True):
             self.add_module(name, layer)
-        self.wo = RowParallelLinear(size, hidden)
+        self.wo = Linear(size, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""
@@ -274,7 +273,7 @@ class Network(Module):
     def __init__(self, config: T5Config) -> None:
         super().__init__()
         self.config = config
-        self.shared = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.shared = Embedding(config.vocab_size, config.hidden_size)
         self.encoder = Stack(config, config.num_layers, in_decoder=False)
         if config.num_decoder_layers:
             self.prefix = PrefixLengths(config.start_token)

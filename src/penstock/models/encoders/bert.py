@@ -13,19 +13,7 @@ from penstock.checkpoint.pooling.files import has_segments
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
-from penstock.nn import (
-    Attention,
-    Batch,
-    ColumnParallelLinear,
-    Embedding,
-    LayerNorm,
-    LMHead,
-    Module,
-    OutputRows,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    gelu,
-)
+from penstock.nn import Attention, Batch, Embedding, LayerNorm, Linear, LMHead, Module, OutputRows, gelu
 
 __all__ = [
     "BertConfig", "BertEncoder", "Config", "Network", "check_architecture", "embedding_sources", "read_bert", "unread",
@@ -115,7 +103,7 @@ class Embeddings(Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.word_embeddings = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.word_embeddings = Embedding(config.vocab_size, config.hidden_size)
         self.position_embeddings = Embedding(config.context_len, config.hidden_size)
         self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps)
 
@@ -130,9 +118,9 @@ class SelfAttention(Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         size, heads = config.hidden_size, config.num_heads
-        self.query = ColumnParallelLinear(size, size, True)
-        self.key = ColumnParallelLinear(size, size, True)
-        self.value = ColumnParallelLinear(size, size, True)
+        self.query = Linear(size, size, True)
+        self.key = Linear(size, size, True)
+        self.value = Linear(size, size, True)
         self.attention = Attention(heads, heads, size // heads, causal=False)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
@@ -145,7 +133,7 @@ class AddNorm(Module):
 
     def __init__(self, in_features: int, config: BertConfig) -> None:
         super().__init__()
-        self.dense = RowParallelLinear(in_features, config.hidden_size, True)
+        self.dense = Linear(in_features, config.hidden_size, True)
         self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps)
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
@@ -159,7 +147,7 @@ class Layer(Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.attention = nn.ModuleDict({"self": SelfAttention(config), "output": AddNorm(config.hidden_size, config)})
-        dense = ColumnParallelLinear(config.hidden_size, config.intermediate_size, True)
+        dense = Linear(config.hidden_size, config.intermediate_size, True)
         self.intermediate = nn.ModuleDict({"dense": dense})
         self.output = AddNorm(config.intermediate_size, config)
 
@@ -210,7 +198,7 @@ class Transform(Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.dense = ColumnParallelLinear(config.hidden_size, config.hidden_size, True)
+        self.dense = Linear(config.hidden_size, config.hidden_size, True)
         self.LayerNorm = LayerNorm(config.hidden_size, config.norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,17 +7,7 @@ from torch import Tensor, nn
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
 from penstock.models.encoders.bert import BertConfig, Embeddings, check_architecture
-from penstock.nn import (
-    Attention,
-    Batch,
-    ColumnParallelLinear,
-    LayerNorm,
-    LMHead,
-    Module,
-    OutputRows,
-    RowParallelLinear,
-    gelu,
-)
+from penstock.nn import Attention, Batch, LayerNorm, Linear, LMHead, Module, OutputRows, gelu
 
 __all__ = ["Config", "Network"]
 
@@ -54,11 +44,11 @@ class SelfAttention(Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         size, heads = config.hidden_size, config.num_heads
-        self.q_lin = ColumnParallelLinear(size, size, True)
-        self.k_lin = ColumnParallelLinear(size, size, True)
-        self.v_lin = ColumnParallelLinear(size, size, True)
+        self.q_lin = Linear(size, size, True)
+        self.k_lin = Linear(size, size, True)
+        self.v_lin = Linear(size, size, True)
         self.attention = Attention(heads, heads, size // heads, causal=False)
-        self.out_lin = RowParallelLinear(size, size, True)
+        self.out_lin = Linear(size, size, True)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         """Return attention over x [T, hidden]: [T, hidden]."""
@@ -71,8 +61,8 @@ class FeedForward(Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.lin1 = ColumnParallelLinear(config.hidden_size, config.intermediate_size, True)
-        self.lin2 = RowParallelLinear(config.intermediate_size, config.hidden_size, True)
+        self.lin1 = Linear(config.hidden_size, config.intermediate_size, True)
+        self.lin2 = Linear(config.intermediate_size, config.hidden_size, True)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [T, hidden] for x [T, hidden]."""
@@ -127,7 +117,7 @@ class Network(Module):
         self.output_rows = OutputRows()
         size, words = config.hidden_size, self.distilbert.embeddings.word_embeddings
         if config.has_head:
-            self.vocab_transform = ColumnParallelLinear(size, size, True)
+            self.vocab_transform = Linear(size, size, True)
             self.vocab_layer_norm = LayerNorm(size, config.norm_eps)
             self.vocab_projector = LMHead(size, config.vocab_size, True, tied=words if config.tied else None)
         else:

@@ -18,14 +18,13 @@ from penstock.models.sources import fused_rows
 from penstock.nn import (
     Attention,
     Batch,
-    ColumnParallelLinear,
+    Embedding,
     LayerNorm,
+    Linear,
     LMHead,
     Module,
     OutputRows,
     RotaryEmbedding,
-    RowParallelLinear,
-    VocabParallelEmbedding,
     apply_rope,
     gelu,
 )
@@ -137,10 +136,10 @@ class SelfAttention(Module):
         super().__init__()
         size, heads, bias = config.hidden_size, config.num_heads, config.attention_bias
         self.num_heads, self.head_dim = heads, size // heads
-        self.query = ColumnParallelLinear(size, size, bias)
-        self.key = ColumnParallelLinear(size, size, bias)
-        self.value = ColumnParallelLinear(size, size, bias)
-        self.Wo = RowParallelLinear(size, size, bias)
+        self.query = Linear(size, size, bias)
+        self.key = Linear(size, size, bias)
+        self.value = Linear(size, size, bias)
+        self.Wo = Linear(size, size, bias)
         self.attention = Attention(heads, heads, size // heads, window=window, causal=False)
 
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
@@ -156,9 +155,9 @@ class GatedMLP(Module):
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
         self.gelu_form = config.gelu_form
-        self.gate = ColumnParallelLinear(config.hidden_size, config.intermediate_size, config.mlp_bias)
-        self.up = ColumnParallelLinear(config.hidden_size, config.intermediate_size, config.mlp_bias)
-        self.Wo = RowParallelLinear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+        self.gate = Linear(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.up = Linear(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.Wo = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""
@@ -186,7 +185,7 @@ class Embeddings(Module):
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
-        self.tok_embeddings = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.tok_embeddings = Embedding(config.vocab_size, config.hidden_size)
         self.norm = _norm(config)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -228,7 +227,7 @@ class Head(Module):
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
         self.gelu_form = config.head_gelu_form
-        self.dense = ColumnParallelLinear(config.hidden_size, config.hidden_size, config.head_bias)
+        self.dense = Linear(config.hidden_size, config.hidden_size, config.head_bias)
         self.norm = _norm(config)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,18 +16,7 @@ from penstock.config import ConfigReader, RopeConfig
 from penstock.errors import UnsupportedError
 from penstock.models.decoder import MAX_LAYERS, GatedMLP
 from penstock.models.sources import fused_rows, renamed
-from penstock.nn import (
-    Attention,
-    Batch,
-    ColumnParallelLinear,
-    LayerNorm,
-    LMHead,
-    Module,
-    RotaryEmbedding,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-    apply_rope,
-)
+from penstock.nn import Attention, Batch, Embedding, LayerNorm, Linear, LMHead, Module, RotaryEmbedding, apply_rope
 
 __all__ = ["Config", "Network", "NomicBertConfig"]
 
@@ -126,10 +115,10 @@ class SelfAttention(Module):
         super().__init__()
         size, heads = config.hidden_size, config.num_heads
         self.num_heads, self.head_dim = heads, size // heads
-        self.q_proj = ColumnParallelLinear(size, size)
-        self.k_proj = ColumnParallelLinear(size, size)
-        self.v_proj = ColumnParallelLinear(size, size)
-        self.o_proj = RowParallelLinear(size, size)
+        self.q_proj = Linear(size, size)
+        self.k_proj = Linear(size, size)
+        self.v_proj = Linear(size, size)
+        self.o_proj = Linear(size, size)
         self.attention = Attention(heads, heads, size // heads, causal=False)
 
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
@@ -163,7 +152,7 @@ class Network(Module):
     def __init__(self, config: NomicBertConfig) -> None:
         super().__init__()
         self.config = config
-        words = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        words = Embedding(config.vocab_size, config.hidden_size)
         norm = LayerNorm(config.hidden_size, config.norm_eps)
         self.embeddings = nn.ModuleDict({"word_embeddings": words, "LayerNorm": norm})
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))

@@ -7,7 +7,7 @@ from torch import Tensor
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.encoders.bert import BertConfig, BertEncoder, embedding_sources, read_bert, unread
-from penstock.nn import Batch, ColumnParallelLinear, Embedding, LayerNorm, LMHead, Module, OutputRows, gelu
+from penstock.nn import Batch, Embedding, LayerNorm, Linear, LMHead, Module, OutputRows, gelu
 
 __all__ = ["Config", "Network"]
 
@@ -29,7 +29,7 @@ class Head(Module):
 
     def __init__(self, config: BertConfig, tied: Embedding | None) -> None:
         super().__init__()
-        self.dense = ColumnParallelLinear(config.hidden_size, config.hidden_size, True)
+        self.dense = Linear(config.hidden_size, config.hidden_size, True)
         self.layer_norm = LayerNorm(config.hidden_size, config.norm_eps)
         self.decoder = LMHead(config.hidden_size, config.vocab_size, True, tied=tied)
 

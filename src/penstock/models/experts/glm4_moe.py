@@ -10,7 +10,7 @@ from penstock.config import ConfigReader
 from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.experts.mixture import CorrectedMixture, ExpertsLM, MixtureConfig, extra_layers, read_mixture
-from penstock.nn import RMSNorm, Routing, RowParallelLinear
+from penstock.nn import Linear, RMSNorm, Routing
 
 __all__ = ["Config", "Network"]
 
@@ -47,7 +47,7 @@ class _Attention(LlamaAttention):
 
     def __init__(self, config: DecoderConfig, qk_norm: bool) -> None:
         super().__init__(config, 0)
-        self.o_proj = RowParallelLinear(config.num_heads * config.head_dim, config.hidden_size)
+        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if qk_norm else None
 

@@ -16,14 +16,13 @@ from penstock.models.decoders.qwen3 import Qwen3Attention
 from penstock.models.sources import add_to_norms, fused_rows, renamed
 from penstock.nn import (
     Batch,
-    ColumnParallelLinear,
     ConvWeight,
     ExpertLinear,
     GatedDelta,
+    Linear,
     Module,
     ModuleList,
     RMSNorm,
-    RowParallelLinear,
     sigmoid_mul,
     silu_mul,
 )
@@ -116,7 +115,7 @@ class GatedAttention(Qwen3Attention):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config, 0)
         q_size = config.num_heads * config.head_dim
-        self.gate_proj = ColumnParallelLinear(config.hidden_size, q_size, config.attention_bias)
+        self.gate_proj = Linear(config.hidden_size, q_size, config.attention_bias)
 
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:
         """Return attention over x [T, hidden]: [T, hidden]."""
@@ -133,15 +132,15 @@ class DeltaNet(Module):
         hidden, heads = config.decoder.hidden_size, config.value_heads
         self.values = heads * config.value_dim
         self.rule = GatedDelta(config.key_heads, heads, config.key_dim, config.value_dim, config.conv_len)
-        self.in_proj_qkv = ColumnParallelLinear(hidden, self.rule.channels)
-        self.in_proj_z = ColumnParallelLinear(hidden, self.values)
-        self.in_proj_b = ColumnParallelLinear(hidden, heads)
-        self.in_proj_a = ColumnParallelLinear(hidden, heads)
+        self.in_proj_qkv = Linear(hidden, self.rule.channels)
+        self.in_proj_z = Linear(hidden, self.values)
+        self.in_proj_b = Linear(hidden, heads)
+        self.in_proj_a = Linear(hidden, heads)
         self.conv1d = ConvWeight(self.rule.channels, config.conv_len)
         self.dt_bias = nn.Parameter(torch.zeros(heads), requires_grad=False)
         self.A_log = nn.Parameter(torch.zeros(heads), requires_grad=False)
         self.norm = RMSNorm(config.value_dim, config.decoder.norm_eps)
-        self.out_proj = RowParallelLinear(self.values, hidden)
+        self.out_proj = Linear(self.values, hidden)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""

@@ -13,16 +13,7 @@ from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.hybrids.mamba import MAMBA_KEYS, MambaConfig, MambaMixer, mamba_rows, read_mamba
 from penstock.models.sources import renamed
-from penstock.nn import (
-    Batch,
-    ColumnParallelLinear,
-    Module,
-    ModuleList,
-    RMSNorm,
-    RowParallelLinear,
-    scale,
-    silu_mul,
-)
+from penstock.nn import Batch, Linear, Module, ModuleList, RMSNorm, scale, silu_mul
 
 __all__ = ["Config", "FalconH1Config", "Network"]
 
@@ -161,9 +152,9 @@ class _MLP(Module):
         super().__init__()
         sizes = config.decoder
         self.factors = config.factors
-        self.gate_proj = ColumnParallelLinear(sizes.hidden_size, sizes.intermediate_size, sizes.mlp_bias)
-        self.up_proj = ColumnParallelLinear(sizes.hidden_size, sizes.intermediate_size, sizes.mlp_bias)
-        self.down_proj = RowParallelLinear(sizes.intermediate_size, sizes.hidden_size, sizes.mlp_bias)
+        self.gate_proj = Linear(sizes.hidden_size, sizes.intermediate_size, sizes.mlp_bias)
+        self.up_proj = Linear(sizes.hidden_size, sizes.intermediate_size, sizes.mlp_bias)
+        self.down_proj = Linear(sizes.intermediate_size, sizes.hidden_size, sizes.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""

@@ -11,14 +11,13 @@ from penstock.models.decoder import read_num_layers
 from penstock.nn import (
     Attention,
     Batch,
-    ColumnParallelLinear,
+    Embedding,
+    Linear,
     LMHead,
     Module,
     RMSNorm,
     RotaryEmbedding,
-    RowParallelLinear,
     ShortConv,
-    VocabParallelEmbedding,
     apply_rope,
     silu_mul,
 )
@@ -109,10 +108,10 @@ class Lfm2Attention(Module):
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = ColumnParallelLinear(config.hidden_size, q_size)
-        self.k_proj = ColumnParallelLinear(config.hidden_size, kv_size)
-        self.v_proj = ColumnParallelLinear(config.hidden_size, kv_size)
-        self.out_proj = RowParallelLinear(q_size, config.hidden_size)
+        self.q_proj = Linear(config.hidden_size, q_size)
+        self.k_proj = Linear(config.hidden_size, kv_size)
+        self.v_proj = Linear(config.hidden_size, kv_size)
+        self.out_proj = Linear(q_size, config.hidden_size)
         self.q_layernorm = RMSNorm(config.head_dim, config.norm_eps)
         self.k_layernorm = RMSNorm(config.head_dim, config.norm_eps)
         self.attention = Attention(config.num_heads, config.num_kv_heads, config.head_dim)
@@ -131,9 +130,9 @@ class GatedConv(Module):
     def __init__(self, config: Lfm2Config) -> None:
         super().__init__()
         hidden, bias = config.hidden_size, config.conv_bias
-        self.in_proj = ColumnParallelLinear(hidden, 3 * hidden, bias)
+        self.in_proj = Linear(hidden, 3 * hidden, bias)
         self.conv = ShortConv(hidden, config.conv_len, bias)
-        self.out_proj = RowParallelLinear(hidden, hidden, bias)
+        self.out_proj = Linear(hidden, hidden, bias)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""
@@ -146,9 +145,9 @@ class FeedForward(Module):
 
     def __init__(self, config: Lfm2Config) -> None:
         super().__init__()
-        self.w1 = ColumnParallelLinear(config.hidden_size, config.intermediate_size)
-        self.w3 = ColumnParallelLinear(config.hidden_size, config.intermediate_size)
-        self.w2 = RowParallelLinear(config.intermediate_size, config.hidden_size)
+        self.w1 = Linear(config.hidden_size, config.intermediate_size)
+        self.w3 = Linear(config.hidden_size, config.intermediate_size)
+        self.w2 = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""
@@ -181,7 +180,7 @@ class Decoder(Module):
 
     def __init__(self, config: Lfm2Config) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, is_attention) for is_attention in config.is_attention)
         self.embedding_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.rotary_emb = RotaryEmbedding(config.rope)

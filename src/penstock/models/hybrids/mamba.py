@@ -15,16 +15,7 @@ from penstock.config import INFINITY, ConfigReader, is_number, show
 from penstock.errors import UnsupportedError
 from penstock.models.decoder import MAX_LAYERS
 from penstock.models.sources import fused_rows
-from penstock.nn import (
-    Batch,
-    ColumnParallelLinear,
-    ConvWeight,
-    Module,
-    RMSNorm,
-    RowParallelLinear,
-    SsmScan,
-    silu_mul,
-)
+from penstock.nn import Batch, ConvWeight, Linear, Module, RMSNorm, SsmScan, silu_mul
 
 __all__ = [
     "MAMBA_KEYS",
@@ -171,15 +162,15 @@ class MambaMixer(Module):
         self.scan = SsmScan(
             config.heads, config.head_dim, config.groups, config.state_dim, config.conv_len, config.step_limits
         )
-        self.in_proj_z = ColumnParallelLinear(hidden, config.width, config.bias)
-        self.in_proj_x = ColumnParallelLinear(hidden, self.scan.channels, config.bias)
-        self.in_proj_dt = ColumnParallelLinear(hidden, config.heads, config.bias)
+        self.in_proj_z = Linear(hidden, config.width, config.bias)
+        self.in_proj_x = Linear(hidden, self.scan.channels, config.bias)
+        self.in_proj_dt = Linear(hidden, config.heads, config.bias)
         self.conv1d = ConvWeight(self.scan.channels, config.conv_len, config.conv_bias)
         self.dt_bias = nn.Parameter(torch.zeros(config.heads), requires_grad=False)
         self.A_log = nn.Parameter(torch.zeros(config.heads), requires_grad=False)
         self.D = nn.Parameter(torch.ones(config.heads), requires_grad=False)
         self.norm = RMSNorm(config.width, config.norm_eps, config.groups) if has_norm else None
-        self.out_proj = RowParallelLinear(config.width, hidden, config.out_bias)
+        self.out_proj = Linear(config.width, hidden, config.out_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return z [T, width], the channels [T, channels] and the steps [T, heads] of x [T, hidden]."""

@@ -17,14 +17,13 @@ from penstock.models.hybrids.mamba import MambaConfig, MambaMixer, expect_value,
 from penstock.nn import (
     Attention,
     Batch,
-    ColumnParallelLinear,
+    Embedding,
     ExpertLinear,
+    Linear,
     LMHead,
     Module,
     RMSNorm,
     Routing,
-    RowParallelLinear,
-    VocabParallelEmbedding,
     combine,
     relu_squared,
     route,
@@ -121,10 +120,10 @@ class _Attention(Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = ColumnParallelLinear(config.hidden_size, q_size)
-        self.k_proj = ColumnParallelLinear(config.hidden_size, kv_size)
-        self.v_proj = ColumnParallelLinear(config.hidden_size, kv_size)
-        self.o_proj = RowParallelLinear(q_size, config.hidden_size)
+        self.q_proj = Linear(config.hidden_size, q_size)
+        self.k_proj = Linear(config.hidden_size, kv_size)
+        self.v_proj = Linear(config.hidden_size, kv_size)
+        self.o_proj = Linear(q_size, config.hidden_size)
         self.attention = Attention(config.num_heads, config.num_kv_heads, config.head_dim)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
@@ -137,8 +136,8 @@ class _MLP(Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, bias: bool) -> None:
         super().__init__()
-        self.up_proj = ColumnParallelLinear(hidden_size, intermediate_size, bias)
-        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""
@@ -171,8 +170,8 @@ class _Mixture(Module):
         self.experts = _Experts(mixture, width)
         self.shared_experts = _MLP(hidden, mixture.shared_size, bias)
         narrow = width != hidden
-        self.fc1_latent_proj = ColumnParallelLinear(hidden, width, bias) if narrow else None
-        self.fc2_latent_proj = RowParallelLinear(width, hidden, bias) if narrow else None
+        self.fc1_latent_proj = Linear(hidden, width, bias) if narrow else None
+        self.fc2_latent_proj = Linear(width, hidden, bias) if narrow else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""
@@ -211,7 +210,7 @@ class _Backbone(Module):
     def __init__(self, config: NemotronHConfig) -> None:
         super().__init__()
         sizes = config.decoder
-        self.embeddings = VocabParallelEmbedding(sizes.vocab_size, sizes.hidden_size)
+        self.embeddings = Embedding(sizes.vocab_size, sizes.hidden_size)
         self.layers = nn.ModuleList(_Layer(config, kind) for kind in config.kinds)
         self.norm_f = RMSNorm(sizes.hidden_size, sizes.norm_eps)
 

@@ -16,7 +16,7 @@ class Config:
     @staticmethod
     def read(reader: ConfigReader) -> DeltaConfig:
         """Read and check config.json; errors name the key."""
-        reader.int("intermediate_size")  # no mixtures, so it is needed
+        reader.int("intermediate_size")  # required: a dense model
         return read_delta(reader)
 
 

@@ -16,16 +16,7 @@ from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader
 from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers
 from penstock.models.sources import fused_rows
-from penstock.nn import (
-    Batch,
-    ColumnParallelLinear,
-    HeadLinear,
-    LatentAttention,
-    Module,
-    RMSNorm,
-    RowParallelLinear,
-    apply_rope,
-)
+from penstock.nn import Batch, HeadLinear, LatentAttention, Linear, Module, RMSNorm, apply_rope
 
 __all__ = ["LatentConfig", "LatentHeads", "latent_sources", "read_latent", "read_latent_decoder"]
 
@@ -108,16 +99,16 @@ class LatentHeads(Module):
         hidden, heads = config.hidden_size, config.num_heads
         self.num_heads, self.sizes = heads, latent
         if latent.query_rank:
-            self.q_a_proj = ColumnParallelLinear(hidden, latent.query_rank, latent.bias)
+            self.q_a_proj = Linear(hidden, latent.query_rank, latent.bias)
             self.q_a_layernorm = RMSNorm(latent.query_rank, _NORM_EPS)
         query_size = latent.query_rank or hidden
-        self.q_nope_proj = ColumnParallelLinear(query_size, heads * latent.nope_dim)
-        self.q_rope_proj = ColumnParallelLinear(query_size, heads * latent.rope_dim)
-        self.kv_a_proj_with_mqa = ColumnParallelLinear(hidden, latent.latent_dim + latent.rope_dim, latent.bias)
+        self.q_nope_proj = Linear(query_size, heads * latent.nope_dim)
+        self.q_rope_proj = Linear(query_size, heads * latent.rope_dim)
+        self.kv_a_proj_with_mqa = Linear(hidden, latent.latent_dim + latent.rope_dim, latent.bias)
         self.kv_a_layernorm = RMSNorm(latent.latent_dim, _NORM_EPS)
         self.k_up_proj = HeadLinear(heads, latent.nope_dim, latent.latent_dim)
         self.v_up_proj = HeadLinear(heads, latent.latent_dim, latent.value_dim)
-        self.o_proj = RowParallelLinear(heads * latent.value_dim, hidden, latent.bias)
+        self.o_proj = Linear(heads * latent.value_dim, hidden, latent.bias)
         self.attention = LatentAttention(heads, latent.latent_dim, latent.rope_dim, scale=latent.scale)
 
     def forward(self, x: Tensor, cos_sin: Tensor, batch: Batch) -> Tensor:

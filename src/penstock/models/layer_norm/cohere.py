@@ -14,11 +14,11 @@ from penstock.models.decoder import DecoderConfig, GatedMLP, read_decoder, read_
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import (
     Batch,
+    Embedding,
     LayerNorm,
     LMHead,
     Module,
     RotaryEmbedding,
-    VocabParallelEmbedding,
     apply_rope,
     scale,
     scale_channels,
@@ -132,7 +132,7 @@ class CohereDecoder(Module):
     def __init__(self, config: CohereConfig) -> None:
         super().__init__()
         decoder = config.decoder
-        self.embed_tokens = VocabParallelEmbedding(decoder.vocab_size, decoder.hidden_size)
+        self.embed_tokens = Embedding(decoder.vocab_size, decoder.hidden_size)
         self.layers = nn.ModuleList(
             CohereLayer(decoder, CohereAttention(decoder, window, rotates, config.qk_norm))
             for window, rotates in zip(decoder.windows, config.rotates, strict=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
-from penstock.nn import Attention, Batch, ColumnParallelLinear, Module, RowParallelLinear, apply_rope, gelu
+from penstock.nn import Attention, Batch, Linear, Module, apply_rope, gelu
 
 __all__ = ["GELU_FORMS", "PlainMLP", "SelfAttention", "Sizes", "read_gelu", "read_sizes"]
 
@@ -108,10 +108,10 @@ class SelfAttention(Module):
         self.interleaved, self.output = interleaved, output
         bias = sizes.bias if bias is None else bias
         q_size, kv_size = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
-        self.q_proj = ColumnParallelLinear(sizes.hidden_size, q_size, bias)
-        self.k_proj = ColumnParallelLinear(sizes.hidden_size, kv_size, bias)
-        self.v_proj = ColumnParallelLinear(sizes.hidden_size, kv_size, bias)
-        self.add_module(output, RowParallelLinear(q_size, sizes.hidden_size, bias))
+        self.q_proj = Linear(sizes.hidden_size, q_size, bias)
+        self.k_proj = Linear(sizes.hidden_size, kv_size, bias)
+        self.v_proj = Linear(sizes.hidden_size, kv_size, bias)
+        self.add_module(output, Linear(q_size, sizes.hidden_size, bias))
         self.attention = Attention(
             sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, window=window, slopes=slopes, scale=scale
         )
@@ -138,8 +138,8 @@ class PlainMLP(Module):
     def __init__(self, sizes: Sizes, names: tuple[str, str] = ("up_proj", "down_proj")) -> None:
         super().__init__()
         self.names, self.gelu_form = names, sizes.gelu_form
-        self.add_module(names[0], ColumnParallelLinear(sizes.hidden_size, sizes.intermediate_size, sizes.bias))
-        self.add_module(names[1], RowParallelLinear(sizes.intermediate_size, sizes.hidden_size, sizes.bias))
+        self.add_module(names[0], Linear(sizes.hidden_size, sizes.intermediate_size, sizes.bias))
+        self.add_module(names[1], Linear(sizes.intermediate_size, sizes.hidden_size, sizes.bias))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [T, hidden] for x [T, hidden]."""

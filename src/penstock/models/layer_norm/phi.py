@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from penstock.config import ConfigReader, RopeConfig
 from penstock.models.layer_norm.parts import PlainMLP, SelfAttention, Sizes, read_gelu, read_sizes
-from penstock.nn import Batch, LayerNorm, LMHead, Module, RotaryEmbedding, VocabParallelEmbedding
+from penstock.nn import Batch, Embedding, LayerNorm, LMHead, Module, RotaryEmbedding
 
 __all__ = ["Config", "Network"]
 
@@ -77,7 +77,7 @@ class Decoder(Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         sizes = config.sizes
-        self.embed_tokens = VocabParallelEmbedding(sizes.vocab_size, sizes.hidden_size)
+        self.embed_tokens = Embedding(sizes.vocab_size, sizes.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(sizes.num_layers))
         self.final_layernorm = LayerNorm(sizes.hidden_size, sizes.norm_eps)
         self.rotary_emb = RotaryEmbedding(config.rope)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from penstock.config import RopeConfig
 from penstock.models.layer_norm.parts import PlainMLP, SelfAttention, Sizes
-from penstock.nn import Batch, Embedding, LayerNorm, LMHead, Module, RotaryEmbedding, VocabParallelEmbedding
+from penstock.nn import Batch, Embedding, LayerNorm, LMHead, Module, RotaryEmbedding
 
 __all__ = ["StackedConfig", "StackedNetwork"]
 
@@ -79,7 +79,7 @@ class StackedNetwork(Module):
         super().__init__()
         sizes = config.sizes
         self.config = config
-        self.embed_tokens = VocabParallelEmbedding(sizes.vocab_size, sizes.hidden_size)
+        self.embed_tokens = Embedding(sizes.vocab_size, sizes.hidden_size)
         self.embed_positions = Embedding(sizes.context_len, sizes.hidden_size) if config.learned_positions else None
         self.embed_norm = LayerNorm(sizes.hidden_size, sizes.norm_eps) if config.embedding_norm else None
         self.layers = nn.ModuleList(Layer(config, index) for index in range(sizes.num_layers))

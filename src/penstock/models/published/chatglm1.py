@@ -22,15 +22,14 @@ from penstock.models.layer_norm.parts import PlainMLP, Sizes, read_sizes
 from penstock.models.sources import fused_rows
 from penstock.nn import (
     Batch,
-    ColumnParallelLinear,
+    Embedding,
     LayerNorm,
+    Linear,
     LMHead,
     Module,
     PrefixLengths,
     RelativeAttention,
     RotaryEmbedding,
-    RowParallelLinear,
-    VocabParallelEmbedding,
     apply_rope,
     prefix_positions,
     scale,
@@ -107,10 +106,10 @@ class _Attention(Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         hidden, self.num_heads, self.head_dim = sizes.hidden_size, sizes.num_heads, sizes.head_dim
-        self.q_proj = ColumnParallelLinear(hidden, hidden, bias=True)
-        self.k_proj = ColumnParallelLinear(hidden, hidden, bias=True)
-        self.v_proj = ColumnParallelLinear(hidden, hidden, bias=True)
-        self.dense = RowParallelLinear(hidden, hidden, bias=True)
+        self.q_proj = Linear(hidden, hidden, bias=True)
+        self.k_proj = Linear(hidden, hidden, bias=True)
+        self.v_proj = Linear(hidden, hidden, bias=True)
+        self.dense = Linear(hidden, hidden, bias=True)
         self.attention = RelativeAttention(
             sizes.num_heads, sizes.head_dim, causal=True, keys="span", scale=sizes.head_dim**-0.5
         )
@@ -149,7 +148,7 @@ class _Transformer(Module):
     def __init__(self, config: _GlmConfig) -> None:
         super().__init__()
         sizes = config.sizes
-        self.word_embeddings = VocabParallelEmbedding(sizes.vocab_size, sizes.hidden_size)
+        self.word_embeddings = Embedding(sizes.vocab_size, sizes.hidden_size)
         self.prefix = PrefixLengths(config.start_token)
         self.rotary_prompt, self.rotary_answer = (_HalfRotary(sizes.head_dim, half) for half in range(2))
         self.layers = nn.ModuleList(_Layer(sizes) for _ in range(sizes.num_layers))

@@ -17,7 +17,6 @@ from penstock.nn import (
     Attention,
     BareRMSNorm,
     Batch,
-    ColumnParallelLinear,
     Embedding,
     ExpertLinear,
     Linear,
@@ -25,8 +24,6 @@ from penstock.nn import (
     Module,
     RMSNorm,
     RotaryEmbedding,
-    RowParallelLinear,
-    VocabParallelEmbedding,
     apply_rope,
     gelu,
     scale,
@@ -183,16 +180,16 @@ class SharedKvAttention(Module):
         hidden, bias, eps, head_dim = config.hidden_size, config.attention_bias, config.norm_eps, sizes.head_dim
         q_size, kv_size = config.num_heads * head_dim, sizes.num_kv_heads * head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, sizes.num_kv_heads, head_dim
-        self.q_proj = ColumnParallelLinear(hidden, q_size, bias)
+        self.q_proj = Linear(hidden, q_size, bias)
         self.q_norm = RMSNorm(head_dim, eps)
-        self.o_proj = RowParallelLinear(q_size, hidden, bias)
+        self.o_proj = Linear(q_size, hidden, bias)
         self.attention: Attention
         self._owner: tuple[Attention, ...] = ()  # a tuple, because the layer is a part of another module
         if owner is not None:
             self._owner = (owner.attention,)
             return
-        self.k_proj = ColumnParallelLinear(hidden, kv_size, bias)
-        self.v_proj = None if sizes.keys_are_values else ColumnParallelLinear(hidden, kv_size, bias)
+        self.k_proj = Linear(hidden, kv_size, bias)
+        self.v_proj = None if sizes.keys_are_values else Linear(hidden, kv_size, bias)
         self.k_norm, self.v_norm = RMSNorm(head_dim, eps), BareRMSNorm(head_dim, eps)
         self.attention = Attention(config.num_heads, sizes.num_kv_heads, head_dim, window=sizes.window, scale=1.0)
 
@@ -230,7 +227,7 @@ class LayeredModel(Module):
         super().__init__()
         self.config = config
         hidden, dim, num_layers = config.hidden_size, config.layer_input_dim, len(layers)
-        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, hidden)
+        self.embed_tokens = Embedding(config.vocab_size, hidden)
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(hidden, config.norm_eps)
         self.rotary_emb, self.local_rotary_emb = RotaryEmbedding(config.rope), RotaryEmbedding(config.local_rope)
