@@ -49,7 +49,7 @@ PS_INLINE bool has_minimum(int32_t layout) {
 }
 PS_INLINE bool has_start(int32_t layout) { return zero_of(layout) || layout == PS_T16_UINT4; }
 // Scales of 16 columns, which multiply the integer sums.
-PS_INLINE bool has_halves(int32_t layout) { return layout == PS_T16_Q6_K || layout == PS_T16_Q3_K || layout == PS_T16_Q2_K; }
+constexpr bool has_halves(int32_t layout) { return layout == PS_T16_Q6_K || layout == PS_T16_Q3_K || layout == PS_T16_Q2_K; }
 // Pairs of groups with f16 scales, and those with a line of f16 minimums or with fifth bits behind the nibbles.
 PS_INLINE bool is_plain_pair(int32_t layout) {
   return layout == PS_T16_Q4_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_Q4_1 || layout == PS_T16_Q5_0 || layout == PS_T16_Q5_1;
@@ -57,13 +57,13 @@ PS_INLINE bool is_plain_pair(int32_t layout) {
 PS_INLINE bool has_minimum_line(int32_t layout) { return layout == PS_T16_Q4_1 || layout == PS_T16_Q5_1; }
 PS_INLINE bool has_fifth_lines(int32_t layout) { return layout == PS_T16_Q5_0 || layout == PS_T16_Q5_1; }
 
-// `high` has the bits above the nibbles of the first 16 columns and of the last, `step` of them a column.
-__attribute__((noinline, noclone)) void put_nibbles(const uint8_t* p, const uint8_t* first, const uint8_t* last, int step, Slot* s) {
+// `first` and `last` have the bits above the nibbles of the first 16 columns and of the last, `step` of them a column.
+PS_INLINE void put_nibbles(const uint8_t* p, const uint8_t* first, const uint8_t* last, int step, Slot* s) {
   const I16 nibble = i_set(0x0f0f0f0f);
   I16 bits[2] = {i_set(0), i_set(0)};
   if (step) bits[0] = i_load(first), bits[1] = step == 1 ? i_srl<4>(bits[0]) : i_load(last);
   const I16 mask = i_set(step == 1 ? 0x10101010 : step == 2 ? 0x30303030 : 0);
-  for (int j = 0; j < kGroupLines; ++j) {
+  PS_UNROLL for (int j = 0; j < kGroupLines; ++j) {
     const I16 bytes = i_load(p + kLineBytes * j);
     i_store(s->q + kLineBytes * j, (bytes & nibble) | (i_shl<4>(bits[0]) & mask));
     i_store(s->q + kLineBytes * (4 + j), (i_srl<4>(bytes) & nibble) | (i_shl<4>(bits[1]) & mask));
@@ -72,12 +72,12 @@ __attribute__((noinline, noclone)) void put_nibbles(const uint8_t* p, const uint
 }
 
 // The values of two bits in two lines, and a third bit of each where `third` is not null.
-__attribute__((noinline, noclone)) void put_pairs(const uint8_t* p, const uint8_t* third, Slot* s) {
+PS_INLINE void put_pairs(const uint8_t* p, const uint8_t* third, Slot* s) {
   const I16 low = i_set(0x03030303), high = i_set(0x04040404);
   I16 bits = third ? i_load(third) : i_set(0);
-  for (int h = 0; h < 2; ++h) {
+  PS_UNROLL for (int h = 0; h < 2; ++h) {
     I16 pairs = i_load(p + kLineBytes * h);
-    for (int j = 0; j < kGroupLines; ++j) {
+    PS_UNROLL for (int j = 0; j < kGroupLines; ++j) {
       i_store(s->q + kLineBytes * (4 * h + j), (pairs & low) | (i_shl<2>(bits) & high));
       pairs = i_srl<2>(pairs);
       bits = i_srl<1>(bits);
@@ -85,9 +85,8 @@ __attribute__((noinline, noclone)) void put_pairs(const uint8_t* p, const uint8_
   }
 }
 
-PS_INLINE I16 byte_at_place(I16 words, int place) {
-  return (place == 0 ? words : place == 1 ? i_srl<8>(words) : place == 2 ? i_srl<16>(words) : i_srl<24>(words)) & i_set(255);
-}
+// A byte of each row of a line.  What is read behind the line are values, which follow every line of bytes.
+PS_INLINE I16 byte_at_place(const uint8_t* line, int64_t place) { return i_load(line + place) & i_set(255); }
 
 // The values of MXFP4 (OCP Microscaling Formats, version 1.0) times two and plus zero_of, by nibble.
 alignas(16) constexpr int8_t kFloat4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
@@ -95,22 +94,25 @@ alignas(16) constexpr int8_t kFloat4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 
 alignas(16) constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // Nibbles that stand for the entries of a table.
-__attribute__((noinline, noclone)) void put_entries(const uint8_t* nibbles, const int8_t* table, Slot* s) {
-  put_nibbles(nibbles, nullptr, nullptr, 0, s);
-#pragma GCC unroll 1
-  for (int j = 0; j < 2 * kGroupLines; ++j) i_store(s->q + kLineBytes * j, i_table(table, i_load(s->q + kLineBytes * j)));
+PS_INLINE void put_entries(const uint8_t* nibbles, const int8_t* table, Slot* s) {
+  const I16 nibble = i_set(0x0f0f0f0f);
+  PS_UNROLL for (int j = 0; j < kGroupLines; ++j) {
+    const I16 bytes = i_load(nibbles + kLineBytes * j);
+    i_store(s->q + kLineBytes * j, i_table(table, bytes & nibble));
+    i_store(s->q + kLineBytes * (4 + j), i_table(table, i_srl<4>(bytes) & nibble));
+  }
 }
 
 // The k-th of the byte scales that follow a block's line of f16.
 PS_INLINE I16 byte_scale(const uint8_t* block, int64_t k) {
-  return byte_at_place(i_load(block + kLineBytes + k / kRowBytes * kLineBytes), int(k % kRowBytes));
+  return byte_at_place(block + kLineBytes + k / kRowBytes * kLineBytes, k % kRowBytes);
 }
 PS_INLINE I16 pairs_of(I16 low, I16 high) { return (low & i_set(0xffff)) | i_shl<16>(high); }
 PS_INLINE I16 with_sign(I16 bytes) { return i_sra<24>(i_shl<24>(bytes)); }
 
 // Group g of UINT4: the scales of its rows, and their zero points.
 PS_INLINE F16 scales_of(const uint8_t* block, int64_t g) { return f_load_f16((const uint16_t*)block + 16 * (g % 4)); }
-PS_INLINE I16 zeros_of(const uint8_t* block, int64_t g) { return byte_at_place(i_load(block + 2 * kLineBytes), int(g % 4)); }
+PS_INLINE I16 zeros_of(const uint8_t* block, int64_t g) { return byte_at_place(block + 2 * kLineBytes, g % 4); }
 
 // Where the parameters of group g lie, and its values or those of its pair.
 struct GroupPlace {
@@ -149,8 +151,8 @@ PS_INLINE void put_steps(I16 first, I16 last, int32_t layout, Slot* s) {
   i_store(s->start, pairs_of(none - i_mul(first, zero), none - i_mul(last, zero)));
 }
 
-// Returns the bytes of the group: those of Q8_0 where they are.
-__attribute__((noinline)) const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t g, Slot* s) {
+// Returns the bytes of the group: those of Q8_0 where they are.  `layout` had better be a constant.
+PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t g, Slot* s) {
   const GroupPlace at = place_of(layout, tile, g);
   const int odd = int(g % 2);
   const uint8_t* const nibbles = at.pair + kParameterBytes + odd * kGroupNibbleBytes;
@@ -167,7 +169,7 @@ __attribute__((noinline)) const uint8_t* put_group(int32_t layout, const uint8_t
     return s->q;
   }
   if (layout == PS_T16_MXFP4) {
-    f_store(s->scale, f_bits(i_shl<23>(byte_at_place(i_load(at.block), int(g % 4)) - i_set(1))));  // 2^(e - 128)
+    f_store(s->scale, f_bits(i_shl<23>(byte_at_place(at.block, g % 4) - i_set(1))));  // 2^(e - 128)
     put_entries(nibbles, kFloat4, s);
     return s->q;
   }
@@ -194,9 +196,8 @@ __attribute__((noinline)) const uint8_t* put_group(int32_t layout, const uint8_t
     put_nibbles(nibbles, nullptr, nullptr, 0, s);
     return s->q;
   }
-  const I16 parameters = i_load(at.pair);
   const F16 d = f_load_f16((const uint16_t*)at.block);
-  const I16 first = byte_at_place(parameters, 2 * odd), second = byte_at_place(parameters, 2 * odd + 1);
+  const I16 first = byte_at_place(at.pair, 2 * odd), second = byte_at_place(at.pair, 2 * odd + 1);
   if (layout == PS_T16_Q6_K) {
     f_store(s->scale, d);
     put_steps(with_sign(first), with_sign(second), layout, s);
@@ -208,6 +209,19 @@ __attribute__((noinline)) const uint8_t* put_group(int32_t layout, const uint8_t
   f_store(s->minimum, f_set(0.f) - f_load_f16((const uint16_t*)at.block + 16) * f_from_i(second));
   put_nibbles(nibbles, at.pair + kPairBytes + odd * kFifthBytes, nullptr, layout == PS_T16_Q5_K, s);
   return s->q;
+}
+
+template <int32_t layout>
+struct Layout {
+  static constexpr int32_t value = layout;
+};
+// Calls f(Layout<layout>{}).
+template <class F>
+PS_INLINE void with_layout(int32_t layout, F f) {
+  switch (layout) {
+#define PS_BLOCKS(id, ...) case PS_T16_##id: if constexpr (builds_layout(PS_T16_##id)) return f(Layout<PS_T16_##id>{}); break;
+#include "base/block_schemes.inc"
+  }
 }
 
 // ---- rows as float32: the values of the file, rounded as the format's reference does ----------------------------------------

@@ -23,21 +23,32 @@ struct Chunk {
   int count;
 };
 
+// A pass over the groups of a tile, which asks for its bytes `ahead` bytes before their use.
+struct Pass {
+  const uint8_t* tile;
+  int64_t groups, group_bytes, ahead;
+  PS_INLINE Pass(const WeightView& w, const uint8_t* start, int64_t by)
+      : tile(start), groups(w.cols / kGroupColumns), group_bytes(tile_bytes_of(w.layout, w.cols) / groups), ahead(by) {}
+  PS_INLINE void ask(int64_t g) const {
+    const uint8_t* const next = tile + group_bytes * g + ahead;
+    for (int64_t at = 0; at < group_bytes + kLineBytes; at += kLineBytes) prefetch(next + at);
+  }
+};
+
 // Puts up to kChunkGroups groups of a tile from group g on into `chunk`.
-__attribute__((noinline)) void fill_chunk(const WeightView& w, const uint8_t* tile, int64_t g, int64_t ahead, Chunk* chunk) {
-  const int64_t groups = w.cols / kGroupColumns, tile_bytes = tile_bytes_of(w.layout, w.cols);
-  chunk->count = int(groups - g < kChunkGroups ? groups - g : kChunkGroups);
+template <int32_t kLayout>
+__attribute__((noinline)) void fill_chunk(const Pass& pass, int64_t g, Chunk* chunk) {
+  chunk->count = int(pass.groups - g < kChunkGroups ? pass.groups - g : kChunkGroups);
   for (int n = 0; n < chunk->count; ++n) {
-    const uint8_t* const next = tile + tile_bytes * (g + n) / groups + ahead;
-    for (int64_t at = 0; at < tile_bytes / groups + kLineBytes; at += kLineBytes) prefetch(next + at);
-    chunk->q[n] = put_group(w.layout, tile, g + n, chunk->slots + n);
+    pass.ask(g + n);
+    chunk->q[n] = put_group(kLayout, pass.tile, g + n, chunk->slots + n);
   }
 }
 
 // How the bytes of a group are multiplied: with their sign; without one, of up to 15, or of up to 31; or of up to 31 or 63
 // with a scale for each 16 columns.
 enum Products { SIGNED, NIBBLES, PLAIN, HALVES, HALVES_OF_63 };
-PS_INLINE Products products_of(int32_t layout) {
+constexpr Products products_of(int32_t layout) {
   if (layout == PS_T16_Q8_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_IQ4_XS) return SIGNED;
   if (layout == PS_T16_Q4_K || layout == PS_T16_Q4_0 || layout == PS_T16_Q4_1 || layout == PS_T16_UINT4) return NIBBLES;
   return layout == PS_T16_Q6_K ? HALVES_OF_63 : has_halves(layout) ? HALVES : PLAIN;
@@ -73,32 +84,35 @@ PS_INLINE void group_sums(const uint8_t* q, const Slot& s, const RoundedGroup* c
   }
 }
 
-// y [M] += the products of a chunk that begins with group g, whose sums of integers are below 2^24.
+// acc [M] += a group's products.  Sums of integers are exact as floats: below 2^24.
+template <Products kProducts, int M>
+PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, F16 (&acc)[M]) {
+  I16 sum[M];
+  group_sums<kProducts, M>(q, s, x, n, sum);
+  if (kProducts != SIGNED && has_start(layout)) {
+    const I16 start = i_load(s.start);
+    PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = sum[i] + i_pairs(start, x[i][n].half_sums);
+  }
+  const F16 scale = f_load(s.scale);
+  PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_from_i(sum[i]), scale * f_set(x[i][n].scale), acc[i]);
+  if (kProducts == SIGNED || kProducts == HALVES_OF_63 || !has_minimum(layout)) return;
+  const F16 minimum = f_load(s.minimum);
+  if (kProducts == HALVES) {  // Q2_K: multipliers of 4 bits
+    const I16 start = i_load(s.start);
+    PS_UNROLL for (int i = 0; i < M; ++i)
+      acc[i] = f_fma(f_from_i(i_pairs(start, x[i][n].half_sums)), minimum * f_set(x[i][n].scale), acc[i]);
+  } else {
+    PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_set(x[i][n].scaled_sum), minimum, acc[i]);
+  }
+}
+
+// y [M] += the products of a chunk that begins with group g.
 template <Products kProducts, int M>
 __attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, int64_t g, const BlockRows& rows, F16* y) {
   const RoundedGroup* x[M];
   F16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) x[i] = rows.row(i) + g, acc[i] = y[i];
-  for (int n = 0; n < chunk.count; ++n) {
-    const Slot& s = chunk.slots[n];
-    I16 sum[M];
-    group_sums<kProducts, M>(chunk.q[n], s, x, n, sum);
-    if (kProducts != SIGNED && has_start(layout)) {
-      const I16 start = i_load(s.start);
-      PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = sum[i] + i_pairs(start, x[i][n].half_sums);
-    }
-    const F16 scale = f_load(s.scale);
-    PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_from_i(sum[i]), scale * f_set(x[i][n].scale), acc[i]);
-    if (kProducts == SIGNED || kProducts == HALVES_OF_63 || !has_minimum(layout)) continue;
-    const F16 minimum = f_load(s.minimum);
-    if (kProducts == HALVES) {  // Q2_K: multipliers of 4 bits, exact as the products
-      const I16 start = i_load(s.start);
-      PS_UNROLL for (int i = 0; i < M; ++i)
-        acc[i] = f_fma(f_from_i(i_pairs(start, x[i][n].half_sums)), minimum * f_set(x[i][n].scale), acc[i]);
-    } else {
-      PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_set(x[i][n].scaled_sum), minimum, acc[i]);
-    }
-  }
+  for (int n = 0; n < chunk.count; ++n) add_group<kProducts, M>(layout, chunk.q[n], chunk.slots[n], x, n, acc);
   PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
 }
 
@@ -106,29 +120,38 @@ constexpr int kBlockRows = kIntRows >= 8 ? 8 : 4;
 
 // y [rows.count, rounded up to kBlockRows] += the products of a chunk.
 template <Products kProducts>
-inline void all_rows(int32_t layout, const Chunk& chunk, int64_t g, BlockRows rows, F16* y) {
-  int done;
+__attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, int64_t g, BlockRows rows, F16* y) {
+  int done;  // more than are left at the end
   for (; rows.count > 0; rows.count -= done, rows.x += done * rows.stride, y += done) {
     if (rows.count > 4 && kBlockRows > 4) chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, y), done = kBlockRows;
     else if (rows.count > 2) chunk_rows<kProducts, 4>(layout, chunk, g, rows, y), done = 4;
-    else if (rows.count == 2) chunk_rows<kProducts, 2>(layout, chunk, g, rows, y), done = 2;
-    else chunk_rows<kProducts, 1>(layout, chunk, g, rows, y), done = 1;
+    else chunk_rows<kProducts, 2>(layout, chunk, g, rows, y), done = 2;
   }
 }
 
+// The product of one row: of each group the values go from the tile to it without a place in memory.
+template <int32_t kLayout>
+__attribute__((noinline)) void one_row(const Pass& pass, const uint8_t* row, F16* y) {
+  const RoundedGroup* const x[1] = {(const RoundedGroup*)row};
+  F16 acc[1] = {f_set(0.f)};
+  for (int64_t g = 0; g < pass.groups; ++g) {
+    Slot own;
+    pass.ask(g);
+    const uint8_t* const q = put_group(kLayout, pass.tile, g, &own);
+    add_group<products_of(kLayout), 1>(kLayout, q, own, x, g, acc);
+  }
+  *y = acc[0];
+}
+
 // y [rows.count, rounded up to kBlockRows]: rows against a tile.
-inline void tile_rows(const WeightView& w, const uint8_t* tile, const BlockRows& rows, int64_t ahead, F16* y) {
+template <int32_t kLayout>
+PS_INLINE void tile_rows(const Pass& pass, const BlockRows& rows, F16* y) {
+  if (rows.count == 1) return one_row<kLayout>(pass, rows.x, y);
   for (int i = 0; i < rows.count + kBlockRows - 1; ++i) y[i] = f_set(0.f);
   Chunk chunk;
-  for (int64_t g = 0; g < w.cols / kGroupColumns; g += kChunkGroups) {
-    fill_chunk(w, tile, g, ahead, &chunk);
-    switch (products_of(w.layout)) {
-      case SIGNED: all_rows<SIGNED>(w.layout, chunk, g, rows, y); break;
-      case NIBBLES: all_rows<NIBBLES>(w.layout, chunk, g, rows, y); break;
-      case PLAIN: all_rows<PLAIN>(w.layout, chunk, g, rows, y); break;
-      case HALVES: all_rows<HALVES>(w.layout, chunk, g, rows, y); break;
-      case HALVES_OF_63: all_rows<HALVES_OF_63>(w.layout, chunk, g, rows, y); break;
-    }
+  for (int64_t g = 0; g < pass.groups; g += kChunkGroups) {
+    fill_chunk<kLayout>(pass, g, &chunk);
+    all_rows<products_of(kLayout)>(kLayout, chunk, g, rows, y);
   }
 }
 
@@ -144,7 +167,9 @@ void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
       F16 y[2][kPanelRows + kBlockRows];
       StoreLines(a, block.first, tile, block.count, 1).ask_all();
       for (int t = 0; t < 1 + a.gated; ++t)
-        tile_rows(a.weight, a.weight.data + (tile + t * (a.weight.rows / 32)) * tile_bytes, rows, ahead, y[t]);
+        with_layout(a.weight.layout, [&](auto layout) {
+          tile_rows<decltype(layout)::value>(Pass(a.weight, a.weight.data + (tile + t * (a.weight.rows / 32)) * tile_bytes, ahead), rows, y[t]);
+        });
       if (a.gated) store_gated(a, block.first, tile, block.count, 1, y[0], y[1]);
       else store_block(a, block.first, tile, block.count, 1, y[0]);
     }
