@@ -57,32 +57,58 @@ PS_INLINE bool is_plain_pair(int32_t layout) {
 PS_INLINE bool has_minimum_line(int32_t layout) { return layout == PS_T16_Q4_1 || layout == PS_T16_Q5_1; }
 PS_INLINE bool has_fifth_lines(int32_t layout) { return layout == PS_T16_Q5_0 || layout == PS_T16_Q5_1; }
 
-// `first` and `last` have the bits above the nibbles of the first 16 columns and of the last, `step` of them a column.
-PS_INLINE void put_nibbles(const uint8_t* p, const uint8_t* first, const uint8_t* last, int step, Slot* s) {
-  const I16 nibble = i_set(0x0f0f0f0f);
-  I16 bits[2] = {i_set(0), i_set(0)};
-  if (step) bits[0] = i_load(first), bits[1] = step == 1 ? i_srl<4>(bits[0]) : i_load(last);
-  const I16 mask = i_set(step == 1 ? 0x10101010 : step == 2 ? 0x30303030 : 0);
-  PS_UNROLL for (int j = 0; j < kGroupLines; ++j) {
-    const I16 bytes = i_load(p + kLineBytes * j);
-    i_store(s->q + kLineBytes * j, (bytes & nibble) | (i_shl<4>(bits[0]) & mask));
-    i_store(s->q + kLineBytes * (4 + j), (i_srl<4>(bytes) & nibble) | (i_shl<4>(bits[1]) & mask));
-    PS_UNROLL for (int h = 0; h < 2; ++h) bits[h] = step == 1 ? i_srl<1>(bits[h]) : i_srl<2>(bits[h]);
+// Bits `from` and above of each byte at `to` and above; of other bits the caller masks out what it does not want.
+template <int from, int to>
+PS_INLINE I16 moved(I16 x) {
+  if constexpr (from > to) return i_srl<from - to>(x);
+  else if constexpr (from < to) return i_shl<to - from>(x);
+  else return x;
+}
+
+// Line j of nibbles, with the bits above them of the first 16 columns and of the last: none, `count` of each column.
+template <int count, int j>
+PS_INLINE void put_nibble_line(const uint8_t* p, const I16 (&bits)[2], Slot* s) {
+  const I16 nibble = i_set(0x0f0f0f0f), mask = i_set(count == 1 ? 0x10101010 : 0x30303030), bytes = i_load(p + kLineBytes * j);
+  I16 low = bytes & nibble, high = i_srl<4>(bytes) & nibble;
+  if constexpr (count > 0) {
+    low = low | (moved<count * j, 4>(bits[0]) & mask);
+    high = high | (moved<count == 1 ? 4 + j : 2 * j, 4>(bits[1]) & mask);
   }
+  i_store(s->q + kLineBytes * j, low);
+  i_store(s->q + kLineBytes * (4 + j), high);
+}
+template <int count>
+PS_INLINE void put_nibbles(const uint8_t* p, const I16 (&bits)[2], Slot* s) {
+  put_nibble_line<count, 0>(p, bits, s);
+  put_nibble_line<count, 1>(p, bits, s);
+  put_nibble_line<count, 2>(p, bits, s);
+  put_nibble_line<count, 3>(p, bits, s);
+}
+// With fifth bits (of the first columns the low halves of bytes), where a layout has them.
+PS_INLINE void put_fifths(const uint8_t* p, const uint8_t* fifths, bool has_fifths, Slot* s) {
+  const I16 line = has_fifths ? i_load(fifths) : i_set(0), bits[2] = {line, line};
+  if (has_fifths) put_nibbles<1>(p, bits, s);
+  else put_nibbles<0>(p, bits, s);
 }
 
 // The values of two bits in two lines, and a third bit of each where `third` is not null.
+template <int h, int j>
+PS_INLINE void put_pair_line(I16 pairs, I16 bits, bool has_third, Slot* s) {
+  I16 v = moved<2 * j, 0>(pairs) & i_set(0x03030303);
+  if (has_third) v = v | (moved<4 * h + j, 2>(bits) & i_set(0x04040404));
+  i_store(s->q + kLineBytes * (4 * h + j), v);
+}
+template <int h>
+PS_INLINE void put_pair_lines(const uint8_t* p, const uint8_t* third, Slot* s) {
+  const I16 pairs = i_load(p + kLineBytes * h), bits = third ? i_load(third) : i_set(0);
+  put_pair_line<h, 0>(pairs, bits, third, s);
+  put_pair_line<h, 1>(pairs, bits, third, s);
+  put_pair_line<h, 2>(pairs, bits, third, s);
+  put_pair_line<h, 3>(pairs, bits, third, s);
+}
 PS_INLINE void put_pairs(const uint8_t* p, const uint8_t* third, Slot* s) {
-  const I16 low = i_set(0x03030303), high = i_set(0x04040404);
-  I16 bits = third ? i_load(third) : i_set(0);
-  PS_UNROLL for (int h = 0; h < 2; ++h) {
-    I16 pairs = i_load(p + kLineBytes * h);
-    PS_UNROLL for (int j = 0; j < kGroupLines; ++j) {
-      i_store(s->q + kLineBytes * (4 * h + j), (pairs & low) | (i_shl<2>(bits) & high));
-      pairs = i_srl<2>(pairs);
-      bits = i_srl<1>(bits);
-    }
-  }
+  put_pair_lines<0>(p, third, s);
+  put_pair_lines<1>(p, third, s);
 }
 
 // A byte of each row of a line.  What is read behind the line are values, which follow every line of bytes.
@@ -165,7 +191,7 @@ PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t 
     if (has_line) f_store(s->minimum, f_load_f16((const uint16_t*)(at.pair + kLineBytes) + 16 * odd));
     const uint8_t* const own = nibbles + has_line * kLineBytes;
     const uint8_t* const fifths = at.pair + kPairBytes + has_line * kLineBytes + odd * kFifthBytes;
-    put_nibbles(own, fifths, nullptr, has_fifth_lines(layout), s);
+    put_fifths(own, fifths, has_fifth_lines(layout), s);
     return s->q;
   }
   if (layout == PS_T16_MXFP4) {
@@ -193,7 +219,7 @@ PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t 
     f_store(s->scale, scales_of(at.block, g));
     const I16 offset = i_set(0) - zeros_of(at.block, g);
     i_store(s->start, pairs_of(offset, offset));
-    put_nibbles(nibbles, nullptr, nullptr, 0, s);
+    put_fifths(nibbles, nullptr, false, s);
     return s->q;
   }
   const F16 d = f_load_f16((const uint16_t*)at.block);
@@ -201,13 +227,14 @@ PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t 
   if (layout == PS_T16_Q6_K) {
     f_store(s->scale, d);
     put_steps(with_sign(first), with_sign(second), layout, s);
-    const uint8_t* const bits = at.pair + kPairBytes + odd * kSixthBytes;
-    put_nibbles(nibbles, bits, bits + kLineBytes, 2, s);
+    const uint8_t* const sixths = at.pair + kPairBytes + odd * kSixthBytes;
+    const I16 bits[2] = {i_load(sixths), i_load(sixths + kLineBytes)};
+    put_nibbles<2>(nibbles, bits, s);
     return s->q;
   }
   f_store(s->scale, d * f_from_i(first));
   f_store(s->minimum, f_set(0.f) - f_load_f16((const uint16_t*)at.block + 16) * f_from_i(second));
-  put_nibbles(nibbles, at.pair + kPairBytes + odd * kFifthBytes, nullptr, layout == PS_T16_Q5_K, s);
+  put_fifths(nibbles, at.pair + kPairBytes + odd * kFifthBytes, layout == PS_T16_Q5_K, s);
   return s->q;
 }
 
