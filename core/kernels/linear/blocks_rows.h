@@ -29,9 +29,15 @@ struct Pass {
   int64_t groups, group_bytes, ahead;
   PS_INLINE Pass(const WeightView& w, const uint8_t* start, int64_t by)
       : tile(start), groups(w.cols / kGroupColumns), group_bytes(tile_bytes_of(w.layout, w.cols) / groups), ahead(by) {}
-  PS_INLINE void ask(int64_t g) const {
-    const uint8_t* const next = tile + group_bytes * g + ahead;
-    for (int64_t at = 0; at < group_bytes + kLineBytes; at += kLineBytes) prefetch(next + at);
+};
+
+// The part of a pass's bytes that one step of it asks for.
+struct Ask {
+  const uint8_t* from;
+  int64_t bytes;
+  PS_INLINE void step(int64_t n) const {
+    const uint8_t* const next = from + bytes * n;
+    for (int64_t at = 0; at < bytes; at += kLineBytes) prefetch(next + at);
   }
 };
 
@@ -39,10 +45,7 @@ struct Pass {
 template <int32_t kLayout>
 __attribute__((noinline)) void fill_chunk(const Pass& pass, int64_t g, Chunk* chunk) {
   chunk->count = int(pass.groups - g < kChunkGroups ? pass.groups - g : kChunkGroups);
-  for (int n = 0; n < chunk->count; ++n) {
-    pass.ask(g + n);
-    chunk->q[n] = put_group(kLayout, pass.tile, g + n, chunk->slots + n);
-  }
+  for (int n = 0; n < chunk->count; ++n) chunk->q[n] = put_group(kLayout, pass.tile, g + n, chunk->slots + n);
 }
 
 // How the bytes of a group are multiplied: with their sign; without one, of up to 15, or of up to 31; or of up to 31 or 63
@@ -108,24 +111,30 @@ PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const 
 
 // y [M] += the products of a chunk that begins with group g.
 template <Products kProducts, int M>
-__attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, int64_t g, const BlockRows& rows, F16* y) {
+__attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, int64_t g, const BlockRows& rows, const Ask& ask, F16* y) {
   const RoundedGroup* x[M];
   F16 acc[M];
   PS_UNROLL for (int i = 0; i < M; ++i) x[i] = rows.row(i) + g, acc[i] = y[i];
-  for (int n = 0; n < chunk.count; ++n) add_group<kProducts, M>(layout, chunk.q[n], chunk.slots[n], x, n, acc);
+  for (int n = 0; n < chunk.count; ++n) {
+    ask.step(n);
+    add_group<kProducts, M>(layout, chunk.q[n], chunk.slots[n], x, n, acc);
+  }
   PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
 }
 
 constexpr int kBlockRows = kIntRows >= 8 ? 8 : 4;
 
-// y [rows.count, rounded up to kBlockRows] += the products of a chunk.
+// y [rows.count, rounded up to kBlockRows] += the products of a chunk.  Each block of rows asks for its share of the bytes of
+// a later one, so that memory is never idle.
 template <Products kProducts>
-__attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, int64_t g, BlockRows rows, F16* y) {
+__attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, const Pass& pass, int64_t g, BlockRows rows, F16* y) {
+  const int blocks = (rows.count + kBlockRows - 1) / kBlockRows;
+  Ask ask = {pass.tile + pass.group_bytes * g + pass.ahead, (pass.group_bytes + blocks - 1) / blocks};
   int done;  // more than are left at the end
-  for (; rows.count > 0; rows.count -= done, rows.x += done * rows.stride, y += done) {
-    if (rows.count > 4 && kBlockRows > 4) chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, y), done = kBlockRows;
-    else if (rows.count > 2) chunk_rows<kProducts, 4>(layout, chunk, g, rows, y), done = 4;
-    else chunk_rows<kProducts, 2>(layout, chunk, g, rows, y), done = 2;
+  for (; rows.count > 0; rows.count -= done, rows.x += done * rows.stride, y += done, ask.from += ask.bytes * chunk.count) {
+    if (rows.count > 4 && kBlockRows > 4) chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, ask, y), done = kBlockRows;
+    else if (rows.count > 2) chunk_rows<kProducts, 4>(layout, chunk, g, rows, ask, y), done = 4;
+    else chunk_rows<kProducts, 2>(layout, chunk, g, rows, ask, y), done = 2;
   }
 }
 
@@ -133,10 +142,11 @@ __attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, int6
 template <int32_t kLayout>
 __attribute__((noinline)) void one_row(const Pass& pass, const uint8_t* row, F16* y) {
   const RoundedGroup* const x[1] = {(const RoundedGroup*)row};
+  const Ask ask = {pass.tile + pass.ahead, pass.group_bytes};
   F16 acc[1] = {f_set(0.f)};
   for (int64_t g = 0; g < pass.groups; ++g) {
     Slot own;
-    pass.ask(g);
+    ask.step(g);
     const uint8_t* const q = put_group(kLayout, pass.tile, g, &own);
     add_group<products_of(kLayout), 1>(kLayout, q, own, x, g, acc);
   }
@@ -151,7 +161,7 @@ PS_INLINE void tile_rows(const Pass& pass, const BlockRows& rows, F16* y) {
   Chunk chunk;
   for (int64_t g = 0; g < pass.groups; g += kChunkGroups) {
     fill_chunk<kLayout>(pass, g, &chunk);
-    all_rows<products_of(kLayout)>(kLayout, chunk, g, rows, y);
+    all_rows<products_of(kLayout)>(kLayout, chunk, pass, g, rows, y);
   }
 }
 
