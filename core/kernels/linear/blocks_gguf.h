@@ -170,6 +170,11 @@ PS_INLINE GroupPlace place_of(int32_t layout, const uint8_t* tile, int64_t g) {
   return {block, block + kLineBytes + g % 8 / 2 * pair_bytes};
 }
 
+// The nibbles of group g.
+PS_INLINE const uint8_t* nibbles_of(int32_t layout, const GroupPlace& at, int64_t g) {
+  return at.pair + kParameterBytes + has_minimum_line(layout) * kLineBytes + g % 2 * kGroupNibbleBytes;
+}
+
 PS_INLINE void put_steps(I16 first, I16 last, int32_t layout, Slot* s) {
   i_store(s->step[0], pairs_of(first, first));
   i_store(s->step[1], pairs_of(last, last));
@@ -181,7 +186,7 @@ PS_INLINE void put_steps(I16 first, I16 last, int32_t layout, Slot* s) {
 PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t g, Slot* s) {
   const GroupPlace at = place_of(layout, tile, g);
   const int odd = int(g % 2);
-  const uint8_t* const nibbles = at.pair + kParameterBytes + odd * kGroupNibbleBytes;
+  const uint8_t* const nibbles = nibbles_of(layout, at, g);
   if (zero_of(layout) && !has_halves(layout)) i_store(s->start, pairs_of(i_set(-zero_of(layout)), i_set(-zero_of(layout))));
   if (layout == PS_T16_Q8_0 || is_plain_pair(layout)) {
     f_store(s->scale, f_load_f16((const uint16_t*)at.pair + 16 * odd));
@@ -189,9 +194,8 @@ PS_INLINE const uint8_t* put_group(int32_t layout, const uint8_t* tile, int64_t 
     if (layout == PS_T16_IQ4_NL) return put_entries(nibbles, kIq4, s), s->q;
     const bool has_line = has_minimum_line(layout);
     if (has_line) f_store(s->minimum, f_load_f16((const uint16_t*)(at.pair + kLineBytes) + 16 * odd));
-    const uint8_t* const own = nibbles + has_line * kLineBytes;
     const uint8_t* const fifths = at.pair + kPairBytes + has_line * kLineBytes + odd * kFifthBytes;
-    put_fifths(own, fifths, has_fifth_lines(layout), s);
+    put_fifths(nibbles, fifths, has_fifth_lines(layout), s);
     return s->q;
   }
   if (layout == PS_T16_MXFP4) {

@@ -87,11 +87,9 @@ PS_INLINE void group_sums(const uint8_t* q, const Slot& s, const RoundedGroup* c
   }
 }
 
-// acc [M] += a group's products.  Sums of integers are exact as floats: below 2^24.
+// acc [M] += a group's sums, which are exact as floats: below 2^24.
 template <Products kProducts, int M>
-PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, F16 (&acc)[M]) {
-  I16 sum[M];
-  group_sums<kProducts, M>(q, s, x, n, sum);
+PS_INLINE void add_sums(int32_t layout, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, I16 (&sum)[M], F16 (&acc)[M]) {
   if (kProducts != SIGNED && has_start(layout)) {
     const I16 start = i_load(s.start);
     PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = sum[i] + i_pairs(start, x[i][n].half_sums);
@@ -107,6 +105,14 @@ PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const 
   } else {
     PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_set(x[i][n].scaled_sum), minimum, acc[i]);
   }
+}
+
+// acc [M] += a group's products.
+template <Products kProducts, int M>
+PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, F16 (&acc)[M]) {
+  I16 sum[M];
+  group_sums<kProducts, M>(q, s, x, n, sum);
+  add_sums<kProducts, M>(layout, s, x, n, sum, acc);
 }
 
 // y [M] += the products of a chunk that begins with group g.
@@ -153,10 +159,46 @@ __attribute__((noinline)) void one_row(const Pass& pass, const uint8_t* row, F16
   *y = acc[0];
 }
 
+// Where the products of a level's nibbles need no bytes, up to so many rows multiply them as they lie.
+constexpr int kNibbleRows = kGroupRows >= 4 ? 4 : 0;
+constexpr bool as_nibbles(int32_t layout) { return kNibbleRows && products_of(layout) == NIBBLES; }
+
+template <int32_t kLayout>
+__attribute__((noinline)) void nibble_rows(const Pass& pass, const BlockRows& rows, F16* y) {
+  constexpr int M = kNibbleRows;
+  const Ask ask = {pass.tile + pass.ahead, pass.group_bytes};
+  const RoundedGroup* x[M];
+  F16 acc[M];
+  PS_UNROLL for (int i = 0; i < M; ++i) x[i] = rows.row(i), acc[i] = f_set(0.f);
+  for (int64_t g = 0; g < pass.groups; ++g) {
+    ask.step(g);
+    Slot own;
+    put_group(kLayout, pass.tile, g, &own);  // for its parameters: nothing reads the values
+    const uint8_t* const p = nibbles_of(kLayout, place_of(kLayout, pass.tile, g), g);
+    G16 part[M];
+    I16 sum[M];
+    PS_UNROLL for (int i = 0; i < M; ++i) part[i] = w4_zero();
+#pragma GCC unroll 1
+    for (int j = 0; j < kGroupLines; ++j) {  // unrolled, it would keep products in memory
+      const W4 v = w4_load(p + kLineBytes * j);
+      PS_UNROLL for (int i = 0; i < M; ++i) {
+        const int8_t* const x4 = x[i][g].q + kRowBytes * j;
+        part[i] = w4_dot(part[i], v, x4, x4 + 16);
+      }
+    }
+    PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_sum(part[i]);
+    add_sums<NIBBLES, M>(kLayout, own, x, g, sum, acc);
+  }
+  PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
+}
+
 // y [rows.count, rounded up to kBlockRows]: rows against a tile.
 template <int32_t kLayout>
 PS_INLINE void tile_rows(const Pass& pass, const BlockRows& rows, F16* y) {
   if (rows.count == 1) return one_row<kLayout>(pass, rows.x, y);
+  if constexpr (as_nibbles(kLayout)) {
+    if (rows.count <= kNibbleRows) return nibble_rows<kLayout>(pass, rows, y);
+  }
   for (int i = 0; i < rows.count + kBlockRows - 1; ++i) y[i] = f_set(0.f);
   Chunk chunk;
   for (int64_t g = 0; g < pass.groups; g += kChunkGroups) {
