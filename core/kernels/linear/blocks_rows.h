@@ -160,8 +160,8 @@ __attribute__((noinline)) void one_row(const Pass& pass, const uint8_t* row, F16
 }
 
 // Where the products of a level's nibbles need no bytes, up to so many rows multiply them as they lie.
-constexpr int kNibbleRows = kGroupRows >= 4 ? 4 : 0;
-constexpr bool as_nibbles(int32_t layout) { return kNibbleRows && products_of(layout) == NIBBLES; }
+constexpr int kNibbleRows = 4;
+constexpr bool as_nibbles(int32_t layout) { return kGroupRows >= kNibbleRows && products_of(layout) == NIBBLES; }
 
 template <int32_t kLayout>
 __attribute__((noinline)) void nibble_rows(const Pass& pass, const BlockRows& rows, F16* y) {
