@@ -138,7 +138,7 @@ __attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, cons
   Ask ask = {pass.tile + pass.group_bytes * g + pass.ahead, (pass.group_bytes + blocks - 1) / blocks};
   int done;  // more than are left at the end
   for (; rows.count > 0; rows.count -= done, rows.x += done * rows.stride, y += done, ask.from += ask.bytes * chunk.count) {
-    if (rows.count > 4 && kBlockRows > 4) chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, ask, y), done = kBlockRows;
+    if (rows.count > 6 && kBlockRows > 4) chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, ask, y), done = kBlockRows;
     else if (rows.count > 2) chunk_rows<kProducts, 4>(layout, chunk, g, rows, ask, y), done = 4;
     else chunk_rows<kProducts, 2>(layout, chunk, g, rows, ask, y), done = 2;
   }
