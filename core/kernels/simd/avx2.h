@@ -239,8 +239,8 @@ PS_INLINE I16 w4_sum(G16 acc) {
   return I16{_mm256_madd_epi16(acc.a, ones), _mm256_madd_epi16(acc.b, ones)};
 }
 
-// Weights without a sign, of up to 63: a 16-bit lane takes two products a line, of four lines up to 31 (4 * 2 * 31 * 127 =
-// 31496), of two up to 63 (32004).
+// Weights without a sign, of up to 63: a 16-bit lane takes two products a line, of eight lines up to 15 (8 * 2 * 15 * 127 =
+// 30480), of four up to 31 (31496), of two up to 63 (32004).
 struct U8 { __m256i a, b; };
 using U16 = I16;
 PS_INLINE U8 u8_load(const uint8_t* p) {

@@ -463,7 +463,7 @@ inline void check_epilogues(LinearCase c, Random& random) {
 
 inline void check_linear() {
   Random random = {2};
-  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}, {608, 130}, {33, 256}, {96, 512}};
+  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}, {608, 130}, {33, 256}, {96, 512}, {24, 544}};
   for (const Scheme& scheme : kSchemes)
     for (auto [rows, cols] : shapes) {
       if (cols % block_columns(scheme)) continue;
