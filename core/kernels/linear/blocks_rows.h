@@ -65,7 +65,7 @@ PS_INLINE void group_sums(const uint8_t* q, const Slot& s, const RoundedGroup* c
     PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w8_start(x[i][n].sum);
     PS_UNROLL for (int j = 0; j < kLines; ++j) {
       const W8 v = w8_load(q + kLineBytes * j);
-      PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w8_dot(sum[i], v, x[i][n].q + kRowBytes * j);
+      PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w8_dot(sum[i], v, x[i][n].q + kRowBytes * j), keep_order(sum[i]);
     }
     return;
   }

@@ -177,7 +177,8 @@ PS_INLINE __m256i four_bytes(const int8_t* x) {
   return _mm256_set1_epi32(word);
 }
 
-// Additions stay where they are written.  Otherwise gcc puts those of an unrolled loop last, with every product in memory.
+// A sum is added to where that is written.  Otherwise gcc puts the additions of an unrolled loop last, with every product in
+// memory.
 PS_INLINE void keep_order(I16& sum) { __asm__("" : "+x"(sum.a), "+x"(sum.b)); }
 
 // |w| * sign(x, w) = w * x, and 2 * 127 * 127 fits 16 bits: nothing saturates.
@@ -192,9 +193,7 @@ PS_INLINE I16 w8_dot(I16 acc, const W8& w, const int8_t* x) {
   __m256i q = four_bytes(x);
   __m256i a = _mm256_maddubs_epi16(w.abs_a, _mm256_sign_epi8(q, w.a));
   __m256i b = _mm256_maddubs_epi16(w.abs_b, _mm256_sign_epi8(q, w.b));
-  acc = {_mm256_add_epi32(acc.a, _mm256_madd_epi16(a, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, ones))};
-  keep_order(acc);
-  return acc;
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(a, ones)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(b, ones))};
 }
 
 PS_INLINE W8 w8_ready(I16 bytes) {

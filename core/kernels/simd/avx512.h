@@ -157,6 +157,8 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
 }
 PS_INLINE I16 w4_sum(G16 acc) { return acc; }
 
+PS_INLINE void keep_order(I16&) {}  // see avx2.h
+
 // Weights without a sign, of up to 63.
 struct U8 { __m512i v; };
 using U16 = I16;

@@ -243,6 +243,8 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
 PS_INLINE I16 w4_sum(const G16& acc) { I16 r; PS_QUADS(vpaddlq_s16(vpaddq_s16(acc.top[i], acc.bottom[i]))); }
 #endif
 
+PS_INLINE void keep_order(I16&) {}  // see avx2.h
+
 // Weights without a sign, of up to 63, which have one here.
 using U8 = W8;
 using U16 = I16;
