@@ -24,6 +24,7 @@
 #include "attention/attention.h"
 #include "linear/pack.h"
 #include "linear/blocks_gguf.h"
+#include "linear/blocks_rows.h"
 #include "linear/embedding.h"
 #include "levels/probe.h"
 

@@ -177,6 +177,10 @@ PS_INLINE __m256i four_bytes(const int8_t* x) {
   return _mm256_set1_epi32(word);
 }
 
+// A sum is added to where that is written.  Otherwise gcc puts the additions of an unrolled loop last, with every product in
+// memory.
+PS_INLINE void keep_order(I16& sum) { __asm__("" : "+x"(sum.a), "+x"(sum.b)); }
+
 // |w| * sign(x, w) = w * x, and 2 * 127 * 127 fits 16 bits: nothing saturates.
 struct W8 { __m256i a, b, abs_a, abs_b; };
 PS_INLINE I16 w8_start(int32_t) { return i_set(0); }
@@ -234,8 +238,8 @@ PS_INLINE I16 w4_sum(G16 acc) {
   return I16{_mm256_madd_epi16(acc.a, ones), _mm256_madd_epi16(acc.b, ones)};
 }
 
-// Weights without a sign, of up to 63: a 16-bit lane takes two products a line, of four lines up to 31 (4 * 2 * 31 * 127 =
-// 31496), of two up to 63 (32004).
+// Weights without a sign, of up to 63: a 16-bit lane takes two products a line, of eight lines up to 15 (8 * 2 * 15 * 127 =
+// 30480), of four up to 31 (31496), of two up to 63 (32004).
 struct U8 { __m256i a, b; };
 using U16 = I16;
 PS_INLINE U8 u8_load(const uint8_t* p) {
@@ -245,9 +249,19 @@ PS_INLINE U8 u8_load(const uint8_t* p) {
 PS_INLINE U16 u8_zero() { return w4_zero(); }
 PS_INLINE U16 u8_dot(U16 acc, const U8& w, const int8_t* x) {
   const __m256i q = four_bytes(x);
-  return {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, q)), _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, q))};
+  acc = {_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, q)), _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, q))};
+  keep_order(acc);
+  return acc;
 }
 PS_INLINE I16 u8_sum(U16 acc) { return w4_sum(acc); }
+PS_INLINE I16 i_mul(I16 x, I16 y) { return PS_BOTH(_mm256_mullo_epi32, x, y); }
+// The sums times a step that lies in both 16-bit halves of a lane.
+PS_INLINE I16 u8_times(U16 acc, I16 steps) { return PS_BOTH(_mm256_madd_epi16, acc, steps); }
+// Of each lane the two 16-bit halves, times two numbers, added.
+PS_INLINE I16 i_pairs(I16 halves, const int16_t* x) {
+  const __m256i pair = four_bytes((const int8_t*)x);
+  return {_mm256_madd_epi16(halves.a, pair), _mm256_madd_epi16(halves.b, pair)};
+}
 
 PS_INLINE I16 w4_steps(I16 params, int group) {
   const __m128i shift = _mm_cvtsi32_si128(16 * group);
@@ -258,7 +272,6 @@ PS_INLINE I16 w4_offsets(I16 acc, I16 params, const int16_t* sums) {
   const __m256i pair = four_bytes((const int8_t*)sums);
   return acc + I16{_mm256_madd_epi16(_mm256_srai_epi16(params.a, 8), pair), _mm256_madd_epi16(_mm256_srai_epi16(params.b, 8), pair)};
 }
-PS_INLINE I16 i_mul(I16 x, I16 y) { return PS_BOTH(_mm256_mullo_epi32, x, y); }
 
 PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
   __m256i s[4] = {};

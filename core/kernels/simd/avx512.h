@@ -157,6 +157,8 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
 }
 PS_INLINE I16 w4_sum(G16 acc) { return acc; }
 
+PS_INLINE void keep_order(I16&) {}  // see avx2.h
+
 // Weights without a sign, of up to 63.
 struct U8 { __m512i v; };
 using U16 = I16;
@@ -164,6 +166,11 @@ PS_INLINE U8 u8_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 PS_INLINE U16 u8_zero() { return {_mm512_setzero_si512()}; }
 PS_INLINE U16 u8_dot(U16 acc, const U8& w, const int8_t* x) { return {_mm512_dpbusd_epi32(acc.v, w.v, four_bytes(x))}; }
 PS_INLINE I16 u8_sum(U16 acc) { return acc; }
+PS_INLINE I16 i_mul(I16 a, I16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+// The sums times a step that lies in both 16-bit halves of a lane.
+PS_INLINE I16 u8_times(U16 acc, I16 steps) { return i_mul(acc, i_sra<16>(steps)); }
+// Of each lane the two 16-bit halves, times two numbers, added.
+PS_INLINE I16 i_pairs(I16 halves, const int16_t* x) { return {_mm512_madd_epi16(halves.v, four_bytes((const int8_t*)x))}; }
 
 PS_INLINE I16 w4_steps(I16 params, int group) {
   return {_mm512_and_si512(_mm512_srli_epi32(params.v, unsigned(16 * group)), _mm512_set1_epi32(255))};
@@ -172,7 +179,6 @@ PS_INLINE I16 w4_steps(I16 params, int group) {
 PS_INLINE I16 w4_offsets(I16 acc, I16 params, const int16_t* sums) {
   return {_mm512_dpwssd_epi32(acc.v, _mm512_srai_epi16(params.v, 8), four_bytes((const int8_t*)sums))};
 }
-PS_INLINE I16 i_mul(I16 a, I16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 
 PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
   __m512i s[4] = {};

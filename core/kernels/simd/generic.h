@@ -163,6 +163,8 @@ PS_LONG G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
 }
 PS_INLINE I16 w4_sum(const G16& acc) { return acc; }
 
+PS_INLINE void keep_order(I16&) {}  // see avx2.h
+
 // Weights without a sign, of up to 63, which have one here.
 using U8 = W8;
 using U16 = I16;
@@ -170,12 +172,18 @@ PS_INLINE U8 u8_load(const uint8_t* p) { return w8_load(p); }
 PS_INLINE U16 u8_zero() { return i_set(0); }
 PS_INLINE U16 u8_dot(const U16& acc, const U8& w, const int8_t* x) { return w8_dot(acc, w, x); }
 PS_INLINE I16 u8_sum(const U16& acc) { return acc; }
+PS_INLINE I16 i_mul(const I16& a, const I16& b) { I16 r; PS_LANES(int32_t(uint32_t(a.v[i]) * uint32_t(b.v[i]))); }
+PS_INLINE I16 u8_times(const U16& acc, const I16& steps) { return i_mul(acc, i_sra<16>(steps)); }
+// Of each lane the two 16-bit halves, times two numbers, added.
+PS_INLINE I16 i_pairs(const I16& halves, const int16_t* x) {
+  I16 r;
+  PS_LANES(int16_t(uint32_t(halves.v[i])) * x[0] + (halves.v[i] >> 16) * x[1]);
+}
 
 PS_INLINE I16 w4_steps(const I16& params, int group) {
   I16 r;
   PS_LANES(int32_t((uint32_t(params.v[i]) >> (16 * group)) & 255u));
 }
-PS_INLINE I16 i_mul(const I16& a, const I16& b) { I16 r; PS_LANES(int32_t(uint32_t(a.v[i]) * uint32_t(b.v[i]))); }
 // Adds the offsets of two groups times the sums of their activations; sums of a damaged file's lines wrap.
 PS_INLINE I16 w4_offsets(const I16& acc, const I16& params, const int16_t* sums) {
   I16 first, second;

@@ -243,6 +243,8 @@ PS_INLINE G16 w4_dot(G16 acc, const W4& w, const int8_t* lo, const int8_t* hi) {
 PS_INLINE I16 w4_sum(const G16& acc) { I16 r; PS_QUADS(vpaddlq_s16(vpaddq_s16(acc.top[i], acc.bottom[i]))); }
 #endif
 
+PS_INLINE void keep_order(I16&) {}  // see avx2.h
+
 // Weights without a sign, of up to 63, which have one here.
 using U8 = W8;
 using U16 = I16;
@@ -250,6 +252,14 @@ PS_INLINE U8 u8_load(const uint8_t* p) { return w8_load(p); }
 PS_INLINE U16 u8_zero() { return i_set(0); }
 PS_INLINE U16 u8_dot(const U16& acc, const U8& w, const int8_t* x) { return w8_dot(acc, w, x); }
 PS_INLINE I16 u8_sum(const U16& acc) { return acc; }
+PS_INLINE I16 i_mul(I16 a, I16 b) { I16 r; PS_QUADS(vmulq_s32(a.v[i], b.v[i])); }
+// The sums times a step that lies in both 16-bit halves of a lane.
+PS_INLINE I16 u8_times(const U16& acc, I16 steps) { return i_mul(acc, i_sra<16>(steps)); }
+// Of each lane the two 16-bit halves, times two numbers, added.
+PS_INLINE I16 i_pairs(I16 halves, const int16_t* x) {
+  I16 r;
+  PS_QUADS(vmlaq_n_s32(vmulq_n_s32(vshrq_n_s32(vshlq_n_s32(halves.v[i], 16), 16), x[0]), vshrq_n_s32(halves.v[i], 16), x[1]));
+}
 
 PS_INLINE I16 w4_steps(I16 params, int group) {
   const int32x4_t right = vdupq_n_s32(-16 * group);
@@ -265,7 +275,6 @@ PS_INLINE I16 w4_offsets(I16 acc, I16 params, const int16_t* sums) {
   }
   return acc;
 }
-PS_INLINE I16 i_mul(I16 a, I16 b) { I16 r; PS_QUADS(vmulq_s32(a.v[i], b.v[i])); }
 
 PS_INLINE uint64_t wide_sum(const uint8_t* p, int64_t n) {
   uint64x2_t s[4] = {vdupq_n_u64(0), vdupq_n_u64(0), vdupq_n_u64(0), vdupq_n_u64(0)};

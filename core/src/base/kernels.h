@@ -58,7 +58,8 @@ enum LinearScheme {
 // Activations of one token for GGUF's blocks: 32 columns rounded to int8 with a scale of their own, x = q * scale.
 struct RoundedGroup {
   float scale, scaled_sum;  // scaled_sum: scale * sum, rounded
-  int32_t sum, low_sum;     // of q; of its first 16
+  int32_t sum;              // of q
+  int16_t half_sums[2];     // of its first 16 and of its last
   int8_t q[32];
 };
 

@@ -52,9 +52,6 @@ constexpr int kQ2KHeadBytes = 5 * kLineBytes, kQ2KBlockBytes = kQ2KHeadBytes + k
 constexpr int kQ3KGroupBytes = kGroupPairBytes + kThirdBytes;
 constexpr int kQ3KBlockBytes = kQ2KHeadBytes + kBlockGroups * kQ3KGroupBytes;
 
-// A group of 32 columns of a tile as kernels multiply it: a byte for each value, two floats and two integers a row.
-constexpr int kSlotBytes = kGroupColumns * kTileRows + 4 * kLineBytes;
-
 constexpr int64_t num_pairs(int64_t cols) { return (cols + kPairColumns - 1) / kPairColumns; }
 constexpr int64_t num_i8_lines(int64_t cols) { return (cols + kI8LineColumns - 1) / kI8LineColumns; }
 constexpr int64_t i4_tile_bytes(int64_t cols) { return kScaleBytes + num_pairs(cols) * kPairBytes; }

@@ -220,7 +220,6 @@ ps_status expert_linear_scratch(const Call& c, Scratch* out) {
     return fail(PS_INVALID_ARGUMENT, "max_tokens: the sorted rows do not fit in memory");
   }
   out->shared = o.total;
-  if (has_blocks(c)) out->per_thread = in_features(c) / kGroupColumns * kSlotBytes;
   if (planes(c)) out->per_thread = c.kernels->linear_panel_bytes(c.in[1].layout, in_features(c), num_rows(c), planes(c));
   return PS_OK;
 }

@@ -149,10 +149,7 @@ Phases linear_phases(const Call& c) {
 ps_status linear_scratch(const Call& c, Scratch* out) {
   int64_t stride = 0;
   if (is_bf16(c)) return rounded_bytes(c, &stride, &out->shared);
-  if (has_blocks(c)) {
-    if (c.in[0].dims[0] > 1) out->per_thread = 2 * c.in[1].dims[1] / kGroupColumns * kSlotBytes;  // gate and up
-    return groups_bytes(c, &out->shared);
-  }
+  if (has_blocks(c)) return groups_bytes(c, &out->shared);
   if (!planes(c)) return PS_OK;
   QuantizedBytes bytes;
   PS_TRY(quantized_bytes(c.in[0].dims[0], planes(c), c.in[0].dims[1], &bytes));

@@ -322,8 +322,7 @@ inline Floats run_linear(const ps::Kernels* k, const LinearCase& c, const Floats
     k->round_rows_bf16(own.data(), x_stride, c.cols, m, qx, 0, m / 2);
     k->round_rows_bf16(own.data(), x_stride, c.cols, m, qx, m / 2, m);
   }
-  Bytes panel(size_t(has_blocks(c.scheme) ? 2 * c.cols / 32 * 768
-                                          : k->linear_panel_bytes(c.scheme.layout, c.cols, m, int32_t(planes ? planes : 1))));
+  Bytes panel(size_t(k->linear_panel_bytes(c.scheme.layout, c.cols, m, int32_t(planes ? planes : 1))));
   ps::LinearArgs a = {w, c.bias.empty() ? nullptr : c.bias.data(), own.data(), x_stride, qx, y.data(), y_stride, m, 0, nullptr, 0, panel.data()};
   if (residual) {
     a.gated = gated;
@@ -464,7 +463,7 @@ inline void check_epilogues(LinearCase c, Random& random) {
 
 inline void check_linear() {
   Random random = {2};
-  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}, {608, 130}, {33, 256}, {96, 512}};
+  const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}, {608, 130}, {33, 256}, {96, 512}, {24, 544}};
   for (const Scheme& scheme : kSchemes)
     for (auto [rows, cols] : shapes) {
       if (cols % block_columns(scheme)) continue;

@@ -1,0 +1,234 @@
+// Linear with the blocks of GGUF.  Activations are rounded to int8 in groups of 32 columns, each with its own scale.  Of each
+// group the integers are summed exactly, and one fused multiply-add per scale (for types with a minimum a second one) adds
+// them to the output, groups ascending: every level computes the same bits, in whatever blocks of rows.
+#ifndef PENSTOCK_KERNELS_LINEAR_BLOCKS_ROWS_H
+#define PENSTOCK_KERNELS_LINEAR_BLOCKS_ROWS_H
+
+namespace ps {
+namespace {
+
+struct BlockRows {  // rows of activations, `stride` bytes apart
+  const uint8_t* x;
+  int64_t stride;
+  int count;
+  // Of fewer rows than a kernel takes the last is computed again.
+  PS_INLINE const RoundedGroup* row(int i) const { return (const RoundedGroup*)(x + (i < count ? i : count - 1) * stride); }
+};
+
+// Some groups of a tile as bytes: few enough that they and the activations of kPanelRows rows stay in the nearest cache.
+constexpr int kChunkGroups = 8, kPanelRows = 32;
+struct Chunk {
+  Slot slots[kChunkGroups];
+  const uint8_t* q[kChunkGroups];  // the bytes of each: of its slot, or of the tile
+  int count;
+};
+
+// A pass over the groups of a tile, which asks for its bytes `ahead` bytes before their use.
+struct Pass {
+  const uint8_t* tile;
+  int64_t groups, group_bytes, ahead;
+  PS_INLINE Pass(const WeightView& w, const uint8_t* start, int64_t by)
+      : tile(start), groups(w.cols / kGroupColumns), group_bytes(tile_bytes_of(w.layout, w.cols) / groups), ahead(by) {}
+};
+
+// The part of a pass's bytes that one step of it asks for.
+struct Ask {
+  const uint8_t* from;
+  int64_t bytes;
+  PS_INLINE void step(int64_t n) const {
+    const uint8_t* const next = from + bytes * n;
+    for (int64_t at = 0; at < bytes; at += kLineBytes) prefetch(next + at);
+  }
+};
+
+// Puts up to kChunkGroups groups of a tile from group g on into `chunk`.
+template <int32_t kLayout>
+__attribute__((noinline)) void fill_chunk(const Pass& pass, int64_t g, Chunk* chunk) {
+  chunk->count = int(pass.groups - g < kChunkGroups ? pass.groups - g : kChunkGroups);
+  for (int n = 0; n < chunk->count; ++n) chunk->q[n] = put_group(kLayout, pass.tile, g + n, chunk->slots + n);
+}
+
+// How the bytes of a group are multiplied: with their sign; without one, of up to 15, or of up to 31; or of up to 31 or 63
+// with a scale for each 16 columns.
+enum Products { SIGNED, NIBBLES, PLAIN, HALVES, HALVES_OF_63 };
+constexpr Products products_of(int32_t layout) {
+  if (layout == PS_T16_Q8_0 || layout == PS_T16_IQ4_NL || layout == PS_T16_IQ4_XS) return SIGNED;
+  if (layout == PS_T16_Q4_K || layout == PS_T16_Q4_0 || layout == PS_T16_Q4_1 || layout == PS_T16_UINT4) return NIBBLES;
+  return layout == PS_T16_Q6_K ? HALVES_OF_63 : has_halves(layout) ? HALVES : PLAIN;
+}
+
+// sum [M]: a group's products, those of each 16 columns times their step.
+template <Products kProducts, int M>
+PS_INLINE void group_sums(const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, I16 (&sum)[M]) {
+  constexpr int kLines = 2 * kGroupLines;
+  if (kProducts == SIGNED) {
+    PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w8_start(x[i][n].sum);
+    PS_UNROLL for (int j = 0; j < kLines; ++j) {
+      const W8 v = w8_load(q + kLineBytes * j);
+      PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w8_dot(sum[i], v, x[i][n].q + kRowBytes * j), keep_order(sum[i]);
+    }
+    return;
+  }
+  constexpr bool kHalves = kProducts == HALVES || kProducts == HALVES_OF_63;
+  constexpr int kRun = kProducts == HALVES_OF_63 ? 2 : kProducts == NIBBLES ? 8 : 4;  // lines whose products fit the sums of u8_dot
+  PS_UNROLL for (int first = 0; first < kLines; first += kRun) {
+    U16 part[M];
+    PS_UNROLL for (int i = 0; i < M; ++i) part[i] = u8_zero();
+    PS_UNROLL for (int j = first; j < first + kRun; ++j) {
+      const U8 v = u8_load(q + kLineBytes * j);
+      PS_UNROLL for (int i = 0; i < M; ++i) part[i] = u8_dot(part[i], v, x[i][n].q + kRowBytes * j);
+    }
+    I16 step;
+    if (kHalves) step = i_load(s.step[first / kGroupLines]);
+    PS_UNROLL for (int i = 0; i < M; ++i) {
+      const I16 own = kHalves ? u8_times(part[i], step) : u8_sum(part[i]);  // exact: 32 * 63 * 127 * 128 < 2^31
+      sum[i] = first ? sum[i] + own : own;
+    }
+  }
+}
+
+// acc [M] += a group's sums, which are exact as floats: below 2^24.
+template <Products kProducts, int M>
+PS_INLINE void add_sums(int32_t layout, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, I16 (&sum)[M], F16 (&acc)[M]) {
+  if (kProducts != SIGNED && has_start(layout)) {
+    const I16 start = i_load(s.start);
+    PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = sum[i] + i_pairs(start, x[i][n].half_sums);
+  }
+  const F16 scale = f_load(s.scale);
+  PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_from_i(sum[i]), scale * f_set(x[i][n].scale), acc[i]);
+  if (kProducts == SIGNED || kProducts == HALVES_OF_63 || !has_minimum(layout)) return;
+  const F16 minimum = f_load(s.minimum);
+  if (kProducts == HALVES) {  // Q2_K: multipliers of 4 bits
+    const I16 start = i_load(s.start);
+    PS_UNROLL for (int i = 0; i < M; ++i)
+      acc[i] = f_fma(f_from_i(i_pairs(start, x[i][n].half_sums)), minimum * f_set(x[i][n].scale), acc[i]);
+  } else {
+    PS_UNROLL for (int i = 0; i < M; ++i) acc[i] = f_fma(f_set(x[i][n].scaled_sum), minimum, acc[i]);
+  }
+}
+
+// acc [M] += a group's products.
+template <Products kProducts, int M>
+PS_INLINE void add_group(int32_t layout, const uint8_t* q, const Slot& s, const RoundedGroup* const (&x)[M], int64_t n, F16 (&acc)[M]) {
+  I16 sum[M];
+  group_sums<kProducts, M>(q, s, x, n, sum);
+  add_sums<kProducts, M>(layout, s, x, n, sum, acc);
+}
+
+// y [M] += the products of a chunk that begins with group g.
+template <Products kProducts, int M>
+__attribute__((noinline)) void chunk_rows(int32_t layout, const Chunk& chunk, int64_t g, const BlockRows& rows, const Ask& ask, F16* y) {
+  const RoundedGroup* x[M];
+  F16 acc[M];
+  PS_UNROLL for (int i = 0; i < M; ++i) x[i] = rows.row(i) + g, acc[i] = y[i];
+  for (int n = 0; n < chunk.count; ++n) {
+    ask.step(n);
+    add_group<kProducts, M>(layout, chunk.q[n], chunk.slots[n], x, n, acc);
+  }
+  PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
+}
+
+constexpr int kBlockRows = kIntRows >= 8 ? 8 : 4;
+
+// y [rows.count, rounded up to kBlockRows] += the products of a chunk.  Each block of rows asks for its share of the bytes of
+// a later one, so that memory is never idle.
+template <Products kProducts>
+__attribute__((noinline)) void all_rows(int32_t layout, const Chunk& chunk, const Pass& pass, int64_t g, BlockRows rows, F16* y) {
+  const int blocks = (rows.count + kBlockRows - 1) / kBlockRows;
+  Ask ask = {pass.tile + pass.group_bytes * g + pass.ahead, (pass.group_bytes + blocks - 1) / blocks};
+  int done;  // more than are left at the end
+  for (; rows.count > 0; rows.count -= done, rows.x += done * rows.stride, y += done, ask.from += ask.bytes * chunk.count) {
+    if (rows.count > 6 && kBlockRows > 4) chunk_rows<kProducts, kBlockRows>(layout, chunk, g, rows, ask, y), done = kBlockRows;
+    else if (rows.count > 2) chunk_rows<kProducts, 4>(layout, chunk, g, rows, ask, y), done = 4;
+    else chunk_rows<kProducts, 2>(layout, chunk, g, rows, ask, y), done = 2;
+  }
+}
+
+// The product of one row: of each group the values go from the tile to it without a place in memory.
+template <int32_t kLayout>
+__attribute__((noinline)) void one_row(const Pass& pass, const uint8_t* row, F16* y) {
+  const RoundedGroup* const x[1] = {(const RoundedGroup*)row};
+  const Ask ask = {pass.tile + pass.ahead, pass.group_bytes};
+  F16 acc[1] = {f_set(0.f)};
+  for (int64_t g = 0; g < pass.groups; ++g) {
+    Slot own;
+    ask.step(g);
+    const uint8_t* const q = put_group(kLayout, pass.tile, g, &own);
+    add_group<products_of(kLayout), 1>(kLayout, q, own, x, g, acc);
+  }
+  *y = acc[0];
+}
+
+// Where the products of a level's nibbles need no bytes, up to so many rows multiply them as they lie.
+constexpr int kNibbleRows = 4;
+constexpr bool as_nibbles(int32_t layout) { return kGroupRows >= kNibbleRows && products_of(layout) == NIBBLES; }
+
+template <int32_t kLayout>
+__attribute__((noinline)) void nibble_rows(const Pass& pass, const BlockRows& rows, F16* y) {
+  constexpr int M = kNibbleRows;
+  const Ask ask = {pass.tile + pass.ahead, pass.group_bytes};
+  const RoundedGroup* x[M];
+  F16 acc[M];
+  PS_UNROLL for (int i = 0; i < M; ++i) x[i] = rows.row(i), acc[i] = f_set(0.f);
+  for (int64_t g = 0; g < pass.groups; ++g) {
+    ask.step(g);
+    Slot own;
+    put_group(kLayout, pass.tile, g, &own);  // for its parameters: nothing reads the values
+    const uint8_t* const p = nibbles_of(kLayout, place_of(kLayout, pass.tile, g), g);
+    G16 part[M];
+    I16 sum[M];
+    PS_UNROLL for (int i = 0; i < M; ++i) part[i] = w4_zero();
+#pragma GCC unroll 1
+    for (int j = 0; j < kGroupLines; ++j) {  // unrolled, it would keep products in memory
+      const W4 v = w4_load(p + kLineBytes * j);
+      PS_UNROLL for (int i = 0; i < M; ++i) {
+        const int8_t* const x4 = x[i][g].q + kRowBytes * j;
+        part[i] = w4_dot(part[i], v, x4, x4 + 16);
+      }
+    }
+    PS_UNROLL for (int i = 0; i < M; ++i) sum[i] = w4_sum(part[i]);
+    add_sums<NIBBLES, M>(kLayout, own, x, g, sum, acc);
+  }
+  PS_UNROLL for (int i = 0; i < M; ++i) y[i] = acc[i];
+}
+
+// y [rows.count, rounded up to kBlockRows]: rows against a tile.
+template <int32_t kLayout>
+PS_INLINE void tile_rows(const Pass& pass, const BlockRows& rows, F16* y) {
+  if (rows.count == 1) return one_row<kLayout>(pass, rows.x, y);
+  if constexpr (as_nibbles(kLayout)) {
+    if (rows.count <= kNibbleRows) return nibble_rows<kLayout>(pass, rows, y);
+  }
+  for (int i = 0; i < rows.count + kBlockRows - 1; ++i) y[i] = f_set(0.f);
+  Chunk chunk;
+  for (int64_t g = 0; g < pass.groups; g += kChunkGroups) {
+    fill_chunk<kLayout>(pass, g, &chunk);
+    all_rows<products_of(kLayout)>(kLayout, chunk, pass, g, rows, y);
+  }
+}
+
+// Tiles [begin, end) of the output: of the weight, or of its gate half when the op is gated.  Blocks of rows are the outer
+// loop: their activations stay in the second cache, and weights are put into bytes once for all of a block.
+void linear_blocks(const LinearArgs& a, int64_t begin, int64_t end) {
+  const int64_t blocks = (a.m + kPanelRows - 1) / kPanelRows, tile_bytes = tile_bytes_of(a.weight.layout, a.weight.cols);
+  const int64_t ahead = prefetch_distance(a, a.m, kI8PrefetchBytes);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const RowBlock block = row_block(a.m, blocks, b);
+    const BlockRows rows = {(const uint8_t*)a.qx.q + block.first * a.qx.stride, a.qx.stride, block.count};
+    for (int64_t tile = begin; tile < end; ++tile) {
+      F16 y[2][kPanelRows + kBlockRows];
+      StoreLines(a, block.first, tile, block.count, 1).ask_all();
+      for (int t = 0; t < 1 + a.gated; ++t)
+        with_layout(a.weight.layout, [&](auto layout) {
+          tile_rows<decltype(layout)::value>(Pass(a.weight, a.weight.data + (tile + t * (a.weight.rows / 32)) * tile_bytes, ahead), rows, y[t]);
+        });
+      if (a.gated) store_gated(a, block.first, tile, block.count, 1, y[0], y[1]);
+      else store_block(a, block.first, tile, block.count, 1, y[0]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ps
+
+#endif
