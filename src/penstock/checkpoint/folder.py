@@ -214,15 +214,22 @@ class Checkpoint:
     def head_differs(self) -> bool | None:
         """True if the output head has other values than the embedding; None unless both are stored."""
         names = find_tied(self.tensors)
-        if names is None:
-            return None
-        first, second = (self.tensors[name] for name in names)
-        is_equal = (first.dtype, first.shape) == (second.dtype, second.shape) and (
-            _equal_bytes(*(self.read(name) for name in names))
-        )
-        for name in names:
+        return None if names is None else not self.has_equal(*names)
+
+    @cached_property
+    def equal_head(self) -> str | None:
+        """The name of a stored output head that has the values of the embedding, to which config.json ties it."""
+        names = find_tied(self.tensors)
+        is_equal = names is not None and self.config.bool("tie_word_embeddings", False) and self.head_differs is False
+        return names[1] if names is not None and is_equal else None
+
+    def has_equal(self, first: str, second: str) -> bool:
+        """Return True if two tensors have the same type, shape and bits."""
+        infos = [(self.tensors[name].dtype, self.tensors[name].shape) for name in (first, second)]
+        is_equal = infos[0] == infos[1] and _equal_bytes(self.read(first), self.read(second))
+        for name in (first, second):
             self.release(name)
-        return not is_equal
+        return is_equal
 
     def _is_foreign(self, name: str) -> bool:
         """Return True for a matrix that another tool quantized in a folder; a GGUF file is not a folder."""
@@ -386,8 +393,8 @@ class Checkpoint:
         """
         names = unused_tensors(self.tensors) | zero_biases(self.tensors, unread, self.read)
         names |= classifier_tensors(self.config) & self.tensors.keys()
-        if HEAD_NAME in self.tensors and self.config.bool("tie_word_embeddings", False) and self.head_differs is False:
-            names.add(HEAD_NAME)
+        if self.equal_head is not None and self.equal_head in self.tensors:
+            names.add(self.equal_head)
         return names
 
     def logical_shape(self, name: str) -> tuple[int, ...]:
