@@ -137,7 +137,7 @@ def _tied_sources(
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    result = {}
+    result: dict[str, tuple[Source, ...]] = {}
     for first, *others in names.values():
         pieces = sources.get(first, (Source(first),))
         if len(pieces) > 1 or pieces[0].tensor in tensors:
