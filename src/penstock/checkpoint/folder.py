@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.generation import clean_generation_config
 from penstock.checkpoint.gguf.checkpoint import open_gguf
-from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf
 from penstock.checkpoint.gguf.weights import GgufWeights
 from penstock.checkpoint.pooling.files import POOLING_INPUTS, classifier_tensors, make_pooling_head
 from penstock.checkpoint.pooling.head import POOLING_FILE
@@ -35,6 +34,7 @@ from penstock.config import ConfigReader, show
 from penstock.core.layouts import BLOCKS
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.file_kinds import is_bundle, is_gguf
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.folder import QUANTIZED_VERSION
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme

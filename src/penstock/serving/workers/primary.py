@@ -18,10 +18,10 @@ from weakref import WeakValueDictionary
 
 from google.protobuf.message import DecodeError
 
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.cluster.placement.local import LocalPlacement
 from penstock.cluster.placement.placement import Resources
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
+from penstock.file_kinds import is_gguf
 from penstock.graph.bundle_id import bundle_id
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.supervision import SupervisionPolicy
