@@ -347,7 +347,7 @@ def test_too_many_files_are_refused_before_the_first(kind: str, hub: HubServer, 
     hub.add(str(NAME), {name: data for name, data in files.items() if not is_sharded or name != "model.safetensors"})
     added = [{"rfilename": name, "size": 2, "blobId": git_digest(b"{}")} for name in names]
     hub.edit_listing = lambda listing: listing | {"siblings": listing["siblings"] + added}
-    with raises(InvalidFileError, code="too_many_files", param="siblings", match="2001|2002"):
+    with raises(InvalidFileError, code="too_many_files", param="siblings", match=r"2003|2001"):
         pull()
     assert {request.path.rsplit("/")[-1] for request in hub.requests} <= {"main", "model.safetensors.index.json"}
     assert not cache.exists()

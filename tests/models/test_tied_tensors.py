@@ -142,6 +142,17 @@ def test_the_head_of_a_masked_language_model_is_its_embedding(tmp_path: Path) ->
     assert is_equal(transformers.BertForMaskedLM.from_pretrained(tmp_path), model)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "bloom"])
+def test_a_family_ties_without_the_key(name: str, tmp_path: Path) -> None:
+    families.save(name, tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values.pop("tie_word_embeddings", True)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    expected, embedding = load_network(tmp_path), families.build(name)._tied_weights_keys["lm_head.weight"]
+    assert is_equal(load_network(change(tmp_path, lm_head__weight=embedding)), expected)
+    assert is_equal(load_network(change(tmp_path, remove=embedding)), expected)
+
+
 def test_an_equal_head_may_have_another_name(tmp_path: Path) -> None:
     config = transformers.GPTNeoXConfig(**_BERT, tie_word_embeddings=True)
     transformers.GPTNeoXForCausalLM(config).save_pretrained(tmp_path)

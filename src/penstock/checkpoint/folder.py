@@ -218,10 +218,9 @@ class Checkpoint:
 
     @cached_property
     def equal_head(self) -> str | None:
-        """The name of a stored output head that has the values of the embedding, to which config.json ties it."""
+        """The name of a stored output head that has the values of the embedding."""
         names = find_tied(self.tensors)
-        is_equal = names is not None and self.config.bool("tie_word_embeddings", False) and self.head_differs is False
-        return names[1] if names is not None and is_equal else None
+        return names[1] if names is not None and self.head_differs is False else None
 
     def has_equal(self, first: str, second: str) -> bool:
         """Return True if two tensors have the same type, shape and bits."""
@@ -389,12 +388,13 @@ class Checkpoint:
 
         These are tensors that change nothing, the head of a classifier, which ``side_files`` has, and an output head
         that equals the embedding it is tied to.  ``unread``: tensors that the network does not read; of these, a bias
-        of zeros is redundant, too.
+        of zeros and any output head that equals the embedding are redundant, too.
         """
         names = unused_tensors(self.tensors) | zero_biases(self.tensors, unread, self.read)
         names |= classifier_tensors(self.config) & self.tensors.keys()
-        if self.equal_head is not None and self.equal_head in self.tensors:
-            names.add(self.equal_head)
+        head = self.equal_head
+        if head in self.tensors and (head in unread or self.config.bool("tie_word_embeddings", False)):
+            names.add(head)
         return names
 
     def logical_shape(self, name: str) -> tuple[int, ...]:

@@ -140,8 +140,8 @@ def tiktoken_tokenizer(
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except binascii.Error:
             raise InvalidFileError(f"{file}: line {number}: expected a token in base64") from None
-    if max(ranks.values()) > MAX_ID or len(set(ranks.values())) != len(ranks):
-        raise InvalidFileError(f"{file}: expected different ranks up to {MAX_ID}, one for each token")
+    if not ranks or max(ranks.values()) > MAX_ID or len(set(ranks.values())) != len(ranks):
+        raise InvalidFileError(f"{file}: expected tokens with different ranks of at most {MAX_ID}")
     ids, merges = _vocab_and_merges(ranks, file)
     added = {token: own["content"] for token, own in listed}
     last = max(added, default=-1)
