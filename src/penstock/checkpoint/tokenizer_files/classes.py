@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["BERT_CLASSES", "MISTRAL_CLASS", "SPACE_MARK_CLASSES", "default_roles", "tokenizer_class"]
+__all__ = ["BERT_CLASSES", "SPACE_MARK_CLASSES", "TEKKEN_CLASS", "default_roles", "tokenizer_class"]
 
 _ROBERTA: Final = {
     "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
@@ -17,7 +17,7 @@ _BERT: Final = {
 }  # fmt: skip
 _END_OF_TEXT: Final = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 BERT_CLASSES: Final = frozenset(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"))
-MISTRAL_CLASS: Final = "MistralCommonBackend"
+TEKKEN_CLASS: Final = "MistralCommonBackend"
 """The class of a tekken.json, whatever the other files say."""
 SPACE_MARK_CLASSES: Final = ("LlamaTokenizer", "CodeLlamaTokenizer")
 _DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -25,7 +25,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = {
     "GemmaTokenizer": {
         "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"
     },
-    MISTRAL_CLASS: _LLAMA | {"pad_token": "<pad>"},
+    TEKKEN_CLASS: _LLAMA | {"pad_token": "<pad>"},
     "GPT2Tokenizer": _END_OF_TEXT,
     "GPTNeoXTokenizer": _END_OF_TEXT | {"pad_token": "<|padding|>"},
     "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),

@@ -25,8 +25,8 @@ from penstock.checkpoint.tokenizer_files.byte_ranks import (
     vocabulary_of_code,
 )
 from penstock.checkpoint.tokenizer_files.classes import (
-    MISTRAL_CLASS,
     SPACE_MARK_CLASSES,
+    TEKKEN_CLASS,
     default_roles,
     tokenizer_class,
 )
@@ -77,7 +77,7 @@ def complete_tokenizer(
     config = reader(_CONFIG)
     opening, making = tokenizer_class(config.values, reader("config.json").values)
     if is_made and read(TEKKEN) is not None:
-        opening = making = MISTRAL_CLASS
+        opening = making = TEKKEN_CLASS
     tokens = read_side_tokens(config, reader("special_tokens_map.json"), reader("added_tokens.json"))
     if is_made:
         made = _Maker((opening, making), config, tokens, read, folder).make()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.checkpoint.tokenizer_files.classes import MISTRAL_CLASS
+from penstock.checkpoint.tokenizer_files.classes import TEKKEN_CLASS
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
 
@@ -43,7 +43,7 @@ def post_processor(
         end = _special(_text("eos_token", ids, roles), 0)
         return _template([_A, end], [_A, end, _zero(_B), end], ids)
     added = {
-        "bos_token": config.bool("add_bos_token", name == MISTRAL_CLASS),
+        "bos_token": config.bool("add_bos_token", name == TEKKEN_CLASS),
         "eos_token": config.bool("add_eos_token", False),
     }
     single, second = [_A], [_B]
