@@ -11,9 +11,10 @@ import pytest
 from penstock import LLM
 from penstock.checkpoint.convert import Conversion
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf, split_names
+from penstock.checkpoint.gguf.file_name import split_names
 from penstock.checkpoint.side_files import read_side_files
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.file_kinds import is_bundle, is_gguf
 from penstock.graph.export import export_bundle
 from penstock.runtime.convert import convert
 from penstock.runtime.open import open_program

@@ -17,7 +17,7 @@ from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.hub.allowed_files import choose_files
 from penstock.hub.names import ModelName
-from penstock.hub.remote import RemoteFile, RemoteModel
+from penstock.hub.remote_model import RemoteFile, RemoteModel
 from penstock.runtime.cache import bundle_key
 from penstock.sharding.folder import kept_files
 from tests.support.checkpoint_folders import write_folder

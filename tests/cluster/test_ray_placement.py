@@ -35,7 +35,7 @@ class FakeCluster(RayPlacement):
         starting = asyncio.ensure_future(self.start("{}", Resources()))
         await asyncio.sleep(0)
         command = self.sent[-1]
-        self._hear({"name": command["name"], **answer})
+        self._on_message({"name": command["name"], **answer})
         return await starting, command["options"]["without"]
 
 
@@ -58,7 +58,7 @@ def test_a_node_that_does_not_answer_is_avoided(monkeypatch) -> None:
         group, without = await cluster.place(**there, node_id="n2")
         assert without == ["n1", "n3"]
         monkeypatch.setattr(ray_placement, "_AVOID_S", -1.0)
-        cluster._hear({"name": group.name, "exit": None})
+        cluster._on_message({"name": group.name, "exit": None})
         cluster.avoid("n1")
         cluster.avoid("n3")
         assert (await cluster.place(**there, node_id="n1"))[1] == [], "only for a while"

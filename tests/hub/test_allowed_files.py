@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.hub.allowed_files import choose_files, choose_gguf
 from penstock.hub.names import ModelName
-from penstock.hub.remote import RemoteFile, RemoteModel
+from penstock.hub.remote_model import RemoteFile, RemoteModel
 
 MODULES = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
 OTHERS = ["2_Dense/pytorch_model.bin", "onnx/model.safetensors", "2_Dense/x/config.json", "../1_Pooling/config.json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import random
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from penstock.hub.download import download
 from penstock.hub.downloaded import find_downloaded, repository_folder
 from penstock.hub.names import ModelName
 from penstock.hub.plan import plan_download
-from penstock.hub.remote import RemoteFile, RemoteModel
+from penstock.hub.remote_model import RemoteFile, RemoteModel
 from tests.support.errors import raises
 from tests.support.hub_server import TOKEN, HubServer, git_digest
 
@@ -30,14 +31,10 @@ FILES = {"config.json": b'{"model_type": "x"}', "tokenizer.json": b'{"right": 1}
 
 
 @pytest.fixture
-def cache(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(hub: HubServer, hub_cache: Path) -> Path:
     """The cache folder of this process, whose hub has ``NAME``."""
-    folder = tmp_path / "a" / "b" / "c" / "cache"
-    for key, value in {"ENDPOINT": hub.url, "HF_HUB_CACHE": str(folder), "HF_HUB_OFFLINE": False}.items():
-        monkeypatch.setattr(f"huggingface_hub.constants.{key}", value)
-    monkeypatch.setattr(transfer, "_PAUSE_S", 0.0)
     hub.add(str(NAME), FILES)
-    return folder
+    return hub_cache
 
 
 def pull() -> Path:
@@ -187,8 +184,6 @@ def test_a_body_without_an_end_is_cut_off(
 def test_a_compressed_listing_is_read_up_to_its_limit(
     hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import json
-
     hub.headers["/api/"] = {"Content-Encoding": "gzip"}
     hub.edit_listing = lambda listing: gzip.compress(json.dumps(listing).encode())
     assert contents(pull()) == FILES
@@ -202,8 +197,6 @@ def test_a_compressed_listing_is_read_up_to_its_limit(
 
 
 def test_bytes_after_a_compressed_body_are_not_read(hub: HubServer, cache: Path) -> None:
-    import json
-
     listings: list[bytes] = []
 
     def keep(listing: dict[str, Any]) -> object:
@@ -343,6 +336,21 @@ class Counted(str):
         return str.__eq__(self, other)
 
     __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize("kind", ["json", "safetensors"])
+def test_too_many_files_are_refused_before_the_first(kind: str, hub: HubServer, cache: Path) -> None:
+    names = [f"f{number}.{kind}" for number in range(2001)]
+    index = json.dumps({"weight_map": {name: name for name in names}}).encode()
+    is_sharded = kind == "safetensors"
+    files = FILES | ({"model.safetensors.index.json": index} if is_sharded else {})
+    hub.add(str(NAME), {name: data for name, data in files.items() if not is_sharded or name != "model.safetensors"})
+    added = [{"rfilename": name, "size": 2, "blobId": git_digest(b"{}")} for name in names]
+    hub.edit_listing = lambda listing: listing | {"siblings": listing["siblings"] + added}
+    with raises(InvalidFileError, code="too_many_files", param="siblings", match=r"2003|2001"):
+        pull()
+    assert {request.path.rsplit("/")[-1] for request in hub.requests} <= {"main", "model.safetensors.index.json"}
+    assert not cache.exists()
 
 
 def test_many_shards_are_found_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import save_file
 
 from penstock import LLM, AsyncLLM
 from penstock.checkpoint.convert import Conversion
@@ -174,6 +175,35 @@ def test_copies_of_a_folder_whose_first_module_has_its_own(tmp_path: Path) -> No
         assert {info.dtype for info in copy.tensors.values() if info.dtype != "i64"} == dtypes
         assert copy.side_files()[POOLING_FILE] == head
         assert not (tmp_path / name / "0_Transformer").exists()
+
+
+def test_an_adapter_is_added_to_the_first_module(tmp_path: Path) -> None:
+    """Also to one with pickled weights, which become safetensors on the way."""
+    source, adapter = tmp_path / "source", tmp_path / "adapter"
+    source.mkdir()
+    model, _ = sentence_transformer(source, "pooling_mode_mean_tokens", has_dense=True)
+    names = ("config.json", "model.safetensors", "tokenizer.json")
+    move_first_module(source, names)
+    original = Checkpoint.open(source)
+    name = next(name for name in original.tensors if name.endswith("layer.0.attention.self.query.weight"))
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
+    rows, columns = original.tensors[name].shape
+    module = f"base_model.model.{name.removesuffix('.weight')}"
+    pair = {"A": np.full((1, columns), 0.5, np.float32), "B": np.full((rows, 1), 0.25, np.float32)}
+    save_file(
+        {f"{module}.lora_{kind}.weight": array for kind, array in pair.items()}, adapter / "adapter_model.safetensors"
+    )
+    expected = original.read(name) + np.float32(0.125)
+    for form in ("safetensors", "pickled"):
+        if form == "pickled":
+            (source / "0_Transformer" / "model.safetensors").unlink()
+            torch.save(model.state_dict(), source / "0_Transformer" / "pytorch_model.bin")
+        assert convert(source, tmp_path / form, Conversion(lora=adapter)).num_changed == 1
+        copy = Checkpoint.open(tmp_path / form)
+        assert np.array_equal(copy.read(name), expected)
+        assert (tmp_path / form / "config.json").exists()
+        assert copy.side_files()[POOLING_FILE] == original.side_files()[POOLING_FILE]
 
 
 def test_the_first_module_may_have_its_own_folder(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ LEAVES = (
     "env",
     "errors",
     "extras",
+    "file_kinds",
     "logs",
     "sampling_fields",
     "tensors",

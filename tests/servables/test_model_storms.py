@@ -74,7 +74,7 @@ def texts() -> list[bytes]:
 
 
 class Clients:
-    """Who asks, and whether what they hear is right in the ``phase`` in which they asked: four phases for each unload,
+    """The clients, and whether their responses are right in the ``phase`` of each request: four phases for each unload,
     in which versions are served, one is being unloaded, none is loaded, and one is being loaded.
     """
 

@@ -66,7 +66,7 @@ class Machine:
         self.serving = asyncio.ensure_future(self.machine.serve())
         pool.join(self.machine)
 
-    async def hear(self, kind: str) -> pb.ToMachine:
+    async def receive(self, kind: str) -> pb.ToMachine:
         """Return the next message, which has this kind."""
         message = await asyncio.wait_for(self.stream.read(), 60)
         assert message is not None
@@ -94,17 +94,17 @@ def test_a_process_that_fails_to_start_is_started_again() -> None:
     async def work() -> None:
         pool = make_pool()
         there = Machine(pool)
-        first = await there.hear("start")
+        first = await there.receive("start")
         there.stream.send(
             pb.FromMachine(process=first.process, failed=pb.Failed(text="no")),
             pb.FromMachine(process=first.process, ended=pb.Ended(cause="exit")),
         )
-        second = await there.hear("start")
+        second = await there.receive("start")
         there.stream.send(pb.FromMachine(process=second.process, ended=pb.Ended(cause="exit", why="early")))
-        third = await there.hear("start")
+        third = await there.receive("start")
         there.stream.send(pb.FromMachine(process=third.process, ready=pb.Ready()))
         batch = await begin(pool)
-        number = (await there.hear("batch")).batch.number
+        number = (await there.receive("batch")).batch.number
         there.stream.send(pb.FromMachine(process=third.process, result=pb.Result(number=number)))
         assert await batch.end == "complete"
         assert pool.deaths == {"start": 2}
@@ -118,15 +118,15 @@ def test_a_batch_that_takes_too_long_ends_its_process() -> None:
     async def work() -> None:
         pool = make_pool(0.1)
         there = Machine(pool)
-        number = (await there.hear("start")).process
+        number = (await there.receive("start")).process
         there.stream.send(pb.FromMachine(process=number, ready=pb.Ready()))
         batch = await begin(pool)
-        await there.hear("batch")
-        assert (await there.hear("end")).process == number
+        await there.receive("batch")
+        assert (await there.receive("end")).process == number
         ended = pb.Ended(cause="signal", has_begun=True, stage=0, instance=2)
         there.stream.send(pb.FromMachine(process=number, ended=ended))
         assert await batch.end == ((0, 2), True)
-        await there.hear("start")
+        await there.receive("start")
         await there.leave()
 
     asyncio.run(work())
@@ -137,10 +137,10 @@ def test_a_batch_of_a_lost_machine_is_told_so(how: str) -> None:
     async def work() -> None:
         pool = make_pool()
         there = Machine(pool)
-        number = (await there.hear("start")).process
+        number = (await there.receive("start")).process
         there.stream.send(pb.FromMachine(process=number, ready=pb.Ready()))
         batch = await begin(pool)
-        await there.hear("batch")
+        await there.receive("batch")
         if how == "closes":
             there.stream.close()
         else:
@@ -158,9 +158,9 @@ def test_a_pool_that_stops_ends_a_start() -> None:
     async def work() -> None:
         pool = make_pool()
         there = Machine(pool)
-        number = (await there.hear("start")).process
+        number = (await there.receive("start")).process
         stopping = asyncio.ensure_future(pool.stop())
-        assert (await there.hear("end")).process == number
+        assert (await there.receive("end")).process == number
         there.stream.send(pb.FromMachine(process=number, ended=pb.Ended(cause="exit")))
         await asyncio.wait_for(stopping, 60)
         pool.join(there.machine)

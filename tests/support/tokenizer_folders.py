@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Callable, Mapping
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from penstock.checkpoint.gguf.split_patterns import find_pre_tokenizer
 from tests.support.charsmap import charsmap
 from tests.support.tokenizer_kinds import LLAMA3, QWEN2, SAMPLES, corpus
 
-__all__ = ["SHAPES", "TEXTS", "piece_model"]
+__all__ = ["SHAPES", "TEXTS", "byte_ranks", "piece_model", "tekken_file", "tiktoken_file"]
 
 TEXTS = (
     *SAMPLES[:4],
@@ -129,6 +132,45 @@ def _byte_json(
         _json(folder / "tokenizer_config.json", config)
 
     return write
+
+
+@cache
+def byte_ranks() -> dict[bytes, int]:
+    """The tokens of a byte pair encoding of bytes, by rank."""
+    letters = {char: byte for byte, char in bytes_to_unicode().items()}
+    vocab = _byte_level()["model"]["vocab"]
+    return {
+        bytes(map(letters.__getitem__, text)): rank for text, rank in sorted(vocab.items(), key=lambda pair: pair[1])
+    }
+
+
+def tiktoken_file() -> bytes:
+    return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in byte_ranks().items())
+
+
+def _tiktoken(file: str, **config: object) -> Folder:
+    """A vocabulary file of tiktoken."""
+
+    def write(folder: Path) -> None:
+        _json(folder / "config.json", {"model_type": "llama"})
+        (folder / file).write_bytes(tiktoken_file())
+        _json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **config})
+
+    return write
+
+
+def tekken_file(**changes: object) -> dict[str, Any]:
+    """Mistral's tekken.json; ``changes``: of its config."""
+    specials = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>")
+    vocab = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for token, rank in byte_ranks().items()
+    ]
+    padding = {"rank": len(vocab), "token_bytes": base64.b64encode(b"never read").decode(), "token_str": None}
+    sizes = {"default_vocab_size": len(vocab) + 9, "default_num_special_tokens": 9, "num_vocab_tokens": len(vocab) + 1}
+    tokens = [{"rank": i, "token_str": text, "is_control": True} for i, text in enumerate(specials)]
+    config = {"pattern": find_pre_tokenizer("tekken", "").patterns[0], "version": "v7"} | sizes | changes
+    return {"config": config, "vocab": [*vocab, padding], "special_tokens": tokens[::-1]}
 
 
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -362,6 +404,13 @@ SHAPES: dict[str, Folder] = {
     ),
     "Llama 3, additional_special_tokens": _llama3(additional_special_tokens=["<x>", "<tool>"], unk_token=None),
     "Llama 3, class of Llama": _llama3(tokenizer_class="LlamaTokenizerFast", add_bos_token=False, bos_token="<s>"),  # noqa: S106
+    "tiktoken": _tiktoken("tiktoken.model"),
+    "tiktoken with special tokens": _tiktoken(
+        "tiktoken.model", bos_token="<|im_start|>", eos_token="<|im_end|>", add_bos_token=True,  # noqa: S106
+        added_tokens_decoder=_decoder(_base(), token(_END, special=True))
+        | _decoder(_base() + 3, token("<new>", special=True), token("<tool>", special=True, rstrip=True)),
+    ),
+    "tiktoken with further tokens": _tiktoken("tiktoken.model", extra_special_tokens=["<x>", _END], pad_token="<p>"),  # noqa: S106
     "Qwen2": _byte_json(
         "qwen2", (_END, "<|im_start|>", "<|im_end|>"), {"normalizer": {"type": "NFC"}},
         tokenizer_class="Qwen2Tokenizer", eos_token="<|im_end|>", pad_token=_END,  # noqa: S106

@@ -18,10 +18,10 @@ from penstock.bench.open_model import check_size
 from penstock.bench.step_probe import Expectation, Workload, expect, machine_of, probe_steps
 from penstock.bench.weightless import Machine, Weightless
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.config import check_choice, check_integer
 from penstock.core import native
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
+from penstock.file_kinds import is_gguf
 from penstock.graph.ir import Graph
 from penstock.graph.passes import assign_scheme
 from penstock.graph.without_weights import read_source, table_dtype

@@ -20,13 +20,13 @@ from typing import Final
 
 import numpy as np
 
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.core import native
 from penstock.core.comm import SharedComm, shared_bytes
 from penstock.core.layouts import PARTITION_PAGES, pages_for
 from penstock.core.native import Context
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.file_kinds import is_gguf
 from penstock.graph.ir import Graph, Node
 from penstock.graph.passes.pipeline import cut_rank
 from penstock.graph.rank_bundle import WHOLE, partials_bytes

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.generation import clean_generation_config
 from penstock.checkpoint.gguf.checkpoint import open_gguf
-from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf
 from penstock.checkpoint.gguf.weights import GgufWeights
 from penstock.checkpoint.pooling.files import POOLING_INPUTS, classifier_tensors, make_pooling_head
 from penstock.checkpoint.pooling.head import POOLING_FILE
@@ -35,6 +34,7 @@ from penstock.config import ConfigReader, show
 from penstock.core.layouts import BLOCKS
 from penstock.core.native import QuantizedRows
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.file_kinds import is_bundle, is_gguf
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.quant.folder import QUANTIZED_VERSION
 from penstock.quant.scheme import GROUP_LEN, SCHEMES, default_scheme, find_scheme
@@ -214,15 +214,21 @@ class Checkpoint:
     def head_differs(self) -> bool | None:
         """True if the output head has other values than the embedding; None unless both are stored."""
         names = find_tied(self.tensors)
-        if names is None:
-            return None
-        first, second = (self.tensors[name] for name in names)
-        is_equal = (first.dtype, first.shape) == (second.dtype, second.shape) and (
-            _equal_bytes(*(self.read(name) for name in names))
-        )
-        for name in names:
+        return None if names is None else not self.has_equal(*names)
+
+    @cached_property
+    def equal_head(self) -> str | None:
+        """The name of a stored output head that has the values of the embedding."""
+        names = find_tied(self.tensors)
+        return names[1] if names is not None and self.head_differs is False else None
+
+    def has_equal(self, first: str, second: str) -> bool:
+        """Return True if two tensors have the same type, shape and bits."""
+        infos = [(self.tensors[name].dtype, self.tensors[name].shape) for name in (first, second)]
+        is_equal = infos[0] == infos[1] and _equal_bytes(self.read(first), self.read(second))
+        for name in (first, second):
             self.release(name)
-        return not is_equal
+        return is_equal
 
     def _is_foreign(self, name: str) -> bool:
         """Return True for a matrix that another tool quantized in a folder; a GGUF file is not a folder."""
@@ -382,12 +388,13 @@ class Checkpoint:
 
         These are tensors that change nothing, the head of a classifier, which ``side_files`` has, and an output head
         that equals the embedding it is tied to.  ``unread``: tensors that the network does not read; of these, a bias
-        of zeros is redundant, too.
+        of zeros and any output head that equals the embedding are redundant, too.
         """
         names = unused_tensors(self.tensors) | zero_biases(self.tensors, unread, self.read)
         names |= classifier_tensors(self.config) & self.tensors.keys()
-        if HEAD_NAME in self.tensors and self.config.bool("tie_word_embeddings", False) and self.head_differs is False:
-            names.add(HEAD_NAME)
+        head = self.equal_head
+        if head in self.tensors and (head in unread or self.config.bool("tie_word_embeddings", False)):
+            names.add(head)
         return names
 
     def logical_shape(self, name: str) -> tuple[int, ...]:

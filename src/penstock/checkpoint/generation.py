@@ -24,6 +24,7 @@ __all__ = [
     "TokenizerConfig",
     "clean_generation_config",
     "end_token_ids",
+    "named_tokens",
     "read_chat_templates",
     "read_generation_config",
     "read_tokenizer_config",
@@ -227,19 +228,28 @@ def _tokenizer_reader(files: Mapping[str, bytes | memoryview]) -> ConfigReader:
     return ConfigReader(parse_object(data, name, max_bytes=len(data), max_values=len(data), lenient=True), name)
 
 
-def _special_tokens(reader: ConfigReader) -> dict[str, str]:
-    """Return the text of each special token by its role or its name."""
-    tokens = {}
-    for name, value in reader.values.items():
-        if name in SPECIAL_ROLES or (name.endswith("_token") and isinstance(value, (str, dict))):
-            tokens[name] = _token_text(reader, name, value)
+def named_tokens(reader: ConfigReader) -> dict[str, tuple[str, object]]:
+    """Return the special tokens of a file by role or name: the key that has each, for errors, and its value.
+
+    They are the roles, the names that end in "_token", and the objects of names.
+    """
+    tokens: dict[str, tuple[str, object]] = {
+        name: (name, value)
+        for name, value in reader.values.items()
+        if name in SPECIAL_ROLES or (name.endswith("_token") and isinstance(value, (str, dict)))
+    }
     for key in ("model_specific_special_tokens", "extra_special_tokens"):
         section = reader.values.get(key)
-        if isinstance(section, dict):
-            tokens |= {name: _token_text(reader, key, value) for name, value in section.items()}
+        tokens |= {name: (key, value) for name, value in section.items()} if isinstance(section, dict) else {}
     if len(tokens) > _MAX_NAMED:
         raise reader.error("extra_special_tokens", f"at most {_MAX_NAMED} names", len(tokens))
-    return {name: text for name, text in tokens.items() if text is not None}
+    return tokens
+
+
+def _special_tokens(reader: ConfigReader) -> dict[str, str]:
+    """Return the text of each special token by its role or its name."""
+    texts = {name: _token_text(reader, key, value) for name, (key, value) in named_tokens(reader).items()}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _token_text(reader: ConfigReader, key: str, value: object) -> str | None:

@@ -12,18 +12,27 @@ from pathlib import Path
 from typing import Final
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.side_files import read_small_file
+from penstock.checkpoint.side_files import model_folder, read_small_file
+from penstock.checkpoint.stored.shards import INDEX, SINGLE, shards_without_index
 from penstock.checkpoint.tensor_file import TensorFile, open_regular
 from penstock.config import ConfigReader, show
 from penstock.env import child_environment
 from penstock.errors import FileAccessError, InvalidFileError
 
-__all__ = ["PICKLED", "open_pickled", "unpickle"]
+__all__ = ["is_pickled", "open_pickled", "unpickle"]
 
-PICKLED: Final = "pytorch_model.bin"
+_PICKLED: Final = "pytorch_model.bin"
 _INDEX: Final = "pytorch_model.bin.index.json"
 _SECONDS: Final = 600.0
 _BYTES_PER_SECOND: Final = 5_000_000
+
+
+def is_pickled(folder: Path) -> bool:
+    """Return True for a folder that has its weights only as pickles."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in model_folder(folder).iterdir()}
+    return bool(names & {_PICKLED, _INDEX}) and not (names & {SINGLE, INDEX} or shards_without_index(names))
 
 
 def open_pickled(folder: Path, temporary: Path) -> Checkpoint:
@@ -31,11 +40,12 @@ def open_pickled(folder: Path, temporary: Path) -> Checkpoint:
 
     Raises InvalidFileError, which names the file, for one with anything but tensors.
     """
-    config = ConfigReader.parse(read_small_file(folder / "config.json"), "config.json")
+    home = model_folder(folder)
+    config = ConfigReader.parse(read_small_file(home / "config.json"), "config.json")
     files = []
-    for name in _names(folder):
+    for name in _names(home):
         out = temporary / Path(name).with_suffix(".safetensors").name
-        unpickle(folder / name, out)
+        unpickle(home / name, out)
         files.append(TensorFile(out))
     seen: set[str] = set()
     for file in files:
@@ -47,8 +57,8 @@ def open_pickled(folder: Path, temporary: Path) -> Checkpoint:
 
 
 def _names(folder: Path) -> list[str]:
-    if (folder / PICKLED).exists():
-        return [PICKLED]
+    if (folder / _PICKLED).exists():
+        return [_PICKLED]
     reader = ConfigReader.parse(read_small_file(folder / _INDEX, 64 << 20), _INDEX)
     section = reader.object("weight_map")
     names = {value for value in section.values.values() if isinstance(value, str)} if section is not None else set()

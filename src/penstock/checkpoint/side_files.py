@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from penstock.checkpoint.generation import ADDITIONAL_TEMPLATES, MAX_TEMPLATES, read_chat_templates
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.checkpoint.tensor_file import open_regular
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.config import ConfigReader, parse_json, show
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.file_kinds import is_gguf
 
 __all__ = [
     "MODULE_FOLDER",
     "SIDE_FILES",
     "TEMPLATE_FILE",
+    "first_module_folder",
     "model_folder",
+    "parse_modules",
     "read_folder_files",
     "read_modules",
     "read_side_files",
@@ -64,9 +66,12 @@ def read_small_file(path: Path, max_bytes: int = MAX_SIDE_BYTES) -> bytes:
 def read_modules(folder: Path) -> list[ConfigReader]:
     """Return the modules that modules.json of sentence-transformers lists; none without the file."""
     path = folder / "modules.json"
-    if not path.exists():
-        return []
-    listed = parse_json(read_small_file(path, _MAX_MODULES_BYTES), path.name, lenient=True)
+    return parse_modules(read_small_file(path, _MAX_MODULES_BYTES)) if path.exists() else []
+
+
+def parse_modules(data: bytes) -> list[ConfigReader]:
+    """Return the modules in the bytes of a modules.json; InvalidFileError for anything but a list of objects."""
+    listed = parse_json(data, "modules.json", max_bytes=_MAX_MODULES_BYTES, lenient=True)
     if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
         raise InvalidFileError("modules.json: expected a list of objects")
     return [ConfigReader(values, f"modules.json: {index}") for index, values in enumerate(listed)]
@@ -78,10 +83,14 @@ def model_folder(folder: Path) -> Path:
     modules.json of sentence-transformers may give the model a folder of its own, such as 0_Transformer.
     """
     modules = [] if (folder / "config.json").exists() else read_modules(folder)
+    own = folder / first_module_folder(modules)
+    return own if (own / "config.json").exists() else folder
+
+
+def first_module_folder(modules: Sequence[ConfigReader]) -> str:
+    """Return the name of the folder of the first module; "" if it has none, or one with a name of another form."""
     place = modules[0].values.get("path") if modules else None
-    if not isinstance(place, str) or MODULE_FOLDER.fullmatch(place) is None:
-        return folder
-    return folder / place if (folder / place / "config.json").exists() else folder
+    return place if isinstance(place, str) and MODULE_FOLDER.fullmatch(place) else ""
 
 
 def read_folder_files(folder: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, bytes]:
@@ -121,19 +130,24 @@ def _joined_templates(folder: Path, names: Sequence[str]) -> bytes:
     return json.dumps({Path(name).stem: text for name, text in texts.items()}, ensure_ascii=False).encode()
 
 
-def write_side_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of ``read_folder_files`` into a folder, the further chat templates as files of their own."""
+def write_side_files(
+    folder: Path, files: Mapping[str, bytes], write: Callable[[Path, bytes], object] = Path.write_bytes
+) -> None:
+    """Write the files of ``read_folder_files`` into a folder, the further chat templates as files of their own.
+
+    Those of modules of sentence-transformers have a folder in their names.  ``write`` writes one file.
+    """
     for name, data in files.items():
         if name != ADDITIONAL_TEMPLATES:
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(data)
+            write(folder / name, data)
             continue
         for template, text in read_chat_templates({name: data}).items():
             path = f"additional_chat_templates/{template}.jinja"
             if TEMPLATE_FILE.fullmatch(path) is None:
                 raise InvalidFileError(f"{name}: expected names of letters and digits, found {show(template)}")
             (folder / path).parent.mkdir(exist_ok=True)
-            (folder / path).write_text(text, encoding="utf-8", newline="")
+            write(folder / path, text.encode())
 
 
 def read_side_files(path: Path, names: Sequence[str] = SIDE_FILES) -> dict[str, bytes]:

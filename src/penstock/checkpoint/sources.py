@@ -105,7 +105,8 @@ class MappedCheckpoint(Checkpoint):
     """A checkpoint whose ``tensors`` are the parameters of a network, and the stored tensors that it does not read.
 
     ``shapes``: of the parameters.  ``sources``: as ``resolve_sources`` returns them.  ``unread``: patterns of names of
-    tensors that the network need not read.  ``is_part``: of a rank, which need not read all rows of its tensors.
+    tensors that the network need not read.  ``copies``: names of tensors that it need not read if they equal another
+    one, which is given.  ``is_part``: of a rank, which need not read all rows of its tensors.
     Reads are views where a parameter is one range of rows, and otherwise copies of one parameter.  Raises
     InvalidFileError, which names the stored tensor, for one that is missing, has another shape, or has rows that no
     parameter reads.
@@ -118,11 +119,13 @@ class MappedCheckpoint(Checkpoint):
         sources: Mapping[str, tuple[Source, ...]],
         *,
         unread: Sequence[str] = (),
+        copies: Mapping[str, str] | None = None,
         is_part: bool = False,
     ) -> None:
         super().__init__(stored.folder, stored.config, stored.weight_files, stored.made_files)
         self.config, self.head_differs = stored.config, stored.head_differs  # of the stored tensors, not the parameters
-        self._unread = tuple(unread)
+        self.equal_head = stored.equal_head
+        self._unread, self._copies = tuple(unread), dict(copies or {})
         self._stored = self.tensors
         self._sources = sources
         read: dict[str, list[Source]] = {}
@@ -146,6 +149,8 @@ class MappedCheckpoint(Checkpoint):
         """Return the names of tensors that a network need not read; ``unread``: those that it does not read."""
         names = {name for name in self.tensors if name not in self._sources}
         named = {name for name in names if any(fnmatchcase(name, pattern) for pattern in self._unread)}
+        pairs = [(name, own) for name, own in self._copies.items() if name in names and own in self.tensors]
+        named |= {name for name, own in pairs if self.has_equal(name, own)}
         return super().redundant_names(unread) | named
 
     def read(self, name: str) -> NDArray[Any]:

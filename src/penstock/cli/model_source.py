@@ -34,7 +34,7 @@ def model_path(args: argparse.Namespace, text: str) -> str:
     folder = find_downloaded(name)
     if folder is not None:
         return str(folder)
-    from penstock.hub.remote import endpoint, is_offline
+    from penstock.hub.transfer_errors import endpoint, is_offline
 
     missing = f"{text}: no such file or folder, and no complete model of that name is on this machine.{_near(text)}"
     if is_offline():

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,7 @@ from penstock.core.library import (
 )
 from penstock.core.weights import QuantizedRows, crc32, layout_bytes
 from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.file_kinds import has_bundle_magic
 from penstock.validation import refusal
 
 __all__ = [
@@ -65,17 +66,9 @@ POISON = 2
 """A program flag: fill temporaries with NaN before each step, to find aliasing errors."""
 
 
-_MAGIC: Final = b"PENSTOCK"
-
-
 def _instead_of(path: Path) -> str:
     """Return what to open instead of a file that is not a bundle; "" for a bundle, which is damaged."""
-    try:
-        with path.open("rb") as file:
-            is_bundle = file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return ""
-    if is_bundle:
+    if path.is_dir() or has_bundle_magic(path):
         return ""
     folder = f", such as {path.parent}" if (path.parent / "config.json").exists() else ""
     return f". Pass a checkpoint folder{folder}, a GGUF file or a .psm bundle."

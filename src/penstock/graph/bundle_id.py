@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from penstock.checkpoint.gguf.file_name import is_gguf
+from penstock.file_kinds import is_gguf
 
 __all__ = ["bundle_id"]
 

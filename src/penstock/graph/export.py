@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.gguf.file_name import is_bundle
 from penstock.config import OWN_NAMES, show, show_tensors
 from penstock.core import native
 from penstock.core.layouts import BLOCKS, FLOAT_DTYPES, TILE_ROWS
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.core.weights import check_finite
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.file_kinds import is_bundle
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail

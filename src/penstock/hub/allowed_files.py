@@ -10,38 +10,70 @@ from typing import Final
 
 from penstock.checkpoint.gguf.file_name import split_names
 from penstock.checkpoint.pooling.files import MODULE_FILE
-from penstock.checkpoint.side_files import TEMPLATE_FILE
+from penstock.checkpoint.side_files import TEMPLATE_FILE, first_module_folder, parse_modules
+from penstock.checkpoint.stored.shards import INDEX, SINGLE, shards_without_index
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.hub.remote import RemoteFile, RemoteModel, fetch_small
+from penstock.hub.remote import fetch_small
+from penstock.hub.remote_model import RemoteFile, RemoteModel
 
-__all__ = ["INDEX", "SINGLE", "choose_files", "choose_gguf", "shards_of"]
+__all__ = ["choose_files", "choose_gguf", "find_home", "shards_of"]
 
-SINGLE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
+MAX_FILES: Final = 2000
+"""Limit on the files of one download; the largest models have some hundred shards."""
 _SIDE_NAMES: Final = TOKENIZER_INPUTS
-_SIDE_SUFFIXES: Final = (".json", ".jinja")
+_SIDE_SUFFIXES: Final = (".json", ".jinja", ".tiktoken")
 _PICKLED: Final = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
-def choose_files(model: RemoteModel) -> tuple[RemoteFile, ...]:
-    """Return the files to download, the small ones first.  UnsupportedError for a repository without safetensors."""
-    if model.find(SINGLE) is not None:
-        weights = [SINGLE]
-    elif model.find(INDEX) is not None:
-        weights = shards_of(fetch_small(model, INDEX))
-    else:
-        raise _no_safetensors(model)
-    if model.find("config.json") is None:
+def find_home(model: RemoteModel) -> str:
+    """Return where config.json lies: "", or the folder of the first module of sentence-transformers with a slash.
+
+    ``model_folder`` says the same about a folder on this machine.
+    """
+    if model.find("config.json") is not None or model.find("modules.json") is None:
+        return ""
+    place = first_module_folder(parse_modules(fetch_small(model, "modules.json")))
+    return f"{place}/" if place and model.find(f"{place}/config.json") is not None else ""
+
+
+def choose_files(model: RemoteModel, home: str = "") -> tuple[RemoteFile, ...]:
+    """Return the files to download, the small ones first; ``home`` is what ``find_home`` returns.
+
+    Raises UnsupportedError for a repository without safetensors, and InvalidFileError for one that lacks a file of its
+    weights, or has more than ``MAX_FILES`` to download.
+    """
+    weights = _weights_of(model, home)
+    if model.find(f"{home}config.json") is None:
         raise UnsupportedError(f"{model.name}: expected a checkpoint with config.json, found none in the repository")
-    for name in weights:
-        if model.find(name) is None:
-            raise InvalidFileError(f"{model.name}: {INDEX}: expected the file {show(name)} in the repository")
-    has_modules = model.find("modules.json") is not None
-    sides = [file for file in model.files if _is_side_file(file.name, has_modules)]
-    chosen = set(weights)
+    missing = next((name for name in weights if model.find(name) is None), None)
+    if missing is not None:
+        raise InvalidFileError(f"{model.name}: expected the file {show(missing)} in the repository, found none")
+    has_modules, chosen = model.find("modules.json") is not None, set(weights)
+    sides = [file for file in model.files if file.name not in chosen and _is_side_file(file.name, home, has_modules)]
+    if len(sides) + len(weights) > MAX_FILES:
+        raise InvalidFileError(
+            f"{model.name}: siblings: expected at most {MAX_FILES} files to download, got {len(sides)} small ones and "
+            f"{len(weights)} of weights. Nothing was downloaded. Download the folder with another program and pass its "
+            "path.",
+            param="siblings",
+            code="too_many_files",
+        )
     return (*sides, *(file for file in model.files if file.name in chosen))
+
+
+def _weights_of(model: RemoteModel, home: str) -> list[str]:
+    """Return the files of the weights, as ``open_shards`` finds them in a folder."""
+    if model.find(f"{home}{SINGLE}") is not None:
+        return [f"{home}{SINGLE}"]
+    if model.find(f"{home}{INDEX}") is not None:
+        names = shards_of(fetch_small(model, f"{home}{INDEX}"))
+    else:
+        names = shards_without_index(file.name.removeprefix(home) for file in model.files if file.name.startswith(home))
+    if not names:
+        raise _no_safetensors(model)
+    return [f"{home}{name}" for name in names]
 
 
 def choose_gguf(model: RemoteModel, name: str) -> tuple[RemoteFile, ...]:
@@ -84,10 +116,11 @@ def _is_in_one_folder(name: str) -> bool:
     return len(parts := name.split("/")) <= 2 and all(map(_is_plain, parts))
 
 
-def _is_side_file(name: str, has_modules: bool) -> bool:
-    if TEMPLATE_FILE.fullmatch(name) or (has_modules and MODULE_FILE.fullmatch(name)):
+def _is_side_file(name: str, home: str, has_modules: bool) -> bool:
+    own = name.removeprefix(home)
+    if TEMPLATE_FILE.fullmatch(own) or (has_modules and MODULE_FILE.fullmatch(name)):
         return True
-    return _is_plain(name) and (name in _SIDE_NAMES or name.endswith(_SIDE_SUFFIXES))
+    return _is_plain(own) and (own in _SIDE_NAMES or own.endswith(_SIDE_SUFFIXES))
 
 
 def _no_safetensors(model: RemoteModel) -> UnsupportedError:

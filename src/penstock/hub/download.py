@@ -17,7 +17,8 @@ from penstock.errors import FileAccessError, InvalidFileError
 from penstock.hub.content_hash import ContentHash
 from penstock.hub.downloaded import INCOMPLETE, cache_folder
 from penstock.hub.plan import DownloadPlan
-from penstock.hub.remote import RemoteFile, RemoteModel, file_url
+from penstock.hub.remote import file_url
+from penstock.hub.remote_model import RemoteFile, RemoteModel
 from penstock.hub.snapshot import link_snapshot
 from penstock.hub.transfer import receive
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock import env
-from penstock.checkpoint.side_files import read_small_file
+from penstock.checkpoint.side_files import model_folder, read_small_file
+from penstock.checkpoint.stored.shards import INDEX, SINGLE, shards_without_index
 from penstock.config import ConfigReader
 from penstock.errors import NotFoundError, PenstockError
-from penstock.hub.allowed_files import INDEX, SINGLE, shards_of
+from penstock.hub.allowed_files import shards_of
 from penstock.hub.listing import COMMIT
 from penstock.hub.memory_need import ModelShape
 from penstock.hub.names import ModelName
@@ -62,15 +63,14 @@ class Downloaded:
     def config(self) -> ConfigReader | None:
         """Return config.json, or None if it is missing or damaged."""
         with contextlib.suppress(PenstockError, OSError):
-            return ConfigReader.parse(read_small_file(self.path / "config.json"), "config.json")
+            return ConfigReader.parse(read_small_file(model_folder(self.path) / "config.json"), "config.json")
         return None
 
     def shape(self) -> ModelShape | None:
         """Return the sizes that decide the memory, or None if config.json does not give them."""
-        sizes = self.files().items()
-        weights = sum(size for name, size in sizes if name.endswith(".safetensors") and "/" not in name)
         with contextlib.suppress(PenstockError):
             if (config := self.config()) is not None:
+                weights = sum(path.stat().st_size for path in model_folder(self.path).glob("*.safetensors"))
                 return ModelShape.of(config, weights)
         return None
 
@@ -146,18 +146,19 @@ def _revision_of(revision: Any) -> str:
 
 def _state(folder: Path) -> str:
     """Return "" for a checkpoint folder that can be opened, else why it cannot."""
-    if (folder / SINGLE).exists():
-        weights = [SINGLE]
-    elif (folder / INDEX).exists():
-        try:
-            weights = shards_of(read_small_file(folder / INDEX))
-        except PenstockError:
-            return "incomplete"
-    elif any(path.suffix.lower() == ".gguf" for path in folder.rglob("*")):
-        return "GGUF"
-    else:
-        return "no safetensors"
-    is_complete = all((folder / name).exists() for name in ("config.json", *weights))
+    try:
+        home = model_folder(folder)
+        if (home / SINGLE).exists():
+            weights = [SINGLE]
+        elif (home / INDEX).exists():
+            weights = shards_of(read_small_file(home / INDEX))
+        else:
+            weights = shards_without_index(path.name for path in home.iterdir())
+    except (PenstockError, OSError):
+        return "incomplete"
+    if not weights:
+        return "GGUF" if any(path.suffix.lower() == ".gguf" for path in folder.rglob("*")) else "no safetensors"
+    is_complete = all((home / name).exists() for name in ("config.json", *weights))
     return "" if is_complete else "incomplete"
 
 

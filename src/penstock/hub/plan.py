@@ -13,11 +13,12 @@ from penstock import env
 from penstock.checkpoint.quantized.section import with_section
 from penstock.config import ConfigReader
 from penstock.errors import FileAccessError, OutOfMemoryError, UnsupportedError
-from penstock.hub.allowed_files import choose_files, choose_gguf
+from penstock.hub.allowed_files import choose_files, choose_gguf, find_home
 from penstock.hub.downloaded import INCOMPLETE, cache_folder, repository_folder
 from penstock.hub.memory_need import SMALLEST_SCHEME, ModelShape, memory_need
 from penstock.hub.names import ModelName
-from penstock.hub.remote import RemoteFile, RemoteModel, complete_files, fetch_listing, fetch_small
+from penstock.hub.remote import complete_files, fetch_listing, fetch_small
+from penstock.hub.remote_model import RemoteFile, RemoteModel
 from penstock.models.families import built_in_families
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.machine import memory
@@ -79,9 +80,15 @@ def plan_download(name: ModelName) -> DownloadPlan:
     Raises what ``fetch_listing`` and ``choose_files`` raise.
     """
     model = fetch_listing(name)
-    files = complete_files(model, choose_files(model))
-    config = with_section(ConfigReader.parse(fetch_small(model, "config.json"), "config.json"))
-    weights = sum(file.num_bytes for file in files if file.name.endswith(".safetensors"))
+    home = find_home(model)
+    files = complete_files(model, choose_files(model, home))
+    config = with_section(ConfigReader.parse(fetch_small(model, f"{home}config.json"), "config.json"))
+    names = (file.name.removeprefix(home) for file in files)
+    weights = sum(
+        file.num_bytes
+        for file, name in zip(files, names, strict=True)
+        if name.endswith(".safetensors") and "/" not in name
+    )
     shape = ModelShape.of(config, weights) if config.optional_str("model_type") in built_in_families() else None
     return DownloadPlan(model, files, config, shape)
 

@@ -21,9 +21,7 @@ from penstock.hub.remote_model import RemoteFile, RemoteModel
 from penstock.hub.transfer import Transfer, is_redirect, open_transfer, receive
 from penstock.hub.transfer_errors import endpoint, is_offline, refusal
 
-__all__ = [
-    "RemoteFile", "RemoteModel", "complete_files", "endpoint", "fetch_listing", "fetch_small", "file_url", "is_offline",
-]  # fmt: skip
+__all__ = ["complete_files", "fetch_listing", "fetch_small", "file_url"]
 
 MAX_SMALL_BYTES: Final = 64 << 20
 _SMALL_S: Final = 300.0

@@ -1,8 +1,8 @@
-"""Requests to a hub, and to the servers that it redirects to, with limits on their time, their rate and their bytes.
+"""Requests to a hub, and to the servers that it redirects to, with limits on their time, rate and size.
 
-A request runs in a thread of its own, so that nothing the other side does can hold up the caller: neither a name that
-does not resolve, nor a header of which a byte comes each second.  The connection is the session of ``huggingface_hub``,
-with its proxies and certificates.
+Each request runs in its own thread, so that a server cannot block the caller: not with a name that does not resolve,
+and not with headers that arrive one byte per second.  Requests go through the session of ``huggingface_hub``, with its
+proxies and certificates.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["Sink", "Transfer", "is_redirect", "open_transfer", "receive"]
 _HEAD_S: Final = 30.0
 """Limit in seconds on the time from a request to the end of the response's headers."""
 _SILENCE_S: Final = 20.0
-"""Seconds without a byte after which a connection is given up; ``HF_HUB_DOWNLOAD_TIMEOUT`` may be longer."""
+"""Seconds without a byte after which a connection is closed; ``HF_HUB_DOWNLOAD_TIMEOUT`` may be longer."""
 _WINDOW_S: Final = 20.0
 _MIN_RATE: Final = 1000
 """Bytes per second that must arrive on average over each ``_WINDOW_S`` seconds of waiting."""
 _ATTEMPTS: Final = 3
-"""Attempts in a row with less than ``_PROGRESS_BYTES`` before a download stops."""
+"""Number of consecutive attempts with less than ``_PROGRESS_BYTES`` each after which a download stops."""
 _PROGRESS_BYTES: Final = 64 << 10
 _PAUSE_S: Final = 1.0
 _MAX_PAUSE_S: Final = 10.0
@@ -184,9 +184,10 @@ class Transfer:
 
 
 def _decompressed(pieces: Iterator[bytes], name: ModelName) -> Iterator[bytes]:
-    """Return what gzip or deflate made of a body, a MiB at a time however much a piece expands to.
+    """Decompress a body of gzip or deflate; each piece has at most 1 MiB.
 
-    What follows its end is not read.  One that is far longer compressed is refused: empty blocks can go on forever.
+    Data after the end of the compressed stream is not read.  A stream that is much longer than its content is refused,
+    because empty blocks can go on forever.
     """
     state = zlib.decompressobj(zlib.MAX_WBITS | 32)
     num_raw = num_bytes = 0
@@ -198,7 +199,8 @@ def _decompressed(pieces: Iterator[bytes], name: ModelName) -> Iterator[bytes]:
                 num_bytes += len(data)
                 if num_raw > 2 * num_bytes + _MAX_OVERHEAD_BYTES:
                     raise InvalidFileError(
-                        f"{name}: {endpoint()}: expected a compressed response, got {num_raw} bytes for {num_bytes}",
+                        f"{name}: {endpoint()}: expected a compressed response, got {num_raw} bytes that expand to "
+                        f"{num_bytes}. Check HF_ENDPOINT.",
                         code="invalid_response",
                     )
                 yield data
@@ -207,15 +209,15 @@ def _decompressed(pieces: Iterator[bytes], name: ModelName) -> Iterator[bytes]:
                 return
     except zlib.error:
         raise InvalidFileError(
-            f"{name}: {endpoint()}: the compressed response is damaged", code="invalid_response"
+            f"{name}: {endpoint()}: the compressed response is damaged. Try again.", code="invalid_response"
         ) from None
-    raise UnavailableError(f"{name}: {endpoint()}: the connection closed before the response was complete.")
+    raise UnavailableError(f"{name}: {endpoint()}: the connection closed before the response was complete. Try again.")
 
 
 def _request_headers() -> dict[str, str]:
-    """Return the headers of a request, with the user's token; files come as they are, never compressed.
+    """Return the headers of a request, with the user's token.  Files are requested without compression.
 
-    ``huggingface_hub`` has a function for these headers, which sends a request of its own that no limit applies to.
+    The function of ``huggingface_hub`` for these headers may send a request itself, without these limits.
     """
     from huggingface_hub import constants, get_token
 
@@ -286,7 +288,7 @@ def _redirected(name: ModelName, url: str, location: str) -> str:
         is_valid = False
     if not is_valid:
         raise InvalidFileError(
-            f"{name}: {endpoint()}: Location: expected an address of HTTP, got {show(location)}",
+            f"{name}: {endpoint()}: Location: expected an HTTP or HTTPS URL, got {show(location)}",
             param="Location",
             code="invalid_header",
         )
@@ -348,7 +350,7 @@ def _receive_part(name: ModelName, file: RemoteFile, url: str, sink: Sink, max_s
         for piece in transfer.pieces(max_s):
             if sink.tell() + len(piece) > file.num_bytes:
                 raise InvalidFileError(
-                    f"{name}: {file.name}: the hub sends more than the {file.num_bytes} bytes of its listing",
+                    f"{name}: {file.name}: expected the {file.num_bytes} bytes of the hub's listing, got more",
                     code="wrong_length",
                 )
             sink.write(piece)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.quantized.section import with_section
 from penstock.checkpoint.side_files import read_side_files
 from penstock.config import ConfigReader
 from penstock.engine.options import EngineFields, EngineOptions
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
+from penstock.file_kinds import is_gguf
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.program import ProgramLimits
 from penstock.validation import nearest

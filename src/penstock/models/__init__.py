@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.models.by_type import PACKAGE, add_finder, importable_names
+from penstock.models.import_aliases import PACKAGE, add_finder, importable_names
 
 add_finder()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.sources import has_stacked_experts
+from penstock.checkpoint.stored.tied_head import has_only_head
 from penstock.errors import UnsupportedError
 from penstock.extras import install_command
 from penstock.models.families import maps_tensors
@@ -21,7 +22,9 @@ def open_mapped(folder: Path | str) -> Checkpoint:
     """
     checkpoint = Checkpoint.open(folder)
     model_type = checkpoint.config.optional_str("model_type") or ""
-    if checkpoint.scheme is not None or not (maps_tensors(model_type) or has_stacked_experts(checkpoint.tensors)):
+    tensors = checkpoint.tensors
+    is_mapped = maps_tensors(model_type) or has_stacked_experts(tensors) or has_only_head(tensors)
+    if checkpoint.scheme is not None or not is_mapped:
         return checkpoint
     try:
         from penstock.models.meta import construct_on_meta

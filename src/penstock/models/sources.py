@@ -5,7 +5,8 @@ it may have ``unread_tensors``, patterns of names of tensors that it need not re
 the names of its tensors begin except in folders of the bare model.  ``other_prefixes`` are pairs: if no tensor begins
 with the first text, names in the table that do so begin with the second.  ``other_ends`` are pairs, too: if a tensor
 ends with the second text, the sources of parameters that end with the first do.  ``bare_prefix`` is such a prefix of a
-network that needs no table otherwise.
+network that needs no table otherwise.  ``tied_tensors`` are further names of tensors by which a folder may have the one
+that is given for each: in its place, or beside it with equal values.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 from torch import nn
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.pooling.files import has_language_head
 from penstock.checkpoint.sources import (
     STACKED_GATES,
     MappedCheckpoint,
@@ -26,6 +28,7 @@ from penstock.checkpoint.sources import (
     has_stacked_experts,
     resolve_sources,
 )
+from penstock.checkpoint.stored.tied_head import HEADS
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader, show, show_tensors
 from penstock.errors import InvalidFileError
@@ -41,10 +44,12 @@ __all__ = [
 def differs(config: ConfigReader, tensors: Collection[str], network: nn.Module) -> bool:
     """Return True if the network's parameters differ from the tensors of the checkpoint with ``config``.
 
-    The network says so, the experts of its layers are stacked, or the folder is one of the bare model.
+    The network says so, the experts of its layers are stacked, the folder is one of the bare model, or it has a tied
+    tensor under another name.
     """
     declares = any(hasattr(network, name) for name in ("tensor_sources", "unread_tensors", "tensor_prefix"))
     differ = declares or has_stacked_experts(tensors) or _is_bare(tensors, network)
+    differ = differ or bool(_tied_sources(config, tensors, network, {}))
     return differ and not has_own_names(config)
 
 
@@ -61,7 +66,8 @@ def as_network(checkpoint: Checkpoint, network: nn.Module) -> Checkpoint:
     if not differs(checkpoint.config, checkpoint.tensors, network):
         return checkpoint
     sources = sources_of(checkpoint.config, checkpoint.tensors, network)
-    return MappedCheckpoint(checkpoint, _shapes(network), sources, unread=getattr(network, "unread_tensors", ()))
+    unread, copies = getattr(network, "unread_tensors", ()), getattr(network, "tied_tensors", None)
+    return MappedCheckpoint(checkpoint, _shapes(network), sources, unread=unread, copies=copies)
 
 
 def parameter_names(network: nn.Module) -> list[str]:
@@ -117,7 +123,31 @@ def sources_of(config: ConfigReader, tensors: Collection[str], network: nn.Modul
         if not any(name.startswith(own) for name in tensors):
             table = {name: _with_prefix(sources, own, other) for name, sources in table.items()}
     prefix = getattr(network, "tensor_prefix", "") or getattr(network, "bare_prefix", "")
-    return resolve_sources(table, _shapes(network), tensors, prefix)
+    sources = resolve_sources(table, _shapes(network), tensors, prefix)
+    return sources | _tied_sources(config, tensors, network, sources)
+
+
+def _tied_sources(
+    config: ConfigReader, tensors: Collection[str], network: nn.Module, sources: Mapping[str, tuple[Source, ...]]
+) -> dict[str, tuple[Source, ...]]:
+    """Return the sources of parameters whose tensors the folder only has under another name that is tied to them.
+
+    As in transformers 5, an embedding that is missing is the output head, if config.json ties the two.
+    """
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    result: dict[str, tuple[Source, ...]] = {}
+    for first, *others in names.values():
+        pieces = sources.get(first, (Source(first),))
+        if len(pieces) > 1 or pieces[0].tensor in tensors:
+            continue
+        tied = [name for name, own in getattr(network, "tied_tensors", {}).items() if own == pieces[0].tensor]
+        tied += [*others, *HEADS] if others and has_language_head(config) else []
+        tensor = next((name for name in tied if name in tensors), None)
+        if tensor is not None:
+            result[first] = (replace(pieces[0], tensor=tensor),)
+    return result
 
 
 def _with_prefix(sources: Source | tuple[Source, ...], own: str, other: str) -> tuple[Source, ...]:
@@ -142,7 +172,7 @@ def as_rank(
     ``sources``: of the parameters that the rank has, in its tensors.  ``rows``: those of each that it has, or
     ``columns``.
     """
-    unread = getattr(network, "unread_tensors", ())
+    unread = (*getattr(network, "unread_tensors", ()), *getattr(network, "tied_tensors", ()))
     if not sources and not unread:
         return part
     sizes = {name: sum(stop - start for start, stop in own) for name, own in (*rows.items(), *columns.items())}

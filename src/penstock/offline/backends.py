@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from penstock.checkpoint.generation import GenerationConfig
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.core import native
 from penstock.core.memory import can_map_segments
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.file_kinds import is_gguf
 from penstock.graph.replace_tail import map_weights, replace_tail
 from penstock.lite.device import Context
 from penstock.lite.model import Model

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock import env
-from penstock.checkpoint.gguf.file_name import is_bundle
 from penstock.checkpoint.side_files import model_folder
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.file_kinds import is_bundle
 from penstock.graph.bundle import read_graph
 from penstock.offline.export_config import INCREMENT_SUFFIX, PREFILL_SUFFIX, only_yaml
 from penstock.offline.infer_config import FIELDS, FileConfig, InferConfig, infer_config

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from penstock import env, errors
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
 from penstock.extras import install_command
+from penstock.file_kinds import is_gguf
 from penstock.models.network_script import refuse_nested_export
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
 

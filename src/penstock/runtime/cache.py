@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock import env
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.side_files import read_small_file
 from penstock.config import parse_object
 from penstock.errors import (
@@ -32,6 +31,7 @@ from penstock.errors import (
     PenstockError,
     UnsupportedError,
 )
+from penstock.file_kinds import is_gguf
 from penstock.models.network_script import refuse_nested_export
 from penstock.ops.table import OPS
 from penstock.quant.scheme import SCHEMES

@@ -11,13 +11,13 @@ from pathlib import Path
 from penstock.checkpoint.convert import Conversion, ConvertReport, convert_checkpoint
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.fused_layout import FUSED_TYPE
-from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf
 from penstock.checkpoint.own_layout import Arrangement, join_rows_of_tensors, split_into_parameters
-from penstock.checkpoint.pickled import PICKLED, open_pickled
+from penstock.checkpoint.pickled import is_pickled, open_pickled
 from penstock.checkpoint.sources import has_own_names
 from penstock.config import OWN_NAMES, ConfigReader
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.extras import install_command
+from penstock.file_kinds import is_bundle, is_gguf
 from penstock.graph.unpack_bundle import unpack_bundle
 from penstock.quant.folder import check_folder_name, private_folder
 from penstock.runtime.build import build_in_child
@@ -121,16 +121,11 @@ def _opened(source: Path, temporary: Path) -> Iterator[Checkpoint]:
     elif source.is_dir() and is_sharded(source):
         merge_folder(source, whole)
         yield Checkpoint.open(whole)
-    elif _is_pickled(source):
+    elif is_pickled(source):
         whole.mkdir()
         yield open_pickled(source, whole)
     else:
         yield Checkpoint.open(source)
-
-
-def _is_pickled(source: Path) -> bool:
-    safe = any((source / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))
-    return not safe and any((source / name).exists() for name in (PICKLED, f"{PICKLED}.index.json"))
 
 
 def _refusal(what: str, param: str, error: ModuleNotFoundError) -> Exception:

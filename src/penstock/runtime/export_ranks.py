@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.file_kinds import is_gguf
 from penstock.graph.rank_bundle import write_rank_bundle
 from penstock.quant.folder import new_folder, private_folder
 from penstock.runtime.build import ProgressCallback, build_in_child

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.checkpoint.gguf.file_name import is_bundle, is_gguf, split_names
+from penstock.checkpoint.gguf.file_name import split_names
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, OutOfMemoryError, UnsupportedError
+from penstock.file_kinds import is_bundle, is_gguf
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramInfo, ProgramLimits, pages_for
 from penstock.runtime.verify import check_verify

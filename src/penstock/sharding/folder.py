@@ -26,7 +26,7 @@ from penstock.checkpoint.side_files import (
     read_small_file,
     template_files,
 )
-from penstock.checkpoint.stored.tied_head import with_stored_head
+from penstock.checkpoint.stored.tied_head import find_tied, with_stored_head
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.config import ConfigReader, check_integer, parse_object, show
@@ -213,7 +213,8 @@ class ShardedFolder:
             )
         config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
         own = strategy.parameters.get(HEAD_NAME)  # of the folder that was cut: its head, or one equal to the embedding
-        config = with_stored_head(config, lambda: own is not None and own.cut not in ("same", "owner"))
+        has_both = find_tied(strategy.parameters) is not None
+        config = with_stored_head(config, lambda: has_both and own is not None and own.cut not in ("same", "owner"))
         folder = cls(path, config, strategy, manifest)
         folder.check_sides()
         strategy.check_model(config, folder.tensors, path)

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.side_files import write_side_files
 from penstock.checkpoint.tensor_file import TensorFile
 from penstock.config import show
 from penstock.errors import InternalError, InvalidArgumentError, InvalidFileError
@@ -260,11 +261,8 @@ class _Columns:
 
 
 def _write_sides(folder: Path, sides: Mapping[str, bytes]) -> None:
-    """Write files beside the weights, those of modules of sentence-transformers in folders of their own."""
-    for name, data in sides.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        _write_synced(path, data)
+    """Write files beside the weights to the disk."""
+    write_side_files(folder, sides, _write_synced)
     for home in {(folder / name).parent for name in sides} - {folder}:
         _sync_folder(home)
 

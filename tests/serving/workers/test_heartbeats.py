@@ -67,13 +67,13 @@ def test_a_worker_is_fresh_while_it_sends_and_progresses(monkeypatch) -> None:
         assert link.is_fresh
         clock.now += FRESH_S + 0.1
         assert not link.is_fresh, "it sent nothing"
-        link.hear(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=FRESH_S - 0.1)))
+        link.on_message(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=FRESH_S - 0.1)))
         assert link.is_fresh
-        link.hear(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=FRESH_S + 0.1)))
+        link.on_message(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=FRESH_S + 0.1)))
         assert not link.is_fresh, "it sends, but its engine makes no progress"
-        link.hear(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=20.0, longest_iteration_s=18.0)))
+        link.on_message(pb.FromWorker(heartbeat=pb.Heartbeat(iteration_age_s=20.0, longest_iteration_s=18.0)))
         assert link.is_fresh, "an iteration of this model may take that long"
-        link.hear(pb.FromWorker(step=pb.Step()))
+        link.on_message(pb.FromWorker(step=pb.Step()))
         link.drain()
         assert not link.is_fresh
 

@@ -36,13 +36,13 @@ def test_a_gap_in_the_reports_asks_for_all() -> None:
         def asked() -> int:
             return sum(message.HasField("ask_pages") for message in link._unsent)
 
-        link.hear(message_of(PageReport(1, True, [b"a" * 16], (), 1)))
+        link.on_message(message_of(PageReport(1, True, [b"a" * 16], (), 1)))
         link.follow_pages(lambda report: heard.append(report.number))
         assert (heard, asked()) == ([], 1)
-        link.hear(message_of(PageReport(2, False, (), (), 1)))
+        link.on_message(message_of(PageReport(2, False, (), (), 1)))
         assert heard == [], "a part before the whole says nothing"
         for number, is_full in ((3, True), (4, False), (6, False), (7, False), (8, True), (9, False)):
-            link.hear(message_of(PageReport(number, is_full, (), (), 1)))
+            link.on_message(message_of(PageReport(number, is_full, (), (), 1)))
         assert (heard, asked()) == ([3, 4, 8, 9], 2)
         link.fail("over")
 

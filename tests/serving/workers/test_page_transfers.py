@@ -29,7 +29,7 @@ class Worker:
     def __init__(self, llm) -> None:
         self.inbox = Inbox()
         self.thread = EngineThread(llm, self.inbox)
-        self.pages = WorkerPages(self.thread, self._hear)
+        self.pages = WorkerPages(self.thread, self._on_message)
         self.transfers: dict[int, Callable] = {}
         self.gone = asyncio.Event()
         self.change: Callable[[pb.FromWorker], pb.FromWorker | None] = lambda message: message
@@ -40,7 +40,7 @@ class Worker:
     def send_page_message(self, message: pb.ToWorker) -> None:
         self.pages.handle(pb.ToWorker.FromString(message.SerializeToString()))
 
-    def _hear(self, message: pb.FromWorker) -> None:
+    def _on_message(self, message: pb.FromWorker) -> None:
         self._loop.call_soon_threadsafe(self._deliver, message)
 
     def _deliver(self, message: pb.FromWorker) -> None:
@@ -49,14 +49,14 @@ class Worker:
             return
         kind = changed.WhichOneof("kind")
         self.kinds.append(kind)
-        hear = self.transfers.get(getattr(changed, kind).transfer)
-        if hear is not None:
-            hear(changed)
+        on_message = self.transfers.get(getattr(changed, kind).transfer)
+        if on_message is not None:
+            on_message(changed)
 
     def lose(self) -> None:
         self.gone.set()
-        for hear in [*self.transfers.values()]:
-            hear(None)
+        for on_message in [*self.transfers.values()]:
+            on_message(None)
 
     async def answer(self, prompt=PROMPT) -> list[int]:
         self._key += 1

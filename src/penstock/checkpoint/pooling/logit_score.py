@@ -68,10 +68,11 @@ def declared_tokens(folder: Path, config: ConfigReader) -> tuple[int, int]:
 def token_layer(config: ConfigReader, stored: Tensors, true_token: int, false_token: int | None) -> HeadLayer:
     """Return the layer that makes the logit of ``true_token``, less that of ``false_token``, of the last hidden row.
 
-    Its weight [1, hidden_size] comes from the output head, or from the embedding that it is tied to.
+    Its weight [1, hidden_size] comes from the output head, or from the embedding that it is tied to, if it is stored.
     """
-    tied = config.bool("tie_word_embeddings", "lm_head.weight" not in stored.tensors)
-    name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    tied = config.bool("tie_word_embeddings", head not in stored.tensors)
+    name = embedding if tied and embedding in stored.tensors else head
     tokens = {"true_token_id": true_token} | ({} if false_token is None else {"false_token_id": false_token})
     rows = read_rows(stored, name, tokens)
     return HeadLayer(rows[0] if len(rows) == 1 else rows[0] - rows[1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.checkpoint.tokenizer_limits import MAX_TOKENIZER_BYTES, MAX_VOCAB
@@ -27,7 +27,6 @@ BPE: Final = 2
 
 MAX_PIECE_CHARS: Final = 128
 
-_FILE: Final = "tokenizer.model"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES: Final = {_FIXED64: 8, _FIXED32: 4}
 _FLOAT: Final = struct.Struct("<f")
@@ -39,7 +38,7 @@ class SentencePieceModel:
     """The vocabulary by id, and the parts of the specification that decide how a text becomes pieces.
 
     ``texts``, ``scores`` and ``kinds`` (NORMAL to BYTE) have the same length.  ``charsmap`` is the compiled
-    normalisation, empty for none.
+    normalisation, empty for none.  ``file``: the name of the file, for errors.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -51,12 +50,24 @@ class SentencePieceModel:
     remove_extra_whitespaces: bool = True
     escape_whitespaces: bool = True
     treat_whitespace_as_suffix: bool = False
+    file: str = "tokenizer.model"
 
 
-def read_sentencepiece(data: bytes) -> SentencePieceModel:
-    """Return the model; InvalidFileError says what is damaged."""
+class _DamageError(ValueError):
+    """The field of a model that is damaged, without the name of the file."""
+
+
+def read_sentencepiece(data: bytes, file: str = "tokenizer.model") -> SentencePieceModel:
+    """Return the model; InvalidFileError says what is damaged, and names ``file``."""
+    try:
+        return replace(_read_model(data), file=file)
+    except _DamageError as error:
+        raise InvalidFileError(f"{file}: {error}") from None
+
+
+def _read_model(data: bytes) -> SentencePieceModel:
     if len(data) > MAX_TOKENIZER_BYTES:
-        raise InvalidFileError(f"{_FILE}: expected at most {MAX_TOKENIZER_BYTES} bytes, found {len(data)}")
+        raise _DamageError(f"expected at most {MAX_TOKENIZER_BYTES} bytes, found {len(data)}")
     texts: list[str] = []
     scores: list[float] = []
     kinds: list[int] = []
@@ -68,15 +79,15 @@ def read_sentencepiece(data: bytes) -> SentencePieceModel:
             scores.append(score)
             kinds.append(kind)
             if len(texts) > MAX_VOCAB:
-                raise InvalidFileError(f"{_FILE}: pieces: expected at most {MAX_VOCAB}, found more")
+                raise _DamageError(f"pieces: expected at most {MAX_VOCAB}, found more")
         elif number == 2:
             trainer += _message(value, "trainer_spec")  # parts of a message that is there twice are merged
         elif number == 3:
             normalizer += _message(value, "normalizer_spec")
     if not texts:
-        raise InvalidFileError(f"{_FILE}: pieces: expected at least one, found none")
+        raise _DamageError("pieces: expected at least one, found none")
     if len(set(texts)) != len(texts):
-        raise InvalidFileError(f"{_FILE}: pieces: two have the same text")
+        raise _DamageError("pieces: two have the same text")
     training, normalizing = dict(_fields(trainer)), dict(_fields(normalizer))
     return SentencePieceModel(
         texts,
@@ -97,19 +108,17 @@ def _read_piece(data: bytes, token: int) -> tuple[str, float, int]:
     try:
         text = _message(fields.get(1, b""), "piece").decode()
     except UnicodeDecodeError:
-        raise InvalidFileError(f"{_FILE}: pieces: expected UTF-8 in token {token}") from None
+        raise _DamageError(f"pieces: expected UTF-8 in token {token}") from None
     if not 0 < len(text) <= MAX_PIECE_CHARS:
-        raise InvalidFileError(
-            f"{_FILE}: pieces: expected 1 to {MAX_PIECE_CHARS} characters, found token {token} of {len(text)}"
-        )
+        raise _DamageError(f"pieces: expected 1 to {MAX_PIECE_CHARS} characters, found token {token} of {len(text)}")
     stored = fields.get(2, b"\0\0\0\0")
     if not isinstance(stored, bytes) or len(stored) != 4:
-        raise InvalidFileError(f"{_FILE}: score: expected 32 bits in token {token}, found {show(stored)}")
+        raise _DamageError(f"score: expected 32 bits in token {token}, found {show(stored)}")
     score = float(_FLOAT.unpack(stored)[0])
     kind = _integer(fields, 3, NORMAL, "type")
     if not math.isfinite(score) or not NORMAL <= kind <= BYTE:
-        raise InvalidFileError(
-            f"{_FILE}: pieces: expected a finite score and a type from 1 to 6 in token {token}, found {score}, {kind}"
+        raise _DamageError(
+            f"pieces: expected a finite score and a type from 1 to 6 in token {token}, found {score}, {kind}"
         )
     return text, score, kind
 
@@ -121,14 +130,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
         key, at = _varint(data, at)
         number, kind = key >> 3, key & 7
         if number == 0 or kind not in (_VARINT, _FIXED64, _BYTES, _FIXED32):
-            raise InvalidFileError(f"{_FILE}: expected a field, found key {key}")
+            raise _DamageError(f"expected a field, found key {key}")
         if kind == _VARINT:
             value, at = _varint(data, at)
             yield number, value
             continue
         size, at = _varint(data, at) if kind == _BYTES else (_SIZES[kind], at)
         if size > end - at:
-            raise InvalidFileError(f"{_FILE}: field {number}: expected {size} bytes, found {end - at}")
+            raise _DamageError(f"field {number}: expected {size} bytes, found {end - at}")
         yield number, data[at : at + size]
         at += size
 
@@ -138,23 +147,23 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
-            raise InvalidFileError(f"{_FILE}: expected an integer, found the end of the message")
+            raise _DamageError("expected an integer, found the end of the message")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at
-    raise InvalidFileError(f"{_FILE}: expected an integer of at most 10 bytes, found a longer one")
+    raise _DamageError("expected an integer of at most 10 bytes, found a longer one")
 
 
 def _message(value: Value, name: str) -> bytes:
     if not isinstance(value, bytes):
-        raise InvalidFileError(f"{_FILE}: {name}: expected bytes, found the integer {value}")
+        raise _DamageError(f"{name}: expected bytes, found the integer {value}")
     return value
 
 
 def _integer(fields: dict[int, Value], number: int, default: int, name: str) -> int:
     value = fields.get(number, default)
     if not isinstance(value, int):
-        raise InvalidFileError(f"{_FILE}: {name}: expected an integer, found {len(value)} bytes")
+        raise _DamageError(f"{name}: expected an integer, found {len(value)} bytes")
     return value

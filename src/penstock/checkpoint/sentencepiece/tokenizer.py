@@ -33,8 +33,10 @@ _GEMMA: Final = "GemmaTokenizer"
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def sentencepiece_tokenizer(data: bytes, config: bytes, roles: Mapping[str, str] | None = None) -> bytes | None:
-    """Return the ``tokenizer.json`` of ``tokenizer.model`` and ``tokenizer_config.json``.
+def sentencepiece_tokenizer(
+    data: bytes, config: bytes, roles: Mapping[str, str] | None = None, file: str = "tokenizer.model"
+) -> bytes | None:
+    """Return the ``tokenizer.json`` of ``file`` and ``tokenizer_config.json``.
 
     ``roles``: the texts of the special tokens of a class of Unigram or of Gemma.  None for another class than these and
     Llama's, and for a model of Llama's that changes texts before it splits them or that is no byte pair encoding: their
@@ -44,7 +46,7 @@ def sentencepiece_tokenizer(data: bytes, config: bytes, roles: Mapping[str, str]
     name = reader.str("tokenizer_class", _CLASSES[0]).removesuffix("Fast")
     if name not in _CLASSES and (roles is None or name not in (_GEMMA, *UNIGRAM_CLASSES)):
         return None
-    model = read_sentencepiece(data)
+    model = read_sentencepiece(data, file)
     if name in UNIGRAM_CLASSES:
         if model.model_type != UNIGRAM:
             return None
@@ -61,7 +63,7 @@ def sentencepiece_tokenizer(data: bytes, config: bytes, roles: Mapping[str, str]
     added = _added_tokens(reader, model, ids)
     tokenizer = _tokenizer(reader, model, ids) | {
         "added_tokens": added,
-        "post_processor": _template(config, ids | {token["content"]: token["id"] for token in added}),
+        "post_processor": _template(config, ids | {token["content"]: token["id"] for token in added}, model.file),
     }
     return json.dumps(tokenizer, ensure_ascii=False).encode()
 
@@ -127,7 +129,7 @@ def _merges(model: SentencePieceModel, ids: dict[str, int]) -> list[list[str]]:
     """Return the merges of the normal pieces."""
     known = zip(model.texts, model.scores, model.kinds, strict=True)
     scores = {text: score for text, score, kind in known if kind == NORMAL}
-    return merges_by_score(scores, ids, "tokenizer.model: pieces")
+    return merges_by_score(scores, ids, f"{model.file}: pieces")
 
 
 def _added_tokens(reader: ConfigReader, model: SentencePieceModel, ids: dict[str, int]) -> list[dict[str, Any]]:
@@ -151,7 +153,7 @@ def _added_tokens(reader: ConfigReader, model: SentencePieceModel, ids: dict[str
             raise reader.error("added_tokens_decoder", "tokens by their id", key)
         token, text = int(key), own.str("content")
         if ids.get(text, token) != token or (token < len(model.texts) and model.texts[token] != text):
-            raise reader.error("added_tokens_decoder", "the ids that tokenizer.model has", key)
+            raise reader.error("added_tokens_decoder", f"the ids that {model.file} has", key)
         added[token] = {"id": token, "content": text, **{flag: own.bool(flag, False) for flag in _FLAGS}}
     extra = [token for token in sorted(added) if token >= len(model.texts)]
     if extra != list(range(len(model.texts), len(model.texts) + len(extra))):
@@ -159,7 +161,7 @@ def _added_tokens(reader: ConfigReader, model: SentencePieceModel, ids: dict[str
     return [added[token] for token in sorted(added)]
 
 
-def _template(config: bytes, ids: dict[str, int]) -> dict[str, Any] | None:
+def _template(config: bytes, ids: dict[str, int], file: str) -> dict[str, Any] | None:
     """Return the post-processor, which adds the first and the last token; None if it adds neither."""
     read = read_tokenizer_config({_CONFIG: config})
     first: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
@@ -174,9 +176,7 @@ def _template(config: bytes, ids: dict[str, int]) -> dict[str, Any] | None:
         if not is_added:
             continue
         if text not in ids:
-            raise InvalidFileError(
-                f"{_CONFIG}: {role}: expected a token of tokenizer.model, found {show(text)}", param=role
-            )
+            raise InvalidFileError(f"{_CONFIG}: {role}: expected a token of {file}, found {show(text)}", param=role)
         for pieces, segment in ((first, 0), (second, 1)):
             pieces.insert(at, {"SpecialToken": {"id": text, "type_id": segment}})
         special[text] = {"id": text, "ids": [ids[text]], "tokens": [text]}

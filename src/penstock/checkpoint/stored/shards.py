@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -16,10 +17,10 @@ from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile
 from penstock.config import ConfigReader, show, show_tensors
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["INDEX", "open_shards", "refuse_other_formats"]
+__all__ = ["INDEX", "SINGLE", "open_shards", "refuse_other_formats", "shards_without_index"]
 
 INDEX: Final = "model.safetensors.index.json"
-_SINGLE: Final = "model.safetensors"
+SINGLE: Final = "model.safetensors"
 _SHARD: Final = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 _SAFE_VERSION: Final = "use the safetensors version of the model"
 _LOG: Final = logging.getLogger("penstock.checkpoint")
@@ -30,7 +31,7 @@ def refuse_other_formats(folder: Path) -> NoReturn:
     names = sorted(entry.name for entry in folder.iterdir())
     gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
     if gguf is not None:
-        raise UnsupportedError(f"{folder}: expected {_SINGLE} or {INDEX}; to run a GGUF file, pass {folder / gguf}")
+        raise UnsupportedError(f"{folder}: expected {SINGLE} or {INDEX}; to run a GGUF file, pass {folder / gguf}")
     for suffix, kind in ((".bin", "pickled PyTorch"), (".pt", "pickled PyTorch"),
                          (".pth", "pickled PyTorch"), (".h5", "Keras"), (".msgpack", "Flax"),
                          (".onnx", "ONNX")):  # fmt: skip
@@ -39,7 +40,7 @@ def refuse_other_formats(folder: Path) -> NoReturn:
             tool = "`penstock convert`" if suffix == ".bin" else "transformers' save_pretrained"
             message = f"{foreign}: {kind} weights are not supported; {_SAFE_VERSION}, or convert it with {tool}"
             raise UnsupportedError(message)
-    raise InvalidFileError(f"{folder}: expected {_SINGLE} or {INDEX}, found neither")
+    raise InvalidFileError(f"{folder}: expected {SINGLE} or {INDEX}, found neither")
 
 
 def open_shards(folder: Path) -> list[TensorFile]:
@@ -47,8 +48,8 @@ def open_shards(folder: Path) -> list[TensorFile]:
 
     Raises InvalidFileError for a damaged or missing file, and UnsupportedError for weights in another format.
     """
-    if (folder / _SINGLE).exists():
-        return [TensorFile(folder / _SINGLE)]
+    if (folder / SINGLE).exists():
+        return [TensorFile(folder / SINGLE)]
     if not (folder / INDEX).exists():
         return [TensorFile(folder / name) for name in _names_without_index(folder)]
     weight_map = _read_index(folder)
@@ -63,13 +64,25 @@ def open_shards(folder: Path) -> list[TensorFile]:
     return shards
 
 
+def shards_without_index(names: Iterable[str]) -> list[str]:
+    """Return the names of all shards of a model without an index, which vLLM opens too, also of those not in ``names``.
+
+    Empty if ``names`` has no shard, or shards of several models.
+    """
+    counts = {int(match[2]) for name in names if (match := _SHARD.fullmatch(name))}
+    count = counts.pop() if len(counts) == 1 else 0
+    return [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+
+
 def _names_without_index(folder: Path) -> list[str]:
-    """Return the names of all shards of a model without an index, which vLLM opens too."""
-    shards = {int(match[1]): match for path in folder.iterdir() if (match := _SHARD.fullmatch(path.name))}
-    counts = {int(match[2]) for match in shards.values()}
-    if len(counts) != 1 or shards.keys() != set(range(1, counts.pop() + 1)):
+    present = {path.name for path in folder.iterdir()}
+    names = shards_without_index(present)
+    missing = next((name for name in names if name not in present), None)
+    if not names:
         refuse_other_formats(folder)
-    return [shards[number][0] for number in sorted(shards)]
+    if missing is not None:
+        raise InvalidFileError(f"{folder}: expected {len(names)} files of weights, found no {missing}")
+    return names
 
 
 def _read_index(folder: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""An output head that is stored beside the embedding that config.json ties it to.
+"""An output head that is stored beside the embedding that config.json ties it to, or in its place.
 
-transformers 5 ties the two only if their values are equal; otherwise both count.
+transformers 5 ties the two only if their values are equal; otherwise both count.  If only one is stored, it is both.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any, Final
 
 from penstock.config import ConfigReader
 
-__all__ = ["find_tied", "with_stored_head"]
+__all__ = ["HEADS", "find_tied", "has_only_head", "with_stored_head"]
 
 _LOG: Final = logging.getLogger("penstock.head")
 _KEYS: Final = ("tie_word_embeddings", "tie_embedding")
-_HEADS: Final = (
-    "lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight",
-    "vocab_projector.weight", "decoder.weight",
+HEADS: Final = (
+    "lm_head.weight", "language_model.lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight",
+    "lm_head.decoder.weight", "vocab_projector.weight", "decoder.weight",
 )  # fmt: skip
+"""The names that an output head has in folders."""
 _EMBEDDINGS: Final = (
     "shared.weight", "embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight",
     "embed_in.weight", "backbone.embeddings.weight",
@@ -27,13 +28,21 @@ _EMBEDDINGS: Final = (
 
 def find_tied(names: Collection[str]) -> tuple[str, str] | None:
     """Return the names of the embedding and of the output head; None unless both are stored."""
-    head = next((name for name in _HEADS if name in names), None)
-    if head is None:
-        return None
+    head = next((name for name in HEADS if name in names), None)
+    embedding = _find_embedding(names)
+    return None if head is None or embedding is None else (embedding, head)
+
+
+def has_only_head(names: Collection[str]) -> bool:
+    """Return True if an output head is stored, and no embedding."""
+    return any(name in names for name in HEADS) and _find_embedding(names) is None
+
+
+def _find_embedding(names: Collection[str]) -> str | None:
     for end in _EMBEDDINGS:
         embedding = next((name for name in names if name.endswith(end)), None)
         if embedding is not None:
-            return embedding, head
+            return embedding
     return None
 
 

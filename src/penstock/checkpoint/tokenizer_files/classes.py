@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["BERT_CLASSES", "SPACE_MARK_CLASSES", "default_roles", "tokenizer_class"]
+__all__ = ["BERT_CLASSES", "SPACE_MARK_CLASSES", "TEKKEN_CLASS", "default_roles", "tokenizer_class"]
 
-_ROUND: Final = {
+_ROBERTA: Final = {
     "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
     "cls_token": "<s>", "mask_token": "<mask>",
 }  # fmt: skip
@@ -17,19 +17,22 @@ _BERT: Final = {
 }  # fmt: skip
 _END_OF_TEXT: Final = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 BERT_CLASSES: Final = frozenset(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"))
+TEKKEN_CLASS: Final = "MistralCommonBackend"
+"""The class of a tekken.json, whatever the other files say."""
 SPACE_MARK_CLASSES: Final = ("LlamaTokenizer", "CodeLlamaTokenizer")
 _DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = {
     **dict.fromkeys(SPACE_MARK_CLASSES, _LLAMA),
     "GemmaTokenizer": {
         "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"
     },
+    TEKKEN_CLASS: _LLAMA | {"pad_token": "<pad>"},
     "GPT2Tokenizer": _END_OF_TEXT,
     "GPTNeoXTokenizer": _END_OF_TEXT | {"pad_token": "<|padding|>"},
     "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
     "Qwen3_5Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
-    "RobertaTokenizer": _ROUND,
-    "XLMRobertaTokenizer": _ROUND,
-    "CamembertTokenizer": _ROUND,
+    "RobertaTokenizer": _ROBERTA,
+    "XLMRobertaTokenizer": _ROBERTA,
+    "CamembertTokenizer": _ROBERTA,
     "T5Tokenizer": {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
     **dict.fromkeys(BERT_CLASSES, _BERT),
 }  # fmt: skip

@@ -8,16 +8,29 @@ their bytes.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.checkpoint.bert_vocab import bert_tokenizer
 from penstock.checkpoint.generation import SPECIAL_ROLES, end_token_ids
 from penstock.checkpoint.sentencepiece.tokenizer import sentencepiece_tokenizer
 from penstock.checkpoint.tokenizer_files.byte_level import byte_level_tokenizer
-from penstock.checkpoint.tokenizer_files.classes import SPACE_MARK_CLASSES, default_roles, tokenizer_class
-from penstock.checkpoint.tokenizer_files.names import SENTENCEPIECE_FILES, VOCABULARY_FILES
+from penstock.checkpoint.tokenizer_files.byte_ranks import (
+    is_tiktoken,
+    needs_code,
+    tekken_tokenizer,
+    tiktoken_tokenizer,
+    vocabulary_of_code,
+)
+from penstock.checkpoint.tokenizer_files.classes import (
+    SPACE_MARK_CLASSES,
+    TEKKEN_CLASS,
+    default_roles,
+    tokenizer_class,
+)
+from penstock.checkpoint.tokenizer_files.names import SENTENCEPIECE_FILES, TEKKEN, TIKTOKEN_FILE, VOCABULARY_FILES
 from penstock.checkpoint.tokenizer_files.options import apply_options
 from penstock.checkpoint.tokenizer_files.post_processors import NO_POST_PROCESSOR, post_processor
 from penstock.checkpoint.tokenizer_files.side_tokens import (
@@ -33,6 +46,7 @@ from penstock.errors import InvalidFileError
 
 __all__ = ["complete_tokenizer"]
 
+_LOG: Final = logging.getLogger("penstock.checkpoint")
 _TOKENIZER, _CONFIG, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 
 
@@ -57,9 +71,13 @@ def complete_tokenizer(
 
     is_made = _TOKENIZER not in files
     if is_made and all(read(name) is None for name in VOCABULARY_FILES):
+        if file := vocabulary_of_code(folder):
+            _LOG.warning("penstock: %s: %s", folder, needs_code(file))
         return {}
     config = reader(_CONFIG)
     opening, making = tokenizer_class(config.values, reader("config.json").values)
+    if is_made and read(TEKKEN) is not None:
+        opening = making = TEKKEN_CLASS
     tokens = read_side_tokens(config, reader("special_tokens_map.json"), reader("added_tokens.json"))
     if is_made:
         made = _Maker((opening, making), config, tokens, read, folder).make()
@@ -169,26 +187,36 @@ class _Maker:
 
     def make(self) -> dict[str, Any] | None:
         """Return the tokenizer.json, whose post-processor may be ``NO_POST_PROCESSOR``; None without a vocabulary."""
+        tekken = self._read(TEKKEN)
+        if tekken is not None:
+            return tekken_tokenizer(tekken)
         vocab, merges = self._read("vocab.json"), self._read("merges.txt")
         if vocab is not None and merges is not None:
             made = byte_level_tokenizer(vocab, merges, self._name, self._config)
             if made is not None:
                 return made
-        for file in SENTENCEPIECE_FILES:
+        for file in (*SENTENCEPIECE_FILES, TIKTOKEN_FILE):
             data = self._read(file)
             if data is not None:
-                return self._make_pieces(file, data)
+                has_ranks = file == TIKTOKEN_FILE or is_tiktoken(data)
+                return self._make_ranks(file, data) if has_ranks else self._make_pieces(file, data)
         words = self._read("vocab.txt")
         result = None if words is None else bert_tokenizer(words, self._effective)
         return None if result is None else dict(json.loads(result))
 
+    def _make_ranks(self, file: str, data: bytes) -> dict[str, Any] | None:
+        code = self._config.object("auto_map")
+        if code is not None and code.has("AutoTokenizer"):
+            _LOG.warning("penstock: %s: %s", self._folder, needs_code(file))
+            return None
+        extra = self._config.values.get("extra_special_tokens")
+        texts = [token["content"] for token in self._tokens.extra] if isinstance(extra, list) else []
+        return tiktoken_tokenizer(data, file, self._tokens.listed, texts)
+
     def _make_pieces(self, file: str, data: bytes) -> dict[str, Any]:
         defaults = default_roles(self._name)
         roles = {role: self._tokens.texts().get(role) or text for role, text in defaults.items()}
-        try:
-            made = sentencepiece_tokenizer(data, self._effective, roles)
-        except InvalidFileError as error:
-            raise InvalidFileError(str(error).replace("tokenizer.model", file, 1), param=error.param) from None
+        made = sentencepiece_tokenizer(data, self._effective, roles, file)
         if made is None:
             from penstock.checkpoint.tokenizer_convert import convert_tokenizer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from penstock.checkpoint.tokenizer_files.classes import TEKKEN_CLASS
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
 
@@ -14,7 +15,7 @@ NO_POST_PROCESSOR: Final = {"type": ""}
 """The placeholder for the post-processor of a class until the ids of all tokens are known."""
 
 _A, _B = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}
-_ROUND_CLASSES: Final = ("XLMRobertaTokenizer", "CamembertTokenizer")
+_XLM_ROBERTA_CLASSES: Final = ("XLMRobertaTokenizer", "CamembertTokenizer")
 
 
 def post_processor(
@@ -34,7 +35,7 @@ def post_processor(
             "trim_offsets": config.bool("trim_offsets", True),
             "add_prefix_space": config.bool("add_prefix_space", False),
         }
-    if name in _ROUND_CLASSES:
+    if name in _XLM_ROBERTA_CLASSES:
         bos, eos = (_text(role, ids, roles) for role in ("bos_token", "eos_token"))
         begin, end = _special(bos, 0), _special(eos, 0)
         return _template([begin, _A, end], [begin, _A, end, end, _zero(_B), end], ids)
@@ -42,7 +43,7 @@ def post_processor(
         end = _special(_text("eos_token", ids, roles), 0)
         return _template([_A, end], [_A, end, _zero(_B), end], ids)
     added = {
-        "bos_token": config.bool("add_bos_token", False),
+        "bos_token": config.bool("add_bos_token", name == TEKKEN_CLASS),
         "eos_token": config.bool("add_eos_token", False),
     }
     single, second = [_A], [_B]

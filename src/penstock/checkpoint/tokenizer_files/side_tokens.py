@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.checkpoint.generation import SPECIAL_ROLES
+from penstock.checkpoint.generation import SPECIAL_ROLES, named_tokens
 from penstock.checkpoint.tokenizer_limits import MAX_ADDED_TOKENS
 from penstock.config import ConfigReader, show
 
@@ -19,7 +19,7 @@ __all__ = ["SideTokens", "default_token", "merge_tokens", "read_side_tokens", "t
 
 _LOG: Final = logging.getLogger("penstock.checkpoint")
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
-_MAX_NAMED: Final = 1024
+_MAX_CHARS: Final = 1024
 
 Token = dict[str, Any]
 """A token as ``added_tokens`` of tokenizer.json has it, without "id"."""
@@ -48,14 +48,14 @@ def read_side_tokens(config: ConfigReader, special: ConfigReader, added: ConfigR
     Raises InvalidFileError, which names the file and the key.
     """
     tokens = SideTokens(is_complete=config.has("added_tokens_decoder"))
-    _read_named(config, tokens)
+    tokens.named |= _read_named(config)
     key = "extra_special_tokens" if config.values.get("extra_special_tokens") else "additional_special_tokens"
     _read_extra(config, key, tokens)
     if tokens.is_complete:
         section = config.object("added_tokens_decoder")
         tokens.listed = [] if section is None else list(_listed(config, section))
         return tokens
-    _read_named(special, tokens)
+    tokens.named |= _read_named(special)
     _read_extra(special, "extra_special_tokens", tokens)
     if not tokens.extra:
         _read_extra(special, "additional_special_tokens", tokens)
@@ -105,24 +105,15 @@ def _read_token(own: ConfigReader, *, is_special: bool) -> Token:
 def _named_token(reader: ConfigReader, key: str, value: object) -> Token | None:
     if value is None:
         return None
-    if isinstance(value, str) and len(value) <= _MAX_NAMED:
+    if isinstance(value, str) and len(value) <= _MAX_CHARS:
         return _token(value, special=True)
     if isinstance(value, dict) and isinstance(value.get("content"), str):
         return _read_token(ConfigReader(value, f"{reader.file}: {key}"), is_special=True)
-    raise reader.error(key, f"a string of at most {_MAX_NAMED} characters, or an object with content", value)
+    raise reader.error(key, f"a string of at most {_MAX_CHARS} characters, or an object with content", value)
 
 
-def _read_named(reader: ConfigReader, tokens: SideTokens) -> None:
-    """Read the roles, the names that end in "_token", and the objects of names."""
-    for key, value in reader.values.items():
-        if key in SPECIAL_ROLES or (key.endswith("_token") and isinstance(value, (str, dict))):
-            tokens.named[key] = _named_token(reader, key, value)
-    for key in ("model_specific_special_tokens", "extra_special_tokens"):
-        section = reader.values.get(key)
-        for name, value in section.items() if isinstance(section, dict) else ():
-            tokens.named[name] = _named_token(reader, key, value)
-    if len(tokens.named) > _MAX_NAMED:
-        raise reader.error("extra_special_tokens", f"at most {_MAX_NAMED} names", len(tokens.named))
+def _read_named(reader: ConfigReader) -> dict[str, Token | None]:
+    return {name: _named_token(reader, key, value) for name, (key, value) in named_tokens(reader).items()}
 
 
 def _read_extra(reader: ConfigReader, key: str, tokens: SideTokens) -> None:

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.file_kinds import is_gguf
 
 __all__ = ["add_parser", "run"]
 

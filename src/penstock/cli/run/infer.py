@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.gguf.file_name import is_bundle
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import SAMPLING_OPTIONS, add_options, add_parser_of, sampling_params, spellings, utf8_text
 from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.file_kinds import is_bundle
 from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:

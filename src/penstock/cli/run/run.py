@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.tokenizer_files.names import VOCABULARY_FILES
 from penstock.cli.model_source import model_path
 from penstock.cli.options import (
@@ -26,6 +25,7 @@ from penstock.cli.options import (
 from penstock.cli.progress import format_bytes, format_seconds
 from penstock.cli.stage_server import add_stage_options
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.file_kinds import is_gguf
 from penstock.text.terminal import write_text
 
 if TYPE_CHECKING:
@@ -128,6 +128,10 @@ def check_tokenizer(model: Path) -> None:
     home = model_folder(model)
     names = ("tokenizer.json", *VOCABULARY_FILES)
     if (home / "config.json").exists() and not any((home / name).exists() for name in names):
+        from penstock.checkpoint.tokenizer_files.byte_ranks import needs_code, vocabulary_of_code
+
+        if file := vocabulary_of_code(home):
+            raise UnsupportedError(f"{model}: {needs_code(file)}")
         raise UnsupportedError(
             f"{model}: expected tokenizer.json, which makes token ids of a prompt, found none. Copy the file from the "
             f"original model, or pass token ids in Python: LLM({str(model)!r}).generate([1, 2, 3])."

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.cli.options import refuse_without
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
+from penstock.file_kinds import is_gguf
 
 if TYPE_CHECKING:
     from penstock.cluster.placement.placement import Placement

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.cli.listener import add_listener_options, read_listener
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of, limits_of
 from penstock.cli.service.cluster_options import add_cluster_options, cluster_placement
 from penstock.cli.stage_server import SERVICE_JOIN_S, add_stage_options, stage_server
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
+from penstock.file_kinds import is_gguf
 from penstock.version import __version__
 
 if TYPE_CHECKING:

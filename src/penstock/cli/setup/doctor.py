@@ -149,7 +149,7 @@ def _hub() -> Iterator[tuple[str, str]]:
     from huggingface_hub import get_token
 
     from penstock.hub.downloaded import cache_folder
-    from penstock.hub.remote import endpoint, is_offline
+    from penstock.hub.transfer_errors import endpoint, is_offline
 
     yield "models", f"{cache_folder()}, from {endpoint()}{' (HF_HUB_OFFLINE: no requests)' if is_offline() else ''}"
     has_token = "set" if get_token() else "none; models with a licence to accept need one: hf auth login"

@@ -189,13 +189,13 @@ class RayPlacement:
 
     async def _listen(self, driver: asyncio.subprocess.Process) -> None:
         while (answer := await _read(driver)) is not None:
-            self._hear(answer)
+            self._on_message(answer)
         await driver.wait()
         for group in [*self._groups.values()]:  # those that run go on; their connections show when they end
             if not group.started.done():
                 group.started.set_exception(UnavailableError("the driver of the cluster ended"))
 
-    def _hear(self, answer: dict[str, Any]) -> None:
+    def _on_message(self, answer: dict[str, Any]) -> None:
         group = self._groups.get(answer["name"])
         if group is None:
             return

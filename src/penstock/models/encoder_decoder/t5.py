@@ -8,6 +8,7 @@ has none of its tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -264,10 +265,9 @@ class Network(Module):
     Without a decoder the table of tokens takes the place of the head, and only the hidden rows mean something.
     """
 
-    unread_tensors: tuple[str, ...] = (
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+    unread_tensors: tuple[str, ...] = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+    tied_tensors: Mapping[str, str] = dict.fromkeys(
+        ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
     )
 
     def __init__(self, config: T5Config) -> None:

@@ -20,4 +20,4 @@ class Config:
 class Network(t5.Network):
     """An encoder with a decoder and an output head, or a bare encoder."""
 
-    unread_tensors = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    unread_tensors = ()

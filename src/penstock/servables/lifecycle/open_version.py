@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.checkpoint.gguf.file_name import is_bundle
 from penstock.errors import InvalidFileError
+from penstock.file_kinds import is_bundle
 from penstock.servables.api.plan import ModelPlan, Plan, model_to_json, plan_from_json
 from penstock.servables.lifecycle.folder_scan import resolve_inside
 from penstock.servables.process import stages_pb2 as pb

@@ -87,7 +87,7 @@ class StageHost:
             kind = UnavailableError if answer.refusal.may_retry else InvalidArgumentError
             raise kind(answer.refusal.text)
         on_accept()
-        self._stream.listen(self._hear)
+        self._stream.listen(self._on_message)
         beating = asyncio.ensure_future(self._beat())
         try:
             await self._stream.ended.wait()
@@ -111,7 +111,7 @@ class StageHost:
         if not self._running:
             self._stream.close()
 
-    def _hear(self, message: pb.ToMachine) -> None:
+    def _on_message(self, message: pb.ToMachine) -> None:
         """Handle a message.  Raises ValueError, which ends the connection, for one that may not come here."""
         number, kind = message.process, message.WhichOneof("what")
         if kind == "start":
@@ -121,7 +121,7 @@ class StageHost:
             self._running[number] = task
         elif kind == "batch":
             process = self._processes.get(number)
-            if process is not None:  # else it has ended, which the service hears soon
+            if process is not None:  # else it has ended, which the service is told soon
                 process.send_batch(pb.ToStage(batch=message.batch))
         elif kind == "end":
             if number in self._running:

@@ -66,7 +66,7 @@ class MachineProcess:
         ended = self._ended.result() if self._ended.done() else None
         return (NO_STAGE, -1) if ended is None else (ended.stage, max(-1, ended.instance))
 
-    def hear(self, message: pb.FromMachine) -> None:
+    def on_message(self, message: pb.FromMachine) -> None:
         """Take a message of the process.  Raises ValueError for a result that is not that of the current batch."""
         kind = message.WhichOneof("what")
         if kind == "result":
@@ -172,7 +172,7 @@ class StageMachine:
 
     async def serve(self) -> None:
         """Pass on its messages until the connection ends or is silent for ``SILENT_S``; then its processes are lost."""
-        self._stream.listen(self._hear)
+        self._stream.listen(self._on_message)
         try:
             self.is_silent = await until_silent(self._stream, SILENT_S)
         finally:
@@ -181,7 +181,7 @@ class StageMachine:
             for process in [*self._processes.values()]:
                 process.end(None)
 
-    def _hear(self, message: pb.FromMachine) -> None:
+    def _on_message(self, message: pb.FromMachine) -> None:
         """Take a message.  Raises ValueError, which ends the connection, for one that may not come here."""
         kind = message.WhichOneof("what")
         if kind == "alive":
@@ -191,4 +191,4 @@ class StageMachine:
             return
         process = self._processes.get(message.process)
         if process is not None:  # else it was ended, and what it still sent does not matter
-            process.hear(message)
+            process.on_message(message)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from msgspec import Meta
 
 from penstock.api_errors import refuse_if
-from penstock.serving.openai import other_fields
-from penstock.serving.openai.other_fields import WITHOUT_EFFECT
+from penstock.serving.openai import unsupported_fields
+from penstock.serving.openai.unsupported_fields import WITHOUT_EFFECT
 from penstock.serving.request_fields import (
     MAX_NAME_CHARS,
     MAX_PROMPTS,
@@ -51,18 +51,18 @@ if TYPE_CHECKING:
     _TokenizeFields = Body
 else:
     _CompletionFields = extended(
-        "CompletionFields", SamplingFields, ("best_of", "echo", "logprobs"), other_fields.COMPLETION
+        "CompletionFields", SamplingFields, ("best_of", "echo", "logprobs"), unsupported_fields.COMPLETION
     )
-    _ChatFields = extended("ChatFields", SamplingFields, {"top_logprobs": "logprobs"}, other_fields.CHAT)
-    _EmbeddingFields = extended("EmbeddingFields", ServingFields, fields=other_fields.EMBEDDING)
-    _RerankFields = extended("RerankFields", ServingFields, fields=other_fields.RERANK)
-    _ScoreFields = extended("ScoreFields", ServingFields, fields=other_fields.SCORE)
-    _ClassifyFields = extended("ClassifyFields", ServingFields, fields=other_fields.CLASSIFY)
-    _StreamFields = extended("StreamFields", Body, fields=other_fields.STREAM_OPTIONS)
-    _MessageFields = extended("MessageFields", Body, fields=other_fields.MESSAGE)
-    _PartFields = extended("PartFields", Body, fields=other_fields.CONTENT_PART)
-    _FormatFields = extended("FormatFields", Body, fields=other_fields.FORMAT)
-    _TokenizeFields = extended("TokenizeFields", Body, fields=other_fields.TOKENIZE)
+    _ChatFields = extended("ChatFields", SamplingFields, {"top_logprobs": "logprobs"}, unsupported_fields.CHAT)
+    _EmbeddingFields = extended("EmbeddingFields", ServingFields, fields=unsupported_fields.EMBEDDING)
+    _RerankFields = extended("RerankFields", ServingFields, fields=unsupported_fields.RERANK)
+    _ScoreFields = extended("ScoreFields", ServingFields, fields=unsupported_fields.SCORE)
+    _ClassifyFields = extended("ClassifyFields", ServingFields, fields=unsupported_fields.CLASSIFY)
+    _StreamFields = extended("StreamFields", Body, fields=unsupported_fields.STREAM_OPTIONS)
+    _MessageFields = extended("MessageFields", Body, fields=unsupported_fields.MESSAGE)
+    _PartFields = extended("PartFields", Body, fields=unsupported_fields.CONTENT_PART)
+    _FormatFields = extended("FormatFields", Body, fields=unsupported_fields.FORMAT)
+    _TokenizeFields = extended("TokenizeFields", Body, fields=unsupported_fields.TOKENIZE)
 
 _TokenNames = Annotated[
     bool | None, Meta(description="In logprobs, write each token as `token_id:N` instead of its text. Default: false.")

@@ -18,10 +18,10 @@ from weakref import WeakValueDictionary
 
 from google.protobuf.message import DecodeError
 
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.cluster.placement.local import LocalPlacement
 from penstock.cluster.placement.placement import Resources
 from penstock.errors import InvalidArgumentError, PenstockError, UnavailableError
+from penstock.file_kinds import is_gguf
 from penstock.graph.bundle_id import bundle_id
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.supervision import SupervisionPolicy
@@ -313,7 +313,7 @@ class Primary:
         try:
             while (message := await stream.read()) is not None:
                 if not message.HasField("ready"):
-                    connection.hear(message)
+                    connection.on_message(message)
                     continue
                 await self._get_ready(connection, stream, message.ready)
                 try:
@@ -321,7 +321,7 @@ class Primary:
                 except PenstockError as error:
                     await handshake.refuse(stream, error)
                     return
-                stream.listen(connection.hear, merge_steps)
+                stream.listen(connection.on_message, merge_steps)
                 await stream.ended.wait()
                 if stream.error is not None:
                     LOG.error("%s: invalid message from the worker", connection.name, exc_info=stream.error)
@@ -337,7 +337,7 @@ class Primary:
         except PenstockError as error:  # the worker opened these files, but the tokenizer's process failed here
             if not connection.pid:  # it joined by itself: no load reports it
                 await handshake.refuse(stream, error)
-            connection.hear(pb.FromWorker(failed=error_to(error)))
+            connection.on_message(pb.FromWorker(failed=error_to(error)))
             raise
         connection.get_ready(ready, tokenizer)
 

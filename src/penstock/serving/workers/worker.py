@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.checkpoint.generation import ADDITIONAL_TEMPLATES
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.checkpoint.pooling.head import POOLING_FILE
 from penstock.env import writes_json_log
 from penstock.errors import OutOfMemoryError, PenstockError, UnavailableError
+from penstock.file_kinds import is_gguf
 from penstock.graph.bundle_id import bundle_id
 from penstock.logs import JsonLines, note
 from penstock.processes.frames import FrameStream

@@ -175,7 +175,7 @@ class WorkerConnection:
         self.num_moved = 0
         """Number of its requests with which other workers went on."""
         self.transfers: dict[int, Callable[[pb.FromWorker | None], None]] = {}
-        """Who hears the messages of transfers of pages, by their number; None says that the worker is lost."""
+        """The callbacks for messages of page transfers, by transfer number; None says that the worker is lost."""
         self._open: dict[int, OpenRequest] = {}
         self._keys = count(1)
         self._unsent: list[pb.ToWorker] = []
@@ -360,8 +360,8 @@ class WorkerConnection:
                 request.taken.exception()
             else:
                 request.on_lost(error)
-        for hear in [*self.transfers.values()]:
-            hear(None)
+        for on_message in [*self.transfers.values()]:
+            on_message(None)
         self.on_gone()
         self._changed()
 
@@ -370,7 +370,7 @@ class WorkerConnection:
         if not self.gone.is_set():
             self._send(message)
 
-    def hear(self, message: pb.FromWorker) -> None:
+    def on_message(self, message: pb.FromWorker) -> None:
         """Handle a message.
 
         A step proves that the engine's loop runs.  A heartbeat says how long ago it began its last iteration.  Raises
@@ -380,7 +380,7 @@ class WorkerConnection:
         if kind == "step":
             self._note_iteration(0.0)
             if message.step.HasField("pages"):
-                self._hear_pages(message.step.pages)
+                self._on_page_report(message.step.pages)
             for event in message.step.events:
                 self._put(event)
         elif kind == "refused":
@@ -391,11 +391,11 @@ class WorkerConnection:
             self._note_iteration(heartbeat.iteration_age_s)
             self.stats, self._longest_iteration_s = heartbeat.stats, heartbeat.longest_iteration_s
             if heartbeat.HasField("pages"):
-                self._hear_pages(heartbeat.pages)
+                self._on_page_report(heartbeat.pages)
         elif kind in _PAGE_KINDS:
-            hear = self.transfers.get(getattr(message, kind).transfer)
-            if hear is not None:  # else the transfer was given up
-                hear(message)
+            on_message = self.transfers.get(getattr(message, kind).transfer)
+            if on_message is not None:  # else the transfer was given up
+                on_message(message)
         elif kind == "planned":
             self.plan = message.planned.plan
             self.on_planned()
@@ -423,7 +423,7 @@ class WorkerConnection:
         self._next_report = 0
         self._send(pb.ToWorker(ask_pages=pb.AskPages()))
 
-    def _hear_pages(self, message: pb.PageReport) -> None:
+    def _on_page_report(self, message: pb.PageReport) -> None:
         if self._on_pages is None or not (message.is_full or self._next_report):
             return
         if not message.is_full and message.number != self._next_report:
@@ -464,24 +464,24 @@ class WorkerConnection:
             self.is_hung = True
             self.fail(f"nothing has come from the worker's machine for {SILENT_S:g} s")
 
-    def on_cause(self, hear: Callable[[bool], object]) -> None:
-        """Call ``hear`` once it is known why the process has ended, or at once if nothing will say so.
+    def on_cause(self, callback: Callable[[bool], object]) -> None:
+        """Call ``callback`` once it is known why the process has ended, or at once if nothing will say so.
 
         It gets True if the process crashed by itself, and False if it was killed from outside or its machine was lost.
         """
         if self.explained.is_set():
-            hear(self._has_crashed)
+            callback(self._has_crashed)
         else:
-            self._on_cause.append(hear)
+            self._on_cause.append(callback)
 
     def note_cause(self, has_crashed: bool) -> None:
         """Note why the process has ended.  Further calls do nothing."""
         if self.explained.is_set():
             return
         self._has_crashed = has_crashed
-        hearers, self._on_cause = self._on_cause, []
-        for hear in hearers:
-            hear(has_crashed)
+        callbacks, self._on_cause = self._on_cause, []
+        for callback in callbacks:
+            callback(has_crashed)
         self.explained.set()
 
     def forgive(self) -> None:

@@ -17,8 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.errors import PenstockError, UnavailableError
+from penstock.file_kinds import is_gguf
 from penstock.logs import tell
 from penstock.processes.supervision import LOOP_DEATHS, QUICK_DEATH_S, Death, SupervisionPolicy
 from penstock.serving.workers.worker_process import EndedEarlyError

@@ -12,8 +12,8 @@ import pytest
 from torch import nn
 
 import penstock.models
-from penstock.models.by_type import importable_names
 from penstock.models.families import built_in_families
+from penstock.models.import_aliases import importable_names
 from penstock.models.registry import find_network
 
 

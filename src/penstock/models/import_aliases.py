@@ -1,4 +1,4 @@
-"""Each family as ``penstock.models.<model_type>``, whichever folder its file is in."""
+"""Each family under the name ``penstock.models.<model_type>``, whichever folder its file is in."""
 
 from __future__ import annotations
 
