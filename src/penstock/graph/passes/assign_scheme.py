@@ -37,9 +37,9 @@ def assign_scheme(
     ``schemes``: by the names of the checkpoint's tensors, the schemes of the linears that use them, if they differ.
 
     The output head gets the scheme's ``head``, and a router float32.  A table that is shared with a linear has that
-    linear's layout; any other table is row-major in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type), or in
-    the type of its tensor if ``schemes`` has it.
-    Vectors are float32.  Raises InvalidArgumentError for an unknown scheme or type.
+    linear's layout; any other table is row-major in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type), or
+    in the type of its tensor if ``schemes`` has it.  Vectors are float32.  Raises
+    InvalidArgumentError for an unknown scheme or type.
     """
     check_choice("table_dtype", table_dtype, _ROWS)
     body = find_scheme(scheme)
