@@ -356,6 +356,11 @@ class Checkpoint:
         block = BLOCKS[find_scheme(scheme).layout]
         return math.prod(info.shape) // block.block_len * block.block_bytes
 
+    def file_bytes(self, name: str) -> int:
+        """Return the size of a tensor in its file, in bytes; of a GGUF file in the type that the file has."""
+        file = self._home[name]
+        return file.file_bytes(name) if isinstance(file, GgufWeights) else self.stored_bytes(name)
+
     def weight_schemes(self, scheme: str) -> dict[str, str] | None:
         """Return the scheme of a linear with each of the tensors, by name, if the tensors of the file have several.
 

@@ -140,6 +140,12 @@ class GgufWeights:
         source = self._sources[name]
         return self._stored(source) if source.name else []
 
+    def file_bytes(self, name: str) -> int:
+        """Return the bytes that the values of a parameter take in the file."""
+        kinds = [tensor.kind for tensor in self.origins(name)]
+        num_values = math.prod(self.tensors[name].shape)
+        return num_values * kinds[0].block_bytes // kinds[0].block_len if kinds else 0
+
     def read(self, name: str) -> NDArray[Any]:
         """Return the tensor in its shape: float32, or uint16 (the bits of f16 and bf16).
 
