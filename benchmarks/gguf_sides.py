@@ -7,7 +7,8 @@ servers of llama.cpp's RPC backend there.
 
 Each line of standard input is a measure: ``decode N STEPS`` decodes N prompts of 128 tokens, ``prefill N`` computes one
 prompt of N tokens up to its first token.  The answer is a line of JSON: ``wall_s`` and ``cpu_s``, the medians over the
-steps.  ``cpu_s`` is the time of all threads on their cores; it is fair with one thread, as some threads wait actively.
+steps.  ``memory`` asks for ``peak_rss_bytes``.  ``cpu_s`` is the time of all threads on their cores; it is fair with
+one thread, as some threads wait actively.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ctypes
 import json
 import os
 import random
+import resource
 import socket
 import statistics
 import subprocess
@@ -206,6 +208,10 @@ def measure(side: Side, kind: str, size: int, steps: int) -> dict[str, float]:
     return {"wall_s": wall, "cpu_s": cpu}
 
 
+def peak_rss_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def main() -> None:
     name, file, threads, stages = sys.argv[1:]
     if name == "rpc-server":
@@ -217,6 +223,9 @@ def main() -> None:
     measure(side, "decode", 1, 2)
     print(json.dumps({"ready": name}), file=answers)
     for line in sys.stdin:
+        if line.strip() == "memory":
+            print(json.dumps({"peak_rss_bytes": peak_rss_bytes()}), file=answers)
+            continue
         kind, size, *steps = line.split()
         print(json.dumps(measure(side, kind, int(size), int(steps[0]) if steps else 1)), file=answers)
 

@@ -111,9 +111,12 @@ def test_inspect_says_why_a_matrix_becomes_float32(tmp_path: Path) -> None:
     arrays = {"token_embd.weight": table, "output.weight": table, "output_norm.weight": np.ones(32, np.float32)}
     keys = {"attention.layer_norm_rms_epsilon": 1e-6, "embedding_length": 32}
     write_gguf(path, gguf.MODEL_ARCH.BAICHUAN, arrays, keys, gguf.GGMLQuantizationType.Q8_0)
-    (head,) = [group for group in tensor_groups(Checkpoint.open(path)) if group.name == "output.weight"]
+    checkpoint = Checkpoint.open(path)
+    (head,) = [group for group in tensor_groups(checkpoint) if group.name == "output.weight"]
     assert (head.file_type, head.memory_type, head.reason) == ("Q8_0", "F32", "each row is divided by its length")
     assert head.memory_bytes == 4 * 125696 * 32
+    assert checkpoint.widening_note("q8_0").startswith("lm_head.weight becomes float32")
+    assert not checkpoint.widening_note("f32")
 
 
 def test_types_fall_back_where_columns_are_no_whole_blocks() -> None:

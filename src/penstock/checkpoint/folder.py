@@ -416,6 +416,18 @@ class Checkpoint:
         """How much the blocks that were read differ from the stored values; "" while they are exact."""
         return rounding_note(self._files)
 
+    def widening_note(self, scheme: str) -> str:
+        """Which matrices of a GGUF file become float32 under ``scheme``, and why; "" for none."""
+        if not find_scheme(scheme).in_blocks:
+            return ""
+        files = [file for file in self.weight_files if isinstance(file, GgufWeights)]
+        reasons = {name: reason for file in files for name in file.tensors if (reason := file.widening_reason(name))}
+        if not reasons:
+            return ""
+        name = next(iter(reasons))
+        others = f" and {len(reasons) - 1} more tensors become" if len(reasons) > 1 else " becomes"
+        return f"{name}{others} float32 in memory, because {reasons[name]}"
+
     @property
     def tensor_files(self) -> list[TensorFile]:
         """The files of the weights, by name; UnsupportedError for GGUF and for a folder that another tool quantized."""

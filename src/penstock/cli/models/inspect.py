@@ -168,7 +168,9 @@ def _tensor_lines(details: dict[str, Any]) -> list[str]:
         cells += [f"{cell:>{width}}" for cell, width in zip(row[4:], widths[4:], strict=True)]
         lines.append("  ".join(cells))
     lines += [
-        f"  {group['name']} becomes float32: {group['reason']}" for group in details["tensors"] if group["reason"]
+        f"  {group['name']} becomes float32, because {group['reason']}"
+        for group in details["tensors"]
+        if group["reason"]
     ]
     return lines
 
