@@ -10,7 +10,7 @@ import pytest
 
 from penstock.bench.measure import Bench, Report, bench
 from penstock.bench.open_model import stored_weights
-from penstock.cli.measure.llama_bench import llama_bench_table
+from penstock.cli.measure.llama_bench import markdown_table
 from penstock.graph.bundle import read_graph
 from penstock.graph.export import export_bundle
 from penstock.runtime.energy import EnergyMeter
@@ -26,7 +26,7 @@ def cells(line: str) -> list[str]:
 
 
 def test_the_table_has_the_columns_of_llama_bench() -> None:
-    head, rule, prefill, generation = llama_bench_table(REPORT)
+    head, rule, prefill, generation = markdown_table(REPORT)
     assert cells(head) == ["model", "size", "params", "backend", "threads", "test", "t/s"]
     assert {cell.strip("-") for cell in cells(rule)} == {"", ":"}
     assert cells(prefill) == ["qwen2 Q5_0", "468.64 MiB", "630.17 M", "CPU", "2", "pp512", "410.00 ± 10.00"]
@@ -35,7 +35,7 @@ def test_the_table_has_the_columns_of_llama_bench() -> None:
 
 
 def test_joules_are_a_column_where_they_are_counted() -> None:
-    lines = llama_bench_table(replace(REPORT, joules_per_token={"prefill": 0.125, "generation": 3.5}))
+    lines = markdown_table(replace(REPORT, joules_per_token={"prefill": 0.125, "generation": 3.5}))
     assert [cells(line)[-1] for line in lines if "--" not in line] == ["J/token", "0.12", "3.50"]
 
 

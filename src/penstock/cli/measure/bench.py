@@ -132,7 +132,7 @@ def _write_costs(args: argparse.Namespace, report: Report, steps: StepSeconds) -
 def _table(model: str, report: Report) -> str:
     from penstock.bench.open_model import describe_threads
     from penstock.bench.verdict import describe_bench
-    from penstock.cli.measure.llama_bench import llama_bench_table
+    from penstock.cli.measure.llama_bench import markdown_table
 
     threads = describe_threads(report.num_threads, report.num_ranks)
     read, ops = report.limits["read_bytes_per_s"], report.limits["ops_per_s"]
@@ -162,6 +162,6 @@ def _table(model: str, report: Report) -> str:
         "",
         *describe_bench(report),
         "",
-        *llama_bench_table(report),
+        *markdown_table(report),
     ]
     return "\n".join(lines)

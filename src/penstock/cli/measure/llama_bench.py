@@ -7,13 +7,13 @@ from typing import Final
 
 from penstock.bench.measure import Report
 
-__all__ = ["llama_bench_table"]
+__all__ = ["markdown_table"]
 
 _COLUMNS: Final = (("model", 30, False), ("size", 10, True), ("params", 10, True), ("backend", 10, False),
                    ("threads", 7, True), ("test", 15, True), ("t/s", 20, True))  # fmt: skip
 
 
-def llama_bench_table(report: Report) -> list[str]:
+def markdown_table(report: Report) -> list[str]:
     """Return the lines of the table; with a column of joules per token where the machine counts them.
 
     As there, ``pp512`` is a prompt of 512 tokens, ``tg128`` are 128 tokens from an empty context at batch 1, and the
