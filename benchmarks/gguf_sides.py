@@ -1,6 +1,6 @@
 """One side of gguf_pairs.py: a process that keeps a GGUF file open and measures on request.
 
-    python benchmarks/gguf_sides.py penstock|llama.cpp FILE.gguf THREADS STAGES
+    python benchmarks/gguf_sides.py penstock|llama.cpp|ik_llama.cpp FILE.gguf THREADS STAGES
 
 With STAGES above 1 the layers are divided over as many processes of THREADS threads: stages of a pipeline here, and
 servers of llama.cpp's RPC backend there.
@@ -86,10 +86,12 @@ class Penstock:
 class LlamaCpp:
     """llama.cpp's functions, by llama-cpp-python.  The tokens are given, not sampled."""
 
+    module = "llama_cpp"
+
     def __init__(self, file: str, threads: int, stages: int) -> None:
         import importlib
 
-        self.lib: Any = importlib.import_module("llama_cpp")
+        self.lib: Any = importlib.import_module(self.module)
         self.lib.llama_backend_init()
         model_params = self.lib.llama_model_default_params()
         self.servers = RpcServers(threads, stages) if stages > 1 else None
@@ -115,6 +117,9 @@ class LlamaCpp:
             batch.seq_id[row][0], batch.logits[row] = request, row >= len(tokens) - outputs
         if self.lib.llama_decode(self.context, batch):
             raise SystemExit("llama_decode failed")
+        self.wait()
+
+    def wait(self) -> None:
         self.lib.llama_synchronize(self.context)
 
     def begin(self, prompts: list[list[int]]) -> None:
@@ -129,6 +134,18 @@ class LlamaCpp:
 
     def end(self) -> None:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+
+
+class IkLlamaCpp(LlamaCpp):
+    """ik_llama.cpp's functions of the same names, by ik-llama-cpp-python."""
+
+    module = "ik_llama_cpp._ctypes_api"
+
+    def wait(self) -> None:
+        """Return at once: on a processor decoding is over when it returns."""
+
+    def end(self) -> None:
+        self.lib.llama_kv_cache_clear(self.context)
 
 
 def ggml() -> tuple[Any, Any]:
@@ -184,7 +201,11 @@ def serve_rpc(endpoint: str, threads: int) -> None:
     rpc.ggml_backend_rpc_start_server(endpoint.encode(), None, ctypes.c_size_t(threads), count, devices)
 
 
-SIDES: dict[str, Callable[[str, int, int], Side]] = {"penstock": Penstock, "llama.cpp": LlamaCpp}
+SIDES: dict[str, Callable[[str, int, int], Side]] = {
+    "penstock": Penstock,
+    "llama.cpp": LlamaCpp,
+    "ik_llama.cpp": IkLlamaCpp,
+}
 
 
 def clocked(work: Callable[[], None]) -> tuple[float, float]:

@@ -3,11 +3,12 @@
     python -m benchmarks.real.check FOLDER [--llama-cpp PYTHON] [--model NAME] [--threads 2] [--rounds 3] [--no-speed]
 
 FOLDER keeps the models (``models.py`` says which, and assembles those that are missing).  all-MiniLM-L6-v2 is compared
-with transformers.  The GGUF files are compared with llama.cpp, if PYTHON is an interpreter with llama-cpp-python: the
-ids of prompts, greedy answers, and the divergence (KL) of both from the file's values in float32 over 400 positions of
-texts in three languages and code.  Speeds are taken in turn, Penstock first in every other round; memory is the peak
-of the process that measures speed.  The first run makes the bundle, a start finds it in the cache.  The exit status is
-1 if ids differ, or a divergence or a vector is further away than it may be.
+with transformers.  The GGUF files are compared with llama.cpp, if PYTHON is an interpreter with llama-cpp-python, and
+with ik_llama.cpp (``--ik-llama-cpp PYTHON``, of one with ik-llama-cpp-python): the ids of prompts, greedy answers, and
+the divergence (KL) of each from the file's values in float32 over 400 positions of texts in three languages and code.
+Speeds are taken in turn, Penstock first in every other round; memory is the peak of the process that measures speed.
+The first run makes the bundle, a start finds it in the cache.  The exit status is 1 if ids differ, or a divergence or a
+vector is further away than it may be.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MOST_DIVERGENCE = 0.01
 MOST_DIFFERENCE = 1e-5
 MEASURES = {"prefill 512": "prefill, 512 tokens", "decode 1 32": "batch 1", "decode 8 8": "batch 8"}
 
-Row = tuple[str, str, str]
+Row = list[str]
 
 
 @contextlib.contextmanager
@@ -61,17 +62,14 @@ def ask(child: Child, what: str, **values: Any) -> Any:
     return child.ask(json.dumps({"do": what, **values}))
 
 
-def results_of(python: str, name: str, file: Path, threads: int, out: Path) -> tuple[dict[str, Any], float]:
-    """Return ids, answers and the file of logits of a side, and the seconds from its start to a first token."""
-    begin = time.perf_counter()
+def results_of(python: str, name: str, file: Path, threads: int, out: Path) -> dict[str, Any]:
+    """Return ids and answers of a side; its logits go to a file."""
     with side_of(python, name, file, threads) as child:
-        ask(child, "greedy", ids=[1, 2, 3], num_tokens=1)
-        seconds = time.perf_counter() - begin
         ids = ask(child, "ids", texts=[*PROMPTS.values(), *TEXTS.values()])["ids"]
         answers = [ask(child, "greedy", ids=own, num_tokens=ANSWER_TOKENS) for own in ids[: len(PROMPTS)]]
         texts = [own[:POSITIONS] for own in ids[len(PROMPTS) :]]
         ask(child, "logits", ids=texts, out=str(out))
-    return {"ids": ids, "answers": answers, "texts": texts}, seconds
+    return {"ids": ids, "answers": answers, "texts": texts}
 
 
 def log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -94,46 +92,44 @@ def equal_tokens(first: list[int], second: list[int]) -> int:
 
 
 def compare(file: Path, args: argparse.Namespace, folder: Path) -> tuple[list[Row], bool]:
-    """Return the rows of what both compute, and whether it is as it should be."""
-    own, _ = results_of(sys.executable, "penstock", file, args.threads, folder / "own.npy")
+    """Return the rows of what all compute, and whether ids and divergence are as they should be."""
+    own = results_of(sys.executable, "penstock", file, args.threads, folder / "penstock.npy")
     with side_of(sys.executable, "penstock", file, args.threads, "f32") as child:
         ask(child, "logits", ids=own["texts"], out=str(folder / "exact.npy"))
-    mean, largest = divergence(folder / "exact.npy", folder / "own.npy")
-    positions = sum(len(ids) for ids in own["texts"])
-    theirs: dict[str, Any] | None = None
-    kl, is_right = ["", ""], mean < MOST_DIVERGENCE
-    if args.llama_cpp:
-        theirs, _ = results_of(args.llama_cpp, "llama.cpp", file, args.threads, folder / "theirs.npy")
-        kl = [f"{value:.4f}" for value in divergence(folder / "exact.npy", folder / "theirs.npy")]
-        is_right &= theirs["ids"] == own["ids"]
+    sides = {"penstock": own}
+    for name, python in args.peers.items():
+        sides[name] = results_of(python, name, file, args.threads, folder / f"{name}.npy")
+    found = [divergence(folder / "exact.npy", folder / f"{name}.npy") for name in sides]
+    num_positions = sum(len(ids) for ids in own["texts"])
     rows = [
-        (f"KL to f32, mean of {positions} positions", f"{mean:.4f}", kl[0]),
-        ("KL, largest", f"{largest:.4f}", kl[1]),
+        [f"KL to float32, mean of {num_positions}", *(f"{mean:.4f}" for mean, _ in found)],
+        ["KL, largest", *(f"{largest:.4f}" for _, largest in found)],
     ]
-    if theirs is not None:
-        num_equal = sum(a == b for a, b in zip(own["ids"], theirs["ids"], strict=True))
-        rows.append(("texts with equal ids", f"{num_equal} of {len(own['ids'])}", ""))
+    equal = [[ids == own["ids"][at] for at, ids in enumerate(side["ids"])] for side in sides.values()]
+    rows.append(["texts with Penstock's ids", *(f"{sum(same)} of {len(same)}" for same in equal)])
     for at, (name, prompt) in enumerate(PROMPTS.items()):
-        answer = own["answers"][at]
-        print(f"{name}: {prompt!r} -> {answer['text']!r}", flush=True)
-        if theirs is not None:
-            num_equal = equal_tokens(answer["ids"], theirs["answers"][at]["ids"])
-            rows.append((f"greedy, {name}", f"{num_equal} of {ANSWER_TOKENS} tokens equal", ""))
-    return rows, is_right
+        answers = [side["answers"][at] for side in sides.values()]
+        print(f"{name}: {prompt!r} -> {answers[0]['text']!r}", flush=True)
+        lengths = [equal_tokens(answers[0]["ids"], answer["ids"]) for answer in answers]
+        rows.append([f"equal greedy tokens, {name}", *(f"{length} of {ANSWER_TOKENS}" for length in lengths)])
+    return rows, found[0][0] < MOST_DIVERGENCE and all(map(all, equal))
+
+
+def start_of(python: str, name: str, file: Path, threads: int) -> float:
+    """Return the seconds from the start of a side's process to its first token."""
+    begin = time.perf_counter()
+    with side_of(python, name, file, threads) as child:
+        ask(child, "greedy", ids=[1, 2, 3], num_tokens=1)
+        return time.perf_counter() - begin
 
 
 def speeds(file: Path, args: argparse.Namespace) -> list[Row]:
     """Return the rows of speed, memory and start."""
     first, _ = gguf_pairs.start_s(file)
-    again = statistics.median(gguf_pairs.start_s(file)[0] for _ in range(args.rounds))
-    sides = [gguf_pairs.Side(sys.executable, "penstock", file, args.threads, 1)]
-    their_start = ""
-    if args.llama_cpp:
-        begin = time.perf_counter()
-        with side_of(args.llama_cpp, "llama.cpp", file, args.threads) as child:
-            ask(child, "greedy", ids=[1, 2, 3], num_tokens=1)
-            their_start = f"{time.perf_counter() - begin:.2f} s"
-        sides.append(gguf_pairs.Side(args.llama_cpp, "llama.cpp", file, args.threads, 1))
+    starts = [statistics.median(gguf_pairs.start_s(file)[0] for _ in range(args.rounds))]
+    starts += [start_of(python, name, file, args.threads) for name, python in args.peers.items()]
+    pythons = {"penstock": sys.executable, **args.peers}
+    sides = [gguf_pairs.Side(python, name, file, args.threads, 1) for name, python in pythons.items()]
     rows = []
     for what, label in MEASURES.items():
         seconds: list[list[float]] = [[] for _ in sides]
@@ -142,21 +138,23 @@ def speeds(file: Path, args: argparse.Namespace) -> list[Row]:
                 seconds[at].append(sides[at].measure(what)[0])
         rates = [[int(what.split()[1]) / value for value in own] for own in seconds]
         cells = [f"{statistics.median(own):,.1f} ({min(own):,.1f} to {max(own):,.1f})" for own in rates]
-        rows.append((f"{label}, tokens/s", cells[0], cells[1] if len(cells) > 1 else ""))
+        rows.append([f"{label}, tokens/s", *cells])
     peaks = [side.ask("memory")["peak_rss_bytes"] / file.stat().st_size for side in sides]
-    rows.append(("peak memory, of the file", *(f"{peak:.2f}" for peak in peaks), *([] if len(peaks) > 1 else [""])))
     for side in sides:
         side.close()
-    return [*rows, ("first run, to the first byte", f"{first:.2f} s", ""), ("start", f"{again:.2f} s", their_start)]
+    rows.append(["peak memory, times the file", *(f"{peak:.2f}" for peak in peaks)])
+    rows.append(["first run, s", f"{first:.2f}", *("" for _ in args.peers)])
+    return [*rows, ["start, s", *(f"{seconds:.2f}" for seconds in starts)]]
 
 
 def check_gguf(model: RealModel, args: argparse.Namespace) -> bool:
     file = assemble(model, args.folder)
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="run-") as temporary:
         os.environ["PENSTOCK_CACHE_DIR"] = str(Path(temporary) / "bundles")
-        rows = [] if args.no_speed else speeds(file, args)  # before the comparison, which makes the bundle
+        rows = [] if args.no_speed else speeds(file, args)  # before the comparison, which would make the bundle
         compared, is_right = compare(file, args, Path(temporary))
-    print(f"\n| {model.name}, {file.stat().st_size:,} bytes | Penstock | llama.cpp |\n|---|---|---|")
+    head = [f"{model.name}, {file.stat().st_size:,} bytes", "Penstock", *args.peers]
+    print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for row in [*compared, *rows]:
         print(f"| {' | '.join(row)} |")
     print(flush=True)
@@ -188,11 +186,14 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     has_own = importlib.util.find_spec("llama_cpp") is not None
     parser.add_argument("--llama-cpp", metavar="PYTHON", default=sys.executable if has_own else None)
+    parser.add_argument("--ik-llama-cpp", metavar="PYTHON")
     parser.add_argument("--model", action="append", choices=[model.name for model in MODELS], help="default: all")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-speed", action="store_true", help="compare only (default: measure speed, too)")
     args = parser.parse_args()
+    peers = {"llama.cpp": args.llama_cpp, "ik_llama.cpp": args.ik_llama_cpp}
+    args.peers = {name: python for name, python in peers.items() if python}
     args.folder.mkdir(parents=True, exist_ok=True)
     context = Context(num_threads=args.threads)
     print(f"{args.threads} threads, {context.cpu_level}, memory reads {probe_bandwidth(context) / 1e9:.1f} GB/s")

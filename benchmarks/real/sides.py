@@ -1,6 +1,6 @@
 """One side of check.py: a process that keeps a GGUF file open, and answers a line of JSON with a line of JSON.
 
-    python -m benchmarks.real.sides penstock|llama.cpp FILE.gguf THREADS [SCHEME]
+    python -m benchmarks.real.sides penstock|llama.cpp|ik_llama.cpp FILE.gguf THREADS [SCHEME]
 
 ``ids`` encodes texts; ``greedy`` continues token ids and returns those of the answer and its text; ``logits`` writes
 the logits at all positions of token ids to a file.
@@ -60,8 +60,10 @@ class Penstock:
 class LlamaCpp:
     """llama.cpp's functions, by llama-cpp-python."""
 
+    kind = gguf_sides.LlamaCpp
+
     def __init__(self, file: str, threads: int, _scheme: str) -> None:
-        self.side = gguf_sides.LlamaCpp(file, threads, 1)
+        self.side = self.kind(file, threads, 1)
         self.lib = self.side.lib
         self.vocab = self.lib.llama_model_get_vocab(self.side.model)
         self.vocab_size = int(self.lib.llama_vocab_n_tokens(self.vocab))
@@ -99,6 +101,12 @@ class LlamaCpp:
         return rows
 
 
+class IkLlamaCpp(LlamaCpp):
+    """The same of ik_llama.cpp, by ik-llama-cpp-python."""
+
+    kind = gguf_sides.IkLlamaCpp
+
+
 def answer(side: Side, request: dict[str, Any]) -> dict[str, Any]:
     if request["do"] == "ids":
         return {"ids": [side.ids(text) for text in request["texts"]]}
@@ -113,7 +121,7 @@ def main() -> None:
     name, file, threads, *scheme = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)  # what libraries print goes to standard error
     os.dup2(2, 1)
-    kinds: dict[str, Any] = {"penstock": Penstock, "llama.cpp": LlamaCpp}
+    kinds: dict[str, Any] = {"penstock": Penstock, "llama.cpp": LlamaCpp, "ik_llama.cpp": IkLlamaCpp}
     side: Side = kinds[name](file, int(threads), scheme[0] if scheme else "")
     print(json.dumps({"ready": name}), file=answers)
     for line in sys.stdin:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.reader import StoredTensor
 from penstock.checkpoint.gguf.weights import GgufWeights
 from penstock.core.layouts import FLOAT_DTYPES
 from penstock.core.weights import layout_bytes
@@ -16,6 +17,7 @@ from penstock.quant.scheme import find_scheme
 __all__ = ["TensorGroup", "tensor_groups"]
 
 _LAYER: Final = re.compile(r"\.\d+\.")
+_ROUTER: Final = ".ffn_gate_inp."
 
 
 @dataclass
@@ -42,11 +44,13 @@ def tensor_groups(checkpoint: Checkpoint) -> list[TensorGroup]:
     The types in memory are those of an export without ``scheme``.
     """
     memory: dict[str, tuple[set[str], int]] = {}
-    stored, reasons = {}, {}
-    for file in checkpoint.weight_files:
-        for name in file.tensors if isinstance(file, GgufWeights) else ():
+    stored: dict[str, StoredTensor] = {}
+    reasons: dict[str, str] = {}
+    for file in [file for file in checkpoint.weight_files if isinstance(file, GgufWeights)]:
+        for name in file.tensors:
             origins = file.origins(name)
-            kind, num_bytes = _in_memory(checkpoint, name)
+            is_router = any(_ROUTER in origin.name for origin in origins)
+            kind, num_bytes = _in_memory(checkpoint, name, is_router)
             for origin in origins:
                 stored[origin.name] = origin
                 reasons.setdefault(origin.name, file.widening_reason(name))
@@ -65,10 +69,10 @@ def tensor_groups(checkpoint: Checkpoint) -> list[TensorGroup]:
     return list(groups.values())
 
 
-def _in_memory(checkpoint: Checkpoint, name: str) -> tuple[str, int]:
+def _in_memory(checkpoint: Checkpoint, name: str, is_router: bool) -> tuple[str, int]:
     """Return the type and the size of a parameter in memory: vectors and routers are float32, others as stored."""
     info, own = checkpoint.tensors[name], checkpoint.block_scheme(name)
-    if len(info.shape) != 2 or (own is None and info.dtype not in FLOAT_DTYPES):
+    if is_router or len(info.shape) != 2 or (own is None and info.dtype not in FLOAT_DTYPES):
         return "F32", 4 * math.prod(info.shape)
     scheme = own or info.dtype
     return scheme.upper(), layout_bytes(find_scheme(scheme).layout, *info.shape)
