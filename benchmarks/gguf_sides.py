@@ -1,13 +1,14 @@
 """One side of gguf_pairs.py: a process that keeps a GGUF file open and measures on request.
 
-    python benchmarks/gguf_sides.py penstock|llama.cpp FILE.gguf THREADS STAGES
+    python benchmarks/gguf_sides.py penstock|llama.cpp|ik_llama.cpp FILE.gguf THREADS STAGES
 
 With STAGES above 1 the layers are divided over as many processes of THREADS threads: stages of a pipeline here, and
 servers of llama.cpp's RPC backend there.
 
 Each line of standard input is a measure: ``decode N STEPS`` decodes N prompts of 128 tokens, ``prefill N`` computes one
 prompt of N tokens up to its first token.  The answer is a line of JSON: ``wall_s`` and ``cpu_s``, the medians over the
-steps.  ``cpu_s`` is the time of all threads on their cores; it is fair with one thread, as some threads wait actively.
+steps.  ``memory`` asks for ``peak_rss_bytes``.  ``cpu_s`` is the time of all threads on their cores; it is fair with
+one thread, as some threads wait actively.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ctypes
 import json
 import os
 import random
+import resource
 import socket
 import statistics
 import subprocess
@@ -84,10 +86,12 @@ class Penstock:
 class LlamaCpp:
     """llama.cpp's functions, by llama-cpp-python.  The tokens are given, not sampled."""
 
+    module = "llama_cpp"
+
     def __init__(self, file: str, threads: int, stages: int) -> None:
         import importlib
 
-        self.lib: Any = importlib.import_module("llama_cpp")
+        self.lib: Any = importlib.import_module(self.module)
         self.lib.llama_backend_init()
         model_params = self.lib.llama_model_default_params()
         self.servers = RpcServers(threads, stages) if stages > 1 else None
@@ -113,6 +117,9 @@ class LlamaCpp:
             batch.seq_id[row][0], batch.logits[row] = request, row >= len(tokens) - outputs
         if self.lib.llama_decode(self.context, batch):
             raise SystemExit("llama_decode failed")
+        self.wait()
+
+    def wait(self) -> None:
         self.lib.llama_synchronize(self.context)
 
     def begin(self, prompts: list[list[int]]) -> None:
@@ -127,6 +134,18 @@ class LlamaCpp:
 
     def end(self) -> None:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+
+
+class IkLlamaCpp(LlamaCpp):
+    """ik_llama.cpp's functions of the same names, by ik-llama-cpp-python."""
+
+    module = "ik_llama_cpp._ctypes_api"
+
+    def wait(self) -> None:
+        """Return at once: on a processor decoding is over when it returns."""
+
+    def end(self) -> None:
+        self.lib.llama_kv_cache_clear(self.context)
 
 
 def ggml() -> tuple[Any, Any]:
@@ -182,7 +201,11 @@ def serve_rpc(endpoint: str, threads: int) -> None:
     rpc.ggml_backend_rpc_start_server(endpoint.encode(), None, ctypes.c_size_t(threads), count, devices)
 
 
-SIDES: dict[str, Callable[[str, int, int], Side]] = {"penstock": Penstock, "llama.cpp": LlamaCpp}
+SIDES: dict[str, Callable[[str, int, int], Side]] = {
+    "penstock": Penstock,
+    "llama.cpp": LlamaCpp,
+    "ik_llama.cpp": IkLlamaCpp,
+}
 
 
 def clocked(work: Callable[[], None]) -> tuple[float, float]:
@@ -206,6 +229,10 @@ def measure(side: Side, kind: str, size: int, steps: int) -> dict[str, float]:
     return {"wall_s": wall, "cpu_s": cpu}
 
 
+def peak_rss_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def main() -> None:
     name, file, threads, stages = sys.argv[1:]
     if name == "rpc-server":
@@ -217,6 +244,9 @@ def main() -> None:
     measure(side, "decode", 1, 2)
     print(json.dumps({"ready": name}), file=answers)
     for line in sys.stdin:
+        if line.strip() == "memory":
+            print(json.dumps({"peak_rss_bytes": peak_rss_bytes()}), file=answers)
+            continue
         kind, size, *steps = line.split()
         print(json.dumps(measure(side, kind, int(size), int(steps[0]) if steps else 1)), file=answers)
 

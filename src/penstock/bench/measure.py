@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.bench.node_costs import recurrent_page_bytes
-from penstock.bench.open_model import OpenModel, check_size, open_model
+from penstock.bench.open_model import OpenModel, check_size, open_model, stored_weights
 from penstock.bench.step_costs import StepSeconds
 from penstock.core import native
 from penstock.engine.engine import Engine
@@ -27,6 +27,7 @@ from penstock.errors import InternalError, InvalidArgumentError
 from penstock.graph.ir import DType, Graph
 from penstock.ops.table import BLOCK_SCHEMES
 from penstock.runtime.build import Progress
+from penstock.runtime.energy import EnergyMeter
 from penstock.runtime.machine import affinity, peak_rss_bytes, reset_peak_rss
 from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import PAGE_TOKENS, ProgramLimits, pages_for
@@ -36,6 +37,7 @@ __all__ = ["ABOVE_LIMIT", "STEP_TOKENS", "Bench", "EngineSteps", "MachineLimits"
 
 STEP_TOKENS = 512
 PREFILL_RUNS = 3
+GENERATION_RUNS = 3
 ABOVE_LIMIT = 1.03
 """A share above this is no error of measurement: the data did not come from memory."""
 ATTEMPTS = 3
@@ -83,6 +85,10 @@ class Report:
     ``decode_bound`` is what limits decode, "memory" or the type of an arithmetic peak.  ``inconsistent`` are the batch
     sizes that read faster than memory, because the data fits into CPU caches.  ``num_threads`` is that of each of the
     ``num_ranks`` ranks; bytes are those of all.  ``steps`` are what the simulator needs; ``bench`` leaves them out.
+    ``model_bytes``: the weights as the model's file has them.  ``file_bytes_per_token``: those that a token reads, by
+    which shares are counted; ``weight_bytes_per_token`` are those in memory.  ``prefill_runs`` and ``generation_runs``:
+    tokens per second of each repetition; generation begins with an empty context, as in llama-bench.
+    ``joules_per_token`` of "prefill" and "generation", with those of other programs; {} where nothing counts them.
     """
 
     network: str
@@ -104,6 +110,12 @@ class Report:
     inconsistent: list[int] = field(default_factory=list)
     num_ranks: int = 1
     steps: StepSeconds | None = None
+    model_bytes: int = 0
+    num_parameters: int = 0
+    file_bytes_per_token: int = 0
+    prefill_runs: list[float] = field(default_factory=list)
+    generation_runs: list[float] = field(default_factory=list)
+    joules_per_token: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -145,10 +157,13 @@ def bench(settings: Bench, progress: Callable[[Any], None] | None = None) -> Rep
             )
         work = _Work.of(graph, sum(plan.kv_page_bytes for plan in program.info.plans))
         with native.Model.open(opened.bundle or opened.source) as whole:  # the program may be that of one rank
-            read_bytes = whole.info.weight_bytes_per_token
+            info = whole.info
+        stored = stored_weights(settings.model, graph)
+        read_bytes = min(info.weight_bytes_per_token, int(info.weight_bytes_per_token * stored.share))
         measurement = _Measurement(settings, program, work, read_bytes)
         report = measurement.report(opened.load_s, progress or (lambda _: None))
-        report.populate_s = opened.populate_s
+        report.populate_s, report.weight_bytes_per_token = opened.populate_s, info.weight_bytes_per_token
+        report.model_bytes, report.num_parameters = stored.num_bytes or info.weight_bytes, stored.num_values
         return report
 
 
@@ -184,6 +199,13 @@ class EngineSteps:
         self.abort(requests)
         return seconds
 
+    def generate(self, num_tokens: int) -> float:
+        """Return the seconds of ``num_tokens`` tokens behind a prompt of one token."""
+        requests = self.start(1, 1)
+        seconds = sum(self.decode(1) for _ in range(num_tokens))
+        self.abort(requests)
+        return seconds
+
     def step(self) -> float:
         """Run one step and return its seconds."""
         begin = time.perf_counter()
@@ -207,6 +229,7 @@ class _Measurement:
         self.settings, self.program, self.work, self.read_bytes = settings, program, work, read_bytes
         self.engine = EngineSteps(program)
         self.peak_rss = 0
+        self.prefill_times: list[float] = []
         self._ranks = program.group.pids if program.group is not None else []
         num_threads = program.info.num_ranks * program.info.num_threads
         self._machine = native.Context(min(num_threads, len(affinity()))) if self._ranks else program.context
@@ -225,11 +248,16 @@ class _Measurement:
             load_s,
             num_ranks=info.num_ranks,
         )
-        report.weight_bytes_per_token = self.read_bytes
+        report.file_bytes_per_token = self.read_bytes
         progress(Progress("measure", 0, total, "figures", "prefill"))
         self._prefill()  # the first run loads pages into memory and raises clock speeds
         report.first_token_s, prefill_share = self._prefill_within_limit()
         report.prefill_tokens_per_s = settings.prompt_tokens / report.first_token_s
+        report.prefill_runs = [settings.prompt_tokens / seconds for seconds in self.prefill_times]
+        report.generation_runs = [
+            settings.new_tokens / self.engine.generate(settings.new_tokens) for _ in range(GENERATION_RUNS)
+        ]
+        report.joules_per_token = self._joules_per_token()
         decode_shares: dict[int, float] = {}
         for number, batch in enumerate(settings.batches, 1):
             progress(Progress("measure", number, total, "figures", f"decode, batch {batch}"))
@@ -257,11 +285,27 @@ class _Measurement:
         ops = self.settings.prompt_tokens * self.work.body_ops + self.work.head_ops
         for _ in range(ATTEMPTS):
             self._probe_compute()
-            seconds = statistics.median(self._prefill() for _ in range(PREFILL_RUNS))
+            self.prefill_times = [self._prefill() for _ in range(PREFILL_RUNS)]
+            seconds = statistics.median(self.prefill_times)
             share = ops / self._probe_compute() / seconds
             if share <= 1.0:
                 return seconds, share
         raise self._impossible("prefill", share)
+
+    def _joules_per_token(self) -> dict[str, float]:
+        """Return the energy of a token of each kind; {} where the machine does not count it."""
+        works = {
+            "prefill": (self.settings.prompt_tokens, self._prefill),
+            "generation": (self.settings.new_tokens, lambda: self.engine.generate(self.settings.new_tokens)),
+        }
+        if EnergyMeter().joules() is None:
+            return {}
+        joules = {}
+        for name, (num_tokens, run) in works.items():
+            meter = EnergyMeter()
+            run()
+            joules[name] = (meter.joules() or 0.0) / num_tokens
+        return joules
 
     def _impossible(self, name: str, share: float) -> InternalError:
         return InternalError(

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from penstock.checkpoint.folder import Checkpoint
+from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.config import check_integer
 from penstock.errors import UnsupportedError
 from penstock.graph.bundle import read_graph
@@ -18,7 +20,7 @@ from penstock.runtime.open import Opened, OpenOptions, open_program
 from penstock.runtime.program import MAX_REQUESTS, ProgramLimits
 from penstock.runtime.ranks.stage_server import StageServer
 
-__all__ = ["OpenModel", "check_size", "describe_threads", "open_model"]
+__all__ = ["OpenModel", "StoredWeights", "check_size", "describe_threads", "open_model", "stored_weights"]
 
 MAX_SIZE: Final = 1 << 20
 
@@ -69,6 +71,31 @@ def describe_threads(num_threads: int, num_ranks: int = 1) -> str:
     """Return the threads that compute, in words; ``num_threads`` are those of each rank."""
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
     return threads if num_ranks == 1 else f"{num_ranks} ranks of {threads}"
+
+
+class StoredWeights(NamedTuple):
+    """The weights of a model: their number, and for a GGUF file their bytes and ``share``, those of the file by those
+    of memory; 0 and 1 for other models."""
+
+    num_values: int
+    num_bytes: int
+    share: float
+
+
+def stored_weights(model: Path | str, graph: Graph) -> StoredWeights:
+    """Return the weights of an open model; figures of a GGUF file count the bytes that the file has."""
+    weights = graph.weights.values()
+    num_values = sum(weight.rows * weight.cols for weight in weights)
+    if not is_gguf(Path(model)):
+        return StoredWeights(num_values, 0, 1.0)
+    checkpoint, in_file, in_memory = Checkpoint.open(Path(model)), 0, 0
+    for weight in weights:
+        names = [part.name for part in weight.parts]
+        if weight.rows > 1 and all(name in checkpoint.tensors for name in names):
+            in_file += sum(checkpoint.file_bytes(name) for name in names)
+            in_memory += weight.num_bytes
+    total = sum(stamp.num_bytes for stamp in checkpoint.files)
+    return StoredWeights(num_values, total, in_file / in_memory if in_memory else 1.0)
 
 
 @contextmanager

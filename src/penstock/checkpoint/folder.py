@@ -362,6 +362,11 @@ class Checkpoint:
         block = BLOCKS[find_scheme(scheme).layout]
         return math.prod(info.shape) // block.block_len * block.block_bytes
 
+    def file_bytes(self, name: str) -> int:
+        """Return the size of a tensor in its file, in bytes; of a GGUF file in the type that the file has."""
+        file = self._home[name]
+        return file.file_bytes(name) if isinstance(file, GgufWeights) else self.stored_bytes(name)
+
     def weight_schemes(self, scheme: str) -> dict[str, str] | None:
         """Return the scheme of a linear with each of the tensors, by name, if the tensors of the file have several.
 
@@ -417,6 +422,18 @@ class Checkpoint:
     def rounding_note(self) -> str:
         """How much the blocks that were read differ from the stored values; "" while they are exact."""
         return rounding_note(self._files)
+
+    def widening_note(self, scheme: str) -> str:
+        """Which matrices of a GGUF file become float32 under ``scheme``, and why; "" for none."""
+        if not find_scheme(scheme).in_blocks:
+            return ""
+        files = [file for file in self.weight_files if isinstance(file, GgufWeights)]
+        reasons = {name: reason for file in files for name in file.tensors if (reason := file.widening_reason(name))}
+        if not reasons:
+            return ""
+        name = next(iter(reasons))
+        others = f" and {len(reasons) - 1} more tensors become" if len(reasons) > 1 else " becomes"
+        return f"{name}{others} float32 in memory, because {reasons[name]}"
 
     @property
     def tensor_files(self) -> list[TensorFile]:

@@ -55,7 +55,7 @@ class ExportReport:
     pack_seconds: float
     seconds: float
     tokenizer_note: str  # why the core cannot encode and decode, "" if it can
-    rounding_note: str  # how much weights that another tool quantized were rounded, "" if they are exact
+    rounding_note: str  # how much weights that another tool quantized were rounded, or which became wider; "" for none
 
 
 def export_bundle(
@@ -110,7 +110,7 @@ def export_bundle(
         pack_seconds=packed - captured,
         seconds=packed - start,
         tokenizer_note=tokenizer_note,
-        rounding_note=checkpoint.rounding_note,
+        rounding_note="; ".join(filter(None, (checkpoint.rounding_note, checkpoint.widening_note(chosen)))),
     )
 
 

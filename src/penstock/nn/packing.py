@@ -70,8 +70,8 @@ class SharedMatrix:
 
         ``schemes``: those of the checkpoint's tensors, if they differ.
         """
-        row = find_scheme(scheme)
-        own = {(schemes or {}).get(part.name, "f32") for part in self.parts}
+        row, known = find_scheme(scheme), schemes or {}
+        own = {known.get(part.name, "f32") for part in self.parts}
         stored = find_scheme(own.pop() if len(own) == 1 else "f32")
         if any(isinstance(layer, Router) for layer in self.layers):
             return "f32", layouts.T16_F32
@@ -82,7 +82,8 @@ class SharedMatrix:
         elif has_head:
             row = find_scheme(row.head)
         elif not is_linear:
-            return table_dtype, _ROWS_LAYOUTS[table_dtype]
+            dtype = stored.name if known and all(part.name in known for part in self.parts) else table_dtype
+            return dtype, _ROWS_LAYOUTS[dtype]
         return row.name, row.layout
 
     def set_packed(self, packed: Tensor, scheme: str) -> None:

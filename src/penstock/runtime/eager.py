@@ -93,8 +93,8 @@ class EagerProgram:
         limits = _complete(limits, built.context_len, scheme, bidirectional or token >= 0)
         with use_context(self._context), torch.no_grad():
             _WeightReader(checkpoint, scheme).load(self.network)
-            if checkpoint.rounding_note:
-                _LOG.warning("penstock: %s: %s", checkpoint.folder, checkpoint.rounding_note)
+            for note in filter(None, (checkpoint.rounding_note, checkpoint.widening_note(scheme))):
+                _LOG.warning("penstock: %s: %s", checkpoint.folder, note)
             if num_ranks > 1:
                 shard_network(self.network)
             sizes = limits.num_pages, limits.max_requests, limits.max_tokens

@@ -32,7 +32,8 @@ class ElementType:
     """An element type: ``block_len`` values are stored in ``block_bytes`` bytes.
 
     ``dtype`` is "f32", "f16" or "bf16" for floats and "" for quantized values.  ``values`` turns blocks
-    [N, block_bytes] into float32 [N, block_len]; None for a type that Penstock does not read.
+    [N, block_bytes] into float32 [N, block_len]; None for a type that Penstock does not read, for which ``instead``
+    names the type of file that llama-quantize should make.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ElementType:
     block_bytes: int = 1
     dtype: str = ""
     values: Callable[[Bytes], Floats] | None = None
+    instead: str = "Q8_0"
 
     @property
     def scheme(self) -> str | None:
@@ -183,25 +185,31 @@ ELEMENT_TYPES: Final = {
     13: ElementType("Q5_K", 256, 176, values=_q5_k),
     14: ElementType("Q6_K", 256, 210, values=_q6_k),
     15: ElementType("Q8_K"),
-    16: ElementType("IQ2_XXS"),
-    17: ElementType("IQ2_XS"),
-    18: ElementType("IQ3_XXS"),
-    19: ElementType("IQ1_S"),
+    16: ElementType("IQ2_XXS", instead="Q2_K"),
+    17: ElementType("IQ2_XS", instead="Q2_K"),
+    18: ElementType("IQ3_XXS", instead="Q3_K_M"),
+    19: ElementType("IQ1_S", instead="Q2_K"),
     20: ElementType("IQ4_NL", 32, 18, values=_iq4_nl),
-    21: ElementType("IQ3_S"),
-    22: ElementType("IQ2_S"),
+    21: ElementType("IQ3_S", instead="Q3_K_M"),
+    22: ElementType("IQ2_S", instead="Q2_K"),
     23: ElementType("IQ4_XS", 256, 136, values=_iq4_xs),
     24: ElementType("I8"),
     25: ElementType("I16"),
     26: ElementType("I32"),
     27: ElementType("I64"),
     28: ElementType("F64"),
-    29: ElementType("IQ1_M"),
+    29: ElementType("IQ1_M", instead="Q2_K"),
     30: ElementType("BF16", 1, 2, "bf16"),
-    34: ElementType("TQ1_0"),
-    35: ElementType("TQ2_0"),
+    31: ElementType("Q4_0_4_4", instead="Q4_0"),
+    32: ElementType("Q4_0_4_8", instead="Q4_0"),
+    33: ElementType("Q4_0_8_8", instead="Q4_0"),
+    34: ElementType("TQ1_0", instead="Q4_K_M"),
+    35: ElementType("TQ2_0", instead="Q4_K_M"),
+    36: ElementType("IQ4_NL_4_4", instead="IQ4_NL"),
+    37: ElementType("IQ4_NL_4_8", instead="IQ4_NL"),
+    38: ElementType("IQ4_NL_8_8", instead="IQ4_NL"),
     39: ElementType("MXFP4", 32, 17, values=_mxfp4),
-    40: ElementType("NVFP4"),
+    40: ElementType("NVFP4", instead="Q4_K_M"),
 }
 """The element types by their number in the file."""
 

@@ -208,7 +208,15 @@ def _read_entry(cursor: _Cursor) -> StoredTensor:
     if kind is None or not kind.is_supported:
         found = f"type {number}" if kind is None else kind.name
         names = ", ".join(entry.name for entry in ELEMENT_TYPES.values() if entry.is_supported)
-        raise UnsupportedError(f"{cursor.file}: {what}: expected one of {names}, found {found}", param="dtype")
+        remedy = (
+            ""
+            if kind is None
+            else (
+                f". Use a file of another type, such as {kind.instead}: `llama-quantize ORIGINAL.gguf NEW.gguf "
+                f"{kind.instead}` makes one from the original in F16 or BF16"
+            )
+        )
+        raise UnsupportedError(f"{cursor.file}: {what}: expected one of {names}, found {found}{remedy}", param="dtype")
     if sizes[0] % kind.block_len:
         raise cursor.error(f"{what}: expected rows of a multiple of {kind.block_len} values, found {sizes[0]}")
     num_bytes = kind.block_bytes

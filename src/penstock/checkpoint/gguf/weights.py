@@ -135,6 +135,17 @@ class GgufWeights:
             raise InvalidFileError(f"{self.path.name}: expected tensor {source.alternate} beside {source.name}")
         return [tensors[name] for name in (source.name, source.alternate) if name]
 
+    def origins(self, name: str) -> list[StoredTensor]:
+        """Return the tensors of the file that a parameter comes from; [] for one whose values are those of keys."""
+        source = self._sources[name]
+        return self._stored(source) if source.name else []
+
+    def file_bytes(self, name: str) -> int:
+        """Return the bytes that the values of a parameter take in the file."""
+        kinds = [tensor.kind for tensor in self.origins(name)]
+        num_values = math.prod(self.tensors[name].shape)
+        return num_values * kinds[0].block_bytes // kinds[0].block_len if kinds else 0
+
     def read(self, name: str) -> NDArray[Any]:
         """Return the tensor in its shape: float32, or uint16 (the bits of f16 and bf16).
 
@@ -180,6 +191,20 @@ class GgufWeights:
         if any(start % block_len or stop % block_len for start, stop in source.columns):
             return None  # a block has columns that are apart in the parameter
         return schemes.pop() if len(self.tensors[name].shape) == 2 and len(schemes) == 1 else None
+
+    def widening_reason(self, name: str) -> str:
+        """Return why a matrix is float32 although the file has it in fewer bits; "" for any other tensor."""
+        source, info = self._sources[name], self.tensors[name]
+        kinds = {stored.kind.name: stored.kind for stored in self.origins(name)}
+        if len(info.shape) < 2 or self.block_scheme(name) is not None or all(k.dtype == "f32" for k in kinds.values()):
+            return ""
+        if source.is_unit:
+            return "each row is divided by its length"
+        if len(kinds) > 1:
+            return f"its rows alternate with those of {source.alternate}, which has another type"
+        if next(iter(kinds.values())).dtype:
+            return ""
+        return "its columns are in another order, which divides its blocks" if source.columns else "it is no matrix"
 
     def read_blocks(self, name: str) -> NDArray[np.uint8]:
         """Return the blocks of a matrix, uint8 [rows, bytes of a row]."""

@@ -132,6 +132,7 @@ def _write_costs(args: argparse.Namespace, report: Report, steps: StepSeconds) -
 def _table(model: str, report: Report) -> str:
     from penstock.bench.open_model import describe_threads
     from penstock.bench.verdict import describe_bench
+    from penstock.cli.measure.llama_bench import markdown_table
 
     threads = describe_threads(report.num_threads, report.num_ranks)
     read, ops = report.limits["read_bytes_per_s"], report.limits["ops_per_s"]
@@ -150,13 +151,17 @@ def _table(model: str, report: Report) -> str:
         share = f"{report.share_of_limit['decode'][batch]:4.0%} of the {report.decode_bound[batch]} limit"
         reached = "from CPU caches" if batch in report.inconsistent else share
         lines.append(f"decode, batch {batch:<3}{rate:10,.1f} tokens/s  {reached}")
+    is_wider = report.file_bytes_per_token < report.weight_bytes_per_token
+    in_file = f"; {format_bytes(report.file_bytes_per_token)} in the file, which the limit counts" if is_wider else ""
     lines += [
         "",
         f"memory           {format_bytes(report.peak_rss_bytes):>10} peak",
-        f"weights          {format_bytes(report.weight_bytes_per_token):>10} read per token at batch 1",
+        f"weights          {format_bytes(report.weight_bytes_per_token):>10} read per token at batch 1{in_file}",
         f"limits           read {read['lowest'] / 1e9:.1f} to {read['highest'] / 1e9:.1f} GB/s; "
         + ", ".join(f"{name} {value / 1e9:,.0f} GOP/s" for name, value in ops.items()),
         "",
         *describe_bench(report),
+        "",
+        *markdown_table(report),
     ]
     return "\n".join(lines)

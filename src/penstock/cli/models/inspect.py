@@ -7,13 +7,16 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.model_source import downloaded_path
 from penstock.cli.options import LIMIT_OPTIONS, add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.errors import FileAccessError, InvalidArgumentError
 from penstock.file_kinds import is_gguf
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.folder import Checkpoint
 
 __all__ = ["add_parser", "run"]
 
@@ -100,6 +103,18 @@ def _folder(path: Path) -> dict[str, Any]:
         "num_bytes": sum(entry["bytes"] for entry in by_dtype.values()),
         "by_dtype": by_dtype,
         "files": {stamp.name: stamp.num_bytes for stamp in checkpoint.files},
+        **(_memory(checkpoint) if is_gguf(path) else {}),
+    }
+
+
+def _memory(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what memory holds of each tensor of a GGUF file."""
+    from penstock.checkpoint.gguf.memory_types import tensor_groups
+
+    groups = tensor_groups(checkpoint)
+    return {
+        "tensors": [asdict(group) for group in groups],
+        "memory_bytes": sum(group.memory_bytes for group in groups),
     }
 
 
@@ -122,9 +137,42 @@ def _folder_text(details: dict[str, Any]) -> str:
         lines.append(
             f"  {dtype:<12} {entry['values']:>14,} in {entry['tensors']:>5,} {noun} {format_bytes(entry['bytes'])}"
         )
+    if "tensors" in details:
+        lines += _tensor_lines(details)
     lines.append("files")
     lines += [f"  {name:<36} {format_bytes(num_bytes):>10}" for name, num_bytes in sorted(details["files"].items())]
     return "\n".join(lines)
+
+
+def _tensor_lines(details: dict[str, Any]) -> list[str]:
+    """Return a table of the tensors of a GGUF file: their types and sizes there and in memory."""
+    share = details["memory_bytes"] / max(1, details["num_bytes"])
+    rows = [
+        (
+            group["name"],
+            " x ".join(f"{size}" for size in group["shape"]),
+            group["file_type"],
+            group["memory_type"],
+            f"{group['num_tensors']}",
+            format_bytes(group["file_bytes"]),
+            format_bytes(group["memory_bytes"]),
+        )
+        for group in details["tensors"]
+    ]
+    head = ("tensors", "shape", "in the file", "in memory", "count", "file", "memory")
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    widths[0] += 2
+    lines = [f"memory         {format_bytes(details['memory_bytes'])} of weights, {share:.2f} of those in the file"]
+    for row in (head, *(("  " + row[0], *row[1:]) for row in rows)):
+        cells = [f"{cell:<{width}}" for cell, width in zip(row[:4], widths[:4], strict=True)]
+        cells += [f"{cell:>{width}}" for cell, width in zip(row[4:], widths[4:], strict=True)]
+        lines.append("  ".join(cells))
+    lines += [
+        f"  {group['name']} becomes float32, because {group['reason']}"
+        for group in details["tensors"]
+        if group["reason"]
+    ]
+    return lines
 
 
 def _bundle(path: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -34,12 +34,12 @@ def assign_scheme(
 ) -> Graph:
     """Return a copy of the graph whose linears have ``scheme`` and whose weights have their layouts.
 
-    ``schemes``: by the names of the checkpoint's tensors, the schemes of the linears that use them, if they differ; a
-    table has the blocks of its tensor then.
+    ``schemes``: by the names of the checkpoint's tensors, the schemes of the linears that use them, if they differ.
 
     The output head gets the scheme's ``head``, and a router float32.  A table that is shared with a linear has that
-    linear's layout; any other table is row-major in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type).
-    Vectors are float32.  Raises InvalidArgumentError for an unknown scheme or type.
+    linear's layout; any other table is row-major in ``table_dtype`` ("f32", "f16", "bf16": the checkpoint's type), or
+    in the type of its tensor if ``schemes`` has it.  Vectors are float32.  Raises
+    InvalidArgumentError for an unknown scheme or type.
     """
     check_choice("table_dtype", table_dtype, _ROWS)
     body = find_scheme(scheme)
@@ -59,12 +59,21 @@ def assign_scheme(
         layouts[weight] = Layout(chosen.layout)
     for node in graph.nodes:
         if node.op == "embedding":
-            own = find_scheme(scheme_of(graph.weights[node.inputs[1].name], schemes or {}))
-            layouts.setdefault(node.inputs[1].name, Layout(own.layout) if own.in_blocks else _ROWS[table_dtype])
+            layouts.setdefault(
+                node.inputs[1].name, _table_layout(graph.weights[node.inputs[1].name], table_dtype, schemes)
+            )
     for name, row in graph.weights.items():
         row.layout = layouts.get(name, Layout.ROWS_F32)
     graph.scheme = scheme
     return graph
+
+
+def _table_layout(weight: Weight, table_dtype: str, schemes: Mapping[str, str] | None) -> Layout:
+    """Return the layout of a table that no linear shares: the type of its tensor, where tensors have several."""
+    if schemes is None or not all(part.name in schemes for part in weight.parts):
+        return _ROWS[table_dtype]
+    own = find_scheme(scheme_of(weight, schemes))
+    return Layout(own.layout) if own.in_blocks else _ROWS[own.name]
 
 
 def _head_weights(graph: Graph) -> set[str]:
