@@ -48,20 +48,19 @@ def follows(schema: dict, text: str) -> None:
 
 
 def check(llm: LLM, schema: dict, seed: int) -> None:
-    params = SamplingParams(temperature=1.0, seed=seed, max_tokens=400, json_schema=schema)
+    params = SamplingParams(temperature=1.0, seed=seed, max_tokens=200, json_schema=schema)
     choice = llm.generate("def add(a, b):", params)
     assert choice.finish_reason in ("stop", "length")
     if choice.finish_reason == "stop":
         follows(schema, choice.text)
     else:
-        assert len(choice.token_ids) == 400
+        assert len(choice.token_ids) == 200
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_answers_follow_their_schema(demo, name):
     """Random weights' temperature 1; jsonschema decides."""
-    for seed in range(2):
-        check(demo, SCHEMAS[name], seed)
+    check(demo, SCHEMAS[name], 1)
 
 
 @pytest.mark.long
