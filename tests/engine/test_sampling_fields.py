@@ -58,7 +58,7 @@ def test_defaults_are_those_of_the_table():
 
 def test_the_wire_message_has_the_numbers_of_the_table():
     kinds = {"number": {"double"}, "boolean": {"bool"}, "integer": {"uint32", "uint64"}}
-    kinds |= dict.fromkeys(("strings", "choices", "schema", "text"), {"string"})
+    kinds |= {kind: {"string"} for kind in ("strings", "choices", "schema", "text")}
     names = {1: "double", 4: "uint64", 8: "bool", 9: "string", 13: "uint32"}
     descriptors = {one.name: one for one in pb.Sampling.DESCRIPTOR.fields}
     assert {name: one.number for name, one in descriptors.items()} == {row.name: row.wire for row in SAMPLING_FIELDS}

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = [
     "GRAMMAR_OPTIONS", "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SHORT_FORMS", "add_joining_options",
     "add_model", "add_options", "add_parser_of", "check_writable", "host_and_port", "joining_of", "limits_of",
-    "numbers_of", "open_llm", "refuse_without", "sampling_params", "sampling_values", "spellings", "utf8_text", "write_file",
+    "numbers_of", "open_llm", "refuse_without", "sampling_params", "sampling_values", "spellings", "utf8_text",
+    "write_file",
 ]  # fmt: skip
 
 

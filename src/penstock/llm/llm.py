@@ -548,6 +548,14 @@ class LLM:
             grammars=self._grammars,
         )
 
+    def compile_grammar(self, params: SamplingParams) -> None:
+        """Compile the grammar of a later request, which then begins at once.  Raises the errors of the request.
+
+        A large grammar takes a second, in which other threads run.
+        """
+        if params.answer_grammar is not None:
+            self._resolve(params)
+
     @property
     def has_text(self) -> bool:
         """True if the model has a tokenizer."""

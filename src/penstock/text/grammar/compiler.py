@@ -131,6 +131,7 @@ def _refusal(source: GrammarSource, message: str) -> PenstockError:
         text = text[place.end() :]
         if source.field == "grammar":
             where = f" at line {max(1, int(place[1]) - 1)}, column {place[2]}"
+    text = text.rpartition("\nerror: ")[2]  # a regular expression, which stands before its error
     text = " ".join(text.removeprefix("failed to compile JSON schema: ").split())
     kind: Any = UnsupportedError if _UNSUPPORTED.search(text) else InvalidArgumentError
     error: PenstockError = kind(
