@@ -80,7 +80,8 @@ def test_every_kind_of_grammar_holds(demo):
     gbnf = 'root ::= "[" item ("," ws item)* "]"\nitem ::= [0-9] [a-c]?\nws ::= " "?\n'
     answer = demo.generate("x", SamplingParams(temperature=1.0, seed=2, max_tokens=400, grammar=gbnf))
     assert re.fullmatch(r"\[[0-9][a-c]?(, ?[0-9][a-c]?)*\]", answer.text)
-    assert isinstance(json.loads(demo.generate("x", SamplingParams(json_object=True, max_tokens=400)).text), dict)
+    answer = demo.generate("x", SamplingParams(json_object=True, max_tokens=400, temperature=1.0, seed=1))
+    assert answer.finish_reason == "length" or isinstance(json.loads(answer.text), dict)
 
 
 def test_an_answer_ends_with_its_grammar_or_at_its_limit(make_llm):
@@ -104,7 +105,7 @@ def test_a_model_without_end_tokens_ends_with_its_grammar(make_llm):
 COMPANY = {
     "chunks": {"max_chunk": 3},
     "no cache": {"options": EngineOptions(prefix_cache=False)},
-    "preempted": {"num_pages": 5, "max_requests": 4},
+    "preempted": {"num_pages": 4, "max_requests": 4},
     "windows": {"windows": (0, 40)},
 }
 
@@ -118,7 +119,7 @@ def test_answers_are_the_same_in_any_company(make_llm, name):
     for index in range(7):
         own = list(PAIRS.items())[index % 6 : index % 6 + 1]
         more = {"n": 2} if index == 3 else {"logprobs": 2} if index == 4 else {"repetition_penalty": 1.3}
-        params.append(SamplingParams(temperature=1.0, seed=index, max_tokens=40, **dict(own), **more))
+        params.append(SamplingParams(temperature=1.0, seed=index, max_tokens=60, **dict(own), **more))
     expected = [alone.generate(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
     found = llm.generate(prompts, params)
     for one, other in zip(expected, found, strict=True):
@@ -140,8 +141,8 @@ def test_an_answer_goes_on_in_another_engine(make_llm):
         while other.engine.wait(request, len(request.output_ids)):
             pass
         assert request.output_ids == whole.token_ids
-    with pytest.raises(InternalError):
-        (submit,) = other.prepare(PROMPT, params, RequestOptions(), {0: BegunAnswer(0, [7], 0)})
+    (submit,) = other.prepare(PROMPT, params, RequestOptions(), {0: BegunAnswer(0, [7], 0)})
+    with pytest.raises(InternalError):  # the grammar does not allow the token
         submit()
 
 

@@ -97,11 +97,10 @@ def asked_grammar(body: Any) -> tuple[str, str, Any] | None:
 
     Raises CombinationError if it asks for two.
     """
-    first, *others = [*_asked(body)] or [None]
-    for other in others:
-        if first is not None and other is not None:
-            refuse_if(other[1:] != first[1:], f"{other[0]}: expected one format, got also {first[0]}", other[0])
-    return first
+    asked = [*_asked(body)]
+    for path, *grammar in asked[1:]:
+        refuse_if(grammar != [*asked[0][1:]], f"{path}: expected one format, got also {asked[0][0]}", path)
+    return asked[0] if asked else None
 
 
 async def checked_grammar(body: SamplingFields) -> dict[str, Any]:

@@ -31,7 +31,7 @@ __all__ = ["Grammar", "GrammarCompiler", "check_grammar"]
 MAX_KEPT: Final = 32
 MAX_LEXER_STATES: Final = 20_000
 """A state takes 1 to 2 kB."""
-_LIMITS: Final = {
+_LIMITS: Final[dict[str, Any]] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
