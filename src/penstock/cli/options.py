@@ -270,7 +270,7 @@ def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
     The parser has SAMPLING_OPTIONS, and may have GRAMMAR_OPTIONS.
     """
     names = [name[2:].replace("-", "_") for name in SAMPLING_OPTIONS + GRAMMAR_OPTIONS]
-    values = {name: getattr(args, name, None) for name in names}
+    values: dict[str, Any] = {name: getattr(args, name, None) for name in names}
     values |= {name: _text_or_file(name, values[name]) for name in _FILES if values[name] is not None}
     return {name: value for name, value in values.items() if value is not None and value is not False and value != []}
 
