@@ -56,7 +56,7 @@ def test_answers_follow_a_schema_a_choice_or_a_grammar(penstock_command, tmp_pat
     for value in (tmp_path / "none.json", '{"not": {}}'):
         done = penstock_command("run", DEMO, PROMPT, "--json-schema", value)
         assert done.returncode != 0
-        assert "json_schema" in done.stderr
+        assert "json-schema" in done.stderr.replace("_", "-")
         assert "Traceback" not in done.stderr
 
 
