@@ -25,7 +25,7 @@ MAX_ANSWERS: Final = 128
 MAX_ALLOWED: Final = 1 << 18
 """The limit on a list of token ids: as many as the largest vocabularies have."""
 MAX_STOP_IDS: Final = 4096
-MAX_CHOICES: Final = 4096
+MAX_CHOICES: Final = 1024
 MAX_GRAMMAR_CHARS: Final = 1 << 17
 MAX_SCHEMA_CHARS: Final = 1 << 18
 MIN_PROBABILITY: Final = 1e-6

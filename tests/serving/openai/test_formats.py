@@ -138,7 +138,7 @@ def hostile() -> list[dict]:
         {"grammar": 'start: ("a"{0,100000}){0,100000}'},
         {"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000},
         {"grammar": 'root ::= root root | "a"'},
-        {"choice": [f"choice number {index}" for index in range(4000)]},
+        {"choice": [f"choice number {index}" for index in range(1000)]},
         {"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}},
         {"json_schema": {"$ref": "#"}},
         {"json_schema": {"enum": [f"value {index}" for index in range(5000)]}},
