@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 from penstock.validation import MAX_BIAS, MAX_TOKEN
 
 __all__ = [
-    "DEFAULT_MAX_TOKENS", "FIELD_NAMES", "MAX_ANSWERS", "MAX_LOGPROBS", "NATIVE_FIELDS", "SAMPLING_FIELDS",
+    "DEFAULT_MAX_TOKENS", "FIELD_NAMES", "MAX_ANSWERS", "MAX_GRAMMAR_CHARS", "MAX_LOGPROBS", "MAX_SCHEMA_CHARS",
+    "NATIVE_FIELDS", "SAMPLING_FIELDS",
     "SamplingField",
 ]  # fmt: skip
 
@@ -24,11 +25,14 @@ MAX_ANSWERS: Final = 128
 MAX_ALLOWED: Final = 1 << 18
 """The limit on a list of token ids: as many as the largest vocabularies have."""
 MAX_STOP_IDS: Final = 4096
+MAX_CHOICES: Final = 1024
+MAX_GRAMMAR_CHARS: Final = 1 << 17
+MAX_SCHEMA_CHARS: Final = 1 << 18
 MIN_PROBABILITY: Final = 1e-6
 MIN_SEED: Final = -(2**63)
 
 Bounds = tuple[float, float]
-Kind = Literal["integer", "number", "boolean", "strings", "token_ids", "biases"]
+Kind = Literal["integer", "number", "boolean", "strings", "token_ids", "biases", "schema", "text", "choices"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class SamplingField:
     ``wire``: its number in the message ``Sampling`` of ``wire.proto``.  ``default``: its value in SamplingParams when
     the caller gives none.  ``bounds``: the smallest and the largest value of a number.  ``json_bounds``: those of the
     service's JSON fields, if they differ.  ``is_common``: every kind of body that generates text accepts the field.
-    ``min_items``, ``max_items``: the smallest and the largest length of a list of token ids.
+    ``min_items``, ``max_items``: the smallest and the largest length of a list, or of a text in characters.
 
     A field that a request runs with also has ``off``, the value that switches it off and the default in
     ResolvedSampling.  There it may have other bounds (``resolved_bounds``) and another name (``resolved_name``).
@@ -189,6 +193,26 @@ SAMPLING_FIELDS: Final = (
     SamplingField(
         name="echo", kind="boolean", wire=23, default=False, is_common=False,
         help="Begin the text with the prompt. Default: false.",
+    ),
+    SamplingField(
+        name="json_schema", kind="schema", wire=24, max_items=MAX_SCHEMA_CHARS, needs_logits=True,
+        help="JSON schema, an object or its text, that the answer follows.",
+    ),
+    SamplingField(
+        name="json_object", kind="boolean", wire=25, default=False, off=False, needs_logits=True,
+        help="The answer is an object of JSON. Default: false.",
+    ),
+    SamplingField(
+        name="regex", kind="text", wire=26, max_items=MAX_GRAMMAR_CHARS, needs_logits=True,
+        help="Regular expression that the whole answer matches.",
+    ),
+    SamplingField(
+        name="choice", kind="choices", wire=27, default=(), off=(), max_items=MAX_CHOICES, needs_logits=True,
+        help="Strings, one of which is the answer.",
+    ),
+    SamplingField(
+        name="grammar", kind="text", wire=28, max_items=MAX_GRAMMAR_CHARS, needs_logits=True,
+        help="Grammar in Lark or GBNF that the answer follows.",
     ),
 )  # fmt: skip
 

@@ -11,8 +11,8 @@ from penstock.errors import InvalidArgumentError
 __all__ = [
     "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "listed_token_ids",
     "missing_attribute", "nearest",
-    "optional_integer", "optional_number", "printable", "refusal", "required", "set_fields", "some_token_ids",
-    "strings", "token_id", "token_ids", "word_ids", "wrong_type",
+    "optional_integer", "optional_number", "optional_text", "printable", "refusal", "required", "set_fields",
+    "some_token_ids", "strings", "token_id", "token_ids", "word_ids", "wrong_type",
 ]  # fmt: skip
 
 MAX_STRINGS: Final = 64
@@ -62,19 +62,35 @@ def optional_number(name: str, value: Any, low: float, high: float) -> float | N
     return float(value)
 
 
-def strings(name: str, value: object) -> tuple[str, ...]:
+def strings(name: str, value: object, max_items: int = MAX_STRINGS) -> tuple[str, ...]:
     """Check a string or a list of strings and return a tuple; () for None."""
     several = (value,) if isinstance(value, str) else () if value is None else value
     if not isinstance(several, (list, tuple)) or not all(isinstance(s, str) for s in several):
         raise refusal(name, "a string or a list of strings", value)
-    if len(several) > MAX_STRINGS:
-        raise InvalidArgumentError(f"{name}: expected at most {MAX_STRINGS} strings, got {len(several)}", param=name)
+    if len(several) > max_items:
+        raise InvalidArgumentError(f"{name}: expected at most {max_items} strings, got {len(several)}", param=name)
     for text in several:
         if not 0 < len(text) <= MAX_STRING_CHARS:
             raise InvalidArgumentError(
                 f"{name}: expected strings of 1 to {MAX_STRING_CHARS} characters, got one of {len(text)}", param=name
             )
     return tuple(several)
+
+
+def optional_text(name: str, value: object, max_chars: int) -> str | None:
+    """Check a string of characters that UTF-8 has.  None and the empty string, which ask for nothing, are None."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise wrong_type(name, "a string", value)
+    if len(value) > max_chars:
+        raise InvalidArgumentError(f"{name}: expected at most {max_chars} characters, got {len(value)}", param=name)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        message = f"{name}: found half a surrogate pair at character {error.start}"
+        raise InvalidArgumentError(message, param=name) from None
+    return value
 
 
 def token_ids(name: str, value: object, max_items: int | None = None) -> tuple[int, ...]:

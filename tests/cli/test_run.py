@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -37,6 +38,26 @@ def test_run_streams_the_text_that_the_api_makes(penstock_command):
         assert word in figures[0]
     for word in ("model loaded in", "scheme w8a8", "threads", "MB of memory"):
         assert word in figures[1]
+
+
+def test_answers_follow_a_schema_a_choice_or_a_grammar(penstock_command, tmp_path):
+    """A schema and a grammar are files, or the text itself."""
+    schema, grammar = '{"type": "boolean"}', "root ::= [0-9] [a-c]\n"
+    (tmp_path / "schema.json").write_text(schema)
+    (tmp_path / "root.gbnf").write_text(grammar)
+    for option, value, pattern in (
+        ("--json-schema", schema, "true|false"),
+        ("--json-schema", tmp_path / "schema.json", "true|false"),
+        ("--grammar", tmp_path / "root.gbnf", "[0-9][a-c]"),
+        ("--choice", "maybe", "maybe"),
+    ):
+        done = penstock_command("run", DEMO, PROMPT, option, value)
+        assert re.fullmatch(pattern, done.stdout.strip()), done.stderr
+    for value in (tmp_path / "none.json", '{"not": {}}'):
+        done = penstock_command("run", DEMO, PROMPT, "--json-schema", value)
+        assert done.returncode != 0
+        assert "json-schema" in done.stderr.replace("_", "-")
+        assert "Traceback" not in done.stderr
 
 
 def test_json_prints_one_object(penstock_command):

@@ -45,7 +45,7 @@ def properties_of(struct):
 def test_the_typed_names_are_those_of_the_table():
     assert tuple(SamplingParams.__dataclass_fields__) == FIELD_NAMES
     resolved = {row.row_name for row in SAMPLING_FIELDS if row.row_name in ResolvedSampling.__dataclass_fields__}
-    assert resolved == set(ResolvedSampling.__dataclass_fields__) - {"end_ids"}
+    assert resolved - {"grammar"} == set(ResolvedSampling.__dataclass_fields__) - {"end_ids", "grammar"}
     assert {row.row_name for row in NATIVE_FIELDS} <= resolved
 
 
@@ -57,14 +57,15 @@ def test_defaults_are_those_of_the_table():
 
 
 def test_the_wire_message_has_the_numbers_of_the_table():
-    kinds = {"number": {"double"}, "boolean": {"bool"}, "strings": {"string"}, "integer": {"uint32", "uint64"}}
+    kinds = {"number": {"double"}, "boolean": {"bool"}, "integer": {"uint32", "uint64"}}
+    kinds |= {kind: {"string"} for kind in ("strings", "choices", "schema", "text")}
     names = {1: "double", 4: "uint64", 8: "bool", 9: "string", 13: "uint32"}
     descriptors = {one.name: one for one in pb.Sampling.DESCRIPTOR.fields}
     assert {name: one.number for name, one in descriptors.items()} == {row.name: row.wire for row in SAMPLING_FIELDS}
     for row in SAMPLING_FIELDS:
         if row.kind in kinds:
             assert names[descriptors[row.name].type] in kinds[row.kind]
-        is_list = row.kind in ("strings", "token_ids", "biases") and row.name != "allowed_token_ids"
+        is_list = row.kind in ("strings", "token_ids", "biases", "choices") and row.name != "allowed_token_ids"
         assert descriptors[row.name].is_repeated == is_list
 
 

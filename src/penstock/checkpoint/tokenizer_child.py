@@ -82,6 +82,11 @@ def _decode(tokenizer: LibraryTokenizer, payload: bytes, flag: bool) -> bytes:
     return struct.pack(f"<{len(texts)}Q", *map(len, texts)) + b"".join(texts)
 
 
+def _vocabulary(tokenizer: LibraryTokenizer) -> bytes:
+    tokens = [tokenizer.token(token) for token in range(tokenizer.num_tokens())]
+    return struct.pack(f"<Q{len(tokens)}I", len(tokens), *map(len, tokens)) + b"".join(tokens)
+
+
 def _answer(tokenizer: LibraryTokenizer, operation: int, flag: bool, payload: bytes) -> bytes:
     if operation == Operation.ENCODE:
         return _encode(tokenizer, payload, flag)
@@ -89,6 +94,8 @@ def _answer(tokenizer: LibraryTokenizer, operation: int, flag: bool, payload: by
         return _decode(tokenizer, payload, flag)
     if operation == Operation.TOKEN_BYTES:
         return tokenizer.token(unpack_lists(payload)[0][0])
+    if operation == Operation.VOCABULARY:
+        return _vocabulary(tokenizer)
     token = tokenizer.token_id(payload.decode())
     return b"" if token is None else struct.pack("<I", token)
 

@@ -112,6 +112,10 @@ class LibraryTokenizer:
             return b""
         return byte_level_bytes(text)
 
+    def num_tokens(self) -> int:
+        """Return the number of ids up to the largest one."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
     def longest_token(self) -> int:
         """Return the length in characters of the longest token of the vocabulary."""
         return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)

@@ -35,6 +35,7 @@ class Operation(IntEnum):
     DECODE = 2  # [lists of ids]
     TOKEN_BYTES = 3  # [one list of one id]
     TOKEN_ID = 4  # [UTF-8]
+    VOCABULARY = 5  # []: the bytes of every token
 
 
 class Status(IntEnum):

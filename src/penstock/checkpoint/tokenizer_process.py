@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +59,7 @@ _INPUTS: Final = {
     Operation.DECODE: "for these token ids",
     Operation.TOKEN_BYTES: "for this token id",
     Operation.TOKEN_ID: "for this token",
+    Operation.VOCABULARY: "for the vocabulary",
 }
 
 
@@ -183,6 +185,19 @@ class TokenizerProcess:
         """Return the length in characters of the longest token of the vocabulary."""
         return self._opened().longest_token
 
+    def vocabulary(self) -> tuple[list[bytes], list[int]]:
+        """Return the bytes of each token of a byte-level tokenizer by its id, and the ids of special tokens."""
+        info = self._opened()
+        if not info.is_byte_level:
+            raise UnsupportedError(
+                "The tokens of this model's tokenizer are not bytes, and the core does not support its kind: answers "
+                "cannot follow a grammar."
+            )
+        reply = self._call(Operation.VOCABULARY, b"", False)
+        (count,) = struct.unpack_from("<Q", reply)
+        places = accumulate(struct.unpack_from(f"<{count}I", reply, 8), initial=8 + 4 * count)
+        return [reply[start:end] for start, end in pairwise(places)], sorted(info.specials)
+
     def _opened(self) -> _Info:
         if self._info is None:
             self.open()
@@ -192,7 +207,7 @@ class TokenizerProcess:
 
     def _call(self, operation: Operation, payload: bytes, flag: bool) -> bytes:
         with self._lock:
-            base = CALL_SECONDS if operation == Operation.ENCODE else STEP_SECONDS
+            base = CALL_SECONDS if operation in (Operation.ENCODE, Operation.VOCABULARY) else STEP_SECONDS
             seconds = base + len(payload) / _BYTES_PER_SECOND
             try:
                 reply = self._ask(self._start(), operation, payload, flag, seconds)

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from penstock.runtime.program import ProgramLimits
 
 __all__ = [
-    "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SHORT_FORMS", "add_joining_options", "add_model",
-    "add_options", "add_parser_of", "check_writable", "host_and_port", "joining_of", "limits_of", "numbers_of",
-    "open_llm", "refuse_without", "sampling_params", "sampling_values", "spellings", "utf8_text", "write_file",
+    "GRAMMAR_OPTIONS", "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SHORT_FORMS", "add_joining_options",
+    "add_model", "add_options", "add_parser_of", "check_writable", "host_and_port", "joining_of", "limits_of",
+    "numbers_of", "open_llm", "refuse_without", "sampling_params", "sampling_values", "spellings", "utf8_text",
+    "write_file",
 ]  # fmt: skip
 
 
@@ -182,6 +183,28 @@ _SHARED: Final[dict[str, dict[str, Any]]] = {
         "metavar": "S",
         "help": "seed of the sampling; the same seed gives the same text (default: random)",
     },
+    "--json-schema": {
+        "metavar": "FILE|TEXT",
+        "help": "JSON schema that the answer follows: a file, or the schema itself (default: none)",
+    },
+    "--json-object": {
+        "action": "store_true",
+        "help": "the answer is an object of JSON (default: any text)",
+    },
+    "--regex": {
+        "metavar": "TEXT",
+        "help": "regular expression that the whole answer matches (default: none)",
+    },
+    "--choice": {
+        "action": "append",
+        "default": [],
+        "metavar": "TEXT",
+        "help": "the answer is one of these; repeat it for each (default: any text)",
+    },
+    "--grammar": {
+        "metavar": "FILE|TEXT",
+        "help": "grammar in Lark or GBNF that the answer follows: a file, or the grammar itself (default: none)",
+    },
 }
 MODEL_OPTIONS: Final = ("--scheme", "--threads", "--network", "--no-cache", "--verify", "--yes", "--ops")
 """The options that say how to open MODEL."""
@@ -191,6 +214,9 @@ SAMPLING_OPTIONS: Final = (
     "--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty", "--presence-penalty",
     "--frequency-penalty", "--seed", "--stop", "--ignore-eos",
 )  # fmt: skip
+GRAMMAR_OPTIONS: Final = ("--json-schema", "--json-object", "--regex", "--choice", "--grammar")
+"""The formats of an answer, of which a command takes one."""
+_FILES: Final = ("json_schema", "grammar")
 SHORT_FORMS: Final = {"--max-tokens": "-n", "--context-len": "-c", "--threads": "-t", "--seed": "-s", "--yes": "-y"}
 
 
@@ -239,10 +265,24 @@ def joining_of(args: argparse.Namespace) -> tuple[tuple[str, int], str, bytes | 
 
 
 def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampling fields that the options set, by name; the parser has SAMPLING_OPTIONS."""
-    names = [name[2:].replace("-", "_") for name in SAMPLING_OPTIONS]
-    values = {name: getattr(args, name) for name in names}
+    """Return the sampling fields that the options set, by name.
+
+    The parser has SAMPLING_OPTIONS, and may have GRAMMAR_OPTIONS.
+    """
+    names = [name[2:].replace("-", "_") for name in SAMPLING_OPTIONS + GRAMMAR_OPTIONS]
+    values: dict[str, Any] = {name: getattr(args, name, None) for name in names}
+    values |= {name: _text_or_file(name, values[name]) for name in _FILES if values[name] is not None}
     return {name: value for name, value in values.items() if value is not None and value is not False and value != []}
+
+
+def _text_or_file(name: str, value: str) -> str:
+    """Return a text, or that of the file which it names.  A grammar has characters that names of files rarely have."""
+    if any(char in value for char in '{"\n'):
+        return utf8_text(value, name)
+    try:
+        return utf8_text(Path(value).read_bytes(), name)
+    except OSError as error:
+        raise FileAccessError(f"{name}: cannot read {value!r:.200}: {error.strerror}", param=name) from None
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

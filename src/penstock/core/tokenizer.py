@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -148,6 +149,13 @@ class Tokenizer(Handle):
         if not 0 <= token < len(flags):
             return b"", False
         return bytes(text[begins[token] : begins[token + 1]]), bool(flags[token] & 1)
+
+    def vocabulary(self) -> tuple[list[bytes], list[int]]:
+        """Return the bytes of each token by its id, and the ids of special tokens."""
+        begins, text, flags = (bytes(view) for view in self._tokens)
+        ends = np.frombuffer(begins, np.uint32).tolist()
+        specials = np.flatnonzero(np.frombuffer(flags, np.uint8) & 1).tolist()
+        return [text[start:end] for start, end in pairwise(ends)], specials
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         """Return a stream that decodes id by id."""

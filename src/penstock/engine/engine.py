@@ -175,7 +175,7 @@ class Engine:
         max_tokens = min(sampling.max_tokens, self.max_len - len(ids))
         output_ids = check_token_ids(begun.token_ids, self.program.info.vocab_size, max_tokens, 1)
         request = Request(next(self._ids), ids, max_tokens, sampling, stop_ids, text, options=options, family=family)
-        request.output_ids, request.num_resumed = output_ids, len(output_ids)
+        request.resume(output_ids)
         return self._queue(request)
 
     def _queue(self, request: Request) -> Request:

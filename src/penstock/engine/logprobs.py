@@ -40,5 +40,6 @@ def check_row(rows: Sampled, row: int) -> None:
         raise InternalError("The model's logits are not finite: its weights or its keys and values are damaged.")
     if status != ROW_OK:
         raise InvalidArgumentError(
-            "No token can be sampled: bad_words, logit_bias and allowed_token_ids together forbid every token."
+            "No token can be sampled: bad_words, logit_bias, allowed_token_ids and the grammar together forbid every "
+            "token."
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.config import check_flag, check_integer
 from penstock.errors import InvalidArgumentError
 from penstock.sampling_fields import DEFAULT_MAX_TOKENS, FIELD_NAMES, MAX_LOGPROBS, SAMPLING_FIELDS, SamplingField
+from penstock.text.grammar.source import GrammarSource, grammar_of, schema_text
 from penstock.validation import (
     bias_pairs,
     biases,
@@ -22,6 +23,7 @@ from penstock.validation import (
     nearest,
     optional_integer,
     optional_number,
+    optional_text,
     refusal,
     required,
     set_fields,
@@ -33,6 +35,7 @@ from penstock.validation import (
 
 if TYPE_CHECKING:
     from penstock.checkpoint.generation import GenerationConfig
+    from penstock.text.grammar.compiler import Grammar
 
 __all__ = ["ResolvedSampling", "SamplingParams", "check_num_top"]
 
@@ -71,6 +74,10 @@ class SamplingParams:
     ``logprobs``: return each token's log-probability and that many of the likeliest tokens, 0 to 20.
     ``prompt_logprobs``: the same for the tokens of the prompt.
     ``echo``: begin the text with the prompt.
+    ``json_schema``: a JSON schema, a mapping or its text, that the answer follows.  ``json_object``: the answer is any
+    object of JSON.  ``regex``: the whole answer matches.  ``choice``: the answer is one of these strings.
+    ``grammar``: a grammar in Lark with a rule ``start``, or in GBNF with a rule ``root``.  At most one of the five; the
+    answer ends where it is complete.
 
     Raises InvalidArgumentError naming the field that is unknown or out of range.
     """
@@ -98,6 +105,11 @@ class SamplingParams:
     logprobs: int | None = _DEFAULT["logprobs"]
     prompt_logprobs: int | None = _DEFAULT["prompt_logprobs"]
     echo: bool = _DEFAULT["echo"]
+    json_schema: str | Mapping[str, Any] | None = _DEFAULT["json_schema"]
+    json_object: bool = _DEFAULT["json_object"]
+    regex: str | None = _DEFAULT["regex"]
+    choice: str | Sequence[str] = _DEFAULT["choice"]
+    grammar: str | None = _DEFAULT["grammar"]
 
     if not TYPE_CHECKING:  # type checkers see the keywords of the fields
 
@@ -112,6 +124,12 @@ class SamplingParams:
                 raise refusal("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
             if self.best_of is not None and self.best_of < self.n:
                 raise refusal("best_of", f"at least n ({self.n})", self.best_of)
+            grammar_of(vars(self))  # refuses two
+
+    @property
+    def answer_grammar(self) -> GrammarSource | None:
+        """The grammar that the answer follows, if there is one."""
+        return grammar_of(vars(self))
 
 
 def _unknown_field(name: str) -> InvalidArgumentError:
@@ -133,6 +151,9 @@ def _check_of(row: SamplingField) -> _Check:
         "strings": strings,
         "token_ids": lambda name, value: (some_token_ids if row.min_items else token_ids)(name, value, row.max_items),
         "biases": lambda _name, value: biases(value),
+        "schema": schema_text,
+        "text": lambda name, value: optional_text(name, value, row.max_items or 0),
+        "choices": lambda name, value: strings(name, value, row.max_items or 0),
     }
     check = checks[row.kind]
     if row.kind in ("integer", "number") and row.is_required:
@@ -152,7 +173,7 @@ class ResolvedSampling:
     """The sampling parameters that a request runs with: every field has a value, and words are token ids.
 
     ``logit_bias`` holds pairs of token id and bias, ``bad_words`` token sequences.  ``end_ids`` are forbidden before
-    ``min_tokens``.  ``num_logprobs`` -1 asks for no log-probabilities.
+    ``min_tokens``.  ``num_logprobs`` -1 asks for no log-probabilities.  ``grammar`` is compiled.
     """
 
     max_tokens: int = _OFF["max_tokens"]
@@ -171,6 +192,7 @@ class ResolvedSampling:
     bad_words: tuple[tuple[int, ...], ...] = _OFF["bad_words"]
     end_ids: tuple[int, ...] = ()
     num_logprobs: int = _OFF["num_logprobs"]
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         """Check every field, because one that the core refuses would end every request of its step."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.engine.pooling import Pooling
     from penstock.engine.prompt_logits import PromptRows
     from penstock.engine.row_state import RowState
+    from penstock.text.grammar.matcher import GrammarMatcher
     from penstock.text.text_stream import TextStream
 
 __all__ = ["BegunAnswer", "Request", "Status", "Timings", "to_penstock_error"]
@@ -83,7 +84,7 @@ class Request:
     keys of its leading pages. ``row`` is the sampler's state.  ``prompt_rows`` collects rows of the prompt; with
     ``max_tokens`` 0 no token follows. ``pooling`` collects hidden rows; the request then ends with its prompt.
     ``family`` is a number that the answers to one prompt share, 0 for a prompt with one answer.  ``num_resumed``: the
-    leading tokens of the answer that another engine sampled.
+    leading tokens of the answer that another engine sampled.  ``matcher`` has the tokens that the grammar allows next.
     """
 
     id: int
@@ -112,6 +113,18 @@ class Request:
     pooling: Pooling | None = None
     family: int = 0
     num_resumed: int = 0
+    matcher: GrammarMatcher | None = None
+
+    def __post_init__(self) -> None:
+        """Begin the answer in its grammar."""
+        if self.sampling.grammar is not None:
+            self.matcher = self.sampling.grammar.matcher()
+
+    def resume(self, output_ids: list[int]) -> None:
+        """Begin after the tokens that another engine sampled.  Raises the errors of a grammar that refuses them."""
+        self.output_ids, self.num_resumed = output_ids, len(output_ids)
+        if self.matcher is not None:
+            self.matcher.resume(output_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -171,7 +184,9 @@ class Request:
         try:
             completes = self.text is not None and self.text.push(token)  # an end token may be part of the text
             stops = completes or token in self.stop_ids
-        except Exception as error:  # a damaged tokenizer, or no memory for the text: only this request fails
+            if self.matcher is not None and not stops:
+                stops = self.matcher.accept(token)
+        except Exception as error:  # a damaged tokenizer, or no memory: only this request fails
             self.finish("error", to_penstock_error("Detokenizing the answer", error))
             return
         if stops:

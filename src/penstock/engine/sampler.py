@@ -142,7 +142,7 @@ def _arrays(requests: Sequence[Request], states: Sequence[RowState], vocab_size:
         **{name: column(name) for name in _COLUMNS},
         num_logprobs=np.ascontiguousarray(numbers["num_logprobs"]),
         counter=counter.reshape(-1, 2),
-        mask=_masks(states, vocab_size) if special else None,
+        mask=_masks(requests, states, vocab_size) if special else None,
         penalties=_penalties(requests, states, numbers) if special else None,
         biases=_biases(requests, states) if special else None,
         per_row=True,
@@ -154,13 +154,16 @@ def _starts(lens: Sequence[int]) -> NDArray[np.int32]:
     return np.cumsum([0, *lens], dtype=np.int32)
 
 
-def _masks(states: Sequence[RowState], vocab_size: int) -> NDArray[np.uint32] | None:
-    if all(state.mask is None for state in states):
+def _masks(requests: Sequence[Request], states: Sequence[RowState], vocab_size: int) -> NDArray[np.uint32] | None:
+    """Return the masks of the allowed tokens and of the grammars; None if every row allows all tokens."""
+    if all(r.matcher is None and s.mask is None for r, s in zip(requests, states, strict=True)):
         return None
     masks = np.full((len(states), -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
-    for row, state in enumerate(states):
+    for row, (request, state) in enumerate(zip(requests, states, strict=True)):
+        if request.matcher is not None:
+            masks[row] = request.matcher.mask
         if state.mask is not None:
-            masks[row] = state.mask
+            masks[row] &= state.mask
     return masks
 
 

@@ -39,6 +39,7 @@ from penstock.llm.streamers import Streamer
 from penstock.models.families import prompt_masks
 from penstock.runtime.open import Opened, OpenOptions, check_network, open_program
 from penstock.runtime.program import ProgramInfo, ProgramLimits
+from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import missing_attribute
 
@@ -148,6 +149,7 @@ class LLM:
             self.engine.has_language_head, self.engine.prompt_masks = has_language_head(config), prompt_masks(config)
         self._stop_ids = frozenset(self.generation.eos_token_ids)
         self._defaults = default_sampling(self.generation, self.info.tail, self.info.bidirectional)
+        self._grammars = self._new_grammars()
 
     @property
     def info(self) -> ProgramInfo:
@@ -170,6 +172,10 @@ class LLM:
     def tokenizer(self, tokenizer: Tokenizer) -> None:
         """Use another tokenizer with the same ids."""
         self._tokenizer = tokenizer
+        self._grammars = self._new_grammars()
+
+    def _new_grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(lambda: self.tokenizer, self.info.vocab_size, self._stop_ids)
 
     @overload
     def generate(
@@ -539,7 +545,16 @@ class LLM:
             vocab_size=self.info.vocab_size,
             tail=self.info.tail,
             tokenizer=(lambda: self.tokenizer) if self.has_text else None,
+            grammars=self._grammars,
         )
+
+    def compile_grammar(self, params: SamplingParams) -> None:
+        """Compile the grammar of a later request, which then begins at once.  Raises the errors of the request.
+
+        A large grammar takes a second, in which other threads run.
+        """
+        if params.answer_grammar is not None:
+            self._resolve(params)
 
     @property
     def has_text(self) -> bool:

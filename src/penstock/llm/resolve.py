@@ -9,6 +9,7 @@ from penstock.checkpoint.generation import GenerationConfig
 from penstock.engine.capabilities import refuse_sampling
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import UnsupportedError
+from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.text_stream import StopRules, TextStream
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import check_listed, check_vocabulary
@@ -35,6 +36,7 @@ def resolve_params(
     vocab_size: int,
     tail: str,
     tokenizer: Callable[[], Tokenizer] | None,
+    grammars: GrammarCompiler | None = None,
 ) -> ResolvedSampling:
     """Return the parameters that a request runs with.
 
@@ -52,7 +54,11 @@ def resolve_params(
     check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
     check_listed("prompt_logprobs", params.prompt_logprobs or 0, vocab_size)
     resolved = ResolvedSampling.of(params, defaults)
-    resolved = replace(resolved, bad_words=bad_ids, end_ids=tuple(sorted(ends)))
+    source = params.answer_grammar
+    if source is not None and (tokenizer is None or grammars is None):
+        raise UnsupportedError(f"{source.field}: this model has no tokenizer.json", param=source.field)
+    grammar = None if source is None or grammars is None else grammars.compile(source)
+    resolved = replace(resolved, bad_words=bad_ids, end_ids=tuple(sorted(ends)), grammar=grammar)
     resolved.check_vocabulary(vocab_size)
     return resolved
 

@@ -25,6 +25,7 @@ from penstock.lite.tensor import Tensor
 from penstock.llm.prompts import check_each, split_params
 from penstock.llm.resolve import answer_text, default_sampling, end_ids, resolve_params
 from penstock.llm.result import Delta, Result, make_result
+from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["LiteGenerator", "LiteStream"]
@@ -52,6 +53,7 @@ class LiteGenerator:
         self._is_bidirectional = model.native.info.bidirectional
         self._defaults = default_sampling(self.generation, self.tail, self._is_bidirectional)
         self._tokenizer: Tokenizer | None = None
+        self._grammars = self._new_grammars()
         self._sampler = native.Context(1)
         self._pid = os.getpid()
         self._busy = threading.Lock()
@@ -67,6 +69,10 @@ class LiteGenerator:
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._grammars = self._new_grammars()
+
+    def _new_grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(lambda: self.tokenizer, self.vocab_size, self._ends)
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams | list[SamplingParams]) -> list[Result]:
         """Return a Result for each prompt.  All prompts are checked before any of them runs.
@@ -124,6 +130,7 @@ class LiteGenerator:
             vocab_size=self.vocab_size,
             tail=self.tail,
             tokenizer=(lambda: self.tokenizer) if has_text else None,
+            grammars=self._grammars,
         )
         ids = check_token_ids(prompt, self.vocab_size, self.context_len, 1)
         limit = min(resolved.max_tokens, self.context_len - len(ids))

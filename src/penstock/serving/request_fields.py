@@ -53,6 +53,9 @@ def _type_of(row: SamplingField) -> Any:
         "token_ids": Annotated[list[Token], Meta(min_length=row.min_items or None, max_length=row.max_items)],
         "biases": Annotated[dict[_BiasKey, Annotated[float, Meta(ge=low, le=high)]], Meta(max_length=MAX_BIASES)]
         | _NoBiases,
+        "schema": dict[str, Any] | Annotated[str, Meta(max_length=row.max_items)],
+        "text": Annotated[str, Meta(max_length=row.max_items)],
+        "choices": String | Annotated[list[String], Meta(max_length=row.max_items)],
     }
     return types[row.kind]
 

@@ -15,8 +15,10 @@ from penstock.engine.params import SamplingParams
 from penstock.llm.backend import tokenizer_of
 from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.admission import deadline_s
+from penstock.serving.openai.answer_format import checked_grammar
 from penstock.serving.request_fields import SAMPLING
 from penstock.text.cut import encode_text
+from penstock.text.grammar.source import GRAMMAR_FIELDS
 from penstock.text.reranking import encode_pair
 from penstock.text.tokenizer_threads import call_tokenizer
 from penstock.validation import MAX_TOKEN
@@ -76,7 +78,7 @@ async def text_request(
     """Translate the prompts ``prompt_field`` in a field of a body; ``own`` are sampling parameters of the route."""
     prompts = await prompts_of(backend, prompt_field, field, body)
     _check_count(len(prompts), body)
-    params = _sampling_of(body, best_of=body.best_of, **own)
+    params = _sampling_of(body, best_of=body.best_of, **await checked_grammar(body), **own)
     return EngineRequest(
         backend, [ids for ids, _ in prompts], [text for _, text in prompts], params, options_of(call, body)
     )
@@ -90,7 +92,8 @@ async def chat_request(call: Call) -> EngineRequest:
     ids = _cut(ids, backend.card.max_len, body)
     _check_fits(backend, ids, "messages")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    params = _sampling_of(body, logprobs=num_top, max_tokens=body.max_completion_tokens or body.max_tokens)
+    max_tokens, grammar = body.max_completion_tokens or body.max_tokens, await checked_grammar(body)
+    params = _sampling_of(body, logprobs=num_top, max_tokens=max_tokens, **grammar)
     return EngineRequest(backend, [ids], [None], params, options_of(call, body))
 
 
@@ -238,7 +241,8 @@ def _sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:
 
     Empty strings and an empty list of biases, which ask for nothing, are left out.
     """
-    values = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    named = (name for name in SAMPLING if name not in GRAMMAR_FIELDS)  # checked_grammar has returned them
+    values = {name: value for name in named if (value := getattr(body, name)) is not None}
     if values.get("top_k") == -1:
         values["top_k"] = 0
     for name in _STRINGS & values.keys():

@@ -35,6 +35,8 @@ class _Backend(Protocol):
 
     def longest_token(self) -> int: ...
 
+    def vocabulary(self) -> tuple[list[bytes], list[int]]: ...
+
 
 _HINTS: Final = {"apply_chat_template": "LLM.chat", "batch_decode": "decode_each", "tokenize": "encode"}
 
@@ -170,6 +172,13 @@ class Tokenizer:
         """Return the bytes of a token, possibly part of a character; b"" for a special or an unknown token."""
         text, special = self._backend.token(token)
         return b"" if special else text
+
+    def vocabulary(self) -> tuple[list[bytes], list[int]]:
+        """Return the bytes of each token by its id, and the ids of special tokens.
+
+        Raises UnsupportedError if the tokens of the tokenizer are not bytes and the core does not support its kind.
+        """
+        return self._backend.vocabulary()
 
     if not TYPE_CHECKING:  # type checkers know the attributes
 

@@ -36,6 +36,11 @@ FIELDS = {
     "stop_token_ids": list(range(100, 200)),
     "include_stop_str_in_output": True,
     "ignore_eos": True,
+    "json_schema": {"type": "array", "items": {"type": "boolean"}, "minItems": 9},
+    "json_object": True,
+    "regex": "[a-z]{3}-[0-9]{40}",
+    "choice": ["yes", "no"],
+    "grammar": 'start: "<" /[a-z]{30}/ ">"',
 }
 
 
@@ -110,8 +115,15 @@ def test_every_field_of_sampling_is_honoured(demo, serve, llm, make_llm, name):
         ({"stop_token_ids": [99999]}, "stop_token_ids"),
         ({"best_of": 2, "n": 3}, "best_of"),
         ({"max_tokens": 0, "echo": True, "best_of": 2}, "best_of"),
-        ({"structured_outputs": {"regex": "[.*"}}, "structured_outputs"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.type"),
+        ({"structured_outputs": {"regex": "[.*"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"guided_grammar": "x"}, "guided_grammar"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
     ],

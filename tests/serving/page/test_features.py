@@ -65,15 +65,14 @@ def test_tools_that_are_refused_are_not_offered(serve, visit, tools):
 
 
 def test_the_page_offers_what_this_service_takes(serve, visit):
-    """Without tabs as long as the service refuses tools and formats; both are refused by value."""
+    """A tab for JSON schemas, and none for tools as long as the service refuses them by value."""
     service = serve("fake")
     user = [{"role": "user", "content": "x"}]
     assert service.refused("/v1/chat/completions", messages=user, tools=json.loads(TOOLS))[0] == 400
     page = visit(service.url)
     open_panel(page)
     page.locator("#of-sampling").wait_for()
-    page.wait_for_function("performance.getEntriesByName(new URL('openapi.json', location).href).length > 0")
-    assert page.locator("#tabs").is_hidden()
+    page.locator("#tab-schema").wait_for()
     assert page.locator("#tab-tools").is_hidden()
 
 

@@ -92,13 +92,17 @@ FULL = {
     "repetition_penalty": 1.1, "presence_penalty": -2.0, "frequency_penalty": 0.1, "logit_bias": {5: -100.0, 0: 0.1},
     "allowed_token_ids": [1, 2], "bad_words": ["a", "ä b"], "seed": 2**64 - 1, "n": 2, "best_of": 3, "stop": ["x"],
     "stop_token_ids": [0, 7], "include_stop_str_in_output": True, "ignore_eos": True, "logprobs": 0,
-    "prompt_logprobs": 0, "echo": True,
+    "prompt_logprobs": 0, "echo": True, "json_schema": '{"type": "null"}',
 }  # fmt: skip
+GRAMMARS = {"json_object": True, "regex": "a|b", "choice": ["a", "ä b"], "grammar": 'start: "a"'}
+"""The other fields of which a request has one."""
 
 
 def test_sampling_round_trips() -> None:
-    assert set(FULL) == set(FIELD_NAMES) == {field.name for field in pb.Sampling.DESCRIPTOR.fields}
-    for given in ({}, FULL, *({name: value} for name, value in FULL.items() if name not in ("best_of", "min_tokens"))):
+    names = {field.name for field in pb.Sampling.DESCRIPTOR.fields}
+    assert set(FULL | GRAMMARS) == set(FIELD_NAMES) == names
+    single = [{name: value} for name, value in (FULL | GRAMMARS).items() if name not in ("best_of", "min_tokens")]
+    for given in ({}, FULL, *single):
         params = SamplingParams(**given)
         message = pb.Sampling.FromString(wire.sampling_to(params).SerializeToString())
         assert wire.sampling_from(message) == params

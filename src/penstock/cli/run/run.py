@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.tokenizer_files.names import VOCABULARY_FILES
 from penstock.cli.model_source import model_path
 from penstock.cli.options import (
+    GRAMMAR_OPTIONS,
     LIMIT_OPTIONS,
     MODEL_OPTIONS,
     SAMPLING_OPTIONS,
@@ -44,7 +45,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "generation_config.json.",
         'penstock run demo/demo.psm "def add(a, b):" --max-tokens 32\n'
         'penstock run -m demo/demo.psm -p "def add(a, b):" -n 32 -t 2\n'
-        'echo "def add(a, b):" | penstock run demo/demo.psm - --temperature 0.8 --seed 1',
+        'echo "def add(a, b):" | penstock run demo/demo.psm - --temperature 0.8 --seed 1\n'
+        'penstock run demo/demo.psm "A bike as JSON: " --json-schema \'{"type": "object"}\'',
     )
     model = parser.add_argument_group("model and prompt")
     add_model(parser, model)
@@ -58,6 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="graph (default): the native core; eager: PyTorch, for a checkpoint folder or a GGUF file",
     )
     add_options(parser.add_argument_group("sampling"), *SAMPLING_OPTIONS)
+    add_options(parser.add_argument_group("format of the answer (one of them)"), *GRAMMAR_OPTIONS)
     answer = parser.add_argument_group("prompt format and output")
     answer.add_argument(
         "--chat",
@@ -186,7 +189,9 @@ def _figures(llm: LLM, result: Result, load_s: float) -> str:
 
 def _why_ended(llm: LLM, result: Result) -> str:
     if result.finish_reason != "length":
-        return {"stop": "ended at an end token or a stop string"}.get(result.finish_reason, result.finish_reason)
+        return {"stop": "ended at an end token, a stop string or the end of its format"}.get(
+            result.finish_reason, result.finish_reason
+        )
     if len(result.prompt_token_ids) + len(result.token_ids) >= llm.engine.max_len:
         return f"ended at the context length of {llm.engine.max_len:,} tokens"
     return "ended at the limit of --max-tokens"

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from penstock.api_errors import refuse_if
 from penstock.serving.openai import unsupported_fields
+from penstock.serving.openai.answer_format import GUIDED, ResponseFormat, StructuredOutputs, asked_grammar
 from penstock.serving.openai.unsupported_fields import WITHOUT_EFFECT
 from penstock.serving.request_fields import (
     MAX_NAME_CHARS,
@@ -47,13 +48,11 @@ if TYPE_CHECKING:
     _StreamFields = Body
     _MessageFields = Body
     _PartFields = Body
-    _FormatFields = Body
     _TokenizeFields = Body
 else:
-    _CompletionFields = extended(
-        "CompletionFields", SamplingFields, ("best_of", "echo", "logprobs"), unsupported_fields.COMPLETION
-    )
-    _ChatFields = extended("ChatFields", SamplingFields, {"top_logprobs": "logprobs"}, unsupported_fields.CHAT)
+    _scored = {name: name for name in ("best_of", "echo", "logprobs")}
+    _CompletionFields = extended("CompletionFields", SamplingFields, _scored | GUIDED, unsupported_fields.COMPLETION)
+    _ChatFields = extended("ChatFields", SamplingFields, {"top_logprobs": "logprobs"} | GUIDED, unsupported_fields.CHAT)
     _EmbeddingFields = extended("EmbeddingFields", ServingFields, fields=unsupported_fields.EMBEDDING)
     _RerankFields = extended("RerankFields", ServingFields, fields=unsupported_fields.RERANK)
     _ScoreFields = extended("ScoreFields", ServingFields, fields=unsupported_fields.SCORE)
@@ -61,7 +60,6 @@ else:
     _StreamFields = extended("StreamFields", Body, fields=unsupported_fields.STREAM_OPTIONS)
     _MessageFields = extended("MessageFields", Body, fields=unsupported_fields.MESSAGE)
     _PartFields = extended("PartFields", Body, fields=unsupported_fields.CONTENT_PART)
-    _FormatFields = extended("FormatFields", Body, fields=unsupported_fields.FORMAT)
     _TokenizeFields = extended("TokenizeFields", Body, fields=unsupported_fields.TOKENIZE)
 
 _TokenNames = Annotated[
@@ -82,12 +80,6 @@ class StreamOptions(_StreamFields):
     include_usage: bool | None = None
 
 
-class ResponseFormat(_FormatFields, kw_only=True):
-    """The format of an answer."""
-
-    type: Literal["text"]
-
-
 class CompletionRequest(_CompletionFields, kw_only=True):
     """The body of ``POST /v1/completions``.  ``max_tokens`` 0 needs ``echo``."""
 
@@ -96,6 +88,7 @@ class CompletionRequest(_CompletionFields, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     return_tokens_as_token_ids: _TokenNames = None
 
     def __post_init__(self) -> None:
@@ -113,6 +106,7 @@ class CompletionRequest(_CompletionFields, kw_only=True):
             "truncate_prompt_tokens must not be -1 with echo. Pass a number of tokens.", "truncate_prompt_tokens",
         )  # fmt: skip
         _check_stream_options(self)
+        asked_grammar(self)
         refuse_if(bool(self.stream) and best_of > n, "best_of must equal n with stream", "best_of")
 
 
@@ -154,6 +148,7 @@ class ChatCompletionRequest(_ChatFields, kw_only=True):
     continue_final_message: _Continue = None
     return_tokens_as_token_ids: _TokenNames = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     parallel_tool_calls: Annotated[bool | None, WITHOUT_EFFECT] = None
     reasoning_effort: Annotated[Literal["none"] | None, WITHOUT_EFFECT] = None
     verbosity: Annotated[Literal["medium"] | None, WITHOUT_EFFECT] = None
@@ -178,6 +173,7 @@ class ChatCompletionRequest(_ChatFields, kw_only=True):
         refuse_if(bool(self.top_logprobs) and not self.logprobs, "top_logprobs requires logprobs", "top_logprobs")
         _check_opening(self)
         _check_stream_options(self)
+        asked_grammar(self)
 
 
 def _check_stream_options(body: CompletionRequest | ChatCompletionRequest) -> None:

@@ -13,8 +13,8 @@ from msgspec import Meta
 from penstock.serving.request_decoding import EMPTY, refused
 
 __all__ = [
-    "CHAT", "CLASSIFY", "COMPLETION", "CONTENT_PART", "EMBEDDING", "FORMAT", "MESSAGE", "RERANK", "SCORE",
-    "STREAM_OPTIONS", "TOKENIZE", "WITHOUT_EFFECT",
+    "CHAT", "CLASSIFY", "COMPLETION", "CONTENT_PART", "EMBEDDING", "MESSAGE", "RERANK", "SCORE",
+    "STREAM_OPTIONS", "STRUCTURED", "TOKENIZE", "WITHOUT_EFFECT",
 ]  # fmt: skip
 
 WITHOUT_EFFECT: Final = Meta(description="Accepted for other servers' clients; it has no effect.")
@@ -33,7 +33,7 @@ _LLAMA_CPP: Final[Fields] = {
     "dry_allowed_length dry_penalty_last_n repeat_last_n": _NUMBER,
     "dry_sequence_breakers": _TEXTS,
     "penalize_nl": _FLAG,
-    "samplers grammar grammar_lazy grammar_triggers preserved_tokens": _NOTHING,
+    "samplers grammar_lazy grammar_triggers preserved_tokens": _NOTHING,
     "n_probs post_sampling_probs": refused("use logprobs", EMPTY),
     "n_keep n_discard n_indent min_keep n_cache_reuse lora image_data": _NOTHING,
     "return_tokens return_progress timings_per_token response_fields": _NOTHING,
@@ -43,12 +43,10 @@ _LLAMA_CPP: Final[Fields] = {
     "n_predict": refused("use max_tokens", []),
     "id_slot": refused("", [-1]),
     "cache_prompt": refused("use cache_salt to keep a prompt apart", [True]),
-    "json_schema": refused("", []),
 }
 _VLLM: Final[Fields] = {
-    "structured_outputs guided_choice guided_regex guided_grammar structural_tag": _NOTHING,
-    "guided_json": refused("", []),
-    "guided_decoding_backend guided_whitespace_pattern": _NOTHING,
+    "structural_tag guided_whitespace_pattern": _NOTHING,
+    "guided_decoding_backend": Annotated[str | None, WITHOUT_EFFECT],
     "prompt_logprobs": refused("use echo with logprobs in /v1/completions", []),
     "use_beam_search logits_processors kv_transfer_params vllm_xargs request_id return_token_ids": _NOTHING,
     "length_penalty": refused("", [*EMPTY, 1]),
@@ -85,7 +83,10 @@ MESSAGE: Final[Fields] = {
 CONTENT_PART: Final[Fields] = {
     "image_url input_audio audio_url video_url file": refused("only text input is supported", []),
 }
-FORMAT: Final[Fields] = {"json_schema schema": refused("answers are plain text", [])}
+STRUCTURED: Final[Fields] = {
+    "structural_tag whitespace_pattern disable_any_whitespace disable_additional_properties": _NOTHING,
+    "disable_fallback": _FLAG,
+}
 STREAM_OPTIONS: Final[Fields] = {"continuous_usage_stats include_obfuscation": _NOTHING}
 
 _POOLING: Final[Fields] = {

@@ -66,7 +66,7 @@ def sampling_to(params: SamplingParams) -> pb.Sampling:
             getattr(message, name).update(value)
         elif row.kind == "token_ids" and not row.is_required:
             getattr(message, name).ids.extend(value)
-        elif row.kind in ("strings", "token_ids"):
+        elif row.kind in ("strings", "token_ids", "choices"):
             getattr(message, name).extend(value)
         else:
             setattr(message, name, row.within(value))
@@ -85,7 +85,7 @@ def sampling_from(message: pb.Sampling) -> SamplingParams:
             params[row.name] = dict(value)
         elif row.kind == "token_ids" and not row.is_required:
             params[row.name] = list(value.ids)
-        elif row.kind in ("strings", "token_ids"):
+        elif row.kind in ("strings", "token_ids", "choices"):
             params[row.name] = list(value)
         else:
             params[row.name] = value

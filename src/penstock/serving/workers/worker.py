@@ -103,6 +103,7 @@ class Worker:
         self._sending = threading.Lock()  # reports of pages are sent in their order
         self._engine_thread: EngineThread | None = None
         self._pages: WorkerPages | None = None
+        self._compiling: set[int] = set()  # requests whose grammar is compiled
 
     def leave(self) -> bool:
         """Tell the primary that this worker is about to end: it moves the requests and then ends the stream.
@@ -180,17 +181,7 @@ class Worker:
         if thread is None:
             return
         if kind == "submit":
-            submit = message.submit
-            self._begin(
-                submit.key,
-                lambda key: thread.submit(
-                    key,
-                    list(submit.prompt_ids),
-                    sampling_from(submit.sampling),
-                    options_from(submit.options),
-                    begun_from(submit.begun),
-                ),
-            )
+            self._submit(thread, message.submit)
         elif kind == "score":
             score = message.score
             self._begin(
@@ -206,18 +197,52 @@ class Worker:
                 ),
             )
         elif kind == "abort":
+            self._compiling.discard(message.abort.key)
             thread.abort(message.abort.key)
         elif kind == "ask_pages" and self._journal is not None:
             self._journal.ask()
         elif kind in PAGE_KINDS and self._pages is not None:
             self._pages.handle(message)
 
+    def _submit(self, thread: EngineThread, submit: pb.Submit) -> None:
+        """Begin answers.  A grammar is compiled in another thread first, because that may take long."""
+        try:
+            params = sampling_from(submit.sampling)
+            has_grammar = params.answer_grammar is not None
+        except Exception as error:
+            self._refuse(submit.key, error)
+            return
+
+        def call(key: int) -> None:
+            ids, options = list(submit.prompt_ids), options_from(submit.options)
+            thread.submit(key, ids, params, options, begun_from(submit.begun))
+
+        def compiled(done: asyncio.Future[None]) -> None:
+            if submit.key not in self._compiling:  # aborted meanwhile
+                return
+            self._compiling.discard(submit.key)
+            error = asyncio.CancelledError() if done.cancelled() else done.exception()
+            if error is None:
+                self._begin(submit.key, call)
+            else:
+                self._refuse(submit.key, error)
+
+        if not has_grammar:
+            self._begin(submit.key, call)
+            return
+        self._compiling.add(submit.key)
+        compiling = asyncio.get_running_loop().run_in_executor(None, thread.llm.compile_grammar, params)
+        compiling.add_done_callback(compiled)
+
+    def _refuse(self, key: int, error: BaseException) -> None:
+        self._stream.send(pb.FromWorker(refused=pb.Refused(key=key, error=error_to(error))))
+
     def _begin(self, key: int, call: Callable[[int], None]) -> None:
         """Begin a request.  Only a refusal is reported: another message would delay the first step."""
         try:
             call(key)
         except Exception as error:
-            self._stream.send(pb.FromWorker(refused=pb.Refused(key=key, error=error_to(error))))
+            self._refuse(key, error)
 
     def _send_plan(self, plan: pb.Plan) -> None:
         """Send the memory plan; called in the thread that loads."""

@@ -1,0 +1,1 @@
+"""Grammars that an answer must follow: JSON schemas, regular expressions, Lark, GBNF, choices."""

@@ -1,0 +1,149 @@
+"""Compiles grammars for the vocabulary of a model, with limits on time and memory, and keeps the last ones.
+
+The library is llguidance.  Its limits count operations instead of time, so a grammar is refused on every machine or on
+none.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.config import show
+from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
+from penstock.text.grammar.matcher import GrammarMatcher, fill_mask
+from penstock.text.grammar.vocabulary import make_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    from penstock.text.grammar.source import GrammarSource
+    from penstock.text.tokenizer import Tokenizer
+
+__all__ = ["Grammar", "GrammarCompiler", "check_grammar"]
+
+MAX_KEPT: Final = 32
+MAX_LEXER_STATES: Final = 20_000
+"""A state takes 1 to 2 kB."""
+_LIMITS: Final[dict[str, Any]] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": MAX_LEXER_STATES,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+"""About 20 ms for the first mask of a grammar, and 14 ms for any other one."""
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(**_LIMITS)
+
+
+class Grammar:
+    """A compiled grammar.  ``matcher`` begins an answer; any thread may call it."""
+
+    def __init__(self, source: GrammarSource, compiled: LLMatcher, vocab_size: int) -> None:
+        self.source = source
+        self._compiled = compiled
+        self._lock = threading.Lock()
+        self.first_mask = fill_mask(compiled, source.field, -(-vocab_size // 32))
+
+    def matcher(self) -> GrammarMatcher:
+        """Return the state of a new answer."""
+        with self._lock:
+            return GrammarMatcher(self._compiled.deep_copy(), self.source.field, self.first_mask)
+
+
+class GrammarCompiler:
+    """The grammars of one model, of which the last ones are kept.  Any number of threads may use it."""
+
+    def __init__(self, tokenizer: Callable[[], Tokenizer], vocab_size: int, end_ids: Iterable[int]) -> None:
+        self._tokenizer, self._vocab_size, self._end_ids = tokenizer, vocab_size, tuple(end_ids)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[GrammarSource, Grammar] = OrderedDict()
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        return make_vocabulary(self._tokenizer(), self._vocab_size, self._end_ids)
+
+    def compile(self, source: GrammarSource) -> Grammar:
+        """Return a grammar.
+
+        Raises InvalidArgumentError or UnsupportedError naming the keyword or the place that is wrong, and
+        UnsupportedError for a model whose tokens are not known as bytes.
+        """
+        from llguidance import LLMatcher
+
+        with self._lock:
+            grammar = self._kept.get(source)
+            if grammar is not None:
+                self._kept.move_to_end(source)
+                return grammar
+            try:
+                vocabulary = self._vocabulary
+            except UnsupportedError as error:
+                raise UnsupportedError(f"{source.field}: {error}", param=source.field) from None
+        text = source.lark()
+        compiled = LLMatcher(vocabulary, text, log_level=0, limits=_limits())  # other threads run meanwhile
+        if compiled.is_error():
+            raise _refusal(source, compiled.get_error())
+        grammar = Grammar(source, compiled, self._vocab_size)
+        with self._lock:
+            self._kept[source] = grammar
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+
+@lru_cache(MAX_KEPT)
+def check_grammar(source: GrammarSource) -> None:
+    """Raise the errors of a grammar that no vocabulary can help.  Other threads run meanwhile."""
+    from llguidance import LLMatcher
+
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(source.lark(), None, limits=_limits())
+    if is_error:
+        raise _refusal(source, messages[0])
+
+
+_PLACE: Final = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+_UNSUPPORTED: Final = re.compile(r"unimplemented|not supported|unknown format|too large|too deeply", re.IGNORECASE)
+
+
+def _refusal(source: GrammarSource, message: str) -> PenstockError:
+    """Return the library's refusal as an error that names the keyword or the place.
+
+    Its message shows lines of the grammar, which the first line that begins with a number ends.
+    """
+    text = re.split(r"\n\s*\d+ \| |\n<non-verbose/>", message)[0].strip()
+    place = _PLACE.match(text)
+    where = ""
+    if place is not None:
+        text = text[place.end() :]
+        if source.field == "grammar":
+            where = f" at line {max(1, int(place[1]) - 1)}, column {place[2]}"
+    text = text.rpartition("\nerror: ")[2]  # a regular expression, which stands before its error
+    text = " ".join(text.removeprefix("failed to compile JSON schema: ").split())
+    kind: Any = UnsupportedError if _UNSUPPORTED.search(text) else InvalidArgumentError
+    error: PenstockError = kind(
+        f"{source.field}: expected {_EXPECTED[source.field]}, found{where}: {show(text)[1:-1]}", param=source.field
+    )
+    return error
+
+
+_EXPECTED: Final = {
+    "json_schema": "a JSON schema that can be enforced",
+    "json_object": "an object",
+    "regex": "a regular expression that can be enforced",
+    "choice": "strings",
+    "grammar": "a grammar that can be enforced",
+}

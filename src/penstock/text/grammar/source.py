@@ -1,0 +1,154 @@
+"""A grammar as a caller gives it, and its translation to the one language that the compiler reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.config import parse_json, show
+from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.sampling_fields import MAX_SCHEMA_CHARS
+from penstock.validation import refusal
+
+__all__ = ["GRAMMAR_FIELDS", "GrammarSource", "grammar_of", "schema_text"]
+
+WHITESPACE: Final = r"[ ]?|\n[ ]{0,32}|\n\t{0,8}"
+"""The whitespace between two tokens of JSON: one space, or a line break and an indentation.  A model that could write
+more would sometimes write nothing else up to its token limit."""
+GRAMMAR_FIELDS: Final = ("json_schema", "json_object", "regex", "choice", "grammar")
+"""The fields of SamplingParams that ask for a grammar; a request has at most one."""
+
+
+@dataclass(frozen=True)
+class GrammarSource:
+    """A grammar of a request: the field of SamplingParams that has it, and its text.
+
+    The text of a choice is a list of JSON.
+    """
+
+    field: str
+    text: str
+
+    def lark(self) -> str:
+        """Return the grammar in Lark.  Raises InvalidArgumentError."""
+        return _TRANSLATIONS[self.field](self.text)
+
+
+def grammar_of(values: Mapping[str, Any]) -> GrammarSource | None:
+    """Return the grammar that checked fields of SamplingParams ask for, if any.
+
+    Raises InvalidArgumentError if two of them do.
+    """
+    named = [name for name in GRAMMAR_FIELDS if values.get(name)]
+    if not named:
+        return None
+    if len(named) > 1:
+        raise InvalidArgumentError(
+            f"{named[1]}: expected one of {', '.join(GRAMMAR_FIELDS)}, got {' and '.join(named)}", param=named[1]
+        )
+    (field,) = named
+    value = values[field]
+    if field == "json_object":
+        return GrammarSource(field, '{"type": "object"}')
+    return GrammarSource(field, json.dumps(value) if field == "choice" else value)
+
+
+def schema_text(name: str, value: object) -> str | None:
+    """Check a JSON schema, an object or its text, and return it as text; None for None and "".
+
+    The order of its properties is kept, because answers have it.
+    """
+    if value is None or value == "":
+        return None
+    if not isinstance(value, (str, dict)):
+        raise refusal(name, "a JSON schema as an object or as text", value)
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+        schema = parse_json(text.encode(), name, max_bytes=MAX_SCHEMA_CHARS)
+    except InvalidFileError as error:
+        raise InvalidArgumentError(str(error), param=name) from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidArgumentError(f"{name}: expected a JSON schema: {error}", param=name) from None
+    if not isinstance(schema, dict):
+        raise refusal(name, "a JSON schema that is an object", schema)
+    if "x-guidance" in schema:
+        raise InvalidArgumentError(f"{name}: x-guidance is not a keyword of JSON schemas; remove it", param=name)
+    return text
+
+
+def _with_options(rules: str, options: dict[str, Any] | None = None) -> str:
+    """Return a Lark grammar whose masks have every token that fits.
+
+    By default the library would allow only its own split of a text that is forced, and ask a tokenizer for it.
+    """
+    return f"%llguidance {json.dumps({**(options or {}), 'no_forcing': True})}\n{rules}"
+
+
+def _schema_lark(text: str) -> str:
+    schema = json.loads(text)
+    schema["x-guidance"] = {"whitespace_pattern": WHITESPACE}
+    return _with_options(f"start: %json {json.dumps(schema)}")
+
+
+def _regex_lark(text: str) -> str:
+    from llguidance import LLMatcher
+
+    rules: str = json.loads(LLMatcher.grammar_from_regex(text))["grammars"][0]["lark_grammar"]
+    return _with_options(rules)
+
+
+def _choice_lark(text: str) -> str:
+    """Return a grammar of one lexeme, because the time for many alternatives of a rule grows with their square."""
+    return _regex_lark("|".join(f"({_escaped(one)})" for one in json.loads(text)))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[^0-9A-Za-z_\x80-\U0010ffff]", lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+_OPTIONS: Final = re.compile(r"^[ \t]*%llguidance[ \t]*(\{.*\})[ \t]*$", re.MULTILINE)
+_IS_LARK: Final = re.compile(r"^[ \t]*(%llguidance\b|start(\[[^\]]*\])?[ \t]*:(?!:))", re.MULTILINE)
+_IS_GBNF: Final = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
+
+
+def _grammar_lark(text: str) -> str:
+    """Return a grammar in Lark or GBNF as Lark; both are known by their first rule."""
+    if _IS_LARK.search(text) is None:
+        if _IS_GBNF.search(text) is None:
+            raise refusal("grammar", "Lark with a rule `start: ...` or GBNF with a rule `root ::= ...`", text)
+        text = _gbnf_lark(text)
+    options: dict[str, Any] = {}
+    found = _OPTIONS.search(text)
+    if found is not None:
+        try:
+            options = json.loads(found[1])
+        except ValueError:
+            raise refusal("grammar", "%llguidance with an object of JSON", found[1]) from None
+        text = _OPTIONS.sub("", text, count=1)
+    return _with_options(text, options)
+
+
+def _gbnf_lark(text: str) -> str:
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    try:
+        converted: str = gbnf_to_lark(text)
+    except GbnfToLarkError as error:
+        raise InvalidArgumentError(f"grammar: {error}", param="grammar") from None
+    except RecursionError:
+        raise InvalidArgumentError("grammar: groups are nested too deeply", param="grammar") from None
+    except Exception as error:  # the converter raises this class for a rule that is missing or written twice
+        raise InvalidArgumentError(f"grammar: {show(str(error))[1:-1]}", param="grammar") from None
+    return converted
+
+
+_TRANSLATIONS: Final[dict[str, Callable[[str], str]]] = {
+    "json_schema": _schema_lark,
+    "json_object": _schema_lark,
+    "regex": _regex_lark,
+    "choice": _choice_lark,
+    "grammar": _grammar_lark,
+}

@@ -1,0 +1,64 @@
+"""The tokens of a model as the grammar compiler needs them: the bytes of each, and which end an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from penstock.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from penstock.text.tokenizer import Tokenizer
+
+__all__ = ["make_vocabulary"]
+
+_INVALID = b"\xff"
+"""No text in UTF-8 has this byte, and the library marks special tokens with it."""
+
+
+class _Tokens:
+    """The attributes that the library reads from a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], specials: list[int]) -> None:
+        self.tokens = tokens
+        self.special_token_ids = specials
+        self.eos_token_id = specials[0]
+        self.made: LLTokenizer | None = None
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Split a text into tokens.  Grammars are compiled so that the library never needs it."""
+        if self.made is None:  # it tries whether bytes are accepted
+            return []
+        ids: list[int] = self.made.greedy_tokenize(text if isinstance(text, str) else text.decode(errors="replace"))
+        return ids
+
+
+def make_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: Iterable[int]) -> LLTokenizer:
+    """Return the library's vocabulary of a model with ``vocab_size`` tokens, of which ``end_ids`` end an answer.
+
+    A model without end tokens gets one more that it never samples.  Takes 0.7 s for 131,072 tokens.  Raises
+    UnsupportedError for a tokenizer whose tokens are not known as bytes.
+    """
+    from llguidance import LLTokenizer
+
+    tokens, specials = tokenizer.vocabulary()
+    tokens = tokens[:vocab_size] + [b""] * (vocab_size - len(tokens))
+    ends = sorted(token for token in end_ids if token < vocab_size)
+    if not ends:
+        ends = [vocab_size]
+        tokens.append(b"")
+    marked = [*ends, *(token for token in specials if token < vocab_size and token not in ends)]
+    for token in marked:
+        tokens[token] = b""
+    tokens = [b"" if token.startswith(_INVALID) else token for token in tokens]
+    if not any(tokens):
+        raise UnsupportedError("The tokenizer of this model has no tokens with text.")
+    wrapper = _Tokens(tokens, marked)
+    made = LLTokenizer(wrapper, eos_token=ends)  # type: ignore[arg-type]
+    wrapper.made = made
+    return made

@@ -1,0 +1,277 @@
+"""Answers follow their grammar, whatever else happens to their request, and other requests never notice."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import jsonschema
+import numpy as np
+import pytest
+
+from penstock import LLM
+from penstock.engine.options import EngineOptions, RequestOptions
+from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.request import BegunAnswer
+from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
+from penstock.text.grammar.compiler import GrammarCompiler
+from penstock.text.grammar.matcher import GrammarMatcher
+from penstock.text.grammar.source import GRAMMAR_FIELDS, GrammarSource
+from tests.support.command import DEMO
+from tests.support.errors import raises
+from tests.support.fake_model import FILES
+from tests.support.schemas import SCHEMAS, random_schema
+
+PROMPT = "the cat sat"
+HOT = {"temperature": 1.0, "seed": 5, "max_tokens": 300}
+PAIRS = {
+    "json_schema": {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]},
+    "json_object": True,
+    "regex": r"(\d{3}-){2}[a-f]{4}",
+    "choice": ["yes", "no", "a.b*c/\n"],
+    "grammar": 'start: "<" item{2,5} ">"\nitem: /[a-z]{1,4}/ ","\n',
+}
+
+
+@pytest.fixture(scope="module")
+def demo():
+    with LLM(DEMO) as made:
+        yield made
+
+
+def follows(schema: dict, text: str) -> None:
+    jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(text))
+
+
+def check(llm: LLM, schema: dict, seed: int) -> None:
+    params = SamplingParams(temperature=1.0, seed=seed, max_tokens=200, json_schema=schema)
+    choice = llm.generate("def add(a, b):", params)
+    assert choice.finish_reason in ("stop", "length")
+    if choice.finish_reason == "stop":
+        follows(schema, choice.text)
+    else:
+        assert len(choice.token_ids) == 200
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_answers_follow_their_schema(demo, name):
+    """Random weights' temperature 1; jsonschema decides."""
+    check(demo, SCHEMAS[name], 1)
+
+
+@pytest.mark.long
+def test_answers_follow_random_schemas(demo):
+    rng = random.Random(3)
+    for seed in range(300):
+        check(demo, random_schema(rng), seed)
+
+
+def test_every_kind_of_grammar_holds(demo):
+    patterns = {"regex": PAIRS["regex"], "choice": r"yes|no|a\.b\*c/\n", "grammar": "<([a-z]{1,4},){2,5}>"}
+    for temperature in (0.0, 1.0):
+        for name, pattern in patterns.items():
+            answer = demo.generate("x", SamplingParams(temperature=temperature, seed=2, **{name: PAIRS[name]}))
+            assert answer.finish_reason == "stop"
+            assert re.fullmatch(pattern, answer.text), (name, answer.text)
+    gbnf = 'root ::= "[" item ("," ws item)* "]"\nitem ::= [0-9] [a-c]?\nws ::= " "?\n'
+    answer = demo.generate("x", SamplingParams(temperature=1.0, seed=2, max_tokens=400, grammar=gbnf))
+    assert re.fullmatch(r"\[[0-9][a-c]?(, ?[0-9][a-c]?)*\]", answer.text)
+    answer = demo.generate("x", SamplingParams(json_object=True, max_tokens=400, temperature=1.0, seed=1))
+    assert answer.finish_reason == "length" or isinstance(json.loads(answer.text), dict)
+
+
+def test_an_answer_ends_with_its_grammar_or_at_its_limit(make_llm):
+    llm = make_llm()
+    for more in ({}, {"ignore_eos": True}, {"min_tokens": 9}, {"temperature": 0.0}):
+        answer = llm.generate(PROMPT, SamplingParams(**HOT | {"regex": "[a-c]{4}"} | more))
+        assert (answer.finish_reason, len(answer.text), len(answer.token_ids)) == ("stop", 4, 4)
+    answer = llm.generate(PROMPT, SamplingParams(**HOT | {"regex": "[a-c]{4}", "max_tokens": 3}))
+    assert (answer.finish_reason, len(answer.text)) == ("length", 3)
+    answer = llm.generate(PROMPT, SamplingParams(**HOT | {"regex": "[a-c]{4}", "max_tokens": 4}))
+    assert answer.finish_reason == "stop"
+    answer = llm.generate(PROMPT, SamplingParams(**HOT | {"regex": "[a-c]+x", "stop": ["b"]}))
+    assert (answer.finish_reason, "b" in answer.text) == ("stop", False)
+
+
+def test_a_model_without_end_tokens_ends_with_its_grammar(make_llm):
+    llm = make_llm(files={"tokenizer.json": FILES["tokenizer.json"]}, vocab_size=288)  # whole words of the mask
+    assert re.fullmatch("[a-c]{4}", llm.generate(PROMPT, SamplingParams(**HOT, regex="[a-c]{4}")).text)
+
+
+COMPANY = {
+    "chunks": {"max_chunk": 3},
+    "no cache": {"options": EngineOptions(prefix_cache=False)},
+    "preempted": {"num_pages": 4, "max_requests": 4},
+    "windows": {"windows": (0, 40)},
+}
+
+
+@pytest.mark.parametrize("name", COMPANY)
+def test_answers_are_the_same_in_any_company(make_llm, name):
+    """Pairs of grammars with chunks, prefix cache, preemption, windows, n, log-probabilities and plain neighbours."""
+    alone, llm = make_llm(windows=COMPANY[name].get("windows", (0,))), make_llm(**COMPANY[name])
+    prompts = [f"{PROMPT} {index} " * (1 + index % 3) for index in range(7)]
+    params = []
+    for index in range(7):
+        own = list(PAIRS.items())[index % 6 : index % 6 + 1]
+        more = {"n": 2} if index == 3 else {"logprobs": 2} if index == 4 else {"repetition_penalty": 1.3}
+        params.append(SamplingParams(temperature=1.0, seed=index, max_tokens=60, **dict(own), **more))
+    expected = [alone.generate(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+    found = llm.generate(prompts, params)
+    for one, other in zip(expected, found, strict=True):
+        assert [c.token_ids for c in one.choices] == [c.token_ids for c in other.choices]
+        assert [c.finish_reason for c in one.choices] == [c.finish_reason for c in other.choices]
+        assert [c.logprobs for c in one.choices] == [c.logprobs for c in other.choices]
+    if name == "preempted":
+        assert llm.engine.figures().num_preemptions > 0
+
+
+def test_an_answer_goes_on_in_another_engine(make_llm):
+    llm, other = make_llm(), make_llm()
+    params = SamplingParams(**HOT, regex=r"([a-f]{2}-){5}\d")
+    whole = llm.generate(PROMPT, params)
+    for num in (1, 7, len(whole.token_ids) - 1):
+        begun = {0: BegunAnswer(0, whole.token_ids[:num], num)}
+        (submit,) = other.prepare(PROMPT, params, RequestOptions(), begun)
+        request = submit()
+        while other.engine.wait(request, len(request.output_ids)):
+            pass
+        assert request.output_ids == whole.token_ids
+    (submit,) = other.prepare(PROMPT, params, RequestOptions(), {0: BegunAnswer(0, [7], 0)})
+    with pytest.raises(InternalError):  # the grammar does not allow the token
+        submit()
+
+
+def test_masks_are_those_of_the_library(make_llm):
+    """Beside llguidance's own matcher over the same vocabulary, token by token."""
+    import llguidance
+
+    llm = make_llm()
+    compiler = llm._grammars
+    source = GrammarSource("json_schema", json.dumps(SCHEMAS["of pydantic"]))
+    own = compiler.compile(source).matcher()
+    theirs = llguidance.LLMatcher(compiler._vocabulary, source.lark(), log_level=0)
+    rng, is_complete = random.Random(1), False
+    while not is_complete:
+        expected = np.frombuffer(theirs.compute_bitmask(), np.uint32)
+        assert np.array_equal(own.mask, expected)
+        allowed = np.flatnonzero(np.unpackbits(own.mask.view(np.uint8), bitorder="little"))
+        token = int(rng.choice(allowed))
+        if token in llm.generation.eos_token_ids:
+            continue
+        is_complete = own.accept(token)
+        assert theirs.consume_token(token)
+    assert theirs.is_stopped()
+
+
+def test_a_failing_grammar_ends_only_its_request(make_llm, monkeypatch):
+    llm = make_llm()
+    plain = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
+    expected = llm.generate(PROMPT, plain).token_ids
+    accept, calls = GrammarMatcher.accept, []
+
+    def fails(self, token):
+        calls.append(token)
+        if len(calls) == 3:
+            raise InvalidArgumentError("regex: too complex", param="regex", code="grammar_too_complex")
+        return accept(self, token)
+
+    monkeypatch.setattr(GrammarMatcher, "accept", fails)
+    items = [(PROMPT, plain), (PROMPT, SamplingParams(**HOT, regex="[a-z]{30}")), (PROMPT, plain)]
+    outcomes = dict(llm.generate_each(items))
+    assert isinstance(outcomes[1], InvalidArgumentError)
+    assert (outcomes[1].param, outcomes[1].code) == ("regex", "grammar_too_complex")
+    assert outcomes[0].token_ids == outcomes[2].token_ids == expected
+
+
+def test_a_grammar_that_no_token_continues_is_refused(make_llm):
+    """The library's own mask would have allowed the end of the answer."""
+    with raises(InvalidArgumentError, param="regex", code="grammar_dead_end"):
+        make_llm(vocab_size=40).generate([5, 6], SamplingParams(regex="[x-z]"))
+
+
+REFUSED = [
+    ({"json_schema": {"not": {"type": "string"}}}, UnsupportedError, "json_schema", "not"),
+    ({"json_schema": {"type": "array", "uniqueItems": True}}, UnsupportedError, "json_schema", "uniqueItems"),
+    ({"json_schema": {"type": "text"}}, InvalidArgumentError, "json_schema", "text"),
+    ({"json_schema": {"$ref": "https://example.com/x"}}, InvalidArgumentError, "json_schema", "example.com"),
+    ({"json_schema": {"type": "string", "pattern": "(?=a)"}}, UnsupportedError, "json_schema", "look-around"),
+    ({"json_schema": {"x-guidance": {"lenient": True}}}, InvalidArgumentError, "json_schema", "x-guidance"),
+    ({"json_schema": "{"}, InvalidArgumentError, "json_schema", "JSON"),
+    ({"json_schema": "[1]"}, InvalidArgumentError, "json_schema", "object"),
+    ({"json_schema": 5}, InvalidArgumentError, "json_schema", "5"),
+    ({"json_schema": {"a": {1, 2}}}, InvalidArgumentError, "json_schema", "set"),
+    ({"json_schema": {"a": float("nan")}}, InvalidArgumentError, "json_schema", "JSON"),
+    ({"regex": "("}, InvalidArgumentError, "regex", "unclosed"),
+    ({"regex": "(a)\\1"}, UnsupportedError, "regex", "backreferences"),
+    ({"regex": "x" * 200_000}, InvalidArgumentError, "regex", "131072"),
+    ({"regex": "\ud800"}, InvalidArgumentError, "regex", "surrogate"),
+    ({"grammar": "nothing"}, InvalidArgumentError, "grammar", "root"),
+    ({"grammar": "start: a\n\nb: /[/"}, InvalidArgumentError, "grammar", "line 1"),
+    ({"grammar": "root ::= b"}, InvalidArgumentError, "grammar", "'b'"),
+    ({"grammar": 'root ::= "a'}, InvalidArgumentError, "grammar", "line 1"),
+    ({"choice": ["a", ""]}, InvalidArgumentError, "choice", "characters"),
+    ({"choice": ["a", 1]}, InvalidArgumentError, "choice", "strings"),
+    ({"choice": ["a"], "regex": "a"}, InvalidArgumentError, "choice", "regex and choice"),
+]
+
+
+@pytest.mark.parametrize(("fields", "error", "param", "word"), REFUSED, ids=lambda value: str(value)[:30])
+def test_what_cannot_be_enforced_is_refused_by_name(make_llm, fields, error, param, word):
+    with raises(error, param=param, match=re.escape(word)):
+        make_llm().generate(PROMPT, SamplingParams(**fields))
+
+
+def test_other_models_refuse_grammars(make_llm):
+    for name, value in PAIRS.items():
+        with raises(UnsupportedError, param=name):
+            make_llm(files={}).generate([1, 2], SamplingParams(**{name: value}))
+
+
+def test_empty_values_ask_for_nothing():
+    params = SamplingParams(json_schema="", json_object=False, regex="", choice=[], grammar="")
+    assert params == SamplingParams()
+    assert params.answer_grammar is None
+    assert set(GRAMMAR_FIELDS) <= set(SamplingParams.__dataclass_fields__)
+    assert SamplingParams(json_schema={"a": 1, "b": 2}).json_schema == '{"a": 1, "b": 2}'
+
+
+def test_grammars_are_compiled_once_and_forgotten_by_age(make_llm, monkeypatch):
+    monkeypatch.setattr("penstock.text.grammar.compiler.MAX_KEPT", 2)
+    compiler = make_llm()._grammars
+    sources = [GrammarSource("regex", text) for text in "abc"]
+    first = compiler.compile(sources[0])
+    assert compiler.compile(sources[0]) is first
+    compiler.compile(sources[1])
+    assert compiler.compile(sources[0]) is first
+    compiler.compile(sources[2])
+    assert list(compiler._kept) == [sources[0], sources[2]]
+
+
+def test_special_tokens_never_write_text(make_llm):
+    """The ends of this model are special tokens, and one of them is called like a word."""
+    compiler = GrammarCompiler(lambda: make_llm().tokenizer, 259, [1])
+    mask = compiler.compile(GrammarSource("regex", "</s>|[^a]")).matcher().mask
+    assert not np.unpackbits(mask.view(np.uint8), bitorder="little")[[0, 1]].any()
+
+
+def test_the_library_is_imported_with_the_first_grammar():
+    code = (
+        "import sys, penstock, penstock.serving.http.app, penstock.llm.llm; "
+        "assert not {'llguidance', 'jsonschema'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_requests_without_a_grammar_have_no_mask(make_llm):
+    sampling = ResolvedSampling()
+    assert sampling.grammar is None
+    assert replace(sampling, seed=3).grammar is None
+    llm = make_llm()
+    request = llm.engine.submit([1, 2], ResolvedSampling(max_tokens=1))
+    assert request.matcher is None
+    llm.engine.wait(request, 0)
