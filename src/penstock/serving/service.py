@@ -89,7 +89,6 @@ async def run_service(settings: ServiceSettings) -> int:
         for listener in listeners.values():
             listener.stop(at_once=True)
 
-    num_frozen = gc.get_freeze_count()
     signals = _Signals(hurry, lambda: _reload(listeners, primary, settings.gateway))
     tasks: list[asyncio.Future[Any]] = []
     try:
@@ -129,8 +128,6 @@ async def run_service(settings: ServiceSettings) -> int:
         if traces is not None:
             await asyncio.to_thread(traces.close)
         signals.close()
-        if not num_frozen:
-            gc.unfreeze()
 
 
 def _models(primary: Primary, settings: ServiceSettings) -> RemoteModels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
@@ -78,9 +79,21 @@ def _kept_limit() -> Iterator[None]:
 
 
 @contextmanager
+def _thawed_objects() -> Iterator[None]:
+    """Let the garbage collector look again, after the block, at the objects that a service froze."""
+    num_frozen = gc.get_freeze_count()
+    try:
+        yield
+    finally:
+        if not num_frozen:
+            gc.unfreeze()
+
+
+@contextmanager
 def service_state(level: int | str, formatter: logging.Formatter) -> Iterator[None]:
     """Set the process up for a service during the block, and restore its state at the end."""
     with ExitStack() as stack:
-        for state in (ignored_hangup(), _quiet_grpc(), _kept_limit(), service_log(level, formatter)):
+        for state in (ignored_hangup(), _quiet_grpc(), _kept_limit(), _thawed_objects()):
             stack.enter_context(state)
+        stack.enter_context(service_log(level, formatter))
         yield
