@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
+import logging
+import os
 import re
+import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -265,6 +271,52 @@ def test_a_log_of_json_has_nothing_else(tmp_path: Path) -> None:
     assert all({"time", "level"} <= set(line) for line in lines)
 
 
+@pytest.mark.long
+def test_warnings_of_workers_are_lines_of_a_json_log(tmp_path: Path) -> None:
+    """A worker opens a folder whose generation_config.json has a value that is not used."""
+    folder = shutil.copytree(DEMO.parent / "model", tmp_path / "model")
+    config = folder / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"top_k": "many"}))
+    with serving(folder, "--log-format", "json", cwd=tmp_path, program=("-m", "penstock", "serve")):
+        pass
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert any(line["level"] == "warning" and "top_k" in line["message"] for line in lines)
+    assert all({"time", "level"} <= set(line) for line in lines)
+
+
+def state_of_process() -> list[object]:
+    """What a command may change for the commands that follow in its process."""
+    root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn")
+    handlers = [signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
+    log = [*root.handlers, root.level, uvicorn.level, warnings.showwarning, warnings.filters[:]]
+    return [handlers, log, dict(os.environ), resource.getrlimit(resource.RLIMIT_NOFILE), bool(gc.get_freeze_count())]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_serve_leaves_no_state_of_the_process_behind(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signal handlers, logging, warnings, environment, limits and frozen objects are as before."""
+    during = []
+
+    async def serve(*_: object) -> None:
+        during.append(state_of_process())
+        os.kill(os.getpid(), signal.SIGINT)
+        if fails:
+            raise UnavailableError("no model")
+
+    monkeypatch.setattr("penstock.serving.service._load", serve)
+    monkeypatch.setattr("penstock.serving.service.startup_banner", lambda *_: "")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        before = state_of_process()
+        assert main(["serve", str(DEMO), "--port", "0"]) == (1 if fails else 130)
+        assert state_of_process() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert during[0][:3] != before[:3], "it was changed meanwhile"
+
+
 def test_json_logs_can_be_asked_for():
     with Terminal("serve", DEMO, "--port", 0, "--log-format", "json") as terminal:
         assert '{"time": ' in terminal.until("  try: curl ")
@@ -293,8 +345,6 @@ def test_serve_leaves_no_log_format_behind(
 
     monkeypatch.delenv("PENSTOCK_LOG", raising=False)
     monkeypatch.setattr("penstock.serving.service.run_service", run_service)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr("logging.captureWarnings", lambda _: None)
     assert main(["serve", str(DEMO), "--port", "0", "--log-format", "json"]) == int(fails)
     told = capsys.readouterr().err.splitlines()
     assert formats == [True]

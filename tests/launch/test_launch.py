@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
@@ -235,6 +236,14 @@ def test_silent_host_is_given_up_after_the_timeout():
     assert err == f"penstock: --rdzv: the host at {rdzv} did not answer within 1 s\n"
 
 
+def until_told(launcher: subprocess.Popen[str], text: str) -> None:
+    """Read lines of a launcher until one has this text."""
+    lines: list[str] = []
+    while text not in "".join(lines[-1:]):
+        lines.append(launcher.stderr.readline())
+        assert lines[-1], lines
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGSTOP])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_place_is_free_again_before_the_group_is_whole(victim, number):
@@ -247,10 +256,10 @@ def test_a_place_is_free_again_before_the_group_is_whole(victim, number):
     children = [start(0)]
     until(lambda: listens(options[3]), "the host")
     children.append(start(1))
-    time.sleep(1.5)  # it has joined
+    until_told(children[0], "2 of 3 machines have joined; missing: --node-rank 2")
     lost, other = children[victim], children[1 - victim]
     os.kill(lost.pid, number)
-    assert "lost" in other.stderr.readline()
+    until_told(other, "lost")
     lost.kill()
     lost.communicate(timeout=60)
     children = [other, start(victim), start(2)]
@@ -292,6 +301,38 @@ def test_machines_that_do_not_come_are_named():
         found = meet(4, numbers)
         assert [type(one) for one in found] == [UnavailableError] * 2
         assert [str(one) for one in found] == [joined + words] * 2
+
+
+def test_machines_that_come_late_are_refused():
+    """One of them comes while the last one joins, the other one later."""
+
+    async def run() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        address, place = listener.getsockname(), Rendezvous("", b"", 2, 1, None, 1000, 60.0)
+        guests = [asyncio.ensure_future(join(address, place)) for _ in range(2)]
+        _, link = await host(listener, place, "127.0.0.1")
+        guests.append(asyncio.ensure_future(join(address, place)))
+        outcomes = await asyncio.gather(*guests, return_exceptions=True)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["InvalidArgumentError"] * 2 + ["tuple"]
+        (guest,) = [outcome[1] for outcome in outcomes if isinstance(outcome, tuple)]
+        assert await asyncio.gather(link.finish(), guest.finish()) == ["", ""]
+
+    asyncio.run(run())
+
+
+def test_a_port_connected_to_itself_is_no_host():
+    """TCP connects a free port of this machine to itself if the kernel chooses it as the source."""
+
+    async def run() -> None:
+        with socket.socket() as own:
+            own.bind(("127.0.0.1", 0))
+            own.connect(own.getsockname())
+            opened = await asyncio.open_connection(sock=own)
+            with patch.object(asyncio, "open_connection", AsyncMock(return_value=opened)):
+                await join(own.getsockname(), Rendezvous("", b"", 2, 1, 1, 1000, 0.1))
+
+    with pytest.raises(UnavailableError, match="no host at"):
+        asyncio.run(run())
 
 
 def test_host_that_drops_packets_is_given_up_in_time():

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from penstock.api_errors import RefusalError
+from penstock.errors import UnavailableError
+from penstock.runtime.machine import OomKills
 from penstock.servables.lifecycle.repository import ServableRepository
 from penstock.servables.process import pool as pools
 from penstock.servables.process.pool import Pool
@@ -97,7 +99,7 @@ def test_idle_process_dies_before_its_replacement_starts(tmp_path: Path, monkeyp
 
 
 def test_busy_process_dies_before_its_replacement_starts(tmp_path: Path, monkeypatch) -> None:
-    """The request of the batch fails before the next process starts."""
+    """The request of a batch whose process crashes fails before the next process starts."""
 
     async def work() -> None:
         async with serving(prepare(tmp_path, limit=200)) as servables:
@@ -105,13 +107,66 @@ def test_busy_process_dies_before_its_replacement_starts(tmp_path: Path, monkeyp
             assert await answer(begin(servables, 1)) == [1]
             task = begin(servables, 2)
             await until(lambda: gate.is_reached and (tmp_path / "in2").exists())
-            os.kill(*pids(servables), signal.SIGKILL)
+            os.kill(*pids(servables), signal.SIGSEGV)
             with pytest.raises(RefusalError, match=r"stage go .*process") as told:
                 await answer(task)
             assert told.value.code == "stage_died"
             gate.gate.set()
             await until(lambda: pids(servables))
             assert await answer(begin(servables, 7)) == [7]
+
+    run(work)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("x", [(2.0,), (2.0, 5.0)])
+def test_a_batch_whose_process_is_killed_runs_again(tmp_path: Path, x: tuple[float, ...], number: int) -> None:
+    """A signal from outside is no fault of its requests: they are answered by the next process."""
+
+    async def work() -> None:
+        async with serving(prepare(tmp_path)) as servables:
+            tasks = [begin(servables, value) for value in x]
+            await until((tmp_path / "in2").exists)
+            (tmp_path / "in2").unlink()
+            os.kill(*pids(servables), number)
+            await until((tmp_path / "in2").exists)
+            (tmp_path / "out2").touch()
+            assert [await answer(task) for task in tasks] == [[value] for value in x]
+            assert pool_of(servables).deaths == {"signal": 1}
+
+    run(work)
+
+
+def test_a_request_whose_processes_are_killed_is_retriable(tmp_path: Path) -> None:
+    """After two processes it may be the reason: the client is told to send it again later."""
+
+    async def work() -> None:
+        async with serving(prepare(tmp_path)) as servables:
+            task = begin(servables, 2)
+            for _ in range(2):
+                await until((tmp_path / "in2").exists)
+                (tmp_path / "in2").unlink()
+                os.kill(*pids(servables), signal.SIGKILL)
+            with pytest.raises(UnavailableError) as told:
+                await answer(task)
+            assert (told.value.code, told.value.retry_after_s) == ("unavailable", 1.0)
+            (tmp_path / "out2").touch()
+            await until(lambda: pids(servables))
+            assert await answer(begin(servables, 2)) == [2]
+
+    run(work)
+
+
+def test_a_kill_for_lack_of_memory_is_the_requests_fault(tmp_path: Path, monkeypatch) -> None:
+    async def work() -> None:
+        async with serving(prepare(tmp_path)) as servables:
+            monkeypatch.setattr(OomKills, "look", lambda _: True)
+            task = begin(servables, 2)
+            await until((tmp_path / "in2").exists)
+            os.kill(*pids(servables), signal.SIGKILL)
+            with pytest.raises(RefusalError, match="no memory left") as told:
+                await answer(task)
+            assert told.value.code == "stage_died"
 
     run(work)
 

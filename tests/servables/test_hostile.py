@@ -122,7 +122,7 @@ REFUSED = {
     "deep recursion": ("return hostile()", {"stage_failed", "stage_died"}),
     "interrupt": ("raise KeyboardInterrupt", {"stage_died"}),
     "the end": ("os._exit(0)", {"stage_died"}),
-    "a signal": ("os.kill(os.getpid(), 9)", {"stage_died"}),
+    "a signal": ("os.kill(os.getpid(), 9)", {"unavailable"}),  # it may come from outside
     "an alarm": ("import signal; signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(1000)", {"stage_died"}),
     "a fault": ("ctypes.string_at(0)", {"stage_died"}),
     "stopped": ("os.kill(os.getpid(), 19)", {"stage_hung"}),

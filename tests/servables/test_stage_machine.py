@@ -52,6 +52,9 @@ class Batch:
     def process_lost(self, position: tuple[int, int], is_hung: bool, why: str) -> None:
         self.end.set_result((position, is_hung))
 
+    def process_killed(self, why: str) -> None:
+        self.end.set_result("killed")
+
     def machine_lost(self, why: str) -> None:
         self.end.set_result("lost")
 

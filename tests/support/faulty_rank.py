@@ -115,7 +115,7 @@ class _Faulty:
                     (self.folder / "done").touch()
                     if self.fault["kind"] == "exception":
                         return fail()
-                    os.kill(os.getpid(), signal.Signals[self.fault["kind"]])
+                    signal.raise_signal(signal.Signals[self.fault["kind"]])
             status = int(original(*arguments))
             if name in _STEP_BEGINS:
                 self.before, self.count = self.count or self.before, 0

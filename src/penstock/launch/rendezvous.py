@@ -36,6 +36,8 @@ __all__ = ["BEAT_LIMIT_S", "Link", "NodePlace", "Rendezvous", "host", "is_host",
 BEAT_LIMIT_S: Final = 2.0
 _BEAT_S: Final = 0.5
 _RETRY_S: Final = 0.2
+_SAY_S: Final = 2.0
+"""The host says which machines are missing after this time, and then whenever that changes."""
 _LINE: Final = 1 << 16
 _MAX_TEXT_CHARS: Final = 2000
 _MAX_PLACE: Final = 2**31 - 1
@@ -293,13 +295,17 @@ async def host(
         except BaseException:
             writer.transport.abort()
             raise
-        if member is not None:
+        if member is not None and len(members) == rendezvous.num_nodes:
+            await _refuse_late(member, rendezvous)
+        elif member is not None:
             changes.put_nowait(member)
 
     server = PendingServer(listener, greet)
     members = [_Member(None, rendezvous.node_rank, rendezvous.nproc, (address, rendezvous.master_port))]
     try:
         await _gather(members, changes, rendezvous, tell)
+        while not changes.empty():  # machines that came at the same time as the last one
+            await _refuse_late(changes.get_nowait(), rendezvous)
     except BaseException:
         server.close()
         for member in members:
@@ -317,11 +323,19 @@ async def _gather(
 ) -> None:
     """Add machines to ``members`` until all have come.  UnavailableError if they do not come in time."""
     deadline = time.monotonic() + rendezvous.timeout_s
+    say_at, num_said = time.monotonic() + _SAY_S, 0
     while len(members) < rendezvous.num_nodes:
+        if num_said != len(members) and time.monotonic() >= say_at:
+            num_said = len(members)
+            tell(f"{num_said} of {rendezvous.num_nodes} machines have joined; {_who_is_missing(members, rendezvous)}")
         try:
-            member = await asyncio.wait_for(changes.get(), max(0.0, deadline - time.monotonic()))
+            until = deadline if num_said else min(say_at, deadline)
+            member = await asyncio.wait_for(changes.get(), max(0.0, until - time.monotonic()))
         except TimeoutError:
-            reason = _who_is_missing(members, rendezvous)
+            if time.monotonic() < deadline:
+                continue
+            came = f"{len(members)} of {rendezvous.num_nodes} machines joined within {rendezvous.timeout_s:g} s"
+            reason = f"--nnodes: {came}; {_who_is_missing(members, rendezvous)}"
             for member in members:
                 if member.peer is not None:
                     member.peer.send(missing=reason)
@@ -334,6 +348,13 @@ async def _gather(
         else:
             members.append(member)
             member.peer.watch().add_done_callback(lambda _: changes.put_nowait(None))
+
+
+async def _refuse_late(member: _Member | None, rendezvous: Rendezvous) -> None:
+    """Refuse a machine that comes when the group is whole."""
+    if member is not None and member.peer is not None:
+        reason = f"the group is whole: all {rendezvous.num_nodes} machines have joined. Is --nnodes right?"
+        await member.peer.refuse(reason)
 
 
 async def _without_lost(members: list[_Member], tell: Callable[[str], None]) -> list[_Member]:
@@ -349,14 +370,13 @@ async def _without_lost(members: list[_Member], tell: Callable[[str], None]) -> 
 
 
 def _who_is_missing(members: list[_Member], rendezvous: Rendezvous) -> str:
-    """Return the sentence for machines that did not come in time.  Numbers are known if all that came have one."""
-    text = f"--nnodes: {len(members)} of {rendezvous.num_nodes} machines joined within {rendezvous.timeout_s:g} s"
+    """Return which machines have not joined.  Their numbers are known if all that came have one."""
     wanted = {member.wanted for member in members}
     if None not in wanted:
         missing = [number for number in range(rendezvous.num_nodes) if number not in wanted]
-        return f"{text}; missing: --node-rank {', '.join(map(str, missing[:20]))}{' ...' * (len(missing) > 20)}"
+        return f"missing: --node-rank {', '.join(map(str, missing[:20]))}{' ...' * (len(missing) > 20)}"
     came = ", ".join(member.address[0] for member in members[:20])
-    return f"{text}; only these came: {came}{' ...' * (len(members) > 20)}"
+    return f"only these came: {came}{' ...' * (len(members) > 20)}"
 
 
 async def _admit(peer: _Peer, rendezvous: Rendezvous) -> _Member | None:
@@ -476,7 +496,10 @@ async def _connect(address: tuple[str, int], rendezvous: Rendezvous, deadline: f
         try:  # with a limit, because packets to a host that drops them are sent again for minutes
             connecting = asyncio.open_connection(*address, limit=_LINE)
             reader, writer = await asyncio.wait_for(connecting, max(_RETRY_S, deadline - time.monotonic()))
-            break
+            if writer.get_extra_info("sockname") != writer.get_extra_info("peername"):
+                break
+            writer.transport.abort()
+            raise ConnectionRefusedError("no answer")  # TCP can connect a free port of this machine to itself
         except OSError as error:  # TimeoutError is one
             if time.monotonic() > deadline:
                 text = f"--rdzv: no host at {where} within {rendezvous.timeout_s:g} s ({str(error) or 'no answer'})"

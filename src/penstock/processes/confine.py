@@ -1,4 +1,4 @@
-"""Confine this process for good before it reads what a stranger wrote: no network, no programs, no changed files.
+"""Confine this process for good before it reads what a stranger wrote: no network, no programs, no other files.
 
 A seccomp filter (Linux) has a list of the system calls that the process needs and refuses all others; descriptors that
 are open already stay usable.  Landlock, where the kernel has it, refuses the same once more, by what a call does.
@@ -26,21 +26,15 @@ _FILTER_MODE, _ALL_THREADS = 1, 1
 _SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 _ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _COLUMN: Final = {"x86_64": 0, "aarch64": 1}
-_WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_THREAD: Final = 0x10000
-"""CLONE_THREAD: a thread, which may be started, and no process."""
-_NAMESPACES: Final = 0x7E02_0000 | 0x80_A080
-"""Flags of clone that no thread of a C library has: namespaces, and another tracer or parent."""
 _TERMINAL_QUERIES: Final = (0x5401, 0x5413, 0x802C542A)
 """TCGETS, TIOCGWINSZ and TCGETS2: isatty asks with one of them."""
 _CLOSE_ON_EXEC: Final = (0x5451, 0x5450)
 _DESCRIPTOR_FLAGS: Final = (0, 1, 2, 3, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL and F_DUPFD_CLOEXEC.  F_SETOWN would send signals to other processes."""
-_THREAD_NAME: Final = (15, 16)
 _FIRST_POISON: Final = 100
 """MADV_HWPOISON: from here on, madvise takes memory from the whole machine."""
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32: Final = 0x40000000
 _NEW_CALLS: Final = 424
@@ -54,9 +48,9 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
-def _argument(index: int, *, high: bool = False) -> bytes:
-    """Load one half of an argument; both machines are little-endian."""
-    return _instruction(_LOAD, _ARGUMENTS_AT + 8 * index + 4 * high)
+def _argument(index: int) -> bytes:
+    """Load the lower half of an argument; both machines are little-endian."""
+    return _instruction(_LOAD, _ARGUMENTS_AT + 8 * index)
 
 
 def _allowed_if_one_of(index: int, values: tuple[int, ...]) -> list[bytes]:
@@ -64,39 +58,6 @@ def _allowed_if_one_of(index: int, values: tuple[int, ...]) -> list[bytes]:
     for value in values:
         program += [_instruction(_EQUAL, value, 0, 1), _instruction(_RETURN, _ALLOW)]
     return [*program, _instruction(_RETURN, _REFUSE)]
-
-
-def _opened_to_read(index: int) -> list[bytes]:
-    return [
-        _argument(index),
-        _instruction(_ANY_BIT, _WRITES, 0, 1),
-        _instruction(_RETURN, _REFUSE),
-        _instruction(_RETURN, _ALLOW),
-    ]
-
-
-def _thread() -> list[bytes]:
-    return [
-        _argument(0),
-        _instruction(_ANY_BIT, _NAMESPACES, 1, 0),
-        _instruction(_ANY_BIT, _THREAD, 1, 0),
-        _instruction(_RETURN, _REFUSE),
-        _instruction(_RETURN, _ALLOW),
-    ]
-
-
-def _own_limits_read() -> list[bytes]:
-    """prlimit64 of this process (0), without a new limit: as root it could raise its own."""
-    return [
-        _argument(0),
-        _instruction(_EQUAL, 0, 0, 5),
-        _argument(2),
-        _instruction(_EQUAL, 0, 0, 3),
-        _argument(2, high=True),
-        _instruction(_EQUAL, 0, 0, 1),
-        _instruction(_RETURN, _ALLOW),
-        _instruction(_RETURN, _REFUSE),
-    ]
 
 
 def _advice() -> list[bytes]:
@@ -109,13 +70,8 @@ def _advice() -> list[bytes]:
 
 
 _CONDITIONS: Final[dict[str, Callable[[], list[bytes]]]] = {
-    "open": lambda: _opened_to_read(1),
-    "openat": lambda: _opened_to_read(2),
-    "clone": _thread,
     "ioctl": lambda: _allowed_if_one_of(1, _TERMINAL_QUERIES + _CLOSE_ON_EXEC),
     "fcntl": lambda: _allowed_if_one_of(1, _DESCRIPTOR_FLAGS),
-    "prctl": lambda: _allowed_if_one_of(0, _THREAD_NAME),
-    "prlimit64": _own_limits_read,
     "tgkill": lambda: _allowed_if_one_of(0, (os.getpid(),)),  # abort signals its own thread
     "madvise": _advice,
 }
@@ -146,10 +102,10 @@ def _filter(machine: str) -> bytes:
 
 
 def confine() -> None:
-    """Allow all threads of this process, now and later, to read files, to compute and to write to open descriptors.
+    """Allow the threads of this process to compute, and to read and write files that are open already.
 
-    Other system calls fail with EPERM, and those of Linux 5.1 and later with ENOSYS.  Raises UnsupportedError where
-    the kernel or the machine does not allow it.
+    It opens no file after that, so it must have imported what it needs.  Other system calls fail with EPERM, and those
+    of Linux 5.1 and later with ENOSYS.  Raises UnsupportedError where the kernel or the machine does not allow it.
     """
     machine = platform.machine()
     if machine not in _ARCH:

@@ -22,8 +22,8 @@ LOST_RANK_STATUS: Final = 75
 """The exit status of a worker one of whose ranks was killed from outside, or whose machine was lost."""
 _CRASH_SIGNALS: Final = frozenset(
     {
-        signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP,
-        signal.SIGXCPU, signal.SIGXFSZ,
+        signal.SIGABRT, signal.SIGALRM, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGPIPE, signal.SIGPROF,
+        signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP, signal.SIGVTALRM, signal.SIGXCPU, signal.SIGXFSZ,
     }
 )  # fmt: skip
 """The signals that a process gets because of what it does.  Others come from outside."""
@@ -61,12 +61,13 @@ def signal_name(number: int) -> str:
 class Death:
     """The end of a process.
 
-    ``cause``: one of ``CAUSES``, or "stream" for a process that sent an invalid message.  ``why`` is a sentence for
-    people.
+    ``cause``: one of ``CAUSES``, "stream" for a process that sent an invalid message, or "lost" with its machine.
+    ``why`` is a sentence for people.  ``was_killed``: a signal from outside ended it.
     """
 
     cause: str
     why: str
+    was_killed: bool = False
 
 
 @dataclass(frozen=True)

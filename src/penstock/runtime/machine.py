@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
-    "Memory", "affinity", "cgroup_cpus", "huge_pages", "memory", "num_oom_kills", "peak_rss_bytes", "reset_peak_rss",
+    "Memory", "OomKills", "affinity", "cgroup_cpus", "huge_pages", "memory", "num_oom_kills", "peak_rss_bytes",
+    "reset_peak_rss",
 ]  # fmt: skip
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -103,6 +104,18 @@ def num_oom_kills() -> int:
             if (count := _fields(folder / name).get("oom_kill")) is not None:
                 return count
     return _fields(Path("/proc/vmstat")).get("oom_kill", 0)
+
+
+class OomKills:
+    """Tells whether the kernel has killed a process of this service for lack of memory since the last look."""
+
+    def __init__(self) -> None:
+        self._count = num_oom_kills()
+
+    def look(self) -> bool:
+        """Return True if there was one since the last call."""
+        before, self._count = self._count, num_oom_kills()
+        return self._count > before
 
 
 def _physical_bytes() -> int:

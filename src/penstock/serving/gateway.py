@@ -80,8 +80,9 @@ class Gateway:
         path = scope["path"]
         methods, call.path_values = self.routes.find(path)
         operation = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
-        self.admission.check_origin(call, self._checked_host(call, scope, path in _HEALTH))
-        if call.origin and scope["method"] == "OPTIONS" and methods:
+        is_question = scope["method"] == "OPTIONS" and bool(methods)
+        self.admission.check_origin(call, self._checked_host(call, scope, path in _HEALTH or is_question))
+        if is_question:
             return _preflight(methods, call.headers.get(b"access-control-request-headers", b""))
         if operation is None or not operation.is_open:
             self.admission.check_key(call)
@@ -89,7 +90,7 @@ class Gateway:
             message = f"Unknown route. {self.routes.hint(path)}".rstrip()
             raise RefusalError(404, f"{message} /docs and /openapi.json list all routes.", code="unknown_route")
         if operation is None:
-            allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
+            allowed = _allowed(methods)
             failure = RefusalError(405, f"Method not allowed. Use {allowed}.", code="method_not_allowed")
             failure.headers.append((b"allow", allowed.encode()))
             raise failure
@@ -191,15 +192,22 @@ class Gateway:
         return failure.status
 
 
-def _preflight(methods: Mapping[str, Operation], names: bytes) -> Operation:
-    """Return the operation that answers a CORS preflight: it needs no key, and lists only the methods of the route.
+def _allowed(methods: Mapping[str, Operation]) -> str:
+    return ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
 
+
+def _preflight(methods: Mapping[str, Operation], names: bytes) -> Operation:
+    """Return the operation that answers OPTIONS: it needs no key, and lists only the methods of the route.
+
+    With an origin it is a CORS preflight; without one, possibly the health check of a load balancer (RFC 9110, 9.3.7).
     ``names``: the headers that the page wants to send.  All of them are allowed, because the origin is.
     """
     route = next(iter(methods.values())).path  # not the path of the request: metrics have it as a label
     allowed = names if _HEADER_NAMES.fullmatch(names) else b"authorization, content-type, x-request-id"
 
     async def answer(call: Call) -> Reply:
+        if not call.origin:
+            return Reply(204, b"", headers=[(b"allow", _allowed(methods).encode())])
         headers = [
             (b"access-control-allow-methods", ", ".join(methods).encode()),
             (b"access-control-allow-headers", allowed),

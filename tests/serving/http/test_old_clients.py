@@ -64,6 +64,21 @@ def test_other_routes_need_a_host_where_names_are_checked(serve):
     assert old(serve("fake", settings=GatewaySettings(hosts=("*",))), "/v1/models") == (200, None)
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/chat/completions"])
+def test_options_without_an_origin_lists_the_methods(serve, path):
+    """Load balancers ask OPTIONS / of HTTP/1.0 by default, without any header."""
+    service = serve("fake")
+    for request in (b" HTTP/1.0\r\n\r\n", b" HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        with service.connect() as connection:
+            connection.sendall(b"OPTIONS " + path.encode() + request)
+            response = http.client.HTTPResponse(connection, method="HEAD")
+            response.begin()
+            assert response.status == 204
+            assert response.headers["allow"] == ("POST" if "chat" in path else "GET, HEAD")
+            assert not [name for name in response.headers if name.lower().startswith("access-control")]
+    assert service.ask("OPTIONS", "/none")[0] == 404
+
+
 def test_any_address_is_that_of_both_families(serve):
     try:
         socket.create_server(("::", 0), family=socket.AF_INET6).close()

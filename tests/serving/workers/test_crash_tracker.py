@@ -13,12 +13,12 @@ from penstock.engine.options import RequestOptions
 from penstock.llm.answer import EventAnswer
 from penstock.processes.supervision import LOST_RANK_STATUS, has_crashed, signal_name
 from penstock.runtime import machine
+from penstock.runtime.machine import OomKills
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.workers import crash_tracker
 from penstock.serving.workers.crash_tracker import CrashTracker, Loss, Verdict
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.worker_connection import LostWorkerError, OpenRequest, WorkerConnection
-from penstock.serving.workers.worker_process import OomKills
 
 FREE, SUSPECT, ALONE, PAUSED, REFUSED = Verdict
 

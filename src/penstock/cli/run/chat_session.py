@@ -275,13 +275,15 @@ class ChatSession:
             content, changed_ns = path.read_bytes(), path.stat().st_mtime_ns
         try:
             data = json.loads(content)
-            messages, settings = data["messages"], data.get("sampling", {})
+            messages, settings = [*data["messages"]], data.get("sampling", {})
             system = next((str(message["content"]) for message in messages if message["role"] == "system"), "")
             settings = {str(key): value for key, value in settings.items()}
+            self._check(settings)
+            self._open(messages)
+        except InvalidArgumentError as error:
+            raise InvalidFileError(f"/load: {path}: {error}", param=error.param) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InvalidFileError(f"/load: {path} is not a conversation of /save") from None
-        self._check(settings)
-        self._open(messages)
         self._settings, self._system = settings, system
         self._own_files[path] = changed_ns
         self._answer = next((str(message.get("content", "")) for message in messages[-1:]), "")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.options import add_parser_of
+from penstock.cli.service.process_state import kept_signals
 from penstock.config import check_integer
 from penstock.errors import FileAccessError, InvalidArgumentError, UnavailableError
 from penstock.processes.reconnect import RetryLines
@@ -92,6 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
+@kept_signals(*_SIGNALS, signal.SIGINT)
 def run(args: argparse.Namespace) -> int:
     """Run the node until a signal ends it; UnavailableError if it does not start, and if a head has ended."""
     from penstock.cluster.placement.ray_setup import check_ray

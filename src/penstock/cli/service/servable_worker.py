@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from penstock.cli.options import add_joining_options, add_parser_of, joining_of
+from penstock.cli.service.process_state import ignored_hangup
 from penstock.config import check_integer
 
 __all__ = ["add_parser", "run"]
@@ -42,12 +43,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run)
 
 
+@ignored_hangup()  # as for `penstock worker`: a service does not stop on SIGHUP either
 def run(args: argparse.Namespace) -> int:
     """Join the service and run processes until a signal stops them."""
     import asyncio
-    import signal
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as for `penstock worker`: a service does not stop on SIGHUP either
     from penstock.servables.api.settings import MAX_PROCESSES
     from penstock.servables.machines.stage_host import find_versions
     from penstock.serving.stages.join_service import StageHostConfig, join_service

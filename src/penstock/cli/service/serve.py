@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -256,26 +255,25 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal stops the service."""
-    import asyncio
-    import os
-    import signal
-
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it by reloading its keys
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC writes its own lines between the JSON lines of the log
-    from penstock.env import pass_on_json_log
+    from penstock.cli.service.process_state import service_state
     from penstock.logs import JsonLines, TextLines
+
+    is_text = args.log_format == "text" or (args.log_format == "auto" and sys.stderr.isatty())
+    # SIGHUP is ignored until the service handles it by reloading its keys.
+    with service_state(args.log.upper(), TextLines() if is_text else JsonLines()):
+        return _serve(args, is_text=is_text)
+
+
+def _serve(args: argparse.Namespace, *, is_text: bool) -> int:
+    import asyncio
+
+    from penstock.env import pass_on_json_log
     from penstock.runtime.ranks.stage_server import reserved_port
     from penstock.serving.service import run_service
 
     settings = settings_of(args)
-    handler = logging.StreamHandler()
-    is_text = args.log_format == "text" or (args.log_format == "auto" and sys.stderr.isatty())
-    handler.setFormatter(TextLines() if is_text else JsonLines())
-    logging.basicConfig(level=args.log.upper(), handlers=[handler])
-    logging.captureWarnings(True)
     if not is_text:
         pass_on_json_log()
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if sys.stdout.isatty():  # the addresses follow when the models are ready
         print(f"penstock {__version__} opens {', '.join(args.models)}. Ctrl-C stops it.", flush=True)
     with reserved_port(settings.options.stage_server) as server:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from penstock.cli.options import add_joining_options, add_options, add_parser_of, joining_of
+from penstock.cli.service.process_state import ignored_hangup
 from penstock.cli.service.serve import add_run_options, options_of
 from penstock.cli.stage_server import add_stage_options
 from penstock.errors import FileAccessError
@@ -33,13 +34,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(run=run, scheme=None, no_cache=False)  # options of checkpoint folders only
 
 
+@ignored_hangup()  # as in a local worker: a service does not stop on SIGHUP either
 def run(args: argparse.Namespace) -> int:
     """Join the service and run until the service or a signal stops the worker."""
     import asyncio
-    import signal
     from dataclasses import replace
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as in a local worker: a service does not stop on SIGHUP either
     from penstock.runtime.ranks.stage_server import reserved_port
     from penstock.serving.workers.remote_worker_client import join_primary
     from penstock.serving.workers.worker_config import WorkerConfig

@@ -28,6 +28,7 @@ from penstock.core.rank_layout import RankLayout
 from penstock.env import rank_open_s
 from penstock.errors import InternalError, InvalidArgumentError, PenstockError, UnavailableError, UnsupportedError
 from penstock.processes.frames import FIRST_BYTES, FrameStream
+from penstock.processes.listen import peer_address
 from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.runtime.ranks.rank_group import RankComms, error_of
 from penstock.runtime.ranks.stage_links import MAX_FRAME_BYTES, Frame, Kind
@@ -114,7 +115,7 @@ class RemoteGroup:
     async def _accept(self) -> None:
         while True:
             try:
-                connection, (host, port, *_) = await self._loop.sock_accept(self._listener)
+                connection, peer = await self._loop.sock_accept(self._listener)
             except OSError:  # no file descriptor is left; the connection stays in the queue
                 await asyncio.sleep(BEAT_S)
                 continue
@@ -122,7 +123,7 @@ class RemoteGroup:
                 connection.close()
                 continue
             self._num_joining += 1
-            self._add_task(self._handle(connection, f"{host}:{port}"))
+            self._add_task(self._handle(connection, peer_address(peer)))
 
     async def _handle(self, connection: socket.socket, address: str) -> None:
         """Handle one connection until it ends.  A peer that does not follow the protocol is disconnected."""

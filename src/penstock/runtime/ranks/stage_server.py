@@ -12,6 +12,7 @@ from typing import Final
 
 from penstock.config import TOKEN_RULE, check_flag, check_integer, check_number, is_token
 from penstock.errors import FileAccessError, InvalidArgumentError
+from penstock.processes.listen import open_port
 
 __all__ = ["StageServer", "listen_for_stages", "reserved_port"]
 
@@ -73,24 +74,13 @@ def reserved_port(server: StageServer | None) -> Iterator[StageServer | None]:
 
 
 def _open_port(server: StageServer, *, is_listening: bool) -> socket.socket:
-    host, port = server.host, server.port
-    listener: socket.socket | None = None
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, address = min(found, key=lambda info: info[0] != socket.AF_INET)
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        option = socket.SO_REUSEPORT if server.shared else socket.SO_REUSEADDR
-        listener.setsockopt(socket.SOL_SOCKET, option, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(address)
-        if is_listening:
-            listener.listen(_BACKLOG)
+        backlog = _BACKLOG if is_listening else None
+        listener = open_port(server.host, server.port, backlog, is_shared=server.shared)
     except OSError as error:
-        if listener is not None:
-            listener.close()
         param = "stage_host" if isinstance(error, socket.gaierror) else "stage_port"
-        text = f"{param}: failed to listen for stages at {host}:{port}: {error.strerror or error}"
+        address = f"[{server.host}]" if ":" in server.host else server.host
+        text = f"{param}: failed to listen for stages at {address}:{server.port}: {error.strerror or error}"
         raise FileAccessError(text, param=param) from error
     listener.setblocking(False)
     return listener

@@ -14,6 +14,7 @@ from penstock.servables.api.plan import model_from_json
 from penstock.servables.lifecycle.folder_scan import SCRIPT, scan_folder, scan_servable
 from penstock.servables.lifecycle.open_version import Source, read_script
 from penstock.servables.machines.digest import version_digest
+from penstock.servables.machines.stage_machine import KILLED
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.stage_process import StageProcess, start_stage_process
 
@@ -139,7 +140,7 @@ class StageHost:
             process.on_result = lambda result: self._send(number, result=result)
             self._send(number, ready=pb.Ready(plan=process.plan))
             death = await process.wait_ended()
-            ended = pb.Ended(cause=death.cause, why=death.why)
+            ended = pb.Ended(cause=KILLED if death.was_killed else death.cause, why=death.why)
         except PenstockError as error:
             if process is None:
                 self._send(number, failed=pb.Failed(text=str(error)[:2000]))

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         return machine, process
 
 
-__all__ = ["MachineProcess", "StageMachine"]
+__all__ = ["KILLED", "MachineProcess", "StageMachine"]
 
 _STOP_S: Final = 5.0
 """How long a machine may take to end a process; after that the process counts as ended."""
 _CAUSES: Final = ("signal", "exit", "stream")
+KILLED: Final = "killed"
+"""The cause that a machine reports for a process that a signal from outside ended."""
 
 
 class MachineProcess:
@@ -110,6 +112,8 @@ class MachineProcess:
             return Death("hang", "it took longer than timeout_s")
         if ended is None:
             return Death("lost", f"the connection to {self._machine.name} ended")
+        if ended.cause == KILLED:
+            return Death("signal", ended.why[:500], was_killed=True)
         return Death(ended.cause if ended.cause in _CAUSES else "exit", ended.why[:500])
 
     def kill(self) -> None:

@@ -370,6 +370,8 @@ class Pool:
             return
         if death.cause == "lost":
             batch.machine_lost(death.why)
+        elif worker.process.has_begun and death.was_killed:
+            batch.process_killed(death.why)
         elif worker.process.has_begun:
             batch.process_lost(worker.process.position(), death.cause == "hang", death.why)
         else:  # the process never read the batch, so the batch did not cause its death

@@ -45,6 +45,10 @@ class PoolBatch(Protocol):
     def process_lost(self, position: tuple[int, int], is_hung: bool, why: str) -> None:
         """Rerun the batch by request, or end its only request: its process died or hung at ``position``."""
 
+    def process_killed(self, why: str) -> None:
+        """Rerun the batch by request, or end its only request with UnavailableError if several processes were killed
+        with it: a signal from outside ended its process."""
+
     def machine_lost(self, why: str) -> None:
         """Rerun the batch, or end its requests with UnavailableError if several machines were lost with it."""
 

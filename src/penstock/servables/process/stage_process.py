@@ -11,13 +11,15 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
 from penstock.errors import InvalidFileError, PenstockError, UnavailableError
 from penstock.logs import tell
 from penstock.processes.frames import FrameStream
 from penstock.processes.parent import kill_marked
-from penstock.processes.supervision import Death, signal_name
+from penstock.processes.supervision import Death, has_crashed, signal_name
+from penstock.runtime.machine import OomKills
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.progress import PROGRESS_BYTES, Progress
 from penstock.servables.process.stage_worker import MAX_FRAME_BYTES
@@ -53,7 +55,7 @@ class StageProcess:
         self.on_result: Callable[[pb.Result], None] = lambda result: None
         self.on_end: Callable[[], None] = lambda: None
         self._process, self._stream, self._progress = process, stream, progress
-        self._is_gone = False
+        self._is_gone = self._was_ended_here = False
         self._descendants_killed: asyncio.Future[int] | None = None
         self._num_sent = 0
         self._awaited = 0  # the number of the batch that it runs; 0: none
@@ -138,7 +140,11 @@ class StageProcess:
             tell("stage_stream_broken", text, logging.WARNING, pid=self.pid)
             return Death("stream", _FOREIGN)
         status = self._process.returncode
-        return Death("signal" if status is not None and status < 0 else "exit", self._exit_reason())
+        if self._was_ended_here or has_crashed(status):
+            return Death("signal" if status is not None and status < 0 else "exit", self._exit_reason())
+        if _oom_kills().look():  # its batch may be too large, and would be so again
+            return Death("signal", f"{self._exit_reason()}, as the kernel had no memory left")
+        return Death("signal", self._exit_reason(), was_killed=True)
 
     async def _wait_exit(self) -> None:
         """End the process after its stream has ended; it may exit by itself first."""
@@ -150,6 +156,7 @@ class StageProcess:
     def kill(self) -> None:
         """Kill the process group at once."""
         if not self._is_gone:
+            self._was_ended_here |= self._process.returncode is None
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -181,11 +188,18 @@ class StageProcess:
         return f"it exited with status {status}"
 
 
+@cache
+def _oom_kills() -> OomKills:
+    """Return the counter that all stage processes of this process share."""
+    return OomKills()
+
+
 async def start_stage_process(start: pb.Start, load_s: float) -> StageProcess:
     """Start a process and wait up to ``load_s`` seconds until it has loaded what ``start`` names.
 
     Raises as ``StageProcess.wait_ready`` does, and UnavailableError; the process is stopped then.
     """
+    _oom_kills()  # counts from now on
     try:
         process = await _spawn()
     except OSError as error:  # no file descriptor, process or memory is left

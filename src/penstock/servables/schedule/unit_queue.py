@@ -33,7 +33,7 @@ _TRIP_S: Final = 0.002
 _MAX_TRIP_SIZE: Final = 64
 """The maximum number of instances in such a trip.  Slow stages get fewer, so that other processes share the work."""
 _MAX_LOSSES: Final = 2
-"""A batch that was lost with so many machines may be the reason, and does not run again."""
+"""A batch that was lost with so many machines or processes may be the reason, and does not run again."""
 Piece = tuple["Job", int, int]
 """A job, the first of its instances in the piece, and their number."""
 
@@ -43,7 +43,7 @@ class UnitBatch:
 
     ``size``: its rows including padding; 0 for stages that take one instance at a time.
     ``began``: when it was sent, in seconds of the monotonic clock.  ``num_lost``: how often the machine that ran it was
-    lost.
+    lost, or a signal from outside ended its process.
     """
 
     __slots__ = ("began", "num_lost", "pieces", "queue", "size")
@@ -156,6 +156,16 @@ class UnitBatch:
             return
         for batch in batches:
             self.queue.refuse_lost(batch.pieces, position, is_hung, why)
+
+    def process_killed(self, why: str) -> None:
+        """See PoolBatch.  Its request is not known to be the reason, but counts as one if that happens again."""
+        if not self.is_shared:
+            self.machine_lost(why)
+            return
+        batches = self.split_by_request()
+        for batch in batches:
+            batch.num_lost = self.num_lost + 1
+        self.queue.pool.rerun(batches)
 
     def machine_lost(self, why: str) -> None:
         """See PoolBatch."""

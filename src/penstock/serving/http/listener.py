@@ -8,11 +8,12 @@ import socket
 import ssl
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
 from penstock.errors import FileAccessError, InvalidFileError
+from penstock.processes.listen import open_port
 from penstock.serving.http.acceptor import Acceptor
 from penstock.serving.http.http1 import MAX_REFUSED, TOO_MANY_CONNECTIONS, BoundedProtocol
 from penstock.serving.http.unix_socket import UnixSocket
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from penstock.serving.settings import GatewayLimits, GatewaySettings
 
 __all__ = ["Listener", "check_tls"]
+
+_BACKLOG: Final = 1024
 
 
 class _Server(uvicorn.Server):
@@ -92,13 +95,7 @@ class Listener:
             self._socket = self._unix.socket
             return f"unix:{self._unix.path}"
         try:
-            is_ipv6 = ":" in settings.host
-            self._socket = socket.create_server(
-                (settings.host, settings.port),
-                family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
-                backlog=1024,
-                dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),  # "::" means all addresses of both families
-            )
+            self._socket = open_port(settings.host, settings.port, _BACKLOG)
         except OSError as error:
             address = f"{settings.host}:{settings.port}"
             if error.errno == errno.EADDRINUSE:  # its own text has the address again

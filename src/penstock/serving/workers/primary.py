@@ -25,6 +25,7 @@ from penstock.file_kinds import is_gguf
 from penstock.graph.bundle_id import bundle_id
 from penstock.processes.frames import FIRST_BYTES, FrameStream
 from penstock.processes.supervision import SupervisionPolicy
+from penstock.runtime.machine import OomKills
 from penstock.serving.arrivals import Arrivals
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.stages.stage_port import refuse_machine
@@ -34,7 +35,7 @@ from penstock.serving.workers.messages import MAX_MESSAGE_BYTES, error_to, merge
 from penstock.serving.workers.private_folder import PrivateFolder
 from penstock.serving.workers.remote_worker_server import Expected, RemoteWorkerServer, RemoteWorkerSettings
 from penstock.serving.workers.worker_connection import LostWorkerError, WorkerConnection
-from penstock.serving.workers.worker_process import EndedEarlyError, OomKills, WorkerProcess
+from penstock.serving.workers.worker_process import EndedEarlyError, WorkerProcess
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.logs import tell
 from penstock.processes.frames import FIRST_BYTES, FrameStream
+from penstock.processes.listen import open_port, peer_address
 from penstock.processes.tls import TlsSession, keep_alive, server_context
 from penstock.serving.proto import wire_pb2 as pb
 from penstock.serving.stages.stage_port import serve_stage_machine
@@ -88,16 +89,10 @@ class RemoteWorkerServer:
         """Start to listen and return the port.  Raises FileAccessError and InvalidFileError."""
         host, port = self._settings.host, self._settings.port
         self.reload_tls()
-        is_ipv6 = ":" in host
         try:
-            self._listener = socket.create_server(
-                (host, port),
-                family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
-                backlog=_BACKLOG,
-                dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
-            )
+            self._listener = open_port(host, port, _BACKLOG)
         except OSError as error:
-            address = f"[{host}]:{port}" if is_ipv6 else f"{host}:{port}"
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise FileAccessError(f"{address}: failed to listen for workers: {error.strerror or error}") from error
         self._listener.setblocking(False)
         self._accepting = asyncio.ensure_future(self._accept(self._listener))
@@ -123,14 +118,14 @@ class RemoteWorkerServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, (host, port, *_) = await loop.sock_accept(listener)
+                connection, peer = await loop.sock_accept(listener)
             except OSError:  # no file descriptor is left; the connection stays in the queue
                 await asyncio.sleep(_PAUSE_S)
                 continue
             if len(self._connections) >= MAX_CONNECTIONS or len(self._strangers) >= MAX_STRANGERS:
                 connection.close()
                 continue
-            task = asyncio.ensure_future(self._handle(connection, f"{host}:{port}"))
+            task = asyncio.ensure_future(self._handle(connection, peer_address(peer)))
             for group in (self._connections, self._strangers):
                 group.add(task)
                 task.add_done_callback(group.discard)

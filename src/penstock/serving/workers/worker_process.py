@@ -8,27 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import UnavailableError
 from penstock.processes.supervision import LOST_RANK_STATUS, Death, has_crashed, is_stopped, signal_name
-from penstock.runtime.machine import num_oom_kills
 
 if TYPE_CHECKING:
     from penstock.cluster.placement.placement import PlacedGroup
+    from penstock.runtime.machine import OomKills
     from penstock.serving.workers.worker_connection import WorkerConnection
 
-__all__ = ["EndedEarlyError", "OomKills", "WorkerProcess"]
+__all__ = ["EndedEarlyError", "WorkerProcess"]
 
 _STOP_S: Final = 5.0
-
-
-class OomKills:
-    """Tells whether the kernel has killed a process of this service for lack of memory since the last look."""
-
-    def __init__(self) -> None:
-        self._count = num_oom_kills()
-
-    def look(self) -> bool:
-        """Return True if there was one since the last call."""
-        before, self._count = self._count, num_oom_kills()
-        return self._count > before
 
 
 class WorkerProcess:
