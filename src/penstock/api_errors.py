@@ -27,8 +27,8 @@ __all__ = [
     "CombinationError",
     "Error",
     "ErrorDetail",
+    "FieldError",
     "InferenceError",
-    "MisfitError",
     "RefusalError",
     "VersionNotFoundError",
     "grpc_code",
@@ -195,7 +195,7 @@ _KINDS: Final = {
 }
 
 
-class MisfitError(RefusalError):
+class FieldError(RefusalError):
     """Raised for a field of a request that is missing, unknown, unsupported or has a wrong value (``kind``).
 
     ``path`` is the path of the field; "" is the body itself.
@@ -205,7 +205,7 @@ class MisfitError(RefusalError):
         super().__init__(400, message, param=path or None, code=_KINDS[kind])
 
 
-class CombinationError(MisfitError):
+class CombinationError(FieldError):
     """Raised for fields that are valid separately but exclude each other, which the JSON schemas do not describe."""
 
 

@@ -152,19 +152,11 @@ def _check_depth(value: Any, file: str) -> None:
 
 
 def _check_strings(value: Any, file: str) -> None:
-    """Check that every string has a UTF-8 form, without recursion."""
-    rest: list[Any] = [value]
-    while rest:
-        item = rest.pop()
-        if isinstance(item, dict):
-            rest += [*item, *item.values()]
-        elif isinstance(item, list):
-            rest += item
-        elif isinstance(item, str) and not item.isascii():
-            try:
-                item.encode()
-            except UnicodeEncodeError:
-                raise InvalidFileError(f"{file}: the string {show(item)} has half a surrogate pair") from None
+    """Check that every string has a UTF-8 form."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidFileError(f"{file}: {show(error.object[error.start])} is half a surrogate pair") from None
 
 
 def parse_json(

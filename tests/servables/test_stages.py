@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from penstock.api_errors import MisfitError, RefusalError
+from penstock.api_errors import FieldError, RefusalError
 from penstock.errors import DeadlineError
 from tests.support.errors import raises
 from tests.support.servable_folders import Host, request, write
@@ -191,16 +191,16 @@ def test_invalid_inputs_are_refused_by_name(host: Host) -> None:
         "x": (good | {"x": good["x"].astype(np.int64)}, "FP32, got INT64"),
     }
     for path, (given, fact) in wrong.items():
-        with raises(MisfitError, param=path, match=fact) as caught:
+        with raises(FieldError, param=path, match=fact) as caught:
             host.ask("numbers.all_of_it", **given)
         assert caught.value.param == path
     for shape in ((2, 4), (2, 3, 1), (3,), (0, 3), (1, 3)):
-        with pytest.raises(MisfitError):
+        with pytest.raises(FieldError):
             host.ask("numbers.all_of_it", **(good | {"y": np.zeros(shape, np.float32)}))
-    with raises(MisfitError, param="text", match="UTF-8"):
+    with raises(FieldError, param="text", match="UTF-8"):
         host.ask("numbers.text", text=[b"\xff"])
     method = host.servables.find("numbers.any_size")
-    with raises(MisfitError, param="z"):
+    with raises(FieldError, param="z"):
         host.do(method.infer(request({"x": np.zeros((1, 2))}, outputs=["z"])))
     with pytest.raises(DeadlineError):
         host.do(method.infer(request({"x": np.zeros((1, 2))}, deadline_s=0.0)))

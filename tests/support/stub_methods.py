@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.api_errors import MisfitError
+from penstock.api_errors import FieldError
 from penstock.errors import InvalidArgumentError, InvalidFileError, NotFoundError, UnavailableError
 from penstock.tensors import (
     DTYPES,
@@ -52,12 +52,12 @@ class StubMethod:
             raise
         missing = {one.name for one in self.inputs} - set(request.inputs)
         if missing and self.inputs:
-            raise MisfitError(min(missing), f"the input {min(missing)} is missing", "missing")
+            raise FieldError(min(missing), f"the input {min(missing)} is missing", "missing")
         outputs = {one.name: one for one in self._run(request.inputs)}
         names = request.outputs or list(outputs)
         for name in names:
             if name not in outputs:
-                raise MisfitError(name, f"there is no output {name}", "unknown")
+                raise FieldError(name, f"there is no output {name}", "unknown")
         counts, size = self.statistics, max(len(one.array) for one in request.inputs.values())
         counts.num_inferences += size
         counts.num_executions += 1

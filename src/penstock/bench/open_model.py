@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.gguf.file_name import is_gguf
 from penstock.config import check_integer
 from penstock.errors import UnsupportedError
+from penstock.file_kinds import is_gguf
 from penstock.graph.bundle import read_graph
 from penstock.graph.ir import Graph
 from penstock.runtime.native import NativeProgram

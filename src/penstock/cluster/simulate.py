@@ -148,7 +148,7 @@ class _Cluster:
         self._ended: list[_Totals] = []  # of replicas that failed
         self._ends: list[tuple[int, int]] = []
         self._faults = _Faults(settings)
-        self._homeless: list[tuple[TraceRequest, int]] = []  # while all replicas are down
+        self._unplaced: list[tuple[TraceRequest, int]] = []  # while all replicas are down
         self._num_up = self._num_failures = 0
         self._scaling = None if settings.scale is None else _Scaling(settings.scale, settings.replicas)
         self._ttft, self._tpot, self._e2e = array("d"), array("d"), array("d")
@@ -216,7 +216,7 @@ class _Cluster:
 
     def _load(self, places: Iterable[int], now_ns: int) -> Load:
         max_requests = self._settings.limits.max_requests
-        queued_s, busy, held = 0.0, len(self._homeless) / max_requests, 0.0
+        queued_s, busy, held = 0.0, len(self._unplaced) / max_requests, 0.0
         for place in places:
             replica = self._replicas[place]
             queued_s += self._router.queued_s(place)
@@ -249,8 +249,8 @@ class _Cluster:
                 self._stop_replica(place, at_ns)
             else:
                 self._start_replica(at_ns)
-                homeless, self._homeless = self._homeless, []
-                for request, arrival_ns in homeless:
+                unplaced, self._unplaced = self._unplaced, []
+                for request, arrival_ns in unplaced:
                     self._send(request, arrival_ns, at_ns)
         self._run_steps(now_ns)
 
@@ -297,7 +297,7 @@ class _Cluster:
         """Send a request to a replica, or keep it while all of them are down."""
         scaling = self._scaling
         if not (self._num_up if scaling is None else scaling.active):
-            self._homeless.append((request, arrival_ns))
+            self._unplaced.append((request, arrival_ns))
             self._look(now_ns)
             return
         prompt_len, keys = request.prompt_tokens, self._keys.of_prompt(request.segments)

@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import IO, BinaryIO, Final
 
 from penstock.errors import FileAccessError
-from penstock.launch.guardian import Guardian
+from penstock.launch.orphan_reaper import OrphanReaper
 from penstock.launch.shared_files import SharedFiles
-from penstock.processes.parent import die_with_parent, kill_marked
+from penstock.processes.parent import die_with_parent, kill_by_env_tag
 
 __all__ = ["GRACE_S", "LocalGroup", "describe_end"]
 
@@ -40,12 +40,12 @@ class LocalGroup:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._readers: list[asyncio.Task[None]] = []
         self._files = SharedFiles(f"{_MARK}={mark}")
-        self._guardian: Guardian | None = None
+        self._reaper: OrphanReaper | None = None
 
     def start(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> None:
         """Start one process per rank with its environment.  FileAccessError if the command cannot be run."""
         try:
-            self._guardian = Guardian(f"{_MARK}={self._mark}")
+            self._reaper = OrphanReaper(f"{_MARK}={self._mark}")
             for rank, environment in environments.items():
                 self._processes[rank] = self._spawn(command, environment)
         except OSError as error:
@@ -122,10 +122,10 @@ class LocalGroup:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # what the rank left in its session
             process.wait()
-        kill_marked(f"{_MARK}={self._mark}")
+        kill_by_env_tag(f"{_MARK}={self._mark}")
         self._files.remove()
-        if self._guardian is not None:
-            self._guardian.close()
+        if self._reaper is not None:
+            self._reaper.close()
         _, pending = await asyncio.wait(self._readers, timeout=_DRAIN_S) if self._readers else ((), ())
         for reader in pending:  # a process of another user may hold the pipe
             reader.cancel()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["die_with_parent", "kill_marked"]
+__all__ = ["die_with_parent", "kill_by_env_tag"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _MAX_ROUNDS: Final = 10
@@ -24,7 +24,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def kill_marked(mark: str) -> int:
+def kill_by_env_tag(mark: str) -> int:
     """Kill each process of this user that was started with ``mark`` (NAME=VALUE) in its environment.
 
     Returns the number of killed processes.  A child keeps the environment of its parent, whatever its session is and

@@ -34,7 +34,7 @@ class Arrivals:
         """Note that a client has connected."""
         self._fresh[connection] = asyncio.get_running_loop().time() + FRESH_S
 
-    def spoke(self, connection: object) -> None:
+    def on_received(self, connection: object) -> None:
         """Note that a connection has sent something or was closed."""
         if self._fresh.pop(connection, None) is not None and not self._fresh:
             self._resume()

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Final, TypeVar, get_origin
 import msgspec
 from msgspec import inspect
 
-from penstock.api_errors import MisfitError, RefusalError
+from penstock.api_errors import FieldError, RefusalError
 from penstock.config import parse_json, show
 from penstock.errors import InvalidFileError
 from penstock.serving.json_bounds import check_counts
 from penstock.validation import nearest
 
-__all__ = ["EMPTY", "check_refused", "converted", "decode_body", "misfit_of", "refused"]
+__all__ = ["EMPTY", "check_refused", "converted", "decode_body", "field_error_of", "refused"]
 
 T = TypeVar("T")
 EMPTY: Final[Sequence[Any]] = (False, 0, "", [], {})
@@ -64,7 +64,7 @@ def refused(why: str = "", values: Sequence[Any] = EMPTY) -> Any:
 def check_refused(body: msgspec.Struct) -> None:
     """Raise ValueError if a refused field of a struct has a value that asks for something.
 
-    While msgspec decodes, this becomes a ValidationError with the place of the struct, and ``misfit_of`` names the
+    While msgspec decodes, this becomes a ValidationError with the place of the struct, and ``field_error_of`` names the
     field.
     """
     for name, accepted in _refused_fields(type(body)):
@@ -93,7 +93,7 @@ def _is_among(value: Any, accepted: Sequence[Any]) -> bool:
 
 
 def decode_body(data: bytes, kind: type[T]) -> T:
-    """Return a body of JSON as a struct.  Raises RefusalError if it is not JSON, and MisfitError."""
+    """Return a body of JSON as a struct.  Raises RefusalError if it is not JSON, and FieldError."""
     try:
         check_counts(data, "body")
         value = parse_json(data, "body", max_values=len(data), lets_threads_run=True)
@@ -104,7 +104,7 @@ def decode_body(data: bytes, kind: type[T]) -> T:
 
 
 def converted(value: Any, kind: Any, path: str = "") -> Any:
-    """Return a JSON value as the type ``kind``; ``path`` is the path of the value in errors.  Raises MisfitError.
+    """Return a JSON value as the type ``kind``; ``path`` is the path of the value in errors.  Raises FieldError.
 
     Integral floats count as integers, as in JSON schema.
     """
@@ -117,10 +117,10 @@ def converted(value: Any, kind: Any, path: str = "") -> Any:
         value = _with_integers(value, _type_info(kind))
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise misfit_of(error, value, kind, path) from None
+        raise field_error_of(error, value, kind, path) from None
     except UnicodeEncodeError as error:  # a value that parse_json did not check
         message = f"{path or 'body'}: the string {show(error.object)} has half a surrogate pair"
-        raise MisfitError(path, message) from None
+        raise FieldError(path, message) from None
 
 
 def _alternative(info: inspect.Type, value: Any) -> inspect.Type:
@@ -155,7 +155,7 @@ _AT: Final = re.compile(r" - at `(?:key` in `)?\$([^`]*)`\Z")
 _STEP: Final = re.compile(r"\.(\w+)|\[([0-9]+)\]|(\[\.\.\.\])")
 
 
-def misfit_of(error: msgspec.ValidationError, value: Any, kind: Any, path: str = "") -> MisfitError:
+def field_error_of(error: msgspec.ValidationError, value: Any, kind: Any, path: str = "") -> FieldError:
     """Return msgspec's error about a value of a ``kind`` as ours, with the path of the field at fault.
 
     An unknown, a refused and a missing field of an object are reported in this order, before its values.
@@ -164,7 +164,7 @@ def misfit_of(error: msgspec.ValidationError, value: Any, kind: Any, path: str =
     for name, index, entry in _STEP.findall(at[1]) if at else ():
         info = _alternative(info, value)
         if isinstance(info, inspect.StructType):
-            misfit = _member_misfit(info, value, path)
+            misfit = _member_error(info, value, path)
             if misfit is not None:
                 return misfit
             info = next(field.type for field in info.fields if field.encode_name == name)
@@ -176,11 +176,11 @@ def misfit_of(error: msgspec.ValidationError, value: Any, kind: Any, path: str =
             key = next(key for key, item in value.items() if not _fits(info, item))
             value, path = value[key], f"{path}[{show(key)}]"
     own = _alternative(info, value)
-    misfit = _member_misfit(own, value, path) if isinstance(own, inspect.StructType) else None
-    return misfit or _value_misfit(info, value, path)
+    misfit = _member_error(own, value, path) if isinstance(own, inspect.StructType) else None
+    return misfit or _value_error(info, value, path)
 
 
-def _member_misfit(info: inspect.StructType, value: Any, path: str) -> MisfitError | None:
+def _member_error(info: inspect.StructType, value: Any, path: str) -> FieldError | None:
     """Return the error about an unknown, refused or missing field of an object, if it has one."""
     if not isinstance(value, dict):
         return None
@@ -190,16 +190,16 @@ def _member_misfit(info: inspect.StructType, value: Any, path: str) -> MisfitErr
             near = nearest(name[:_MAX_PARAM_CHARS], fields)
             hint = f" Did you mean {prefix}{near}?" if near else ""
             message = f"Unknown field of {info.cls.__name__}: {prefix}{show(name)[1:-1]}.{hint}"
-            return MisfitError(f"{prefix}{name}"[:_MAX_PARAM_CHARS], message, "unknown")
+            return FieldError(f"{prefix}{name}"[:_MAX_PARAM_CHARS], message, "unknown")
     for name, item in value.items():
         refusal = _refusal_of(fields[name].type)
         if refusal is not None and not _is_among(item, refusal[_ACCEPTED]):
             why = refusal[_WHY]
             message = f"{prefix}{name} is not supported{': ' if why else ''}{why}"
-            return MisfitError(f"{prefix}{name}", message, "unsupported")
+            return FieldError(f"{prefix}{name}", message, "unsupported")
     for name, field in fields.items():
         if field.required and name not in value:
-            return MisfitError(f"{prefix}{name}", f"{prefix}{name} is missing", "missing")
+            return FieldError(f"{prefix}{name}", f"{prefix}{name} is missing", "missing")
     return None
 
 
@@ -213,24 +213,24 @@ def _fits(info: inspect.Type, value: Any) -> bool:
     return True
 
 
-def _value_misfit(info: inspect.Type, value: Any, path: str) -> MisfitError:
+def _value_error(info: inspect.Type, value: Any, path: str) -> FieldError:
     """Return the error about a value whose type, length or bounds are wrong."""
     own, name = _alternative(info, value), path or "body"
     if isinstance(own, (inspect.StrType, inspect.ListType, inspect.DictType)) and _has_type(own, value):
         low, high, count = own.min_length or 0, own.max_length, len(value)
         if count < low or (high is not None and count > high):
             if high == 0:  # another type is meant, which some clients replace by []
-                return MisfitError(path, f"{name}: expected {_expected(info)}, got {show(value)}")
+                return FieldError(path, f"{name}: expected {_expected(info)}, got {show(value)}")
             if isinstance(own, inspect.ListType) and value and not _fits(own.item_type, value[0]):
-                return _value_misfit(own.item_type, value[0], f"{path}[0]")  # a wrong type before a wrong length
+                return _value_error(own.item_type, value[0], f"{path}[0]")  # a wrong type before a wrong length
             what, unit = _LENGTHS[type(own)]
             span = f"{low} or more" if high is None else f"{low} to {high}"
-            return MisfitError(path, f"{name}: expected {what} of {span} {unit}, got {count}")
+            return FieldError(path, f"{name}: expected {what} of {span} {unit}, got {count}")
     if isinstance(own, inspect.DictType) and isinstance(value, dict):
         pattern = _key_pattern(own)
         key = next((key for key in value if re.search(pattern, key) is None), "")
-        return MisfitError(path, f"{name}: expected an object whose keys match {_shown(pattern)}, got {show(key)}")
-    return MisfitError(path, f"{name}: expected {_expected(own)}, got {show(value)}")
+        return FieldError(path, f"{name}: expected an object whose keys match {_shown(pattern)}, got {show(key)}")
+    return FieldError(path, f"{name}: expected {_expected(own)}, got {show(value)}")
 
 
 def _key_pattern(info: inspect.DictType) -> str:

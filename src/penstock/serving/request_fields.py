@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from penstock.api_errors import MisfitError
+from penstock.api_errors import FieldError
 from penstock.config import show
 from penstock.engine.options import MAX_PRIORITY, MAX_SALT_CHARS
 from penstock.sampling_fields import SAMPLING_FIELDS, SamplingField
@@ -118,7 +118,7 @@ class ServingFields(Body, kw_only=True):
         super().__post_init__()
         if self.truncate_prompt_tokens == 0:
             name = "truncate_prompt_tokens"
-            raise MisfitError(name, f"{name}: expected -1 or an integer above 0, got 0")
+            raise FieldError(name, f"{name}: expected -1 or an integer above 0, got 0")
 
     @property
     def timeout_s(self) -> float | None:
@@ -155,13 +155,13 @@ Inputs = Annotated[Any, _any_of(_Input, _Inputs, TokenIds, _TokenLists)]
 def checked_prompts(value: Any, path: str, *, allows_empty: bool = True) -> Any:
     """Return a text, a list of texts, token ids or a list of lists of them; ``allows_empty`` allows empty texts.
 
-    Raises MisfitError.
+    Raises FieldError.
     """
     if isinstance(value, str):
         kind: Any = str if allows_empty else _Input
     elif not isinstance(value, list):
         expected = "a string, a list of strings, a list of token ids, or a list of such lists"
-        raise MisfitError(path, f"{path}: expected {expected}, got {show(value)}")
+        raise FieldError(path, f"{path}: expected {expected}, got {show(value)}")
     elif not value or isinstance(value[0], str):
         kind = _Texts if allows_empty else _Inputs
     elif isinstance(value[0], list):

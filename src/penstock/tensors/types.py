@@ -59,7 +59,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A well-formed request.  The method checks whether its tensors fit (MisfitError with the name of the tensor).
+    """A well-formed request.  The method checks whether its tensors fit (FieldError with the name of the tensor).
 
     ``request_id``: the client's id; for a method, the id in the log.
     ``outputs``: the names of the requested outputs; empty for all.
@@ -178,7 +178,7 @@ class Method(Protocol):
     async def infer(self, request: InferRequest) -> InferResponse:
         """Run a request; cancelling the caller cancels it.
 
-        Raises MisfitError (a tensor that does not fit), RefusalError, QueueFullError, DeadlineError, UnavailableError.
+        Raises FieldError (a tensor that does not fit), RefusalError, QueueFullError, DeadlineError, UnavailableError.
         """
 
 

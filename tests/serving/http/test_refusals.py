@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.api_errors import MisfitError, refusal_of, without_folders
+from penstock.api_errors import FieldError, refusal_of, without_folders
 from penstock.errors import FileAccessError, UnavailableError
 from penstock.serving.openai.bodies import (
     ChatCompletionRequest,
@@ -57,7 +57,7 @@ TYPES = [
 
 @pytest.mark.parametrize(("struct", "body", "message"), LENGTHS + TYPES)
 def test_too_long_values_are_refused_by_length(struct, body, message):
-    with pytest.raises(MisfitError) as raised:
+    with pytest.raises(FieldError) as raised:
         converted(body, struct)
     assert str(raised.value).startswith(message)
 

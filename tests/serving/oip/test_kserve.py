@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.api_errors import MisfitError
+from penstock.api_errors import FieldError
 from penstock.errors import InvalidFileError
 from penstock.llm.llm import LLM
 from penstock.serving.oip.messages import read_message
@@ -57,10 +57,10 @@ def message(size: int | None, raw: bytes = b"\3\0\0\0abc") -> pb.ModelInferReque
 def test_sizes_beside_raw_contents_are_those_of_the_contents():
     for size in (None, 7):
         assert read_message(message(size)).inputs["text_input"].array.tolist() == [b"abc"]
-    with raises(MisfitError, param="text_input", match="binary_data_size is 8"):
+    with raises(FieldError, param="text_input", match="binary_data_size is 8"):
         read_message(message(8))
     typed = message(3, b"")
     typed.ClearField("raw_input_contents")
     typed.inputs[0].contents.bytes_contents.append(b"abc")
-    with raises((MisfitError, InvalidFileError), param="text_input", match="binary_data_size"):
+    with raises((FieldError, InvalidFileError), param="text_input", match="binary_data_size"):
         read_message(typed)

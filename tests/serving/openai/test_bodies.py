@@ -15,7 +15,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from penstock.api_errors import CombinationError, MisfitError, RefusalError
+from penstock.api_errors import CombinationError, FieldError, RefusalError
 from penstock.serving.http.app import operations
 from penstock.serving.http.openapi import describe
 from penstock.serving.oip.bodies import GenerateRequest, InferRequest
@@ -26,7 +26,7 @@ from penstock.serving.openai.bodies import (
     EmbeddingRequest,
     TokenizeRequest,
 )
-from penstock.serving.request_decoding import converted, decode_body, misfit_of
+from penstock.serving.request_decoding import converted, decode_body, field_error_of
 
 NUM = 3000 * int(os.environ.get("PENSTOCK_CHAOS", "1"))
 USER = {"role": "user", "content": "x"}
@@ -192,20 +192,20 @@ CASES = [
 
 @pytest.mark.parametrize(("struct", "body", "param", "code"), CASES)
 def test_the_field_at_fault_is_named(struct, body, param, code):
-    with pytest.raises(MisfitError) as raised:
+    with pytest.raises(FieldError) as raised:
         converted(body, struct)
     assert (raised.value.param, raised.value.code) == (param, code)
 
 
 def test_an_unknown_field_comes_with_the_nearest_known_one():
-    with pytest.raises(MisfitError, match=r"temprature\. Did you mean temperature\?"):
+    with pytest.raises(FieldError, match=r"temprature\. Did you mean temperature\?"):
         converted({"prompt": "x", "temprature": 1}, CompletionRequest)
 
 
 def test_paths_of_errors_begin_with_the_path_of_the_value():
     with pytest.raises(msgspec.ValidationError) as raised:
         msgspec.convert([1, "x"], list[int])
-    assert misfit_of(raised.value, [1, "x"], list[int], "tokens").param == "tokens[1]"
+    assert field_error_of(raised.value, [1, "x"], list[int], "tokens").param == "tokens[1]"
 
 
 def test_integral_floats_count_as_integers():
@@ -219,7 +219,7 @@ def test_integral_floats_count_as_integers():
 def test_half_a_surrogate_pair_is_refused_or_kept():
     with pytest.raises(RefusalError):
         decode_body(b'{"prompt": "\\ud800"}', CompletionRequest)
-    with pytest.raises(MisfitError):  # decoded by other code
+    with pytest.raises(FieldError):  # decoded by other code
         converted({"prompt": "x", "\ud800": 1}, CompletionRequest)
 
 
@@ -227,6 +227,6 @@ def test_half_a_surrogate_pair_is_refused_or_kept():
 def test_lists_of_token_ids_are_bounded(name, most):
     """A list of a million took the event loop 0.2 s."""
     decode_body(json.dumps({"prompt": "x", name: [7] * most}).encode(), CompletionRequest)
-    with pytest.raises(MisfitError) as caught:
+    with pytest.raises(FieldError) as caught:
         decode_body(json.dumps({"prompt": "x", name: [7] * (most + 1)}).encode(), CompletionRequest)
     assert (caught.value.param, caught.value.code) == (name, "invalid_value")

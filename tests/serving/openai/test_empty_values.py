@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.api_errors import MisfitError
+from penstock.api_errors import FieldError
 from penstock.serving.oip.bodies import GenerateRequest
 from penstock.serving.openai.bodies import (
     ChatCompletionRequest,
@@ -109,7 +109,7 @@ def test_each_is_taken(struct, name):
 
 @pytest.mark.parametrize(("struct", "name", "value"), ASKING, ids=lambda v: str(v)[-30:])
 def test_values_that_ask_for_something_are_refused(struct, name, value):
-    with pytest.raises(MisfitError) as raised:
+    with pytest.raises(FieldError) as raised:
         converted(BODIES[struct] | {name: value}, struct)
     assert (raised.value.param, raised.value.code) == (name, "unsupported_parameter")
 
@@ -118,7 +118,7 @@ def test_values_that_ask_for_something_are_refused(struct, name, value):
 def test_messages_may_repeat_empty_fields_of_answers(field):
     for value in (None, [], ""):
         converted({"messages": [{"role": "assistant", "content": "x", field: value}]}, ChatCompletionRequest)
-    with pytest.raises(MisfitError) as raised:
+    with pytest.raises(FieldError) as raised:
         converted({"messages": [*USER, {**USER[0], field: [{}]}]}, ChatCompletionRequest)
     assert (raised.value.param, raised.value.code) == (f"messages[1].{field}", "unsupported_parameter")
 
@@ -136,6 +136,6 @@ def test_they_change_no_answer(demo, serve):
 
 
 def test_a_list_instead_of_an_object_is_named():
-    with pytest.raises(MisfitError) as raised:
+    with pytest.raises(FieldError) as raised:
         converted({"prompt": "x", "logit_bias": [[5, 1]]}, CompletionRequest)
     assert (raised.value.param, raised.value.code) == ("logit_bias", "invalid_value")

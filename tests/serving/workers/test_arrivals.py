@@ -49,11 +49,11 @@ def test_requests_wait_for_connections_just_opened() -> None:
             arrivals.opened(name)
         arrivals.settle(lambda: called.append(clock.now))
         await clock.rounds(0.001)
-        arrivals.spoke("a")
+        arrivals.on_received("a")
         await clock.rounds(0.001)
         assert not called
         assert arrivals.num_expected == 1
-        arrivals.spoke("b")
+        arrivals.on_received("b")
         await clock.rounds()
         assert called, "it need not look at the clock"
         assert arrivals.num_expected == 0

@@ -118,7 +118,7 @@ def test_a_stalled_worker_gets_no_requests_before_it_is_ended(monkeypatch) -> No
                 asking = asyncio.gather(*(tokens_of(backend, [5, number], GREEDY) for number in range(6)))
                 await until(asking.done)
                 assert all(len(ids) == 8 for ids in asking.result())
-            links[1].forgive()
+            links[1].reset_heartbeat()
             await until(lambda: still(first) and still(second) and not backend.is_ready)
             assert backend.state == "ready", "no worker is given up"
             asked = asyncio.ensure_future(tokens_of(backend, [5], GREEDY))

@@ -256,7 +256,7 @@ def test_strangers_cannot_use_up_the_descriptors(remote, monkeypatch) -> None:
 
 def test_strangers_cannot_take_the_places_of_workers(remote, certificate, monkeypatch) -> None:
     """Two connections may lack authentication.  Those of workers do not count, and strangers' places become free."""
-    monkeypatch.setattr(remote_worker_server, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(remote_worker_server, "MAX_UNAUTHENTICATED", 2)
 
     async def main() -> None:
         async with service(remote=remote) as running:
@@ -271,7 +271,7 @@ def test_strangers_cannot_take_the_places_of_workers(remote, certificate, monkey
                 assert await asyncio.wait_for(reader.read(), 60) == b""
                 for _, other in (*silent, (reader, writer)):
                     other.close()
-                await until(lambda: not running.primary._remote._strangers)
+                await until(lambda: not running.primary._remote._unauthenticated)
                 async with Stranger(port, certificate[0]) as stranger:
                     assert (await stranger.answer(frame(join_with("")))).HasField("stop")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.api_errors import MisfitError, RefusalError
+from penstock.api_errors import FieldError, RefusalError
 from penstock.errors import DeadlineError, QueueFullError, UnavailableError, UnsupportedError
 from penstock.servables.process.pool import Pool
 from penstock.servables.schedule.method_run import MethodRun, Route, StepQueue
@@ -194,45 +194,45 @@ class LoadedMethod:
         statistics.last_inference_ms = int(time.time() * 1000)
 
     def _check_inputs(self, inputs: Mapping[str, Tensor]) -> tuple[list[NDArray[Any]], int]:
-        """Return the inputs in the order of the method, and their number of instances.  Raises MisfitError."""
+        """Return the inputs in the order of the method, and their number of instances.  Raises FieldError."""
         plan, count = self._plan.inputs, 0
         arrays: list[NDArray[Any]] = []
         for name, spec in plan.items():
             tensor = inputs.get(name)
             if tensor is None:
-                raise MisfitError(name, f"{name}: input missing; {self.name} takes {', '.join(plan)}", "missing")
+                raise FieldError(name, f"{name}: input missing; {self.name} takes {', '.join(plan)}", "missing")
             array = tensor.array
             shape = array.shape
             if tensor.datatype != spec.wire_datatype:
-                raise MisfitError(name, f"{name}: expected the datatype {spec.wire_datatype}, got {tensor.datatype}")
+                raise FieldError(name, f"{name}: expected the datatype {spec.wire_datatype}, got {tensor.datatype}")
             if not shape or not spec.fits(shape[1:]):
                 expected = [-1, *spec.shape]
-                raise MisfitError(name, f"{name}: expected the shape {expected}, batch first, got {[*shape]}")
+                raise FieldError(name, f"{name}: expected the shape {expected}, batch first, got {[*shape]}")
             if not arrays:
                 count = shape[0]
                 if not 1 <= count <= MAX_INSTANCES:
-                    raise MisfitError(name, f"{name}: expected 1 to {MAX_INSTANCES} instances, got {count}")
+                    raise FieldError(name, f"{name}: expected 1 to {MAX_INSTANCES} instances, got {count}")
             elif shape[0] != count:
                 first = next(iter(plan))
-                raise MisfitError(name, f"{name}: expected {count} instances as in {first}, got {shape[0]}")
+                raise FieldError(name, f"{name}: expected {count} instances as in {first}, got {shape[0]}")
             if spec.datatype == "TEXT":
                 _check_texts(name, array)
             arrays.append(np.ascontiguousarray(array))
         if len(inputs) != len(plan):
             unknown = next(name for name in inputs if name not in plan)
-            raise MisfitError(
+            raise FieldError(
                 unknown[:128], f"unknown input {unknown[:128]!r}; {self.name} takes {', '.join(plan)}", "unknown"
             )
         return arrays, count
 
     def _check_outputs(self, names: Sequence[str]) -> list[tuple[int, str]]:
-        """Return the requested outputs with their indexes.  Raises MisfitError."""
+        """Return the requested outputs with their indexes.  Raises FieldError."""
         own = [*self._plan.outputs]
         if not names:
             return [*enumerate(own)]
         for name in names:
             if name not in own:
-                raise MisfitError(
+                raise FieldError(
                     name[:128], f"unknown output {name[:128]!r}; {self.name} returns {', '.join(own)}", "unknown"
                 )
         return [(own.index(name), name) for name in names]
@@ -243,7 +243,7 @@ def _check_texts(name: str, array: NDArray[Any]) -> None:
         try:
             element.decode()
         except UnicodeDecodeError:
-            raise MisfitError(name, f"{name}: element {index} is not valid UTF-8") from None
+            raise FieldError(name, f"{name}: element {index} is not valid UTF-8") from None
 
 
 def _expire(run: MethodRun, seconds: float) -> None:

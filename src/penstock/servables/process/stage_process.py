@@ -17,7 +17,7 @@ from typing import Any, Final
 from penstock.errors import InvalidFileError, PenstockError, UnavailableError
 from penstock.logs import tell
 from penstock.processes.frames import FrameStream
-from penstock.processes.parent import kill_marked
+from penstock.processes.parent import kill_by_env_tag
 from penstock.processes.supervision import Death, has_crashed, signal_name
 from penstock.runtime.machine import OomKills
 from penstock.servables.process import stages_pb2 as pb
@@ -167,7 +167,7 @@ class StageProcess:
         self._stream.close()
         self._progress.close()
         if self._descendants_killed is None:  # descendants may have started other sessions
-            self._descendants_killed = asyncio.ensure_future(asyncio.to_thread(kill_marked, self._environment_mark))
+            self._descendants_killed = asyncio.ensure_future(asyncio.to_thread(kill_by_env_tag, self._environment_mark))
         await asyncio.shield(self._descendants_killed)
 
     async def stop(self) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GrpcListener"]
 
-_LAST_WORDS_S: Final = 5.0
+_FLUSH_S: Final = 5.0
 _QUIET_S: Final = 0.02
 _MAX_QUIETS: Final = 25
 _STREAMS_OF_CONNECTION: Final = 1024
@@ -121,7 +121,7 @@ class GrpcListener:
             await asyncio.wait((terminated, stopped), return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():
                 await self._refuse_the_last()
-                ending = asyncio.ensure_future(self._server.stop(_LAST_WORDS_S))
+                ending = asyncio.ensure_future(self._server.stop(_FLUSH_S))
                 await asyncio.wait((ending, stop_now), return_when=asyncio.FIRST_COMPLETED)
             return self._stop.is_set()
         finally:

@@ -197,7 +197,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Clean up after a closed connection."""
-        self._arrivals.spoke(self)
+        self._arrivals.on_received(self)
         self._stop_timer()
         self._way.ended()
         super().connection_lost(exc)
@@ -208,7 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Parse received data; the first bytes of a request start its timeout."""
         if self.transport.is_closing() or self._held is not None:
             return
-        self._arrivals.spoke(self)
+        self._arrivals.on_received(self)
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
             if self._is_in_body:  # the rest of a request that is already answered: discard it
                 self._timer = self.loop.call_later(self._limits.body_s, self._way.end)

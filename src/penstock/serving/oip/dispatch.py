@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from penstock.api_errors import MisfitError, RefusalError
+from penstock.api_errors import FieldError, RefusalError
 from penstock.config import show
 from penstock.engine.options import MAX_PRIORITY
 from penstock.errors import NotFoundError
@@ -116,7 +116,7 @@ async def run_method(call: Call, method: Method, request: InferRequest) -> Infer
         elif name == _HINT:
             converted(value, bool, name)
         else:
-            raise MisfitError(
+            raise FieldError(
                 name[:MAX_NAME_CHARS],
                 f"Unknown parameter: {show(name)}. Servables accept timeout, priority and per_instance_errors.",
                 "unknown",

@@ -46,7 +46,7 @@ class InferBody:
     repeated: Mapping[str, str]
 
     def check_path(self, name: str, version: str) -> None:
-        """Raise MisfitError if the body names another model or version than the path."""
+        """Raise FieldError if the body names another model or version than the path."""
         for field, expected in (("model_name", name), ("model_version", version)):
             if self.repeated.get(field, expected) != expected:
                 raise wrong(field, f"{field} must be {show(expected)} as in the path, not {show(self.repeated[field])}")

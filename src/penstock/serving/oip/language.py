@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.api_errors import MisfitError
+from penstock.api_errors import FieldError
 from penstock.config import parse_json, show
 from penstock.errors import InvalidFileError
 from penstock.sampling_fields import SAMPLING_FIELDS
@@ -71,7 +71,7 @@ class Choice:
 
 
 def read_language_request(request: InferRequest, model: str, version: str) -> LanguageRequest:
-    """Check a request and return it.  Raises MisfitError with the name of the input, output or parameter at fault."""
+    """Check a request and return it.  Raises FieldError with the name of the input, output or parameter at fault."""
     inputs, parameters = dict(request.inputs), dict(request.parameters)
     for name in _HINTS:
         converted(parameters.pop(name, False), bool, name)
@@ -79,13 +79,13 @@ def read_language_request(request: InferRequest, model: str, version: str) -> La
     prompts = [inputs.pop(name) for name in _PROMPTS if name in inputs]
     for name, tensor in inputs.items():
         if name in values:
-            raise MisfitError(name, f"{show(name)[1:-1]} is both an input and a parameter")
+            raise FieldError(name, f"{show(name)[1:-1]} is both an input and a parameter")
         if name == "timeout" or name not in InferParameters.__struct_fields__:
             message = f"Unknown input: {show(name)}. Pass the prompt as {' or '.join(_PROMPTS)}."
-            raise MisfitError(name[:200], message, "unknown")
+            raise FieldError(name[:200], message, "unknown")
         values[name] = _value(tensor)
     if len(prompts) != 1:
-        raise MisfitError(
+        raise FieldError(
             "inputs", "inputs must contain either text_input or input_ids", "value" if prompts else "missing"
         )
     body: InferParameters = converted(values, InferParameters)
@@ -101,14 +101,14 @@ def _outputs(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in OUTPUTS:
             message = f"Unknown output: {show(name)}. Available: {', '.join(OUTPUTS)}."
-            raise MisfitError(name[:200] or "outputs", message, "unknown")
+            raise FieldError(name[:200] or "outputs", message, "unknown")
     return tuple(names or OUTPUTS)
 
 
 def _decoded(tensor: Tensor) -> list[Any]:
     size = tensor.array.size
     if size > MAX_ELEMENTS:
-        raise MisfitError(tensor.name, f"the input {tensor.name} has {size} elements; the maximum is {MAX_ELEMENTS}")
+        raise FieldError(tensor.name, f"the input {tensor.name} has {size} elements; the maximum is {MAX_ELEMENTS}")
     array = bfloat16_to_float32(tensor.array) if tensor.datatype == "BF16" else tensor.array
     values = [value for piece in in_pieces(array.ravel()) for value in piece.tolist()]
     if tensor.datatype != "BYTES":
@@ -116,7 +116,7 @@ def _decoded(tensor: Tensor) -> list[Any]:
     try:
         return [value.decode() for value in values]
     except UnicodeDecodeError:
-        raise MisfitError(tensor.name, f"the input {tensor.name} must be UTF-8 text") from None
+        raise FieldError(tensor.name, f"the input {tensor.name} must be UTF-8 text") from None
 
 
 def _value(tensor: Tensor) -> Any:
@@ -125,28 +125,28 @@ def _value(tensor: Tensor) -> Any:
     if tensor.name in _LISTS:
         return values
     if len(values) != 1:
-        raise MisfitError(tensor.name, f"the input {tensor.name} must have one element, not {len(values)}")
+        raise FieldError(tensor.name, f"the input {tensor.name} must have one element, not {len(values)}")
     return _object(values[0], tensor.name) if tensor.name in _OBJECTS else values[0]
 
 
 def _object(value: Any, name: str) -> Any:
     """Return a field that is an object, passed as a string of JSON."""
     if not isinstance(value, str):
-        raise MisfitError(name, f"{name} must be a string with a JSON object, not {show(value)}")
+        raise FieldError(name, f"{name} must be a string with a JSON object, not {show(value)}")
     try:
         return parse_json(value.encode(), name, max_bytes=MAX_JSON_BYTES)
     except InvalidFileError as error:
-        raise MisfitError(name, str(error)) from None
+        raise FieldError(name, str(error)) from None
 
 
 def _texts(tensor: Tensor) -> str | list[str]:
     shape = tensor.array.shape
     if tensor.datatype != "BYTES" or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
-        raise MisfitError(
+        raise FieldError(
             tensor.name, f"text_input must be BYTES of shape [n] or [n, 1], not {tensor.datatype} of {show([*shape])}"
         )
     if not 1 <= shape[0] <= MAX_PROMPTS:
-        raise MisfitError(tensor.name, f"text_input must have 1 to {MAX_PROMPTS} strings, not {shape[0]}")
+        raise FieldError(tensor.name, f"text_input must have 1 to {MAX_PROMPTS} strings, not {shape[0]}")
     texts: list[str] = _decoded(tensor)
     return texts[0] if len(texts) == 1 else texts
 
@@ -154,14 +154,14 @@ def _texts(tensor: Tensor) -> str | list[str]:
 def _ids(tensor: Tensor) -> list[int] | list[list[int]]:
     shape = tensor.array.shape
     if tensor.datatype not in ("INT32", "INT64") or len(shape) not in (1, 2) or 0 in shape:
-        raise MisfitError(
+        raise FieldError(
             tensor.name,
             f"input_ids must be INT32 or INT64 of shape [tokens] or [n, tokens] without a size of 0, "
             f"not {tensor.datatype} of {show([*shape])}",
         )
     num_prompts = 1 if len(shape) == 1 else shape[0]
     if num_prompts > MAX_PROMPTS:
-        raise MisfitError(tensor.name, f"input_ids must have at most {MAX_PROMPTS} rows, not {num_prompts}")
+        raise FieldError(tensor.name, f"input_ids must have at most {MAX_PROMPTS} rows, not {num_prompts}")
     ids: list[int] = checked_prompts(_decoded(tensor), "input_ids")
     if num_prompts == 1:
         return ids

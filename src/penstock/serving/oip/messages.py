@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.api_errors import MisfitError
+from penstock.api_errors import FieldError
 from penstock.config import show
 from penstock.serving.oip.tensor_codec import (
     MAX_TENSORS,
@@ -43,15 +43,15 @@ _NARROW: Final = frozenset({"INT8", "INT16", "UINT8", "UINT16"})
 def read_message(message: pb.ModelInferRequest) -> InferRequest:
     """Decode a request, except for its model and version.
 
-    Raw contents are not copied; ``parameters`` are not checked.  Raises MisfitError with the name of the input, output
+    Raw contents are not copied; ``parameters`` are not checked.  Raises FieldError with the name of the input, output
     or parameter at fault.
     """
     check_id(message.id)
     raws = message.raw_input_contents
     if len(message.inputs) > MAX_TENSORS:
-        raise MisfitError("inputs", f"inputs must be at most {MAX_TENSORS} tensors, not {len(message.inputs)}")
+        raise FieldError("inputs", f"inputs must be at most {MAX_TENSORS} tensors, not {len(message.inputs)}")
     if raws and len(raws) != len(message.inputs):
-        raise MisfitError(
+        raise FieldError(
             "raw_input_contents",
             f"raw_input_contents must have one entry for each of {len(message.inputs)} inputs, not {len(raws)}",
         )
@@ -114,7 +114,7 @@ def _typed(message: Any) -> NDArray[Any]:
 def _outputs(message: pb.ModelInferRequest) -> tuple[str, ...]:
     """Return the names of the requested outputs, in order."""
     if len(message.outputs) > MAX_TENSORS:
-        raise MisfitError("outputs", f"outputs must be at most {MAX_TENSORS} names, not {len(message.outputs)}")
+        raise FieldError("outputs", f"outputs must be at most {MAX_TENSORS} names, not {len(message.outputs)}")
     names: list[str] = []
     for output in message.outputs:
         if output.name in names:
@@ -127,7 +127,7 @@ def _outputs(message: pb.ModelInferRequest) -> tuple[str, ...]:
 
 
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a message's parameters.  Raises MisfitError for a parameter without a value."""
+    """Return the values of a message's parameters.  Raises FieldError for a parameter without a value."""
     values: dict[str, Any] = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")

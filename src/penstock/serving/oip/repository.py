@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from penstock.api_errors import MisfitError, RefusalError
+from penstock.api_errors import FieldError, RefusalError
 from penstock.config import parse_object, show
 from penstock.errors import FileAccessError, InvalidFileError, NotFoundError, UnsupportedError
 from penstock.serving.oip.bodies import MAX_CONFIG_CHARS
@@ -32,12 +32,12 @@ async def load(call: Call, name: str, parameters: Mapping[str, Any]) -> None:
     for key, value in parameters.items():
         if key != "config":
             why = " Files are not accepted over the network." if key.startswith("file:") else ""
-            raise MisfitError(key[:200], f"Unknown parameter: {show(key)}. Only config is accepted.{why}", "unknown")
+            raise FieldError(key[:200], f"Unknown parameter: {show(key)}. Only config is accepted.{why}", "unknown")
         text: str = converted(value, _Config, "config")
         try:
             config = parse_object(text.encode(), "config")
         except InvalidFileError as error:
-            raise MisfitError("config", str(error)) from None
+            raise FieldError("config", str(error)) from None
     try:
         await methods.load(name, config)
     except (InvalidFileError, FileAccessError, UnsupportedError) as error:  # an admin may see why it does not open
@@ -49,9 +49,9 @@ async def unload(call: Call, name: str, parameters: Mapping[str, Any]) -> None:
     methods = _servables(call, name)
     for key, value in parameters.items():
         if key != "unload_dependents":
-            raise MisfitError(key[:200], f"Unknown parameter: {show(key)}.", "unknown")
+            raise FieldError(key[:200], f"Unknown parameter: {show(key)}.", "unknown")
         if converted(value, bool, key):
-            raise MisfitError(key, "unload_dependents must be false: servables have no dependents", "unsupported")
+            raise FieldError(key, "unload_dependents must be false: servables have no dependents", "unsupported")
     await methods.unload(name)
 
 

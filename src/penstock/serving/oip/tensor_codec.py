@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.api_errors import MisfitError
+from penstock.api_errors import FieldError
 from penstock.config import show
 from penstock.tensors import DTYPES
 from penstock.tensors.codec import bytes_array, decode_array
@@ -31,9 +31,9 @@ MAX_ELEMENTS: Final = 1 << 20
 _PIECE: Final = 1 << 14
 
 
-def wrong(name: str, message: str, kind: str = "value") -> MisfitError:
+def wrong(name: str, message: str, kind: str = "value") -> FieldError:
     """Return the error for a tensor, by its name."""
-    return MisfitError(name[:MAX_NAME_CHARS], message, kind)
+    return FieldError(name[:MAX_NAME_CHARS], message, kind)
 
 
 class What:
@@ -49,13 +49,13 @@ class What:
 
 
 def check_id(request_id: str) -> None:
-    """Raise MisfitError for an id that is too long."""
+    """Raise FieldError for an id that is too long."""
     if len(request_id) > MAX_ID_CHARS:
-        raise MisfitError("id", f"id must have at most {MAX_ID_CHARS} characters, not {len(request_id)}")
+        raise FieldError("id", f"id must have at most {MAX_ID_CHARS} characters, not {len(request_id)}")
 
 
 def check_new(name: str, names: Any, index: int) -> None:
-    """Raise MisfitError if the name of input ``index`` is invalid, or if an earlier input has the same name."""
+    """Raise FieldError if the name of input ``index`` is invalid, or if an earlier input has the same name."""
     if not 0 < len(name) <= MAX_NAME_CHARS:
         what = f"inputs[{index}]"
         raise wrong(what, f"{what} must have a name of 1 to {MAX_NAME_CHARS} characters, not {show(name)}")

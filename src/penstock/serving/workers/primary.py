@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Primary"]
 
 LOG: Final = logging.getLogger("penstock.serving")
-_LAST_WORDS_S: Final = 1.0
+_FLUSH_S: Final = 1.0
 _PAUSE_S: Final = 0.2
 _BACKLOG: Final = 64
 
@@ -388,9 +388,9 @@ async def _first(connected: Expected, exited: asyncio.Future[int | None]) -> Wor
     """Wait for ``connected``; raise UnavailableError if the process exits, or its connection ends, before that."""
     await asyncio.wait((connected, exited), return_when=asyncio.FIRST_COMPLETED)
     if not connected.done():  # its last message may be on its way; a lost connection says less than an exit status
-        await asyncio.wait((connected,), timeout=_LAST_WORDS_S)
+        await asyncio.wait((connected,), timeout=_FLUSH_S)
     if connected.done() and not isinstance(connected.exception(), LostWorkerError):
         return connected.result()
     with suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.shield(exited), _LAST_WORDS_S)
+        await asyncio.wait_for(asyncio.shield(exited), _FLUSH_S)
     raise EndedEarlyError(exited.result() if exited.done() else None)

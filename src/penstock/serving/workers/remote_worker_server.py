@@ -40,7 +40,7 @@ LOST_S: Final = 2
 
 MAX_CONNECTIONS: Final = 256
 """Limit on open connections, so that they cannot use up the file descriptors of the service."""
-MAX_STRANGERS: Final = 64
+MAX_UNAUTHENTICATED: Final = 64
 """Limit on those of them that are not authenticated yet, so that strangers cannot take the places of workers."""
 _BACKLOG: Final = 64
 _PAUSE_S: Final = 0.2
@@ -83,7 +83,7 @@ class RemoteWorkerServer:
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._strangers: set[asyncio.Task[None]] = set()
+        self._unauthenticated: set[asyncio.Task[None]] = set()
 
     async def open(self) -> int:
         """Start to listen and return the port.  Raises FileAccessError and InvalidFileError."""
@@ -122,11 +122,11 @@ class RemoteWorkerServer:
             except OSError:  # no file descriptor is left; the connection stays in the queue
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            if len(self._connections) >= MAX_CONNECTIONS or len(self._strangers) >= MAX_STRANGERS:
+            if len(self._connections) >= MAX_CONNECTIONS or len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
                 connection.close()
                 continue
             task = asyncio.ensure_future(self._handle(connection, peer_address(peer)))
-            for group in (self._connections, self._strangers):
+            for group in (self._connections, self._unauthenticated):
                 group.add(task)
                 task.add_done_callback(group.discard)
 
@@ -177,7 +177,7 @@ class RemoteWorkerServer:
         """Note that the peer of the connection that the present task handles is authenticated."""
         task = asyncio.current_task()
         if task is not None:
-            self._strangers.discard(task)
+            self._unauthenticated.discard(task)
 
     async def _serve_known(self, stream: FrameStream[stages_pb.FromMachine], address: str) -> None:
         self._note_known()

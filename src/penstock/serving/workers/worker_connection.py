@@ -453,7 +453,7 @@ class WorkerConnection:
             due = loop.time() + pause_s
             await asyncio.sleep(pause_s)
             if loop.time() - due > hang_s / 4:  # this process itself was stopped
-                self.forgive()
+                self.reset_heartbeat()
             elif self.heartbeat_age_s > hang_s:
                 self.is_hung = True
                 self.fail(f"the worker's engine made no progress for {hang_s:g} s and was ended")
@@ -484,7 +484,7 @@ class WorkerConnection:
             callback(has_crashed)
         self.explained.set()
 
-    def forgive(self) -> None:
+    def reset_heartbeat(self) -> None:
         """Restart the heartbeat's age: this process was stopped and has not read the worker's messages."""
         self._last_message = time.monotonic()
 

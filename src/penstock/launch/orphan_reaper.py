@@ -8,14 +8,14 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 from penstock.launch.shared_files import SharedFiles
-from penstock.processes.parent import kill_marked
+from penstock.processes.parent import kill_by_env_tag
 
-__all__ = ["Guardian"]
+__all__ = ["OrphanReaper"]
 
 _MAX_DESCRIPTORS: Final = 1 << 20
 
 
-class Guardian:
+class OrphanReaper:
     """A process that waits for the end of this one and then kills all processes with a mark in their environment.
 
     The kernel ends the ranks with their launcher, but not the processes that the ranks have started.  ``mark``:
@@ -30,7 +30,7 @@ class Guardian:
         os.close(read)
 
     def close(self) -> None:
-        """End the guardian; a second call does nothing."""
+        """End the reaper; a second call does nothing."""
         if self._pid:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -50,7 +50,7 @@ def _guard(read: int, mark: str) -> NoReturn:
         os.read(0, 1)  # until no process has the other end
         files = SharedFiles(mark)
         files.look()
-        kill_marked(mark)
+        kill_by_env_tag(mark)
         files.remove()
     finally:
         os._exit(0)
