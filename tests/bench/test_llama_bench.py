@@ -48,7 +48,7 @@ def zone(folder: Path, name: str, label: str, energy: str) -> Path:
     return path
 
 
-def test_processors_are_counted_once_each_and_past_the_range_of_a_counter(tmp_path: Path) -> None:
+def test_each_processor_counts_once_and_past_a_wrap(tmp_path: Path) -> None:
     for name, label in (("intel-rapl:0", "package-0"), ("intel-rapl:1", "package-1"), ("intel-rapl:0:0", "core"),
                         ("intel-rapl:2", "psys")):  # fmt: skip
         zone(tmp_path, name, label, "900000000")
