@@ -20,6 +20,7 @@ from penstock.hub.allowed_files import choose_files
 from penstock.hub.content_hash import ContentHash
 from penstock.hub.download import download
 from penstock.hub.downloaded import find_downloaded, repository_folder
+from penstock.hub.listing import decode_listing
 from penstock.hub.names import ModelName
 from penstock.hub.plan import plan_download
 from penstock.hub.remote_model import RemoteFile, RemoteModel
@@ -392,3 +393,41 @@ def test_a_listed_file_that_is_missing(hub: HubServer, cache: Path) -> None:
     )
     with raises(NotFoundError, code="model_not_found"):
         pull()
+
+
+def test_bytes_that_are_received_again_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes no ranges and breaks every answer does not keep a download for ever."""
+    sink, tries = _Bytes(), []
+
+    def break_off(*_: object) -> bool:
+        tries.append(sink.tell())
+        if len(tries) % 2:
+            return False  # it sends no part
+        sink.write(b"x" * (1 << 17))
+        raise UnavailableError("broken")
+
+    monkeypatch.setattr(transfer, "_receive_part", break_off)
+    monkeypatch.setattr(transfer, "_PAUSE_S", 0)
+    with pytest.raises(UnavailableError):
+        transfer.receive(NAME, RemoteFile("a", 1 << 20, ""), "http://h", sink)
+    assert len(tries) < 50
+
+
+class _Bytes(bytearray):
+    """A sink in memory."""
+
+    def write(self, data: bytes) -> None:
+        self += data
+
+    def tell(self) -> int:
+        return len(self)
+
+    def restart(self) -> None:
+        self.clear()
+
+
+def test_another_commit_than_the_pinned_one_is_refused() -> None:
+    listing = json.dumps({"sha": "1" * 40, "siblings": []}).encode()
+    assert decode_listing(ModelName("o/n", "1" * 40), listing).commit == "1" * 40
+    with raises(InvalidFileError, param="sha"):
+        decode_listing(ModelName("o/n", "0" * 40), listing)

@@ -66,6 +66,8 @@ def decode_listing(name: ModelName, data: bytes, content_type: str = "") -> Remo
         raise _error(name, field, f"{reason[:1].lower()}{reason[1:]}") from None
     if not COMMIT.fullmatch(listing.sha):
         raise _error(name, "sha", f"expected a commit of 40 hexadecimal digits, got {show(listing.sha)}")
+    if COMMIT.fullmatch(name.revision) and name.revision != listing.sha:
+        raise _error(name, "sha", f"expected the commit {name.revision}, got {listing.sha}")
     files: dict[str, RemoteFile] = {}
     for number, sibling in enumerate(listing.siblings):
         if not _is_usable(sibling.name):

@@ -314,17 +314,17 @@ def receive(name: ModelName, file: RemoteFile, url: str, sink: Sink, max_s: floa
     ``max_s``: the seconds to wait for the body in one attempt.  Raises UnavailableError when the connection fails,
     what ``refusal`` has when the hub refuses, and InvalidFileError for a body of another length.
     """
-    failures, with_range = 0, True
+    failures, with_range, most = 0, True, sink.tell()
     while sink.tell() < file.num_bytes:
         if sink.tell() and not with_range:
             sink.restart()
-        before = sink.tell()
         try:
             with_range = _receive_part(name, file, url, sink, max_s)
             if with_range:
                 break
         except UnavailableError as error:
-            failures = 0 if sink.tell() - before >= _PROGRESS_BYTES else failures + 1
+            failures = 0 if sink.tell() - most >= _PROGRESS_BYTES else failures + 1
+            most = max(most, sink.tell())  # what is received again is no progress
             if failures >= _ATTEMPTS or error.code == "hub_too_slow" or error.retry_after_s > _MAX_PAUSE_S:
                 raise
             time.sleep(max(_PAUSE_S, error.retry_after_s))

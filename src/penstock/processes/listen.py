@@ -11,11 +11,11 @@ __all__ = ["open_port", "peer_address"]
 def open_port(host: str, port: int, backlog: int | None, *, is_shared: bool = False) -> socket.socket:
     """Return a socket that listens at an address.  Raises OSError.
 
-    ``host``: a name or an address; of the addresses of a name, one of IPv4 is preferred.  "::" means all addresses of
-    both families.  ``port`` 0 takes a free one.  ``backlog``: how many connections may wait to be accepted; None: the
-    socket is only bound.  ``is_shared``: other processes of this user may bind the port too.
+    ``host``: a name or an address; of the addresses of a name, one of IPv4 is preferred.  "" means all of IPv4, and
+    "::" all addresses of both families.  ``port`` 0 takes a free one.  ``backlog``: how many connections may wait to be
+    accepted; None: the socket is only bound.  ``is_shared``: other processes of this user may bind the port too.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = min(found, key=lambda info: info[0] != socket.AF_INET)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

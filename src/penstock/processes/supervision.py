@@ -22,11 +22,14 @@ LOST_RANK_STATUS: Final = 75
 """The exit status of a worker one of whose ranks was killed from outside, or whose machine was lost."""
 _CRASH_SIGNALS: Final = frozenset(
     {
-        signal.SIGABRT, signal.SIGALRM, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGPIPE, signal.SIGPROF,
-        signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP, signal.SIGVTALRM, signal.SIGXCPU, signal.SIGXFSZ,
+        signal.SIGABRT, signal.SIGALRM, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGINT, signal.SIGPIPE,
+        signal.SIGPROF, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP, signal.SIGVTALRM, signal.SIGXCPU, signal.SIGXFSZ,
     }
 )  # fmt: skip
-"""The signals that a process gets because of what it does.  Others come from outside."""
+"""The signals that a process gets because of what it does: SIGINT is how Python ends after KeyboardInterrupt.
+
+Others come from outside.
+"""
 
 
 def has_crashed(status: int | None) -> bool:

@@ -51,6 +51,11 @@ def test_no_field_names_a_file_an_address_or_code():
         "prompt_name",  # of those in the model's own file
         "prompt_cache_key",  # hashed, to choose a worker
         "metadata", "safety_identifier", "prompt_cache_retention", "dry_sequence_breakers",  # which have no effect
+            # grammars, which load nothing
+            "json_schema", "regex", "choice", "grammar", "guided_json", "guided_regex", "guided_choice",
+            "guided_grammar", "guided_decoding_backend", "response_format.schema", "response_format.json_schema.schema",
+            "response_format.json_schema.name", "response_format.json_schema.description", "structured_outputs.json",
+            "structured_outputs.regex", "structured_outputs.choice", "structured_outputs.grammar",
     }  # fmt: skip
     bodies = [operation.body for operation in operations() if operation.body is not None]
     texts = {path.removeprefix("parameters.") for body in bodies for path in texts_of(inspect.type_info(body), "")}
