@@ -163,9 +163,42 @@ def test_masks_are_those_of_the_library(make_llm):
         token = int(rng.choice(allowed))
         if token in llm.generation.eos_token_ids:
             continue
-        is_complete = own.accept(token)
+        is_complete = own.accept([token])
         assert theirs.consume_token(token)
     assert theirs.is_stopped()
+
+
+def test_answers_do_not_use_up_the_states_of_each_other(make_llm):
+    """Those of one grammar share a lexer, whose number of states is limited."""
+    llm = make_llm()
+    source = GrammarSource("regex", "[a-z]*[a-m][a-z]{30}")
+    letters = [llm.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdefghijklmnopqrstuvwxyz"]
+    rng = random.Random(5)
+    answers = [[rng.choice(letters) for _ in range(60)] for _ in range(24)]
+
+    def masks(grammar, answer):
+        matcher, found = grammar.matcher(), []
+        for token in answer:
+            matcher.accept([token])
+            found.append(matcher.mask.tobytes())
+        return found
+
+    shared = llm._grammars.compile(source)
+    assert all(masks(shared, answer) for answer in answers)
+    assert masks(shared, answers[0]) == masks(make_llm()._grammars.compile(source), answers[0])
+
+
+def test_a_special_token_of_a_grammar_allows_no_other(make_llm):
+    llm = make_llm()
+    _, specials = llm.tokenizer.vocabulary()
+    token = next(one for one in specials if one not in llm.generation.eos_token_ids)
+    matcher = llm._grammars.compile(GrammarSource("grammar", f"start: <[{token}]> /a/")).matcher()
+    assert np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")).tolist() == [token]
+
+
+def test_escapes_of_gbnf_are_characters(make_llm):
+    grammar = 'root ::= "\\u0041\\u00e9" [\\u0062] "\\\\u0041"'
+    assert make_llm().generate(PROMPT, SamplingParams(**HOT, grammar=grammar)).text == "Aéb\\u0041"
 
 
 def test_a_failing_grammar_ends_only_its_request(make_llm, monkeypatch):
@@ -211,6 +244,10 @@ REFUSED = [
     ({"regex": "x" * 200_000}, InvalidArgumentError, "regex", "131072"),
     ({"regex": "\ud800"}, InvalidArgumentError, "regex", "surrogate"),
     ({"grammar": "nothing"}, InvalidArgumentError, "grammar", "root"),
+    ({"grammar": "root ::= [^a&&b]"}, InvalidArgumentError, "grammar", "&&"),
+    ({"grammar": "root ::= " + "a\na ::= " * 1000 + '"b"'}, InvalidArgumentError, "grammar", "1000 rules"),
+    ({"choice": ["x" * 4000] * 40}, InvalidArgumentError, "choice", "131072"),
+    ({"choice": ["\ud800"]}, InvalidArgumentError, "choice", "surrogate"),
     ({"grammar": "start: a\n\nb: /[/"}, InvalidArgumentError, "grammar", "line 1"),
     ({"grammar": "root ::= b"}, InvalidArgumentError, "grammar", "'b'"),
     ({"grammar": 'root ::= "a'}, InvalidArgumentError, "grammar", "line 1"),

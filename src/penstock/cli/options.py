@@ -277,12 +277,15 @@ def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
 
 def _text_or_file(name: str, value: str) -> str:
     """Return a text, or that of the file which it names.  A grammar has characters that names of files rarely have."""
-    if any(char in value for char in '{"\n'):
+    if any(part in value for part in ("{", '"', "\n", "::=", "start:")):
         return utf8_text(value, name)
     try:
-        return utf8_text(Path(value).read_bytes(), name)
+        text = utf8_text(Path(value).read_bytes(), name)
     except OSError as error:
         raise FileAccessError(f"{name}: cannot read {value!r:.200}: {error.strerror}", param=name) from None
+    if not text.strip():  # which would ask for nothing
+        raise InvalidArgumentError(f"{name}: {value!r:.200} is empty", param=name)
+    return text
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

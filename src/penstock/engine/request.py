@@ -124,7 +124,7 @@ class Request:
         """Begin after the tokens that another engine sampled.  Raises the errors of a grammar that refuses them."""
         self.output_ids, self.num_resumed = output_ids, len(output_ids)
         if self.matcher is not None:
-            self.matcher.resume(output_ids)
+            self.matcher.accept(output_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -185,7 +185,7 @@ class Request:
             completes = self.text is not None and self.text.push(token)  # an end token may be part of the text
             stops = completes or token in self.stop_ids
             if self.matcher is not None and not stops:
-                stops = self.matcher.accept(token)
+                stops = self.matcher.accept([token])
         except Exception as error:  # a damaged tokenizer, or no memory: only this request fails
             self.finish("error", to_penstock_error("Detokenizing the answer", error))
             return
@@ -202,6 +202,7 @@ class Request:
         self.finish_reason = reason
         self.error = error
         self.timings.finished = time.perf_counter()
+        self.matcher = None
         try:
             if self.text is not None:
                 self.text.finish()

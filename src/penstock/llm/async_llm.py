@@ -28,6 +28,7 @@ from penstock.llm.prompts import Prompt
 from penstock.llm.result import Delta, Embedding, Result, Score
 from penstock.llm.score import score_prompts
 from penstock.llm.stream import Stream
+from penstock.text.grammar.source import GRAMMAR_FIELDS
 
 __all__ = ["AsyncLLM", "AsyncStream"]
 
@@ -199,6 +200,11 @@ class AsyncLLM:
         self._check_open()
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
             prompt = await asyncio.to_thread(self.llm.tokenizer.encode, prompt)
+        wanted = params
+        if params is None and not sampling.keys().isdisjoint(GRAMMAR_FIELDS):
+            wanted = SamplingParams(**sampling)
+        if isinstance(wanted, SamplingParams) and wanted.answer_grammar is not None:
+            await asyncio.to_thread(self.llm.compile_grammar, wanted)
         plain = self.llm.stream(prompt, params, options, **sampling)
         stream = AsyncStream(plain, self._work)
         self._streams[plain.id] = stream

@@ -52,16 +52,24 @@ def _limits() -> LLParserLimits:
 class Grammar:
     """A compiled grammar.  ``matcher`` begins an answer; any thread may call it."""
 
-    def __init__(self, source: GrammarSource, compiled: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, source: GrammarSource, compile_again: Callable[[], LLMatcher], vocab_size: int) -> None:
         self.source = source
-        self._compiled = compiled
+        self._compile = compile_again
+        self._compiled = compile_again()
         self._lock = threading.Lock()
-        self.first_mask = fill_mask(compiled, source.field, -(-vocab_size // 32))
+        self.first_mask = fill_mask(self._compiled, source.field, -(-vocab_size // 32))
 
     def matcher(self) -> GrammarMatcher:
         """Return the state of a new answer."""
         with self._lock:
-            return GrammarMatcher(self._compiled.deep_copy(), self.source.field, self.first_mask)
+            return GrammarMatcher(self._compiled.deep_copy(), self._renew, self.source.field, self.first_mask)
+
+    def _renew(self) -> LLMatcher:
+        """Compile the grammar again: the answers of a compiled one share the limit on its lexer's states."""
+        compiled = self._compile()
+        with self._lock:
+            self._compiled = compiled
+            return compiled.deep_copy()
 
 
 class GrammarCompiler:
@@ -94,9 +102,13 @@ class GrammarCompiler:
             except UnsupportedError as error:
                 raise UnsupportedError(f"{source.field}: {error}", param=source.field) from None
         text = source.lark()
-        compiled = LLMatcher(vocabulary, text, log_level=0, limits=_limits())  # other threads run meanwhile
-        if compiled.is_error():
-            raise _refusal(source, compiled.get_error())
+
+        def compiled() -> LLMatcher:
+            matcher = LLMatcher(vocabulary, text, log_level=0, limits=_limits())  # other threads run meanwhile
+            if matcher.is_error():
+                raise _refusal(source, matcher.get_error())
+            return matcher
+
         grammar = Grammar(source, compiled, self._vocab_size)
         with self._lock:
             self._kept[source] = grammar
@@ -124,7 +136,7 @@ def _refusal(source: GrammarSource, message: str) -> PenstockError:
 
     Its message shows lines of the grammar, which the first line that begins with a number ends.
     """
-    text = re.split(r"\n\s*\d+ \| |\n<non-verbose/>", message)[0].strip()
+    text = re.split(r"\n *\d+ \| |\n<non-verbose/>", message)[0].strip()
     place = _PLACE.match(text)
     where = ""
     if place is not None:

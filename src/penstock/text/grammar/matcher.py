@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.errors import InternalError, InvalidArgumentError
+from penstock.errors import InternalError, InvalidArgumentError, PenstockError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -43,27 +43,34 @@ class GrammarMatcher:
     """The state of one answer in its grammar.
 
     ``mask`` has a set bit for each token that may come next [ceil(vocab / 32)].  An error leaves no mask that allows
-    more: the request must end.
+    more: the request must end.  ``renew`` compiles the grammar again.
     """
 
-    def __init__(self, matcher: LLMatcher, field: str, mask: NDArray[np.uint32]) -> None:
-        self._matcher, self._field = matcher, field
+    def __init__(
+        self, matcher: LLMatcher, renew: Callable[[], LLMatcher], field: str, mask: NDArray[np.uint32]
+    ) -> None:
+        self._matcher, self._renew, self._field = matcher, renew, field
+        self._tokens: list[int] = []
         self.mask = mask
 
-    def accept(self, token: int) -> bool:
-        """Take the next token.  Returns True if the answer is complete, so that no token may follow.
+    def accept(self, tokens: Sequence[int]) -> bool:
+        """Take the next tokens.  Returns True if the answer is complete, so that no token may follow.
 
         Raises InvalidArgumentError if the grammar exceeds its limits, and InternalError for a forbidden token.
         """
-        if self._take([token]):
-            return True
-        self.mask = fill_mask(self._matcher, self._field, len(self.mask))
-        return False
+        if not tokens:
+            return False
+        self._tokens += tokens
+        try:
+            return self._advance(tokens)
+        except PenstockError:  # perhaps by the limit that other answers have used up
+            self._matcher = self._renew()
+            return self._advance(self._tokens)
 
-    def resume(self, tokens: Sequence[int]) -> None:
-        """Take the tokens of an answer that another engine began.  Raises the errors of ``accept``."""
-        if tokens and not self._take(tokens):
-            self.mask = fill_mask(self._matcher, self._field, len(self.mask))
+    def _advance(self, tokens: Sequence[int]) -> bool:
+        is_complete = self._take(tokens)
+        self.mask = np.zeros_like(self.mask) if is_complete else fill_mask(self._matcher, self._field, len(self.mask))
+        return is_complete
 
     def _take(self, tokens: Sequence[int]) -> bool:
         num_taken = self._matcher.try_consume_tokens(list(tokens))

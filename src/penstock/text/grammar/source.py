@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from penstock.config import parse_json, show
 from penstock.errors import InvalidArgumentError, InvalidFileError
-from penstock.sampling_fields import MAX_SCHEMA_CHARS
-from penstock.validation import refusal
+from penstock.sampling_fields import MAX_GRAMMAR_CHARS, MAX_SCHEMA_CHARS
+from penstock.validation import optional_text, refusal
 
 __all__ = ["GRAMMAR_FIELDS", "GrammarSource", "grammar_of", "schema_text"]
 
@@ -53,7 +53,10 @@ def grammar_of(values: Mapping[str, Any]) -> GrammarSource | None:
     value = values[field]
     if field == "json_object":
         return GrammarSource(field, '{"type": "object"}')
-    return GrammarSource(field, json.dumps(value) if field == "choice" else value)
+    if field == "choice":
+        optional_text(field, "".join(value), MAX_GRAMMAR_CHARS)
+        return GrammarSource(field, json.dumps(value))
+    return GrammarSource(field, value)
 
 
 def schema_text(name: str, value: object) -> str | None:
@@ -110,7 +113,7 @@ def _escaped(text: str) -> str:
 
 
 _OPTIONS: Final = re.compile(r"^[ \t]*%llguidance[ \t]*(\{.*\})[ \t]*$", re.MULTILINE)
-_IS_LARK: Final = re.compile(r"^[ \t]*(%llguidance\b|start(\[[^\]]*\])?[ \t]*:(?!:))", re.MULTILINE)
+_IS_LARK: Final = re.compile(r"^[ \t]*(%llguidance\b|start(\[[^\]\n]*\])?[ \t]*:(?!:))", re.MULTILINE)
 _IS_GBNF: Final = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
 
 
@@ -131,9 +134,39 @@ def _grammar_lark(text: str) -> str:
     return _with_options(text, options)
 
 
+_GBNF_PART: Final = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#[^\n]*', re.DOTALL)
+_GBNF_ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
+_SET_OPERATORS: Final = ("&&", "--", "~~")
+_MAX_GBNF_RULES: Final = 1000
+
+
+def _plain_escape(match: re.Match[str]) -> str:
+    r"""Return a character instead of its escape \u or \U, whose leading zeros the converter drops."""
+    code = int(match[1] or match[2] or "0", 16)
+    if not (match[1] or match[2]) or code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        return match[0]
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)
+
+
+def _plain_part(match: re.Match[str]) -> str:
+    part = match[0]
+    if part[0] == "[":
+        for operator in _SET_OPERATORS:
+            if operator in part:
+                raise InvalidArgumentError(
+                    f"grammar: {show(part)}: expected no {operator} in a class of characters; write one of the two as "
+                    "an escape",
+                    param="grammar",
+                )
+    return part if part[0] == "#" else _GBNF_ESCAPE.sub(_plain_escape, part)
+
+
 def _gbnf_lark(text: str) -> str:
     from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
+    if text.count("::=") > _MAX_GBNF_RULES:  # the converter's time grows with their square
+        raise refusal("grammar", f"at most {_MAX_GBNF_RULES} rules", text.count("::="))
+    text = _GBNF_PART.sub(_plain_part, text)
     try:
         converted: str = gbnf_to_lark(text)
     except GbnfToLarkError as error:

@@ -53,11 +53,13 @@ def make_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: Iterable[int
         ends = [vocab_size]
         tokens.append(b"")
     marked = [*ends, *(token for token in specials if token < vocab_size and token not in ends)]
+    tokens = [b"" if token.startswith(_INVALID) else token for token in tokens]
     for token in marked:
         tokens[token] = b""
-    tokens = [b"" if token.startswith(_INVALID) else token for token in tokens]
     if not any(tokens):
         raise UnsupportedError("The tokenizer of this model has no tokens with text.")
+    for token in marked:
+        tokens[token] = b"[%d]" % token  # without a text of its own each would match every <[id]> of a grammar
     wrapper = _Tokens(tokens, marked)
     made = LLTokenizer(wrapper, eos_token=ends)  # type: ignore[arg-type]
     wrapper.made = made
