@@ -18,6 +18,7 @@ from penstock.engine.options import EngineOptions, RequestOptions
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.request import BegunAnswer
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
+from penstock.text.grammar import compiler as grammar_compiler
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.grammar.matcher import GrammarMatcher
 from penstock.text.grammar.source import GRAMMAR_FIELDS, GrammarSource
@@ -168,8 +169,9 @@ def test_masks_are_those_of_the_library(make_llm):
     assert theirs.is_stopped()
 
 
-def test_answers_do_not_use_up_the_states_of_each_other(make_llm):
+def test_answers_do_not_use_up_the_states_of_each_other(make_llm, monkeypatch):
     """Those of one grammar share a lexer, whose number of states is limited."""
+    monkeypatch.setitem(grammar_compiler._LIMITS, "max_lexer_states", 1000)
     llm = make_llm()
     source = GrammarSource("regex", "[a-z]*[a-m][a-z]{30}")
     letters = [llm.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdefghijklmnopqrstuvwxyz"]
