@@ -14,7 +14,7 @@ from penstock.runtime.native import NativeProgram
 from penstock.runtime.program import ProgramLimits
 from tests.models.steps import relative_error, run_whole
 from tests.support.families import FAMILY_PARAMS, expected_logits, prompt, save
-from tests.support.marks import mostly_long
+from tests.support.marks import mostly_exhaustive
 
 LIMITS = ProgramLimits(max_tokens=128, max_requests=4, max_rows=128, num_pages=12, context_len=256)
 LENGTHS = (31, 33, 70)
@@ -42,13 +42,13 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     network.eager.close()
 
 
-@pytest.mark.parametrize("num_tokens", mostly_long(LENGTHS, 70))
+@pytest.mark.parametrize("num_tokens", mostly_exhaustive(LENGTHS, (70,), ()))
 def test_native_kernels_match_transformers(network: Network, num_tokens: int) -> None:
     expected = expected_logits(network.family, prompt(num_tokens))
     assert relative_error(network.whole(num_tokens), expected) < 1e-4
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_references_match_transformers(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_REFERENCE", "1")
     token_ids = prompt(70)
@@ -56,7 +56,7 @@ def test_references_match_transformers(network: Network, monkeypatch: pytest.Mon
     assert error < 1e-4
 
 
-@pytest.mark.parametrize("chunk", mostly_long([1, 7, 32], 7))
+@pytest.mark.parametrize("chunk", mostly_exhaustive([1, 7, 32], (7,), ()))
 def test_cached_matches_uncached(network: Network, chunk: int) -> None:
     assert network.whole(70).tobytes() == run_whole(network.eager, prompt(70), chunk).tobytes()
 
@@ -67,7 +67,7 @@ def test_graph_equals_eager(network: Network, tmp_path: Path) -> None:
     try:
         assert graph.info.page_windows == network.eager.info.page_windows
         assert (graph.info.scheme, graph.info.vocab_size) == (network.eager.info.scheme, network.eager.info.vocab_size)
-        for num_tokens, chunk in ((1, None), (70, None), (70, 7)):
+        for num_tokens, chunk in ((1, None), (70, None), (70, 7), (70, 1)):
             assert run_whole(graph, prompt(num_tokens), chunk).tobytes() == network.whole(num_tokens).tobytes()
     finally:
         graph.close()

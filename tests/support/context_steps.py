@@ -10,16 +10,17 @@ import numpy as np
 from penstock.core.native import StepBatch
 from penstock.runtime.program import PARTITION_PAGES, ProgramLimits
 from tests.support.core_steps import batch
-from tests.support.families import RANK_FAMILIES
-from tests.support.marks import mostly_long
+from tests.support.families import LONG_ON_RANKS, RANK_FAMILIES
+from tests.support.marks import mostly_exhaustive
 from tests.support.rank_threads import OPTIONS
 
 _LEFT_OUT = ("gpt2", "gpt_neox", "bloom", "phi3_long", "chatglm", "mistral4")
 _QUICK_ON_CONTEXTS = ("lfm2", "gpt_oss")  # convolutions and sinks, whose pages are not dealt out
-FAMILIES = mostly_long(
-    [str(row.values[0]) for row in RANK_FAMILIES if not str(row.values[0]).startswith(_LEFT_OUT)],
-    *(str(row.values[0]) for row in RANK_FAMILIES if not row.marks),
-    *_QUICK_ON_CONTEXTS,
+_ROWS = [row for row in RANK_FAMILIES if not str(row.values[0]).startswith(_LEFT_OUT)]
+FAMILIES = mostly_exhaustive(
+    [str(row.values[0]) for row in _ROWS],
+    [*(str(row.values[0]) for row in _ROWS if not row.marks), *_QUICK_ON_CONTEXTS],
+    [name for name in LONG_ON_RANKS if name not in _QUICK_ON_CONTEXTS],
 )
 """Families whose longest context is max_position_embeddings in config.json; these tests raise it."""
 DEMO = Path(__file__).parents[2] / "demo" / "demo.psm"

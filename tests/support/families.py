@@ -445,8 +445,10 @@ _QUICK_ON_RANKS = (
     "granitemoehybrid",
     "deepseek_v2",
 )
-RANK_FAMILIES = mostly_long(FAMILIES, *_QUICK_ON_RANKS)
-"""The rows as parameters of a test of ranks: those whose graphs are cut in ways of their own run each time."""
+LONG_ON_RANKS = [name for name in _LONG_ON_GRAPHS if name not in _QUICK_ON_RANKS]
+RANK_FAMILIES = mostly_exhaustive(FAMILIES, _QUICK_ON_RANKS, LONG_ON_RANKS)
+"""The rows as parameters of a test of ranks: those whose graphs are cut in ways of their own run each time, one of each
+other kind of layer with the long tests."""
 
 
 _OWN_CLASSES = {"mistral4": "Mistral4ForCausalLM"}
