@@ -135,14 +135,14 @@ def test_huge_headers_are_refused_in_seconds(header_of: Callable[[], bytes], mes
     start = time.process_time()
     with pytest.raises(InvalidFileError, match=message):
         parse_header(header, len(header) + 8, len(header) + 8, "model.safetensors")
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 30
 
 
 @pytest.mark.long
 def test_a_header_of_many_tensors_is_read_in_seconds() -> None:
     header, start = _many(MAX_TENSORS), time.process_time()
     assert len(parse_header(header, 8, 8, "model.safetensors")) == MAX_TENSORS
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 30
 
 
 def test_an_index_of_too_many_tensors_is_refused(tmp_path: Path) -> None:
