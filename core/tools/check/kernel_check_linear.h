@@ -463,8 +463,8 @@ inline void check_epilogues(LinearCase c, Random& random) {
 
 inline void check_linear() {
   Random random = {2};
-  const std::vector<int64_t> every = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 33};
-  const std::vector<int64_t> some = {1, 2, 3, 4, 5, 6, 7, 8, 13, 33};  // every remainder of the blocks of 4, 6 and 8 rows
+  const std::vector<int> every = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 33};
+  const std::vector<int> some = {1, 2, 3, 4, 5, 6, 7, 8, 13, 33};  // every remainder of the blocks of 4, 6 and 8 rows
   const int64_t shapes[][2] = {{1, 1}, {16, 32}, {17, 33}, {100, 64}, {35, 7}, {150, 257}, {96, 70}, {608, 130}, {33, 256}, {96, 512}, {24, 544}};
   for (const Scheme& scheme : kSchemes)
     for (auto [rows, cols] : shapes) {
@@ -481,7 +481,7 @@ inline void check_linear() {
     for (auto [rows, cols] : large) {
       if (cols % block_columns(scheme)) continue;
       LinearCase c = {scheme, rows, cols, make_weight(scheme, rows, cols, random), {}};
-      check_linear_case(c, random, whole ? std::vector<int64_t>{1, 10, 64, 131} : std::vector<int64_t>{1, 131});
+      check_linear_case(c, random, whole ? std::vector<int>{1, 10, 64, 131} : std::vector<int>{1, 131});
     }
 }
 
