@@ -413,6 +413,21 @@ def test_bytes_that_are_received_again_are_no_progress(monkeypatch: pytest.Monke
     assert len(tries) < 50
 
 
+def test_a_deadline_is_for_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = _Bytes()
+
+    def break_off(*arguments: Any) -> bool:
+        sink.write(b"x" * (1 << 17))
+        arguments[-1].spend(40.0)
+        raise UnavailableError("broken")
+
+    monkeypatch.setattr(transfer, "_receive_part", break_off)
+    monkeypatch.setattr(transfer, "_PAUSE_S", 0)
+    with raises(UnavailableError, code="hub_too_slow", match="more than 100 s"):
+        transfer.receive(NAME, RemoteFile("a", 1 << 30, ""), "http://h", sink, 100.0)
+    assert len(sink) == 3 << 17
+
+
 class _Bytes(bytearray):
     """A sink in memory."""
 
