@@ -74,7 +74,7 @@ def find_section(folder: Path, config: ConfigReader, tensors: Mapping[str, Tenso
 
 
 def stored_methods(files: Mapping[str, bytes]) -> list[str]:
-    """Return the name of the format of quantized weights, and the one that is written if it differs.
+    """Return the name of the format of quantized weights, and the one of the tool that wrote them if it differs.
 
     ``files``: config.json and those of ``QUANTIZATION_FILES`` that exist.  The list is empty if none has settings.
     """
@@ -85,8 +85,7 @@ def stored_methods(files: Mapping[str, bytes]) -> list[str]:
             section, default = _read_section(name, files[name])
     if not isinstance(section, dict):
         return []
-    written = section.get("quant_method")
-    names = [_with_method(section, default).get("quant_method"), written.lower() if isinstance(written, str) else ""]
+    names = [_with_method(section, default).get("quant_method"), _named_method(section, default)]
     return list(dict.fromkeys(name for name in names if isinstance(name, str) and name))
 
 
@@ -100,7 +99,7 @@ def _read_section(name: str, data: bytes) -> tuple[dict[str, Any], str]:
 def _with_method(section: dict[str, Any], default: str) -> dict[str, Any]:
     """Return a section with the name of its format in the key ``quant_method``."""
     written = section.get("quant_method")
-    method = written.lower() if isinstance(written, str) and written else _guess(section) or default
+    method = _named_method(section, default)
     method = _METHODS.get(method, method)
     if method == "auto-round":
         packing = str(section.get("packing_format", "auto_round:auto_gptq"))
@@ -110,7 +109,12 @@ def _with_method(section: dict[str, Any], default: str) -> dict[str, Any]:
     return section if method == written or not method else {**section, "quant_method": method}
 
 
-def _guess(section: dict[str, Any]) -> str:
+def _named_method(section: Mapping[str, Any], default: str) -> str:
+    written = section.get("quant_method")
+    return written.lower() if isinstance(written, str) and written else _guess(section) or default
+
+
+def _guess(section: Mapping[str, Any]) -> str:
     """Return the format of a section that does not name it, as its keys tell; "" if they do not."""
     if "w_bit" in section or "zero_point" in section:
         return "awq"
