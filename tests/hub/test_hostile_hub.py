@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import hashlib
 import json
@@ -9,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -371,6 +372,28 @@ def test_a_wrong_blob_is_replaced_and_a_wrong_ref_ignored(hub: HubServer, cache:
     assert find_downloaded(NAME) is None
     assert contents(pull()) == FILES
     assert find_downloaded(NAME) == snapshot
+
+
+@pytest.mark.parametrize("content", [b"w" * 100, b"w" * 500, None])
+def test_another_pull_of_the_same_file_ended_during_the_wait(
+    content: bytes | None, hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It added bytes, and was killed then, or it removed them, because they were wrong."""
+    lock, changed = fcntl.flock, set()
+
+    def change_and_lock(stream: IO[bytes], operation: int) -> None:
+        part = Path(stream.name)
+        if part not in changed and hashlib.sha256(FILES["model.safetensors"]).hexdigest() in part.name:
+            changed.add(part)
+            if content is None:
+                part.unlink()
+            else:
+                part.write_bytes(content)
+        lock(stream, operation)
+
+    monkeypatch.setattr(fcntl, "flock", change_and_lock)
+    assert contents(pull()) == FILES
+    assert len(changed) == 1
 
 
 def test_a_cache_without_symbolic_links(hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
