@@ -374,7 +374,7 @@ def test_a_wrong_blob_is_replaced_and_a_wrong_ref_ignored(hub: HubServer, cache:
     assert find_downloaded(NAME) == snapshot
 
 
-@pytest.mark.parametrize("content", [b"w" * 100, b"w" * 500, None])
+@pytest.mark.parametrize("content", [b"w" * 100, b"w" * 500, None], ids=["part", "whole", "none"])
 def test_another_pull_of_the_same_file_ended_during_the_wait(
     content: bytes | None, hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
