@@ -161,6 +161,6 @@ def describe_end(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     try:
-        return f"was killed by {signal.Signals(-status).name}"
+        return f"was killed by {signal_name(-status)}"
     except ValueError:
         return f"was killed by signal {-status}"
