@@ -145,6 +145,18 @@ def test_the_head_of_a_masked_language_model_is_its_embedding(tmp_path: Path) ->
     assert is_equal(transformers.BertForMaskedLM.from_pretrained(tmp_path), model)
 
 
+@pytest.mark.parametrize(("kind", "head"), [("Bert", "cls__predictions"), ("Roberta", "lm_head")])
+def test_the_bias_of_a_masked_head_may_have_either_name(kind: str, head: str, tmp_path: Path) -> None:
+    model = getattr(transformers, f"{kind}ForMaskedLM")(getattr(transformers, f"{kind}Config")(**_BERT))
+    own = f"{head.replace('__', '.')}.bias"
+    torch.nn.init.normal_(dict(model.named_parameters())[own])
+    model.save_pretrained(tmp_path)
+    expected = load_network(tmp_path)
+    change(tmp_path, remove=own, **{f"{head}__decoder__bias": own})
+    assert is_equal(load_network(tmp_path), expected)
+    assert is_equal(type(model).from_pretrained(tmp_path), model)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "bloom"])
 def test_a_family_ties_without_the_key(name: str, tmp_path: Path) -> None:
     families.save(name, tmp_path)
