@@ -117,6 +117,19 @@ def test_a_damaged_file_of_tiktoken_is_named(data: bytes, tmp_path: Path) -> Non
         read_folder_files(tiktoken_folder(tmp_path, "tiktoken.model", data))
 
 
+def test_ranks_may_have_gaps(tmp_path: Path) -> None:
+    lines = tiktoken_file().splitlines()
+    data = b"\n".join(line for line in lines if not line.endswith((b" 300", b" 301")))
+    config = {"eos_token": "</s>", "added_tokens_decoder": {"300": {"content": "<gap>", "special": True}}}
+    files = read_folder_files(tiktoken_folder(tmp_path, "tiktoken.model", data, **config))
+    values = json.loads(files["tokenizer.json"])
+    added = {token["content"]: token["id"] for token in values["added_tokens"]}
+    assert added == {"<gap>": 300, "</s>": len(lines)}
+    assert not set(values["model"]["vocab"].values()) & set(added.values())
+    tokenizer = LibraryTokenizer(files["tokenizer.json"])
+    assert tokenizer.encode("<gap></s>") == [300, len(lines)]
+
+
 def test_reserved_tokens_are_limited(tmp_path: Path) -> None:
     config = {"added_tokens_decoder": {"99999999": {"content": "<far>"}}}
     with raises(InvalidFileError, param="added_tokens_decoder"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,8 @@ from safetensors.torch import load_file
 
 from penstock.checkpoint.pickled import open_pickled, unpickle
 from penstock.errors import InvalidFileError, PenstockError
+from penstock.launch.local_group import describe_end
+from penstock.runtime.build import _failure
 from tests.support.errors import raises
 from tests.support.marks import mostly_long
 
@@ -178,6 +182,17 @@ def test_damaged_files_are_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(data)
     with pytest.raises(InvalidFileError, match=r"^x.bin: "):
         unpickle(tmp_path / "x.bin", tmp_path / "x.safetensors")
+
+
+def test_a_child_killed_by_any_signal_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_time = signal.SIGRTMIN + 1  # it has no name
+    torch.save({"a": torch.ones(2)}, tmp_path / "x.bin")
+    ended = subprocess.CompletedProcess([], -real_time, None, b"")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    with pytest.raises(InvalidFileError, match=f"signal {real_time}"):
+        unpickle(tmp_path / "x.bin", tmp_path / "x.safetensors")
+    assert f"signal {real_time}" in str(_failure({}, -real_time, [], ("", "")))
+    assert f"signal {real_time}" in describe_end(-real_time)
 
 
 def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def test_the_end_token_of_the_tokenizer_ends_texts(
         assert json.loads(files["generation_config.json"])["top_k"] == 7
 
 
+def test_a_damaged_generation_config_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = folder_of(tmp_path, config={"eos_token_id": 400})
+    (folder / "generation_config.json").write_text('{"top_k": 7')
+    assert read_generation_config(read_folder_files(folder)).eos_token_ids == (400, 402)
+    assert "generation_config.json" in caplog.text
+
+
 def test_complete_files_keep_their_bytes(tmp_path: Path) -> None:
     folder_of(tmp_path, "Llama 3", config={"eos_token_id": 402})
     files = read_folder_files(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import hashlib
 import json
@@ -9,7 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -373,6 +374,28 @@ def test_a_wrong_blob_is_replaced_and_a_wrong_ref_ignored(hub: HubServer, cache:
     assert find_downloaded(NAME) == snapshot
 
 
+@pytest.mark.parametrize("content", [b"w" * 100, b"w" * 500, None], ids=["part", "whole", "none"])
+def test_another_pull_of_the_same_file_ended_during_the_wait(
+    content: bytes | None, hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It added bytes, and was killed then, or it removed them, because they were wrong."""
+    lock, changed = fcntl.flock, set()
+
+    def change_and_lock(stream: IO[bytes], operation: int) -> None:
+        part = Path(stream.name)
+        if part not in changed and hashlib.sha256(FILES["model.safetensors"]).hexdigest() in part.name:
+            changed.add(part)
+            if content is None:
+                part.unlink()
+            else:
+                part.write_bytes(content)
+        lock(stream, operation)
+
+    monkeypatch.setattr(fcntl, "flock", change_and_lock)
+    assert contents(pull()) == FILES
+    assert len(changed) == 1
+
+
 def test_a_cache_without_symbolic_links(hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_SYMLINKS", True)
     snapshot = pull()
@@ -407,10 +430,25 @@ def test_bytes_that_are_received_again_are_no_progress(monkeypatch: pytest.Monke
         raise UnavailableError("broken")
 
     monkeypatch.setattr(transfer, "_receive_part", break_off)
-    monkeypatch.setattr(transfer, "_PAUSE_S", 0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     with pytest.raises(UnavailableError):
         transfer.receive(NAME, RemoteFile("a", 1 << 20, ""), "http://h", sink)
     assert len(tries) < 50
+
+
+def test_a_deadline_is_for_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = _Bytes()
+
+    def break_off(*arguments: Any) -> bool:
+        sink.write(b"x" * (1 << 17))
+        arguments[-1].spend(40.0)
+        raise UnavailableError("broken")
+
+    monkeypatch.setattr(transfer, "_receive_part", break_off)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with raises(UnavailableError, code="hub_too_slow", match="more than 100 s"):
+        transfer.receive(NAME, RemoteFile("a", 1 << 30, ""), "http://h", sink, 100.0)
+    assert len(sink) == 3 << 17
 
 
 class _Bytes(bytearray):

@@ -63,6 +63,17 @@ def test_the_user_of_a_peer_is_known(family: socket.AddressFamily, address: str)
         assert peer_user.user_of_peer(other) is None  # half closed: no user is certain
 
 
+def test_the_user_of_a_peer_of_the_other_family_is_known() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with (
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener,
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as own,
+        listener.accept()[0] as other,
+    ):
+        assert peer_user.user_of_peer(own) == peer_user.user_of_peer(other) == os.geteuid()
+
+
 def test_another_user_cannot_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first connection is another user's; the second one is of this user."""
     users = iter([os.geteuid() + 1])

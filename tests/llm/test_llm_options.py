@@ -86,6 +86,23 @@ def test_quantization_may_name_the_method_of_the_files(tmp_path):
             check_quantization(same, stored)
         with raises(UnsupportedError, param="quantization", match=f"None or '{method}'.* got 'gptq'"):
             check_quantization("gptq", stored)
+    stored = folder(quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"})
+    for same in ("modelopt", "ModelOpt", "fp8"):
+        check_quantization(same, stored)
+    stored = folder(quantization_config={"quant_method": "auto-round", "packing_format": "auto_round:auto_awq"})
+    for same in ("auto-round", "awq"):
+        check_quantization(same, stored)
+    for file, section, same in (
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128}, "awq"),
+        ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "modelopt"),
+    ):
+        path = folder() / file
+        path.write_text(json.dumps(section))
+        check_quantization(same, tmp_path)
+        with raises(UnsupportedError, param="quantization", match="got 'bitsandbytes'"):
+            check_quantization("bitsandbytes", tmp_path)
+        path.unlink()
     check_quantization("gguf", tmp_path / "model.gguf")
     for wrong, hint in (("awq", "scheme='w8a8' or"), ("w4a8", "scheme='w4a8' quantizes"), (4, "got 4")):
         with raises(UnsupportedError, param="quantization", match=f"not quantized.*{hint}"):

@@ -16,10 +16,13 @@ from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.pooling.logit_score import token_layer
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidFileError
+from penstock.graph.export import export_bundle
+from penstock.graph.strategy import capture_model, make_strategy
 from penstock.models.gguf_out import write_gguf
 from penstock.models.loader import load_network
 from penstock.models.mapped import open_mapped
 from penstock.sharding.folder import ShardedFolder
+from penstock.sharding.source import open_whole
 from penstock.sharding.write import merge_folder, shard_folder
 from tests.support import families
 from tests.support.invariant_checkpoints import write_checkpoint
@@ -142,6 +145,18 @@ def test_the_head_of_a_masked_language_model_is_its_embedding(tmp_path: Path) ->
     assert is_equal(transformers.BertForMaskedLM.from_pretrained(tmp_path), model)
 
 
+@pytest.mark.parametrize(("kind", "head"), [("Bert", "cls__predictions"), ("Roberta", "lm_head")])
+def test_the_bias_of_a_masked_head_may_have_either_name(kind: str, head: str, tmp_path: Path) -> None:
+    model = getattr(transformers, f"{kind}ForMaskedLM")(getattr(transformers, f"{kind}Config")(**_BERT))
+    own = f"{head.replace('__', '.')}.bias"
+    torch.nn.init.normal_(dict(model.named_parameters())[own])
+    model.save_pretrained(tmp_path)
+    expected = load_network(tmp_path)
+    change(tmp_path, remove=own, **{f"{head}__decoder__bias": own})
+    assert is_equal(load_network(tmp_path), expected)
+    assert is_equal(type(model).from_pretrained(tmp_path), model)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "bloom"])
 def test_a_family_ties_without_the_key(name: str, tmp_path: Path) -> None:
     families.save(name, tmp_path)
@@ -162,3 +177,36 @@ def test_an_equal_head_may_have_another_name(tmp_path: Path) -> None:
     assert is_equal(load_network(tmp_path), expected)
     change(tmp_path, remove=embedding)
     assert is_equal(load_network(tmp_path), expected)
+
+
+def shard(folder: Path, out: Path) -> ShardedFolder:
+    shard_folder(folder, out, make_strategy(capture_model(open_whole(folder)), 2))
+    return ShardedFolder.open(out)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", pytest.param("Gemma3", marks=pytest.mark.long)])
+def test_ranks_of_a_folder_with_an_equal_head(kind: str, tmp_path: Path) -> None:
+    if kind == "GPT2":
+        config = transformers.GPT2Config(vocab_size=90, n_embd=16, n_inner=20, n_layer=1, n_head=2, n_positions=32)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        model = transformers.Gemma3ForCausalLM(
+            transformers.Gemma3TextConfig(**_BERT, head_dim=8, num_key_value_heads=2)
+        )
+    model.save_pretrained(tmp_path / "model")
+    embedding = model._tied_weights_keys["lm_head.weight"]
+    cut = shard(change(tmp_path / "model", lm_head__weight=embedding), tmp_path / "cut")
+    head = cut.strategy.parameters["lm_head.weight"]
+    assert (head.cut, head.name) == ("same", embedding)
+    assert "lm_head.weight" not in cut.rank(0).tensors
+    assert export_bundle(cut.folder, tmp_path / "0.psm", rank=0).num_weights
+
+
+def test_ranks_of_a_folder_with_another_head(tmp_path: Path) -> None:
+    config = transformers.GPTNeoXConfig(**_BERT, tie_word_embeddings=True)
+    transformers.GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "model")
+    change(tmp_path / "model", embed_out__weight=torch.ones(90, 16))
+    cut = shard(tmp_path / "model", tmp_path / "cut")
+    assert cut.strategy.parameters["embed_out.weight"].cut == "rows"
+    assert not cut.config.bool("tie_word_embeddings")
+    assert not cut.rank(0).config.bool("tie_word_embeddings")

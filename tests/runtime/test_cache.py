@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from penstock import env
 from penstock.checkpoint.folder import Checkpoint
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.runtime import cache as cache_module
-from penstock.runtime import open as open_module
+from penstock.runtime import temporary_folder as temporary
 from penstock.runtime.build import Progress
 from penstock.runtime.cache import Cache, bundle_key
-from penstock.runtime.open import _temporary_folder, bundle_of
+from penstock.runtime.open import bundle_of
+from penstock.runtime.temporary_folder import temporary_folder
 from tests.support.checkpoint_folders import write_folder
 from tests.support.errors import raises
 from tests.support.tiny_graph import tiny_graph, write_bundle
@@ -284,6 +286,7 @@ def test_a_waiting_build_reports_and_takes_over_from_a_killed(tmp_path: Path, bu
     script = f"""
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from penstock.runtime import cache
 def build(source, out, **_):
     Path({str(log)!r}).write_text("started")
@@ -356,11 +359,28 @@ def test_an_unwritable_cache_is_a_warning(
 
 def test_a_bundle_is_made_in_memory_without_a_writable_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    with _temporary_folder() as folder:
+    with temporary_folder() as folder:
         assert Path(folder).parent == Path("/dev/shm")  # noqa: S108
-    monkeypatch.setattr(open_module, "_MEMORY", str(tmp_path / "absent"))
+    monkeypatch.setattr(temporary, "_MEMORY", str(tmp_path / "absent"))
     with raises(FileAccessError, match="TMPDIR"):
-        _temporary_folder()
+        temporary_folder()
+
+
+@pytest.mark.parametrize(("on_disk", "in_memory", "expected"), [(100, 500, "memory"), (100, 50, ""), (200, 500, "")])
+def test_a_bundle_is_made_where_there_is_room(
+    on_disk: int, in_memory: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, source = tmp_path / "memory", tmp_path / "source"
+    for path in (memory, source):
+        path.mkdir()
+    (source / "model.safetensors").write_bytes(bytes(200))
+    free = {memory: in_memory, tmp_path: on_disk}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(temporary, "_MEMORY", str(memory))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free[Path(path)]))
+    for whole in (source, source / "model.safetensors"):
+        with temporary_folder(whole) as folder:
+            assert Path(folder).parent == tmp_path / expected
 
 
 def test_a_user_without_a_home_folder_has_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -355,4 +355,8 @@ def test_pickled_weights_become_safetensors(tmp_path: Path) -> None:
     found = load_all(tmp_path / "out")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+    files = [tmp_path / "1.gguf", tmp_path / "2.gguf"]
+    for folder, file in zip((source, tmp_path / "out"), files, strict=True):
+        convert(folder, file, AS_IS)
+    assert files[0].read_bytes() == files[1].read_bytes()
     assert torch.equal(logits(tmp_path / "out"), model(torch.tensor([prompt(20)])).logits)

@@ -157,17 +157,39 @@ def test_language_model_files_must_be_inside(tmp_path: Path) -> None:
     source = Source("story", folder / "servable.py", b"", "1", folder / "1", tmp_path / "root")
     one_language_model(folder, "{}", "model.safetensors")
     assert source.check_language_model("weights") == folder / "1" / "weights"
+    with pytest.raises(InvalidFileError, match=r"no config\.json"):
+        source.check_language_model(".")
     (tmp_path / "tokenizer.json").write_text("{}")
     (folder / "1" / "weights" / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
     wrong = {
         "weights": "a link leads out",
-        ".": "no config.json",
+        ".": "a link leads out",
         "weights/config.json": "neither a bundle",
         "none": "No such file",
         "none.psm": "No such file",
     }
     for name, message in wrong.items():
         with pytest.raises(InvalidFileError, match=message):
+            source.check_language_model(name)
+
+
+def test_language_models_of_every_form_are_checked(tmp_path: Path) -> None:
+    folder = write(tmp_path / "root", "story", "")
+    version = folder / "1"
+    source = Source("story", folder / "servable.py", b"", "1", version, tmp_path / "root")
+    (version / "weights" / "0_Transformer").mkdir(parents=True)
+    (version / "weights" / "modules.json").write_text('[{"path": "0_Transformer"}]')
+    config = version / "weights" / "0_Transformer" / "config.json"
+    config.write_text("{}")
+    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf"):
+        (version / name).write_bytes(b"GGUF")
+    for name in ("weights", "m-00001-of-00002.gguf"):
+        assert source.check_language_model(name) == version / name
+    for path in (config, version / "m-00002-of-00002.gguf"):
+        path.rename(tmp_path / path.name)
+        path.symlink_to(tmp_path / path.name)
+    for name in ("weights", "m-00001-of-00002.gguf"):
+        with pytest.raises(InvalidFileError, match="a link leads out"):
             source.check_language_model(name)
 
 

@@ -26,7 +26,7 @@ from penstock.checkpoint.quantized.section import QUANTIZATION_FILES, find_secti
 from penstock.checkpoint.quantized.weights import QuantizedWeights, open_quantized, rounding_note
 from penstock.checkpoint.side_files import SIDE_FILES, model_folder, read_folder_files, read_small_file, template_files
 from penstock.checkpoint.stored.shards import INDEX, open_shards, refuse_other_formats
-from penstock.checkpoint.stored.tied_head import find_tied, with_stored_head
+from penstock.checkpoint.stored.tied_head import find_tied, may_untie, with_stored_head
 from penstock.checkpoint.stored.unused import unused_tensors, zero_biases
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
@@ -202,13 +202,8 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> ConfigReader:
-        """The configuration, in which ``tie_word_embeddings`` is false if the folder has an output head of its own.
-
-        A network with a ``shared`` embedding scales its rows by this key, so its value stays.
-        """
-        return with_stored_head(
-            self.stored_config, lambda: bool(self.head_differs) and "shared.weight" not in self.tensors
-        )
+        """The configuration, in which ``tie_word_embeddings`` is false if the folder has an output head of its own."""
+        return with_stored_head(self.stored_config, lambda: may_untie(self.tensors) and bool(self.head_differs))
 
     @cached_property
     def head_differs(self) -> bool | None:

@@ -5,7 +5,6 @@ A pickle can run code when it is opened, so this process never opens one.
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from penstock.checkpoint.tensor_file import TensorFile, open_regular
 from penstock.config import ConfigReader, show
 from penstock.env import child_environment
 from penstock.errors import FileAccessError, InvalidFileError
+from penstock.processes.supervision import signal_name
 
 __all__ = ["is_pickled", "open_pickled", "unpickle"]
 
@@ -97,5 +97,5 @@ def unpickle(path: Path, out: Path) -> None:
         lines = child.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1][:300] if lines else "no message"
         if child.returncode < 0:
-            reason = f"the process that reads it was killed by {signal.Signals(-child.returncode).name}"
+            reason = f"the process that reads it was killed by {signal_name(-child.returncode)}"
         raise InvalidFileError(f"{path.name}: {reason}")

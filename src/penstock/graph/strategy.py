@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from penstock.checkpoint.folder import HEAD_NAME
 from penstock.checkpoint.sources import Source
+from penstock.checkpoint.stored.tied_head import find_tied
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import show, show_tensors
 from penstock.core.rank_layout import RankLayout
@@ -87,7 +87,7 @@ def make_strategy(captured: CapturedModel, layout: RankLayout | int) -> Strategy
     """
     layout = RankLayout(layout) if isinstance(layout, int) else layout
     model, cuts = captured.model, _Cuts(captured, layout)
-    embedding = next((name for name in model.tensors if name.endswith("embed_tokens.weight")), "")
+    embedding, head = find_tied(model.tensors) or ("", "")
     parameters, extra = {}, []
     for name, info in model.tensors.items():
         base = Parameter(info.dtype, info.shape, "owner")
@@ -96,7 +96,7 @@ def make_strategy(captured: CapturedModel, layout: RankLayout | int) -> Strategy
             parameters[name] = cuts.parameter(name, base)
         elif owner in cuts.parts and owner != name:
             parameters[name] = cuts.parameter(owner, base)
-        elif name in captured.unread and name == HEAD_NAME and embedding:
+        elif name in captured.unread and name == head:
             parameters[name] = replace(base, cut="same", name=embedding)
         elif name in captured.unread:
             parameters[name] = base

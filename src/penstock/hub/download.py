@@ -61,8 +61,7 @@ def _fetch(model: RemoteModel, file: RemoteFile, blobs: Path, report: Callable[[
         if report is not None:
             report(file.num_bytes)
         return
-    with part.open("ab") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with _open_locked(part) as stream:
         if _is_complete(blob, file):  # another process completed it
             part.unlink(missing_ok=True)
             if report is not None:
@@ -85,6 +84,29 @@ def _fetch(model: RemoteModel, file: RemoteFile, blobs: Path, report: Callable[[
             part.unlink()
             raise
         part.replace(blob)
+
+
+def _open_locked(part: Path) -> IO[bytes]:
+    """Open a part at its end, with a lock.  During the wait another process may have completed or removed it."""
+    while True:
+        stream = part.open("ab")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            if _is_file(stream, part):
+                stream.seek(0, os.SEEK_END)  # another process may have added bytes
+                return stream
+        except BaseException:
+            stream.close()
+            raise
+        stream.close()
+
+
+def _is_file(stream: IO[bytes], path: Path) -> bool:
+    """Return True if an open file is the one that has the path now."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _is_complete(blob: Path, file: RemoteFile) -> bool:

@@ -18,7 +18,7 @@ from penstock.hub.content_hash import ContentHash
 from penstock.hub.listing import MAX_FILE_BYTES, decode_listing
 from penstock.hub.names import ModelName
 from penstock.hub.remote_model import RemoteFile, RemoteModel
-from penstock.hub.transfer import Transfer, is_redirect, open_transfer, receive
+from penstock.hub.transfer import Pace, Transfer, is_redirect, open_transfer, receive
 from penstock.hub.transfer_errors import endpoint, is_offline, refusal
 
 __all__ = ["complete_files", "fetch_listing", "fetch_small", "file_url"]
@@ -47,7 +47,7 @@ def fetch_listing(name: ModelName) -> RemoteModel:
     with open_transfer("GET", url, name) as transfer:
         if transfer.status != 200:
             raise refusal(name, transfer.status, transfer.headers)
-        for piece in transfer.pieces(_SMALL_S):
+        for piece in transfer.pieces(Pace(name, _SMALL_S)):
             data += piece
             if len(data) > MAX_SMALL_BYTES:
                 raise InvalidFileError(

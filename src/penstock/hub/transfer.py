@@ -24,7 +24,7 @@ from penstock.hub.remote_model import RemoteFile
 from penstock.hub.transfer_errors import endpoint, network_error, refusal
 from penstock.version import __version__
 
-__all__ = ["Sink", "Transfer", "is_redirect", "open_transfer", "receive"]
+__all__ = ["Pace", "Sink", "Transfer", "is_redirect", "open_transfer", "receive"]
 
 _HEAD_S: Final = 30.0
 """Limit in seconds on the time from a request to the end of the response's headers."""
@@ -109,7 +109,10 @@ class _Exchange(threading.Thread):
 
 
 class Pace:
-    """The time that the caller waited for a response, its deadline, and its lowest rate."""
+    """The time that the caller waited for a response, its deadline, and its lowest rate.
+
+    The deadline holds for all attempts together, the rate for each of them.
+    """
 
     def __init__(self, name: ModelName, max_s: float | None = None) -> None:
         self._name, self._max_s = name, max_s
@@ -123,11 +126,9 @@ class Pace:
 
     def add(self, seconds: float, num_bytes: int) -> None:
         """Count bytes and the time that the caller waited for them; UnavailableError if they come too slowly."""
-        self._total_s += seconds
+        self.spend(seconds)
         self._window_s += seconds
         self._window_bytes += num_bytes
-        if self._max_s is not None and self._total_s >= self._max_s:
-            raise _slow(self._name, f"the response took more than {self._max_s:g} s")
         if self._window_s >= _WINDOW_S:
             if self._window_bytes < _MIN_RATE * self._window_s:
                 raise _slow(
@@ -135,7 +136,17 @@ class Pace:
                     f"expected at least {_MIN_RATE} bytes per second, got {self._window_bytes} bytes in "
                     f"{self._window_s:.0f} s",
                 )
-            self._window_s, self._window_bytes = 0.0, 0
+            self.start_attempt()
+
+    def spend(self, seconds: float) -> None:
+        """Count time in which no bytes were expected, for the deadline only; UnavailableError when it has passed."""
+        self._total_s += seconds
+        if self._max_s is not None and self._total_s >= self._max_s:
+            raise _slow(self._name, f"the response took more than {self._max_s:g} s")
+
+    def start_attempt(self) -> None:
+        """Measure the rate from here on."""
+        self._window_s, self._window_bytes = 0.0, 0
 
 
 def _slow(name: ModelName, reason: str) -> UnavailableError:
@@ -150,12 +161,12 @@ class Transfer:
         self.headers = {key.lower(): value for key, value in head.headers.items()}
         self._name, self._exchange = name, exchange
 
-    def pieces(self, max_s: float | None = None) -> Iterator[bytes]:
-        """Return the body piece by piece, decompressed; ``max_s`` limits the seconds of waiting for all of it.
+    def pieces(self, pace: Pace) -> Iterator[bytes]:
+        """Return the body piece by piece, decompressed; ``pace`` counts the time of waiting for it.
 
         A piece has at most 1 MiB.
         """
-        raw = self._raw(Pace(self._name, max_s))
+        raw = self._raw(pace)
         encoding = self.headers.get("content-encoding", "identity").strip().lower()
         if encoding in _ENCODINGS:
             return _decompressed(raw, self._name)
@@ -311,15 +322,16 @@ def _is_hub(url: str) -> bool:
 def receive(name: ModelName, file: RemoteFile, url: str, sink: Sink, max_s: float | None = None) -> None:
     """Receive the rest of a file; go on after a broken connection as long as bytes arrive.
 
-    ``max_s``: the seconds to wait for the body in one attempt.  Raises UnavailableError when the connection fails,
+    ``max_s``: the seconds that all attempts may take together.  Raises UnavailableError when the connection fails,
     what ``refusal`` has when the hub refuses, and InvalidFileError for a body of another length.
     """
+    pace = Pace(name, max_s)
     failures, with_range, most = 0, True, sink.tell()
     while sink.tell() < file.num_bytes:
         if sink.tell() and not with_range:
             sink.restart()
         try:
-            with_range = _receive_part(name, file, url, sink, max_s)
+            with_range = _receive_part(name, file, url, sink, pace)
             if with_range:
                 break
         except UnavailableError as error:
@@ -327,7 +339,9 @@ def receive(name: ModelName, file: RemoteFile, url: str, sink: Sink, max_s: floa
             most = max(most, sink.tell())  # what is received again is no progress
             if failures >= _ATTEMPTS or error.code == "hub_too_slow" or error.retry_after_s > _MAX_PAUSE_S:
                 raise
-            time.sleep(max(_PAUSE_S, error.retry_after_s))
+            pause_s = max(_PAUSE_S, error.retry_after_s)
+            pace.spend(pause_s)
+            time.sleep(pause_s)
     if sink.tell() != file.num_bytes:
         raise InvalidFileError(
             f"{name}: {file.name}: expected the {file.num_bytes} bytes of the hub's listing, got {sink.tell()}",
@@ -335,10 +349,12 @@ def receive(name: ModelName, file: RemoteFile, url: str, sink: Sink, max_s: floa
         )
 
 
-def _receive_part(name: ModelName, file: RemoteFile, url: str, sink: Sink, max_s: float | None) -> bool:
+def _receive_part(name: ModelName, file: RemoteFile, url: str, sink: Sink, pace: Pace) -> bool:
     """Append the rest of a file; False if the hub answered with another part of it."""
-    start = sink.tell()
+    start, began = sink.tell(), time.monotonic()
+    pace.start_attempt()
     with open_transfer("GET", url, name, start=start) as transfer:
+        pace.spend(time.monotonic() - began)
         if start and transfer.status in (206, 416):
             begin = transfer.headers.get("content-range", "").removeprefix("bytes ").partition("-")[0].strip()
             if transfer.status == 416 or begin != str(start) or "content-encoding" in transfer.headers:
@@ -347,7 +363,7 @@ def _receive_part(name: ModelName, file: RemoteFile, url: str, sink: Sink, max_s
             raise refusal(name, transfer.status, transfer.headers)
         elif start:
             sink.restart()  # the hub ignored the range
-        for piece in transfer.pieces(max_s):
+        for piece in transfer.pieces(pace):
             if sink.tell() + len(piece) > file.num_bytes:
                 raise InvalidFileError(
                     f"{name}: {file.name}: expected the {file.num_bytes} bytes of the hub's listing, got more",

@@ -14,6 +14,7 @@ from penstock.errors import FileAccessError
 from penstock.launch.orphan_reaper import OrphanReaper
 from penstock.launch.shared_files import SharedFiles
 from penstock.processes.parent import die_with_parent, kill_by_env_tag
+from penstock.processes.supervision import signal_name
 
 __all__ = ["GRACE_S", "LocalGroup", "describe_end"]
 
@@ -160,7 +161,4 @@ def describe_end(status: int) -> str:
     """Say how a process ended: its status is that of subprocess."""
     if status >= 0:
         return f"exited with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
+    return f"was killed by {signal_name(-status)}"

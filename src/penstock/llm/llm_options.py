@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.checkpoint.quantized.section import with_section
+from penstock.checkpoint.quantized.section import QUANTIZATION_FILES, stored_methods
 from penstock.checkpoint.side_files import read_side_files
-from penstock.config import ConfigReader
 from penstock.engine.options import EngineFields, EngineOptions
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.file_kinds import is_gguf
@@ -141,9 +140,10 @@ def check_quantization(method: object, source: Path | str) -> None:
     """
     if method is None:
         return
-    stored = _stored_method(Path(source))
-    if isinstance(method, str) and method.lower().removesuffix("_marlin") == stored:  # vLLM's kernels of a method
-        return
+    names = _stored_methods(Path(source))
+    stored = names[0] if names else None
+    if isinstance(method, str) and {method.lower(), method.lower().removesuffix("_marlin")} & set(names):
+        return  # gptq_marlin and awq_marlin are vLLM's kernels of a method
     is_own = isinstance(method, str) and method in SCHEMES
     instead = f"scheme={method!r}" if is_own else "scheme='w8a8' or scheme='w4a8'"
     found = f"whose weights are quantized with {stored!r}" if stored else "whose weights are not quantized"
@@ -154,16 +154,13 @@ def check_quantization(method: object, source: Path | str) -> None:
     )
 
 
-def _stored_method(source: Path) -> str | None:
-    """Return the method that a folder, a bundle or a GGUF file is quantized with, by vLLM's name, or None."""
+def _stored_methods(source: Path) -> list[str]:
+    """Return the names of the method that a folder, a bundle or a GGUF file is quantized with, as vLLM has them."""
     if is_gguf(source):
-        return "gguf"
+        return ["gguf"]
     if not source.exists():
-        return None
-    files = read_side_files(source, ["config.json"])
-    config = with_section(ConfigReader.parse(files["config.json"])) if files else None
-    section = None if config is None else config.object("quantization_config")
-    return None if section is None else section.str("quant_method", "") or None
+        return []
+    return stored_methods(read_side_files(source, ["config.json", *QUANTIZATION_FILES]))
 
 
 def _scheme_of(dtype: object, scheme: str | None) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from penstock.llm.result import Delta, Result
 from penstock.offline.infer_config import FileConfig, InferConfig
 from penstock.offline.lite_generator import LiteGenerator
 from penstock.runtime.program import ProgramLimits
+from penstock.runtime.temporary_folder import temporary_folder
 from penstock.runtime.verify import check_verify, open_verified
 from penstock.text.tokenizer import Tokenizer
 from penstock.validation import refusal
@@ -220,7 +220,7 @@ def open_accelerated(source: Path, options: RunOptions) -> Generator:
         )
     is_hollow = options.values.get("weights") != "huge" and can_map_segments()
     fixed = replace(options, scheme=None, network=None, verify="never")  # the weights were verified already
-    with bundle_for(source, options) as bundle, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+    with bundle_for(source, options) as bundle, temporary_folder(None if is_hollow else bundle) as folder:
         file = Path(folder) / bundle.name
         stamp = replace_tail(bundle, file, "argmax", without_weights=is_hollow)
         generator = open_generator(file, fixed)

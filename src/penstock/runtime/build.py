@@ -25,6 +25,7 @@ from penstock.errors import FileAccessError, InternalError, PenstockError, Unsup
 from penstock.extras import install_command
 from penstock.file_kinds import is_gguf
 from penstock.models.network_script import refuse_nested_export
+from penstock.processes.supervision import signal_name
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
 
 __all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child", "tell_rounding"]
@@ -183,7 +184,7 @@ def _failure(last: dict[str, Any], code: int, tail: list[str], names: tuple[str,
             error.__cause__ = _ChildTracebackError(f"\n\n{last['traceback']}")
         return error
     if code < 0:
-        reason = f"was killed by {signal.Signals(-code).name}"
+        reason = f"was killed by {signal_name(-code)}"
         if code == -signal.SIGKILL:
             reason += " (out of memory?)"
         if code == -signal.SIGBUS:

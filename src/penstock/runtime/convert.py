@@ -79,7 +79,7 @@ def _write_gguf(
     except ModuleNotFoundError as error:
         raise _refusal("out: a GGUF file", "out", error) from None
     folder, num_changed = checkpoint.folder, 0
-    if conversion.lora is not None:
+    if conversion.lora is not None or is_pickled(folder):  # a GGUF file is written from the folder of a network
         folder = temporary / "folder"
         sides = kept_files(checkpoint.folder)
         num_changed = convert_checkpoint(checkpoint, folder, replace(conversion, dtype=None), sides).num_changed

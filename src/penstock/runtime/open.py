@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileEr
 from penstock.file_kinds import is_bundle, is_gguf
 from penstock.runtime.machine import memory
 from penstock.runtime.program import Program, ProgramInfo, ProgramLimits, pages_for
+from penstock.runtime.temporary_folder import temporary_folder
 from penstock.runtime.verify import check_verify
 from penstock.validation import refusal, wrong_type
 
@@ -44,7 +44,6 @@ __all__ = [
 
 MODES = ("graph", "eager")
 _LOG = logging.getLogger("penstock.cache")
-_MEMORY = "/dev/shm"  # noqa: S108 - files in memory
 EAGER_CONTEXT = 4096
 """The default limit on the context length in eager mode, which is for debugging."""
 
@@ -400,7 +399,7 @@ def rank_bundles(
             return
         from penstock.runtime.build import build_in_child
 
-        temporary = Path(stack.enter_context(_temporary_folder()))
+        temporary = Path(stack.enter_context(temporary_folder(folder)))
         parts = [temporary / rank_bundle(rank) for rank in range(world)]
         for rank, part in enumerate(parts):
             build_in_child(folder, part, scheme=scheme, network=network, rank=rank, progress=options.progress)
@@ -441,19 +440,6 @@ def _open_folder(
     return opened
 
 
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for a bundle that is used once: on the disk, or in memory if no disk can be written."""
-    try:
-        return tempfile.TemporaryDirectory(prefix="penstock-")
-    except OSError as error:
-        try:
-            return tempfile.TemporaryDirectory(prefix="penstock-", dir=_MEMORY)
-        except OSError:
-            raise FileAccessError(
-                f"The bundle needs a temporary folder: {error.strerror}. Set TMPDIR to a writable folder."
-            ) from None
-
-
 @contextmanager
 def bundle_of(
     folder: Path,
@@ -481,7 +467,7 @@ def bundle_of(
             return
     from penstock.runtime.build import build_in_child
 
-    with _temporary_folder() as temporary:
+    with temporary_folder(folder) as temporary:
         bundle = Path(temporary) / "model.psm"
         build_in_child(folder, bundle, scheme=scheme, network=network, rank=rank, progress=options.progress)
         yield bundle  # needs no verification: its checksums were just computed

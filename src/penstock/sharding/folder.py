@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.folder import HEAD_NAME, Checkpoint, stored_dtype
+from penstock.checkpoint.folder import Checkpoint, stored_dtype
 from penstock.checkpoint.pooling.files import MODULE_FILE, POOLING_INPUTS, pooling_files
 from penstock.checkpoint.side_files import (
     SIDE_FILES,
@@ -26,7 +26,7 @@ from penstock.checkpoint.side_files import (
     read_small_file,
     template_files,
 )
-from penstock.checkpoint.stored.tied_head import find_tied, with_stored_head
+from penstock.checkpoint.stored.tied_head import find_tied, may_untie, with_stored_head
 from penstock.checkpoint.tensor_file import TensorFile, TensorInfo, parse_header
 from penstock.checkpoint.tokenizer_files.names import TOKENIZER_INPUTS
 from penstock.config import ConfigReader, check_integer, parse_object, show
@@ -212,9 +212,7 @@ class ShardedFolder:
                 f"{MANIFEST}: parts: expected {strategy.world} ranks, found {len(manifest.parts)}", param="parts"
             )
         config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
-        own = strategy.parameters.get(HEAD_NAME)  # of the folder that was cut: its head, or one equal to the embedding
-        has_both = find_tied(strategy.parameters) is not None
-        config = with_stored_head(config, lambda: has_both and own is not None and own.cut not in ("same", "owner"))
+        config = with_stored_head(config, lambda: _has_own_head(strategy.parameters))
         folder = cls(path, config, strategy, manifest)
         folder.check_sides()
         strategy.check_model(config, folder.tensors, path)
@@ -288,6 +286,7 @@ class ShardedFolder:
             if digest.hexdigest() != checksum:
                 raise _damaged(f"{rank_name(rank)}/{WEIGHTS}", name)
         checkpoint = Checkpoint(self.folder, self.config, [file])
+        checkpoint.config = self.config  # a rank's part of the embedding does not say whether the head equals it
         checkpoint.keeps_mxfp4 = self.config.has_mxfp4() and any(name.endswith("_blocks") for name in self.tensors)
         if checkpoint.scheme is None:
             checkpoint.dtype = stored_dtype(self.config, self.tensors)
@@ -362,6 +361,12 @@ class ShardedFolder:
     def make_sides(self) -> dict[str, bytes]:
         """Return the files beside the ranks that were made from whole tensors."""
         return {name: read_small_file(self.folder / name) for name in self.manifest.made}
+
+
+def _has_own_head(parameters: Mapping[str, Parameter]) -> bool:
+    """Return True if the folder that was cut has an output head that differs from its embedding."""
+    tied = find_tied(parameters)
+    return tied is not None and parameters[tied[1]].cut not in ("same", "owner") and may_untie(parameters)
 
 
 def _damaged(where: str, name: str) -> InvalidFileError:

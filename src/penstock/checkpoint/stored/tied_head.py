@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from penstock.config import ConfigReader
 
-__all__ = ["HEADS", "find_tied", "has_only_head", "with_stored_head"]
+__all__ = ["HEADS", "find_tied", "has_only_head", "may_untie", "with_stored_head"]
 
 _LOG: Final = logging.getLogger("penstock.head")
 _KEYS: Final = ("tie_word_embeddings", "tie_embedding")
@@ -36,6 +36,11 @@ def find_tied(names: Collection[str]) -> tuple[str, str] | None:
 def has_only_head(names: Collection[str]) -> bool:
     """Return True if an output head is stored, and no embedding."""
     return any(name in names for name in HEADS) and _find_embedding(names) is None
+
+
+def may_untie(names: Collection[str]) -> bool:
+    """Return False for a network with a ``shared`` embedding: whether it scales its rows follows from the key."""
+    return _EMBEDDINGS[0] not in names
 
 
 def _find_embedding(names: Collection[str]) -> str | None:

@@ -145,16 +145,19 @@ def _with_end_token(reader: Callable[[str], ConfigReader], token: int) -> dict[s
 
     A text ends at that token too, as in vLLM and llama.cpp: fine-tunes often change only the tokenizer's.
     """
+    damage = None
     try:
         generation = reader(_GENERATION)
-    except InvalidFileError:
-        generation = ConfigReader({}, _GENERATION)  # a damaged file is not used
+    except InvalidFileError as error:
+        generation, damage = ConfigReader({}, _GENERATION), error
     try:
         ends = end_token_ids(generation, reader("config.json"))
     except InvalidFileError:
         return None  # read_generation_config says what is wrong
     if token in ends:
         return None
+    if damage is not None:  # its reader does not see the damaged file any more
+        _LOG.warning("penstock: %s; the defaults for generation are not used", damage)
     return {**generation.values, "eos_token_id": [*ends, token]}
 
 

@@ -5,7 +5,9 @@ Every token is of segment 0: the row of that token type is added to the table of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -228,6 +230,7 @@ class Network(Module):
     tensor_prefix = "bert."
     other_ends = ((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".LayerNorm.beta"))  # TensorFlow's
     unread_tensors = (*unread("bert."), "cls.seq_relationship.*", "cls.predictions.bias", "cls.predictions.decoder.*")
+    tied_tensors: ClassVar[Mapping[str, str]] = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

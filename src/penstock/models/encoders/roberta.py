@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from torch import Tensor
 
 from penstock.checkpoint.sources import Source, Sources
@@ -46,6 +49,7 @@ class Network(Module):
 
     tensor_prefix = "roberta."
     unread_tensors = (*unread("roberta."), "lm_head.bias", "lm_head.decoder.*")
+    tied_tensors: ClassVar[Mapping[str, str]] = {"lm_head.decoder.bias": "lm_head.bias"}
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

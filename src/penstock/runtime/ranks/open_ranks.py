@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from penstock.runtime.machine import memory
 from penstock.runtime.native import NativeProgram, fit_limits, plan_limits
 from penstock.runtime.program import ProgramLimits, pages_for
 from penstock.runtime.ranks.rank_group import RankComms, RankGroup
+from penstock.runtime.temporary_folder import temporary_folder
 from penstock.runtime.verify import open_verified
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _plan_graphs(
     verify_s: float,
 ) -> RankPlan:
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        folder = Path(stack.enter_context(temporary_folder()))
         context = stack.enter_context(native.Context(threads))
         models = []
         for rank, graph in enumerate(graphs):
@@ -349,7 +349,7 @@ def _open_part(parts: Sequence[str], rank: int, layout: RankLayout) -> tuple[nat
     if len(parts) > 1:
         model = native.Model.open(parts[rank])
         return model, decode_metadata(read_metadata(parts[rank], model.stamp))[0].properties.get(WHOLE, "")
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+    with temporary_folder(Path(parts[0])) as folder:
         part = Path(folder) / f"rank_{rank}.psm"
         checksum = write_rank_bundle(parts[0], part, rank, layout, durable=False)
         return native.Model.open(part), checksum

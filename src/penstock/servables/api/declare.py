@@ -92,7 +92,7 @@ class Model(Operation):
 
 
 class Language(Operation):
-    """A language model: a bundle or checkpoint folder of a version, or a model that the service serves."""
+    """A language model: a bundle, GGUF file or checkpoint folder of a version, or a model that the service serves."""
 
     def __init__(self, path: str, served: str, scheme: str | None, sampling: Mapping[str, Any]) -> None:
         self.path, self.served, self.scheme, self.sampling = path, served, scheme, dict(sampling)
@@ -260,8 +260,8 @@ def language_model(
 ) -> Language:
     """Declare a language model from TEXT[] to TEXT[].  Workers of the service run it.
 
-    ``path``: a bundle (.psm) or a checkpoint folder (config.json, tokenizer.json, *.safetensors) in the folder of the
-    version; "." is the folder of the version itself.
+    ``path``: a bundle (.psm), a GGUF file or a checkpoint folder (config.json, tokenizer.json, *.safetensors) in the
+    folder of the version; "." is the folder of the version itself.
     ``served``: instead of ``path``, the name of a model that the service serves.
     ``scheme``: the quantization scheme of a checkpoint; the default is the service's ``--scheme``.
     ``max_open``: the maximum number of prompts of this servable that run at the same time; others wait.
@@ -383,10 +383,10 @@ def _check_model_file(path: object) -> str:
     _check_inside(path)
     if isinstance(path, str) and path.endswith(".onnx"):
         return path
-    kind = "a language model" if Path(str(path)).suffix in (".psm", "") else "not a supported format"
+    kind = "a language model" if Path(str(path)).suffix.lower() in (".psm", ".gguf", "") else "not a supported format"
     raise InvalidArgumentError(
-        f"servable.model: expected a file that ends in .onnx; {str(path)!r:.100} is {kind}. Declare bundles (.psm) "
-        "and checkpoint folders (config.json, *.safetensors) with servable.language_model."
+        f"servable.model: expected a file that ends in .onnx; {str(path)!r:.100} is {kind}. Declare bundles "
+        "(.psm), GGUF files and checkpoint folders (config.json, *.safetensors) with servable.language_model."
     )
 
 

@@ -96,9 +96,9 @@ class ModelPlan:
 class LanguagePlan:
     """A language model.
 
-    ``path``: a bundle, or a checkpoint folder that ``scheme`` may quantize.  ``served``: instead, the name of a model
-    that the service serves.  ``sampling``: fields of SamplingParams.  ``max_open`` prompts run at the same time, and
-    ``max_waiting`` may wait.
+    ``path``: a bundle, or a GGUF file or checkpoint folder that ``scheme`` may quantize.  ``served``: instead, the
+    name of a model that the service serves.  ``sampling``: fields of SamplingParams.  ``max_open`` prompts run at the
+    same time, and ``max_waiting`` may wait.
     """
 
     path: str

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.checkpoint.gguf.file_name import split_names
+from penstock.checkpoint.side_files import model_folder
 from penstock.errors import InvalidFileError
-from penstock.file_kinds import is_bundle
+from penstock.file_kinds import is_bundle, is_gguf
 from penstock.servables.api.plan import ModelPlan, Plan, model_to_json, plan_from_json
 from penstock.servables.lifecycle.folder_scan import resolve_inside
 from penstock.servables.process import stages_pb2 as pb
 from penstock.servables.process.stage_process import StageProcess, start_stage_process
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from penstock.processes.supervision import SupervisionPolicy
 
 __all__ = ["OpenedVersion", "Source", "read_script"]
@@ -56,18 +57,34 @@ class Source:
         return path
 
     def check_language_model(self, name: str) -> Path:
-        """Return the path of a bundle or a checkpoint folder; raise InvalidFileError if a file of it lies outside."""
-        if is_bundle(self.folder / name):
+        """Return the path of a bundle, a GGUF file or a checkpoint folder.
+
+        Raises InvalidFileError if a file of it lies outside.
+        """
+        path = self.folder / name
+        if is_bundle(path):
             return self.check_file(name)
-        folder = self.folder / name
-        if not resolve_inside(self.root, folder).is_dir():
-            raise InvalidFileError(f"{folder} is neither a bundle (.psm) nor a checkpoint folder")
-        names = [entry.name for entry in folder.iterdir()]
-        for entry_name in names:
-            resolve_inside(self.root, folder / entry_name)
-        if "config.json" not in names:
-            raise InvalidFileError(f"{folder} is not a checkpoint folder: it has no config.json")
-        return folder
+        if is_gguf(path):
+            for part in split_names(path.name):
+                self.check_file(str(Path(name).with_name(part)))
+            return path
+        if not resolve_inside(self.root, path).is_dir():
+            raise InvalidFileError(f"{path} is neither a bundle (.psm), a GGUF file nor a checkpoint folder")
+        _check_links(self.root, path)
+        if not (model_folder(path) / "config.json").exists():
+            raise InvalidFileError(f"{path} is not a checkpoint folder: it has no config.json")
+        return path
+
+
+def _check_links(root: Path, folder: Path) -> None:
+    """Raise InvalidFileError if anything in a folder, or in a folder that it links to, leads out of ``root``."""
+    known: set[Path] = set()
+    waiting = [folder]
+    while waiting:
+        path = resolve_inside(root, waiting.pop())
+        if path not in known and path.is_dir():
+            known.add(path)
+            waiting += path.iterdir()
 
 
 def read_script(file: Path) -> bytes:
