@@ -314,3 +314,19 @@ def test_requests_without_a_grammar_have_no_mask(make_llm):
     request = llm.engine.submit([1, 2], ResolvedSampling(max_tokens=1))
     assert request.matcher is None
     llm.engine.wait(request, 0)
+
+
+def test_a_grammar_is_found_as_long_as_somebody_refers_to_it(make_llm, monkeypatch):
+    """Others may have replaced it among those that are kept before its request begins."""
+    monkeypatch.setattr(grammar_compiler, "MAX_KEPT", 1)
+    llm = make_llm()
+    first = llm.compile_grammar(SamplingParams(regex="a"))
+    second = llm.compile_grammar(SamplingParams(regex="a"))
+    assert first.result(60) is second.result(60)
+    llm.compile_grammar(SamplingParams(regex="b")).result(60)
+    compiler = llm._grammars
+    assert list(compiler._kept) == [GrammarSource("regex", "b")]
+    assert compiler.compile(GrammarSource("regex", "a")) is first.result()
+    assert llm.compile_grammar(SamplingParams()) is None
+    with pytest.raises(InvalidArgumentError):
+        llm.compile_grammar(SamplingParams(regex="(")).result(60)
