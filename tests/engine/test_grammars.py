@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import jsonschema
@@ -19,6 +20,7 @@ from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.request import BegunAnswer
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 from penstock.text.grammar import compiler as grammar_compiler
+from penstock.text.grammar import matcher as grammar_matcher
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.grammar.matcher import GrammarMatcher
 from penstock.text.grammar.source import GRAMMAR_FIELDS, GrammarSource
@@ -201,6 +203,20 @@ def test_a_special_token_of_a_grammar_allows_no_other(make_llm):
 def test_escapes_of_gbnf_are_characters(make_llm):
     grammar = 'root ::= "\\u0041\\u00e9" [\\u0062] "\\\\u0041"'
     assert make_llm().generate(PROMPT, SamplingParams(**HOT, grammar=grammar)).text == "Aéb\\u0041"
+    grammar = 'root ::= [\\-] "a\\-." # .\n'
+    assert make_llm().generate(PROMPT, SamplingParams(**HOT, grammar=grammar)).text == "-a-."
+
+
+def test_the_dot_of_gbnf_is_any_character(make_llm):
+    """Also a line break, as in llama.cpp; that of Lark and of regular expressions is not."""
+    compiler, (line_break,) = make_llm()._grammars, make_llm().tokenizer.encode("\n", add_special_tokens=False)
+    for source, expected in (
+        (GrammarSource("grammar", "root ::= ."), 1),
+        (GrammarSource("grammar", "start: /./"), 0),
+        (GrammarSource("regex", "."), 0),
+    ):
+        mask = compiler.compile(source).matcher().mask
+        assert np.unpackbits(mask.view(np.uint8), bitorder="little")[line_break] == expected
 
 
 def test_a_failing_grammar_ends_only_its_request(make_llm, monkeypatch):
@@ -221,6 +237,42 @@ def test_a_failing_grammar_ends_only_its_request(make_llm, monkeypatch):
     assert isinstance(outcomes[1], InvalidArgumentError)
     assert (outcomes[1].param, outcomes[1].code) == ("regex", "grammar_too_complex")
     assert outcomes[0].token_ids == outcomes[2].token_ids == expected
+
+
+def test_masks_are_made_while_the_step_runs_and_none_is_made_in_vain(make_llm, monkeypatch):
+    """The first comes with the grammar; the last token of an answer needs none after it."""
+    made, fill = [], grammar_matcher.fill_mask
+    monkeypatch.setattr(
+        grammar_matcher, "fill_mask", lambda *a: made.append(threading.current_thread().name) or fill(*a)
+    )
+    llm = make_llm()
+    for limit, count in ((9, 3), (4, 3), (3, 2), (1, 0)):
+        made.clear()
+        llm.generate(PROMPT, SamplingParams(**HOT | {"regex": "[a-c]{4}", "max_tokens": limit}))
+        assert len(made) == count
+        assert all(name.startswith("penstock-masks") for name in made)
+
+
+def test_a_mask_that_fails_ends_only_its_request(make_llm, monkeypatch):
+    llm = make_llm()
+    plain = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
+    grammar = SamplingParams(**HOT, regex="[a-z]{30}")
+    expected = [llm.generate(PROMPT, params).token_ids for params in (plain, grammar)]
+
+    def fails(matcher, field, num_words):
+        raise InvalidArgumentError("json_schema: too complex", param=field, code="grammar_too_complex")
+
+    schema = SamplingParams(**HOT, json_schema=PAIRS["json_schema"])
+    llm.compile_grammar(schema).result(60)
+    fill = grammar_matcher.fill_mask
+    monkeypatch.setattr(
+        grammar_matcher, "fill_mask", lambda m, field, n: (fails if field == "json_schema" else fill)(m, field, n)
+    )
+    outcomes = dict(llm.generate_each([(PROMPT, plain), (PROMPT, schema), (PROMPT, grammar)]))
+    assert (outcomes[1].param, outcomes[1].code) == ("json_schema", "grammar_too_complex")
+    assert [outcomes[0].token_ids, outcomes[2].token_ids] == expected
+    llm.engine.check_integrity()
+    assert not llm.engine.scheduler.has_work
 
 
 def test_a_grammar_that_no_token_continues_is_refused(make_llm):
@@ -251,6 +303,13 @@ REFUSED = [
     ({"choice": ["x" * 4000] * 40}, InvalidArgumentError, "choice", "131072"),
     ({"choice": ["\ud800"]}, InvalidArgumentError, "choice", "surrogate"),
     ({"grammar": "start: a\n\nb: /[/"}, InvalidArgumentError, "grammar", "line 1"),
+    ({"grammar": "root ::= a\n\n# c\na ::= [z-a]"}, InvalidArgumentError, "grammar", "rule a at line 4"),
+    (
+        {"grammar": "root ::= my-rule\n\nmy-rule ::= [z-a] root"},
+        InvalidArgumentError,
+        "grammar",
+        "rule my-rule at line 3",
+    ),
     ({"grammar": "root ::= b"}, InvalidArgumentError, "grammar", "'b'"),
     ({"grammar": 'root ::= "a'}, InvalidArgumentError, "grammar", "line 1"),
     ({"choice": ["a", ""]}, InvalidArgumentError, "choice", "characters"),

@@ -157,7 +157,12 @@ _MAX_GBNF_RULES: Final = 1000
 
 
 def _plain_escape(match: re.Match[str]) -> str:
-    r"""Return a character instead of its escape \u or \U, whose leading zeros the converter drops."""
+    r"""Return a character instead of its escape \u or \U, whose leading zeros the converter drops, and instead of \-.
+
+    The converter refuses the latter.
+    """
+    if match[0] == r"\-":
+        return r"\x2d"
     code = int(match[1] or match[2] or "0", 16)
     if not (match[1] or match[2]) or code > 0x10FFFF or 0xD800 <= code < 0xE000:
         return match[0]
