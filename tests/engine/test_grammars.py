@@ -28,6 +28,7 @@ from tests.support.command import DEMO
 from tests.support.errors import raises
 from tests.support.fake_model import FILES
 from tests.support.schemas import SCHEMAS, random_schema
+from tests.support.tokenizer_kinds import KINDS, segment_of
 
 PROMPT = "the cat sat"
 HOT = {"temperature": 1.0, "seed": 5, "max_tokens": 300}
@@ -355,6 +356,24 @@ def test_special_tokens_never_write_text(make_llm):
     compiler = GrammarCompiler(lambda: make_llm().tokenizer, 259, [1])
     mask = compiler.compile(GrammarSource("regex", "</s>|[^a]")).matcher().mask
     assert not np.unpackbits(mask.view(np.uint8), bitorder="little")[[0, 1]].any()
+
+
+@pytest.mark.parametrize("kind", ["llama2 by its normalizer", "WordPiece"])
+def test_answers_keep_their_first_space(make_llm, kind):
+    """The tokenizers drop it when they decode, but the grammar asks for it."""
+    tokenizer = KINDS[kind]()
+    files = {"tokenizer.json": tokenizer.to_str().encode(), "tokenizer.bin": segment_of(tokenizer)}
+    llm = make_llm(files=files, vocab_size=tokenizer.get_vocab_size())
+    for seed in range(4):
+        grammar = {"regex": " [a-c]{1,3}( [a-c]{2}){2}"} if seed % 2 else {"choice": [" add", "add"]}
+        params = SamplingParams(**HOT | grammar | {"seed": seed})
+        answer = llm.generate([5, 6], params)
+        assert answer.finish_reason == "stop"
+        assert answer.text == b"".join(map(llm.tokenizer.token_bytes, answer.token_ids)).decode()
+        assert "choice" in grammar or re.fullmatch(grammar["regex"], answer.text), answer.text
+        assert "".join(delta.text for delta in llm.stream([5, 6], params)) == answer.text
+    plain = llm.generate([5, 6], SamplingParams(**HOT))
+    assert plain.text == llm.tokenizer.decode(plain.token_ids)
 
 
 def test_the_library_is_imported_with_the_first_grammar():

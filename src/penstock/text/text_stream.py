@@ -63,11 +63,13 @@ class StopRules:
 class TextStream:
     """The text of one answer as it grows.
 
-    ``stops`` tells what ends the text; the text begins with ``echo``.
+    ``stops`` tells what ends the text; the text begins with ``echo``.  ``keeps_bytes``: as ``Tokenizer.detokenizer``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: StopRules | None = None, echo: str = "") -> None:
-        self._detokenizer = tokenizer.detokenizer()
+    def __init__(
+        self, tokenizer: Tokenizer, stops: StopRules | None = None, echo: str = "", *, keeps_bytes: bool = False
+    ) -> None:
+        self._detokenizer = tokenizer.detokenizer(keeps_bytes=True) if keeps_bytes else tokenizer.detokenizer()
         self._stops = stops or StopRules()
         self._matcher = StopMatcher(self._stops.strings, self._stops.keep)
         self._pieces: list[str] = [echo] if echo else []
