@@ -204,7 +204,8 @@ class AsyncLLM:
         if params is None and not sampling.keys().isdisjoint(GRAMMAR_FIELDS):
             wanted = SamplingParams(**sampling)
         compiling = self.llm.compile_grammar(wanted) if isinstance(wanted, SamplingParams) else None
-        _grammar = None if compiling is None else await asyncio.wrap_future(compiling)  # kept until it is found again
+        if compiling is not None:
+            _grammar = await asyncio.wrap_future(compiling)  # kept until it is found again
         plain = self.llm.stream(prompt, params, options, **sampling)
         stream = AsyncStream(plain, self._work)
         self._streams[plain.id] = stream

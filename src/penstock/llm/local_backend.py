@@ -136,7 +136,8 @@ class LocalBackend:
     ) -> EventAnswer:
         """Begin answers, as Backend defines it.  ``request_id`` is for logs and is not used here."""
         compiling = self.llm.compile_grammar(params)
-        _grammar = None if compiling is None else await asyncio.wrap_future(compiling)  # kept until it is found again
+        if compiling is not None:
+            _grammar = await asyncio.wrap_future(compiling)  # kept until it is found again
         return self._begin(lambda key: self._engine_thread.submit(key, prompt_ids, params, options))
 
     async def score(

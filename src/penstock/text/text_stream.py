@@ -51,26 +51,27 @@ class StopRules:
     """The conditions that end a text.
 
     ``strings`` and the tokens ``ids`` end it, neither before ``min_tokens`` tokens.  They are part of the text only
-    with ``keep``; special tokens never are.
+    with ``keep``; special tokens never are.  ``keeps_bytes``: as ``Tokenizer.detokenizer`` has it.
     """
 
     strings: Sequence[str] = ()
     ids: frozenset[int] = frozenset()
     keep: bool = False
     min_tokens: int = 0
+    keeps_bytes: bool = False
 
 
 class TextStream:
     """The text of one answer as it grows.
 
-    ``stops`` tells what ends the text; the text begins with ``echo``.  ``keeps_bytes``: as ``Tokenizer.detokenizer``.
+    ``stops`` tells what ends the text; the text begins with ``echo``.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, stops: StopRules | None = None, echo: str = "", *, keeps_bytes: bool = False
-    ) -> None:
-        self._detokenizer = tokenizer.detokenizer(keeps_bytes=True) if keeps_bytes else tokenizer.detokenizer()
+    def __init__(self, tokenizer: Tokenizer, stops: StopRules | None = None, echo: str = "") -> None:
         self._stops = stops or StopRules()
+        self._detokenizer = (
+            tokenizer.detokenizer(keeps_bytes=True) if self._stops.keeps_bytes else tokenizer.detokenizer()
+        )
         self._matcher = StopMatcher(self._stops.strings, self._stops.keep)
         self._pieces: list[str] = [echo] if echo else []
         self._num_tokens = 0
