@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.core.forked import check_process, is_forked
-from penstock.engine.batch import BatchLayout, Step
+from penstock.engine.batch import BatchLayout, Step, take_hidden
 from penstock.engine.capabilities import check_halves, check_sampling
 from penstock.engine.deadlines import Deadlines
 from penstock.engine.fair_queue import displaced_error, heaviest
@@ -27,7 +27,7 @@ from penstock.engine.options import EngineOptions, RequestOptions, check_options
 from penstock.engine.page_journal import PageJournal
 from penstock.engine.pages import PageLedger
 from penstock.engine.params import ResolvedSampling, check_num_top
-from penstock.engine.pooling import Pooling, check_heads, take_hidden
+from penstock.engine.pooling import Pooling, check_heads
 from penstock.engine.prompts import begin_decoder, check_token_ids, longer_than_a_step, more_rows_than_a_step
 from penstock.engine.request import BegunAnswer, Request, Status, to_penstock_error
 from penstock.engine.sampler import SamplingRows, accept_row, mask_errors, row_arrays

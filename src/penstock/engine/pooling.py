@@ -6,8 +6,7 @@ one in the order of its tokens, so the vector has the same bits however the prom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +16,7 @@ from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.config import check_choice, check_flag, check_integer
 from penstock.errors import InternalError, UnsupportedError
 
-if TYPE_CHECKING:
-    from penstock.engine.request import Request
-    from penstock.engine.scheduler import Chunk
-    from penstock.runtime.program import Program
-
-__all__ = ["POOLINGS", "Pooling", "check_embedding", "check_heads", "shorten", "take_hidden"]
+__all__ = ["POOLINGS", "Pooling", "check_embedding", "check_heads", "shorten"]
 
 POOLINGS: Final = ("auto", *pooling_head.POOLINGS)
 
@@ -75,25 +69,6 @@ class Pooling:
         if self._head.normalize if normalize is None else normalize:
             vector = _unit(vector)
         return vector.astype(np.float32)
-
-
-def take_hidden(program: Program, chunks: Sequence[Chunk]) -> list[tuple[Request, InternalError | None]]:
-    """Hand the hidden rows of a step to the requests with a pooling.
-
-    Returns the requests whose prompt is complete, each with the error in its rows or None.
-    """
-    if all(chunk.request.pooling is None for chunk in chunks):
-        return []
-    hidden, start = program.hidden(), 0
-    finished: list[tuple[Request, InternalError | None]] = []
-    for chunk in chunks:
-        stop, pooling = start + chunk.num_tokens, chunk.request.pooling
-        if pooling is not None:
-            pooling.take(hidden[start:stop], chunk.start)
-            if chunk.start + chunk.num_tokens == chunk.request.num_tokens:
-                finished.append((chunk.request, pooling.error()))
-        start = stop
-    return finished
 
 
 def _unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
