@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from dataclasses import replace
 
 import jsonschema
@@ -21,13 +22,13 @@ from penstock.engine.request import BegunAnswer
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 from penstock.text.grammar import compiler as grammar_compiler
 from penstock.text.grammar import matcher as grammar_matcher
-from penstock.text.grammar.compiler import GrammarCompiler
+from penstock.text.grammar.compiler import Grammar, GrammarCompiler
 from penstock.text.grammar.matcher import GrammarMatcher
 from penstock.text.grammar.source import GRAMMAR_FIELDS, GrammarSource
 from tests.support.command import DEMO
 from tests.support.errors import raises
 from tests.support.fake_model import FILES
-from tests.support.schemas import SCHEMAS, random_schema
+from tests.support.schemas import SCHEMAS, random_answer, random_schema
 from tests.support.tokenizer_kinds import KINDS, segment_of
 
 PROMPT = "the cat sat"
@@ -70,8 +71,36 @@ def test_answers_follow_their_schema(demo, name):
 @pytest.mark.long
 def test_answers_follow_random_schemas(demo):
     rng = random.Random(3)
-    for seed in range(300):
+    for seed in range(100):
         check(demo, random_schema(rng), seed)
+
+
+def allows(llm: LLM, grammar: Grammar, text: str) -> bool:
+    """Whether a grammar allows a whole answer."""
+    matcher = grammar.matcher()
+    try:
+        if matcher.accept(llm.tokenizer.encode(text, add_special_tokens=False)):
+            return True
+    except InternalError:
+        return False
+    allowed = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")
+    return bool(allowed[llm.generation.eos_token_ids[0]])
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.long)])
+def test_grammars_allow_what_their_schemas_do(demo, count):
+    """Four answers to each random schema, valid or not, beside jsonschema."""
+    rng, found = random.Random(count), Counter()
+    for _ in range(count):
+        schema = random_schema(rng)
+        grammar = demo._grammars.compile(GrammarSource("json_schema", json.dumps(schema)))
+        validator = jsonschema.Draft202012Validator(schema)
+        for answer in (random_answer(schema, rng) for _ in range(4)):
+            text = json.dumps(answer, ensure_ascii=False)  # a grammar has one spelling of a string
+            is_valid = validator.is_valid(answer)
+            assert allows(demo, grammar, text) == is_valid, (schema, text)
+            found[is_valid] += 1
+    assert min(found[True], found[False]) > count
 
 
 def test_every_kind_of_grammar_holds(demo):
