@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["GrammarMatcher", "MaskThread", "fill_mask"]
+
+_FULL_LEXER: Final = "too many states"
 
 
 def fill_mask(matcher: LLMatcher, field: str, num_words: int) -> NDArray[np.uint32]:
@@ -82,8 +84,8 @@ class GrammarMatcher:
     def _fill(self) -> NDArray[np.uint32]:
         try:
             return fill_mask(self._matcher, self._field, self._num_words)
-        except PenstockError:  # perhaps by the limit that other answers have used up
-            self._begin_again()
+        except InvalidArgumentError as error:
+            self._begin_again(error)
             return fill_mask(self._matcher, self._field, self._num_words)
 
     def accept(self, tokens: Sequence[int]) -> bool:
@@ -97,13 +99,19 @@ class GrammarMatcher:
         self._mask = None
         try:
             is_complete = self._take(tokens)
-        except InvalidArgumentError:
-            is_complete = self._begin_again()
+        except InvalidArgumentError as error:
+            is_complete = self._begin_again(error)
         if is_complete:
             self._mask = np.zeros(self._num_words, np.uint32)
         return is_complete
 
-    def _begin_again(self) -> bool:
+    def _begin_again(self, error: InvalidArgumentError) -> bool:
+        """Take the tokens with a grammar of its own, if other answers may have used up the limit of the shared one.
+
+        Any other error would come again, after the time of a compilation.
+        """
+        if _FULL_LEXER not in str(error):
+            raise error
         self._matcher = self._renew()
         return self._take(self._tokens)
 
