@@ -119,3 +119,25 @@ def test_a_malformed_file_changes_nothing(session: ChatSession, tmp_path: Path, 
     refusal(session, "load", bad)
     assert session._conversation.messages == MESSAGES
     assert session._settings == {}
+
+
+def test_answers_follow_a_schema_until_it_is_switched_off(session: ChatSession, tmp_path: Path, capsys) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    (tmp_path / "schema.json").write_text(json.dumps(schema | {"additionalProperties": False}))
+    for argument in (str(tmp_path / "schema.json"), json.dumps(schema | {"additionalProperties": False})):
+        session.command(f"/json {argument}")
+        session.say("add")
+        assert json.loads(session._answer)["a"] in ("x", "y")
+    for wrong, param in (
+        ('{"not": {}}', "json_schema"),
+        ("[1]", "json_schema"),
+        (str(tmp_path / "none"), "json_schema"),
+    ):
+        with pytest.raises(PenstockError) as raised:
+            session.command(f"/json {wrong}")
+        assert raised.value.param == param
+    assert "json_schema" in session._settings  # that before the refused ones
+    session.command("/json")
+    assert session._settings == {"temperature": 0, "json_object": True}
+    session.command("/json off")
+    assert session._settings == {"temperature": 0}

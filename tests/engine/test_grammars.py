@@ -7,6 +7,8 @@ import random
 import re
 import subprocess
 import sys
+import threading
+from collections import Counter
 from dataclasses import replace
 
 import jsonschema
@@ -19,13 +21,15 @@ from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.engine.request import BegunAnswer
 from penstock.errors import InternalError, InvalidArgumentError, UnsupportedError
 from penstock.text.grammar import compiler as grammar_compiler
-from penstock.text.grammar.compiler import GrammarCompiler
+from penstock.text.grammar import matcher as grammar_matcher
+from penstock.text.grammar.compiler import Grammar, GrammarCompiler
 from penstock.text.grammar.matcher import GrammarMatcher
 from penstock.text.grammar.source import GRAMMAR_FIELDS, GrammarSource
 from tests.support.command import DEMO
 from tests.support.errors import raises
 from tests.support.fake_model import FILES
-from tests.support.schemas import SCHEMAS, random_schema
+from tests.support.schemas import SCHEMAS, random_answer, random_schema
+from tests.support.tokenizer_kinds import KINDS, segment_of
 
 PROMPT = "the cat sat"
 HOT = {"temperature": 1.0, "seed": 5, "max_tokens": 300}
@@ -67,8 +71,36 @@ def test_answers_follow_their_schema(demo, name):
 @pytest.mark.long
 def test_answers_follow_random_schemas(demo):
     rng = random.Random(3)
-    for seed in range(300):
+    for seed in range(100):
         check(demo, random_schema(rng), seed)
+
+
+def allows(llm: LLM, grammar: Grammar, text: str) -> bool:
+    """Whether a grammar allows a whole answer."""
+    matcher = grammar.matcher()
+    try:
+        if matcher.accept(llm.tokenizer.encode(text, add_special_tokens=False)):
+            return True
+    except InternalError:
+        return False
+    allowed = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")
+    return bool(allowed[llm.generation.eos_token_ids[0]])
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.long)])
+def test_grammars_allow_what_their_schemas_do(demo, count):
+    """Four answers to each random schema, valid or not, beside jsonschema."""
+    rng, found = random.Random(count), Counter()
+    for _ in range(count):
+        schema = random_schema(rng)
+        grammar = demo._grammars.compile(GrammarSource("json_schema", json.dumps(schema)))
+        validator = jsonschema.Draft202012Validator(schema)
+        for answer in (random_answer(schema, rng) for _ in range(4)):
+            text = json.dumps(answer, ensure_ascii=False)  # a grammar has one spelling of a string
+            is_valid = validator.is_valid(answer)
+            assert allows(demo, grammar, text) == is_valid, (schema, text)
+            found[is_valid] += 1
+    assert min(found[True], found[False]) > count
 
 
 def test_every_kind_of_grammar_holds(demo):
@@ -201,6 +233,20 @@ def test_a_special_token_of_a_grammar_allows_no_other(make_llm):
 def test_escapes_of_gbnf_are_characters(make_llm):
     grammar = 'root ::= "\\u0041\\u00e9" [\\u0062] "\\\\u0041"'
     assert make_llm().generate(PROMPT, SamplingParams(**HOT, grammar=grammar)).text == "Aéb\\u0041"
+    grammar = 'root ::= [\\-] "a\\-." # .\n'
+    assert make_llm().generate(PROMPT, SamplingParams(**HOT, grammar=grammar)).text == "-a-."
+
+
+def test_the_dot_of_gbnf_is_any_character(make_llm):
+    """Also a line break, as in llama.cpp; that of Lark and of regular expressions is not."""
+    compiler, (line_break,) = make_llm()._grammars, make_llm().tokenizer.encode("\n", add_special_tokens=False)
+    for source, expected in (
+        (GrammarSource("grammar", "root ::= ."), 1),
+        (GrammarSource("grammar", "start: /./"), 0),
+        (GrammarSource("regex", "."), 0),
+    ):
+        mask = compiler.compile(source).matcher().mask
+        assert np.unpackbits(mask.view(np.uint8), bitorder="little")[line_break] == expected
 
 
 def test_a_failing_grammar_ends_only_its_request(make_llm, monkeypatch):
@@ -221,6 +267,42 @@ def test_a_failing_grammar_ends_only_its_request(make_llm, monkeypatch):
     assert isinstance(outcomes[1], InvalidArgumentError)
     assert (outcomes[1].param, outcomes[1].code) == ("regex", "grammar_too_complex")
     assert outcomes[0].token_ids == outcomes[2].token_ids == expected
+
+
+def test_masks_are_made_while_the_step_runs_and_none_is_made_in_vain(make_llm, monkeypatch):
+    """The first comes with the grammar; the last token of an answer needs none after it."""
+    made, fill = [], grammar_matcher.fill_mask
+    monkeypatch.setattr(
+        grammar_matcher, "fill_mask", lambda *a: made.append(threading.current_thread().name) or fill(*a)
+    )
+    llm = make_llm()
+    for limit, count in ((9, 3), (4, 3), (3, 2), (1, 0)):
+        made.clear()
+        llm.generate(PROMPT, SamplingParams(**HOT | {"regex": "[a-c]{4}", "max_tokens": limit}))
+        assert len(made) == count
+        assert all(name.startswith("penstock-masks") for name in made)
+
+
+def test_a_mask_that_fails_ends_only_its_request(make_llm, monkeypatch):
+    llm = make_llm()
+    plain = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
+    grammar = SamplingParams(**HOT, regex="[a-z]{30}")
+    expected = [llm.generate(PROMPT, params).token_ids for params in (plain, grammar)]
+
+    def fails(matcher, field, num_words):
+        raise InvalidArgumentError("json_schema: too complex", param=field, code="grammar_too_complex")
+
+    schema = SamplingParams(**HOT, json_schema=PAIRS["json_schema"])
+    llm.compile_grammar(schema).result(60)
+    fill = grammar_matcher.fill_mask
+    monkeypatch.setattr(
+        grammar_matcher, "fill_mask", lambda m, field, n: (fails if field == "json_schema" else fill)(m, field, n)
+    )
+    outcomes = dict(llm.generate_each([(PROMPT, plain), (PROMPT, schema), (PROMPT, grammar)]))
+    assert (outcomes[1].param, outcomes[1].code) == ("json_schema", "grammar_too_complex")
+    assert [outcomes[0].token_ids, outcomes[2].token_ids] == expected
+    llm.engine.check_integrity()
+    assert not llm.engine.scheduler.has_work
 
 
 def test_a_grammar_that_no_token_continues_is_refused(make_llm):
@@ -251,6 +333,13 @@ REFUSED = [
     ({"choice": ["x" * 4000] * 40}, InvalidArgumentError, "choice", "131072"),
     ({"choice": ["\ud800"]}, InvalidArgumentError, "choice", "surrogate"),
     ({"grammar": "start: a\n\nb: /[/"}, InvalidArgumentError, "grammar", "line 1"),
+    ({"grammar": "root ::= a\n\n# c\na ::= [z-a]"}, InvalidArgumentError, "grammar", "rule a at line 4"),
+    (
+        {"grammar": "root ::= my-rule\n\nmy-rule ::= [z-a] root"},
+        InvalidArgumentError,
+        "grammar",
+        "rule my-rule at line 3",
+    ),
     ({"grammar": "root ::= b"}, InvalidArgumentError, "grammar", "'b'"),
     ({"grammar": 'root ::= "a'}, InvalidArgumentError, "grammar", "line 1"),
     ({"choice": ["a", ""]}, InvalidArgumentError, "choice", "characters"),
@@ -298,6 +387,24 @@ def test_special_tokens_never_write_text(make_llm):
     assert not np.unpackbits(mask.view(np.uint8), bitorder="little")[[0, 1]].any()
 
 
+@pytest.mark.parametrize("kind", ["llama2 by its normalizer", "WordPiece"])
+def test_answers_keep_their_first_space(make_llm, kind):
+    """The tokenizers drop it when they decode, but the grammar asks for it."""
+    tokenizer = KINDS[kind]()
+    files = {"tokenizer.json": tokenizer.to_str().encode(), "tokenizer.bin": segment_of(tokenizer)}
+    llm = make_llm(files=files, vocab_size=tokenizer.get_vocab_size())
+    for seed in range(4):
+        grammar = {"regex": " [a-c]{1,3}( [a-c]{2}){2}"} if seed % 2 else {"choice": [" add", "add"]}
+        params = SamplingParams(**HOT | grammar | {"seed": seed})
+        answer = llm.generate([5, 6], params)
+        assert answer.finish_reason == "stop"
+        assert answer.text == b"".join(map(llm.tokenizer.token_bytes, answer.token_ids)).decode()
+        assert "choice" in grammar or re.fullmatch(grammar["regex"], answer.text), answer.text
+        assert "".join(delta.text for delta in llm.stream([5, 6], params)) == answer.text
+    plain = llm.generate([5, 6], SamplingParams(**HOT))
+    assert plain.text == llm.tokenizer.decode(plain.token_ids)
+
+
 def test_the_library_is_imported_with_the_first_grammar():
     code = (
         "import sys, penstock, penstock.serving.http.app, penstock.llm.llm; "
@@ -314,3 +421,19 @@ def test_requests_without_a_grammar_have_no_mask(make_llm):
     request = llm.engine.submit([1, 2], ResolvedSampling(max_tokens=1))
     assert request.matcher is None
     llm.engine.wait(request, 0)
+
+
+def test_a_grammar_is_found_as_long_as_somebody_refers_to_it(make_llm, monkeypatch):
+    """Others may have replaced it among those that are kept before its request begins."""
+    monkeypatch.setattr(grammar_compiler, "MAX_KEPT", 1)
+    llm = make_llm()
+    first = llm.compile_grammar(SamplingParams(regex="a"))
+    second = llm.compile_grammar(SamplingParams(regex="a"))
+    assert first.result(60) is second.result(60)
+    llm.compile_grammar(SamplingParams(regex="b")).result(60)
+    compiler = llm._grammars
+    assert list(compiler._kept) == [GrammarSource("regex", "b")]
+    assert compiler.compile(GrammarSource("regex", "a")) is first.result()
+    assert llm.compile_grammar(SamplingParams()) is None
+    with pytest.raises(InvalidArgumentError):
+        llm.compile_grammar(SamplingParams(regex="(")).result(60)

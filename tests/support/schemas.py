@@ -96,3 +96,26 @@ def random_schema(rng: random.Random, depth: int = 3) -> Schema:
         "type": "object", "properties": {name: random_schema(rng, depth - 1) for name in names},
         "required": [name for name in names if rng.random() < 0.7], "additionalProperties": False,
     }  # fmt: skip
+
+
+def random_answer(schema: Schema, rng: random.Random) -> Any:
+    """An answer that follows a schema of ``random_schema``, or nearly does: one place in eight is something else."""
+    if rng.random() < 0.12:
+        return rng.choice([None, True, 7, -60, "", "abc", "word 1", "y", [], [1, "x"], {}, {"p0": 1}, {"k": [1, "é"]}])
+    if "anyOf" in schema:
+        return random_answer(rng.choice(schema["anyOf"]), rng)
+    if "enum" in schema or "const" in schema:
+        return rng.choice(schema["enum"]) if "enum" in schema else schema["const"]
+    if "pattern" in schema:
+        return rng.choice(["a", "cab", "x", "yyz", "xz", "12.50", "7.00", "abca", "zz"])
+    match schema["type"]:
+        case "integer":
+            return rng.randrange(schema["minimum"] - 1, schema["maximum"] + 2)
+        case "string":
+            return "".join(rng.choice('ab é"\\\n日') for _ in range(rng.randrange(schema["maxLength"] + 2)))
+        case "array":
+            return [random_answer(schema["items"], rng) for _ in range(rng.randrange(schema["maxItems"] + 2))]
+        case "object":
+            properties = schema["properties"].items()
+            return {name: random_answer(own, rng) for name, own in properties if rng.random() < 0.9}
+    return rng.choice([None, True, False])

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = [
     "GRAMMAR_OPTIONS", "LIMIT_OPTIONS", "MODEL_OPTIONS", "SAMPLING_OPTIONS", "SHORT_FORMS", "add_joining_options",
     "add_model", "add_options", "add_parser_of", "check_writable", "host_and_port", "joining_of", "limits_of",
-    "numbers_of", "open_llm", "refuse_without", "sampling_params", "sampling_values", "spellings", "utf8_text",
-    "write_file",
+    "numbers_of", "open_llm", "refuse_without", "sampling_params", "sampling_values", "spellings", "text_or_file",
+    "utf8_text", "write_file",
 ]  # fmt: skip
 
 
@@ -271,11 +271,11 @@ def sampling_values(args: argparse.Namespace) -> dict[str, Any]:
     """
     names = [name[2:].replace("-", "_") for name in SAMPLING_OPTIONS + GRAMMAR_OPTIONS]
     values: dict[str, Any] = {name: getattr(args, name, None) for name in names}
-    values |= {name: _text_or_file(name, values[name]) for name in _FILES if values[name] is not None}
+    values |= {name: text_or_file(name, values[name]) for name in _FILES if values[name] is not None}
     return {name: value for name, value in values.items() if value is not None and value is not False and value != []}
 
 
-def _text_or_file(name: str, value: str) -> str:
+def text_or_file(name: str, value: str) -> str:
     """Return a text, or that of the file which it names.  A grammar has characters that names of files rarely have."""
     if any(part in value for part in ("{", '"', "\n", "::=", "start:")):
         return utf8_text(value, name)

@@ -1,10 +1,11 @@
-"""The layout of a step: chunks as the flat arrays that a program runs."""
+"""The layout of a step: chunks as the flat arrays that a program runs, and whose its hidden rows are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,10 @@ from penstock.engine.request import Request, Status
 from penstock.engine.scheduler import Chunk
 from penstock.errors import InternalError
 
-__all__ = ["BatchLayout", "Step"]
+if TYPE_CHECKING:
+    from penstock.runtime.program import Program
+
+__all__ = ["BatchLayout", "Step", "take_hidden"]
 
 
 @dataclass(slots=True)
@@ -132,3 +136,22 @@ class BatchLayout:
         self._lengths[slot] = max((len(table) for table in pages.tables), default=0)
         self._owners[slot] = pages
         self._versions[slot] = pages.version
+
+
+def take_hidden(program: Program, chunks: Sequence[Chunk]) -> list[tuple[Request, InternalError | None]]:
+    """Hand the hidden rows of a step to the requests with a pooling.
+
+    Returns the requests whose prompt is complete, each with the error in its rows or None.
+    """
+    if all(chunk.request.pooling is None for chunk in chunks):
+        return []
+    hidden, start = program.hidden(), 0
+    finished: list[tuple[Request, InternalError | None]] = []
+    for chunk in chunks:
+        stop, pooling = start + chunk.num_tokens, chunk.request.pooling
+        if pooling is not None:
+            pooling.take(hidden[start:stop], chunk.start)
+            if chunk.start + chunk.num_tokens == chunk.request.num_tokens:
+                finished.append((chunk.request, pooling.error()))
+        start = stop
+    return finished

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.checkpoint.pooling.head import PoolingHead
 from penstock.core.forked import check_process, is_forked
-from penstock.engine.batch import BatchLayout, Step
+from penstock.engine.batch import BatchLayout, Step, take_hidden
 from penstock.engine.capabilities import check_halves, check_sampling
 from penstock.engine.deadlines import Deadlines
 from penstock.engine.fair_queue import displaced_error, heaviest
@@ -30,7 +30,7 @@ from penstock.engine.params import ResolvedSampling, check_num_top
 from penstock.engine.pooling import Pooling, check_heads
 from penstock.engine.prompts import begin_decoder, check_token_ids, longer_than_a_step, more_rows_than_a_step
 from penstock.engine.request import BegunAnswer, Request, Status, to_penstock_error
-from penstock.engine.sampler import SamplingRows, accept_row, row_arrays
+from penstock.engine.sampler import SamplingRows, accept_row, mask_errors, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
 from penstock.engine.stats import EngineStats
 from penstock.errors import (
@@ -41,6 +41,7 @@ from penstock.errors import (
     QueueFullError,
 )
 from penstock.runtime.program import PAGE_TOKENS, Program, pages_for
+from penstock.text.grammar.matcher import MaskThread
 
 if TYPE_CHECKING:
     from penstock.core.native import Sampled, Sampling, StepBatch
@@ -77,6 +78,7 @@ class Engine:
         self._rows = [SamplingRows(info.vocab_size) for _ in stages]
         self.layouts = [BatchLayout(len(info.page_windows), limits.max_requests, max_pages) for _ in stages]
         self._in_flight: deque[Step] = deque()
+        self._masks = MaskThread()
         self.num_steps = self.num_output_tokens = 0
         self.pooling_head: PoolingHead | None = None
         self.has_language_head, self.prompt_masks = True, dict[int, str]()
@@ -351,18 +353,27 @@ class Engine:
         pages = [chunk.request.pages for chunk in chunks]
         return Step(chunks, pages, [chunk.request for chunk in chunks if chunk.samples])
 
-    def _arrays(self, step: Step) -> tuple[StepBatch, Sampling | None]:
+    def _lay_out(self, step: Step) -> StepBatch:
         """Return the arrays of a step; they are valid until as many others as there are stages were laid out."""
-        place = self.num_steps % len(self.layouts)
-        batch = self.layouts[place].lay_out(step.chunks)
-        if not len(batch.output_rows):
-            return batch, None
-        return batch, row_arrays(self._rows[place].of(step.sampled), step.chunks)
+        return self.layouts[self.num_steps % len(self.layouts)].lay_out(step.chunks)
+
+    def _sampling(self, step: Step) -> Sampling | None:
+        """Return the parameters of the step's rows, as long valid.  Ends the requests whose grammar failed."""
+        if not any(chunk.num_rows for chunk in step.chunks):
+            return None
+        for request, error in mask_errors(step.sampled):
+            self._end(request, "error", error)
+        return row_arrays(self._rows[self.num_steps % len(self._rows)].of(step.sampled), step.chunks)
 
     def _run(self, step: Step) -> Sampled | None:
-        batch, sampling = self._arrays(step)
-        rows = None
-        if sampling is None:
+        batch, rows = self._lay_out(step), None
+        missing = [r.matcher for r in step.sampled if r.matcher is not None and not r.matcher.has_mask]
+        if missing:
+            with self._masks.making(missing):
+                self.program.run(batch)
+            sampling = self._sampling(step)
+            rows = None if sampling is None else self.program.sample(sampling)
+        elif (sampling := self._sampling(step)) is None:
             self.program.run(batch)
         else:
             rows = self.program.step(batch, sampling)
@@ -379,7 +390,7 @@ class Engine:
         if step is None:
             return False
         try:
-            cast("PipelinedProgram", self.program).launch(*self._arrays(step))
+            cast("PipelinedProgram", self.program).launch(self._lay_out(step), self._sampling(step))
         except Exception as error:
             self._fail(step, error)
             return False
@@ -402,7 +413,7 @@ class Engine:
         chunks = step.chunks
         try:
             rows = rows_of()
-            pooled = self._pool(chunks) if len(step.sampled) < len(chunks) else []
+            pooled = take_hidden(self.program, chunks) if len(step.sampled) < len(chunks) else []
         except Exception as error:
             self._fail(step, error)
             return []
@@ -416,24 +427,6 @@ class Engine:
         for request, damage in pooled:
             self._end(request, "error" if damage else "stop", damage)
         return sampled
-
-    def _pool(self, chunks: Sequence[Chunk]) -> list[tuple[Request, InternalError | None]]:
-        """Hand the step's hidden rows to the requests with a pooling.
-
-        Returns the requests whose prompt is complete, each with the error in its rows or None.
-        """
-        if all(chunk.request.pooling is None for chunk in chunks):
-            return []
-        hidden, start = self.program.hidden(), 0
-        finished: list[tuple[Request, InternalError | None]] = []
-        for chunk in chunks:
-            stop, pooling = start + chunk.num_tokens, chunk.request.pooling
-            if pooling is not None:
-                pooling.take(hidden[start:stop], chunk.start)
-                if chunk.start + chunk.num_tokens == chunk.request.num_tokens:
-                    finished.append((chunk.request, pooling.error()))
-            start = stop
-        return finished
 
     def _accept(self, chunk: Chunk, rows: Sampled, own: range) -> None:
         """Hand a request the rows of its prompt and the row of its next token."""
@@ -534,6 +527,7 @@ class Engine:
             for request in self._everyone():
                 self._end(request, "abort")
             self._notify([])
+            self._masks.close()
             self.program.close()
 
     def _everyone(self) -> list[Request]:

@@ -15,9 +15,10 @@ from penstock.engine.logprobs import check_row, row_logprobs
 from penstock.engine.request import Request
 from penstock.engine.row_state import ROW_DTYPE, RowState
 from penstock.engine.scheduler import Chunk
+from penstock.errors import PenstockError
 from penstock.sampling_fields import NATIVE_FIELDS
 
-__all__ = ["SamplingRows", "accept_row", "row_arrays"]
+__all__ = ["SamplingRows", "accept_row", "mask_errors", "row_arrays"]
 
 
 def _state(request: Request, vocab_size: int) -> RowState:
@@ -190,6 +191,18 @@ def _biases(requests: Sequence[Request], states: Sequence[RowState]) -> Biases |
         return None
     ids, values = zip(*flat, strict=True)
     return Biases(_starts([len(row) for row in rows]), np.array(ids, np.int32), np.array(values, np.float32))
+
+
+def mask_errors(requests: Sequence[Request]) -> list[tuple[Request, PenstockError]]:
+    """Make the masks that are not made yet, and return the requests whose grammar failed."""
+    failed = []
+    for request in requests:
+        try:
+            if request.matcher is not None:
+                _ = request.matcher.mask
+        except PenstockError as error:
+            failed.append((request, error))
+    return failed
 
 
 def accept_row(request: Request, rows: Sampled, row: int) -> None:

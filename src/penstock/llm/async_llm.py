@@ -203,8 +203,9 @@ class AsyncLLM:
         wanted = params
         if params is None and not sampling.keys().isdisjoint(GRAMMAR_FIELDS):
             wanted = SamplingParams(**sampling)
-        if isinstance(wanted, SamplingParams) and wanted.answer_grammar is not None:
-            await asyncio.to_thread(self.llm.compile_grammar, wanted)
+        compiling = self.llm.compile_grammar(wanted) if isinstance(wanted, SamplingParams) else None
+        if compiling is not None:
+            _grammar = await asyncio.wrap_future(compiling)  # kept until it is found again
         plain = self.llm.stream(prompt, params, options, **sampling)
         stream = AsyncStream(plain, self._work)
         self._streams[plain.id] = stream

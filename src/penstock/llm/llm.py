@@ -44,9 +44,12 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.validation import missing_attribute
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from numpy.typing import NDArray
 
     from penstock.llm.conversation import Conversation
+    from penstock.text.grammar.compiler import Grammar
 
 __all__ = ["LLM", "Prompt"]
 
@@ -508,6 +511,8 @@ class LLM:
     def close(self) -> None:
         """End every request and free the memory.  Calling it again, or in a forked child, does nothing."""
         self.engine.close()
+        if self.engine.is_closed:  # not in a forked child
+            self._grammars.close()
         if self._tokenizer is not None:
             self._tokenizer.close()
 
@@ -548,13 +553,16 @@ class LLM:
             grammars=self._grammars,
         )
 
-    def compile_grammar(self, params: SamplingParams) -> None:
-        """Compile the grammar of a later request, which then begins at once.  Raises the errors of the request.
+    def compile_grammar(self, params: SamplingParams) -> Future[Grammar] | None:
+        """Begin to compile the grammar of a later request in another thread; None without one.
 
-        A large grammar takes a second, in which other threads run.
+        That request begins at once if the result is still referred to, which has the errors of the grammar.  Cancel the
+        result if the request is no longer wanted.
         """
-        if params.answer_grammar is not None:
-            self._resolve(params)
+        source = params.answer_grammar
+        if source is None or self.info.tail or not self.has_text:  # the request is refused
+            return None
+        return self._grammars.begin(source)
 
     @property
     def has_text(self) -> bool:

@@ -135,8 +135,9 @@ class LocalBackend:
         request_id: str = "",
     ) -> EventAnswer:
         """Begin answers, as Backend defines it.  ``request_id`` is for logs and is not used here."""
-        if params.answer_grammar is not None:
-            await asyncio.to_thread(self.llm.compile_grammar, params)
+        compiling = self.llm.compile_grammar(params)
+        if compiling is not None:
+            _grammar = await asyncio.wrap_future(compiling)  # kept until it is found again
         return self._begin(lambda key: self._engine_thread.submit(key, prompt_ids, params, options))
 
     async def score(

@@ -66,7 +66,8 @@ def resolve_params(
 def answer_text(
     tokenizer: Tokenizer, params: SamplingParams, ends: frozenset[int], prompt: str | Sequence[int]
 ) -> TextStream:
-    """Return the text stream of an answer to ``prompt``."""
+    """Return the text stream of an answer to ``prompt``.  A grammar describes the bytes of the answer's tokens."""
     shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt) if params.echo else ""
-    rules = StopRules(params.stop, ends, params.include_stop_str_in_output, params.min_tokens)
+    keeps_bytes = params.answer_grammar is not None
+    rules = StopRules(params.stop, ends, params.include_stop_str_in_output, params.min_tokens, keeps_bytes)
     return TextStream(tokenizer, rules, echo=shown if params.echo else "")

@@ -18,7 +18,7 @@ from penstock.engine.capabilities import check_continues
 from penstock.engine.params import SamplingParams
 from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Request, Status
-from penstock.engine.sampler import SamplingRows, accept_row
+from penstock.engine.sampler import SamplingRows, accept_row, mask_errors
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.lite.model import Model
 from penstock.lite.tensor import Tensor
@@ -173,8 +173,12 @@ class _Run:
             for request, ids in zip(requests, first.tolist(), strict=True):
                 request.accept(ids[0])
             return
+        for request, error in mask_errors(requests):
+            request.finish("error", error)
         sampled = native.sample_logits(generator._sampler, first, self._rows.of(requests))
         for row, request in enumerate(requests):
+            if request.status is Status.FINISHED:
+                continue
             try:
                 accept_row(request, sampled, row)
             except PenstockError as error:

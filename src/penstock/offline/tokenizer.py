@@ -77,7 +77,7 @@ class OtherTokenizer(Tokenizer):
     def close(self) -> None:
         """Do nothing: the caller owns the wrapped object."""
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, *, keeps_bytes: bool = False) -> Detokenizer:
         """Return a new incremental detokenizer."""
         return WindowDetokenizer(self)
 

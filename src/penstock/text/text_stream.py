@@ -51,13 +51,14 @@ class StopRules:
     """The conditions that end a text.
 
     ``strings`` and the tokens ``ids`` end it, neither before ``min_tokens`` tokens.  They are part of the text only
-    with ``keep``; special tokens never are.
+    with ``keep``; special tokens never are.  ``keeps_bytes``: as ``Tokenizer.detokenizer`` has it.
     """
 
     strings: Sequence[str] = ()
     ids: frozenset[int] = frozenset()
     keep: bool = False
     min_tokens: int = 0
+    keeps_bytes: bool = False
 
 
 class TextStream:
@@ -67,8 +68,10 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: StopRules | None = None, echo: str = "") -> None:
-        self._detokenizer = tokenizer.detokenizer()
         self._stops = stops or StopRules()
+        self._detokenizer = (
+            tokenizer.detokenizer(keeps_bytes=True) if self._stops.keeps_bytes else tokenizer.detokenizer()
+        )
         self._matcher = StopMatcher(self._stops.strings, self._stops.keep)
         self._pieces: list[str] = [echo] if echo else []
         self._num_tokens = 0

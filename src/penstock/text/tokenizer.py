@@ -160,9 +160,13 @@ class Tokenizer:
         """Return the text of each list of token ids, without special tokens."""
         return self._backend.decode_each(lists)
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a new incremental detokenizer."""
-        return ByteDetokenizer(self) if self._backend.is_byte_level else WindowDetokenizer(self)
+    def detokenizer(self, *, keeps_bytes: bool = False) -> Detokenizer:
+        """Return a new incremental detokenizer.
+
+        ``keeps_bytes``: the text is the bytes of all tokens, also the space in front of the first word, which some
+        tokenizers drop.
+        """
+        return ByteDetokenizer(self) if keeps_bytes or self._backend.is_byte_level else WindowDetokenizer(self)
 
     def is_special(self, token: int) -> bool:
         """Return True if a token stands for no text."""

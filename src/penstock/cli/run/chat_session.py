@@ -30,6 +30,8 @@ __all__ = ["ChatSession", "note"]
 _COMMANDS: Final = (
     ("/set NAME VALUE", "set a sampling field (/set temperature 0.7); without VALUE: back to its default;\n"
                         "without NAME: list the fields"),
+    ("/json SCHEMA", "answers follow a JSON schema, a file or the schema itself; without SCHEMA: they are any object;\n"
+                     "/json off: they are text again"),
     ("/settings", "show the sampling fields that are set, and how full the context is"),
     ("/system TEXT", "start a new conversation with a system message; without TEXT: with none"),
     ("/clear, /new", "start a new conversation with the same system message"),
@@ -200,6 +202,7 @@ class ChatSession:
             "set": lambda: (
                 self._set(*argument.replace("=", " ", 1).partition(" ")[::2]) if argument else self._show_fields()
             ),
+            "json": lambda: self._set_format(argument),
             "system": lambda: self._begin_again(argument),
             **dict.fromkeys(("clear", "new", "reset"), lambda: self._begin_again(self._system)),
             "undo": self._undo,
@@ -217,7 +220,7 @@ class ChatSession:
         note("\n".join([*rows, _KEYS]))
 
     def _show_settings(self) -> None:
-        listed = ", ".join(f"{key} {value}" for key, value in self._settings.items()) or "the model's defaults"
+        listed = ", ".join(f"{key} {value!s:.200}" for key, value in self._settings.items()) or "the model's defaults"
         note(f"sampling: {listed}; context: {self._num_tokens} of {self._llm.engine.max_len} tokens")
 
     def _show_fields(self) -> None:
@@ -304,8 +307,27 @@ class ChatSession:
         self._settings = settings
         self._show_settings()
 
-    def _check(self, settings: Mapping[str, Any]) -> None:
-        """Raise InvalidArgumentError for fields that do not exist, that have a wrong value, or that a chat lacks."""
+    def _set_format(self, schema: str) -> None:
+        """Let the next answers follow a JSON schema.  Raises its errors, and keeps the format before it."""
+        from penstock.cli.options import text_or_file
+        from penstock.text.grammar.source import GRAMMAR_FIELDS
+
+        settings = {key: value for key, value in self._settings.items() if key not in GRAMMAR_FIELDS}
+        if not schema:
+            settings["json_object"] = True
+        elif schema != "off":
+            settings["json_schema"] = text_or_file("json_schema", schema)
+        grammar = self._llm.compile_grammar(self._check(settings))
+        if grammar is not None:
+            grammar.result()
+        self._settings = settings
+        self._show_settings()
+
+    def _check(self, settings: Mapping[str, Any]) -> SamplingParams:
+        """Return the parameters of fields.
+
+        Raises InvalidArgumentError for those that do not exist, that have a wrong value, or that a chat lacks.
+        """
         from penstock.engine.params import SamplingParams
 
         for name in _UNSHOWN:
@@ -315,7 +337,7 @@ class ChatSession:
                 )
         if settings.get("n", 1) != 1 or settings.get("best_of", 1) != 1:
             raise InvalidArgumentError("n and best_of must be 1 in a chat")
-        SamplingParams(**settings)
+        return SamplingParams(**settings)
 
 
 def _split_command(line: str) -> tuple[str, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta
@@ -18,6 +17,7 @@ from penstock.errors import PenstockError
 from penstock.serving.openai import unsupported_fields
 from penstock.serving.request_fields import MAX_NAME_CHARS, Body, extended
 from penstock.text.grammar.compiler import check_grammar
+from penstock.text.grammar.shared_jobs import SharedJobs
 from penstock.text.grammar.source import GRAMMAR_FIELDS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _NAMES: Final = {
 }
 """vLLM's names of the fields of SamplingParams."""
 GUIDED: Final = {f"guided_{name}": field for name, field in _NAMES.items() if name != "json_object"}
-_COMPILING: Final = ThreadPoolExecutor(2, "penstock-grammar")
+_CHECKS: Final = SharedJobs(check_grammar, "penstock-grammar-check")
 """Threads of their own, so that slow grammars delay nothing else."""
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ async def checked_grammar(body: SamplingFields) -> dict[str, Any]:
     try:
         source = SamplingParams(**{field: value}).answer_grammar
         if source is not None:
-            await asyncio.get_running_loop().run_in_executor(_COMPILING, check_grammar, source)
+            await asyncio.wrap_future(_CHECKS.begin(source))
     except PenstockError as error:
         raise RefusalError(400, error.naming(path), param=path, code=error.code) from None
     return {field: value}

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from penstock.llm.llm import LLM
     from penstock.runtime.program import ProgramLimits
     from penstock.runtime.ranks.stage_server import StageServer
+    from penstock.text.grammar.compiler import Grammar
 
 __all__ = ["CONNECT_S", "Stream", "Worker", "main", "ready", "serve_over_tls"]
 
@@ -103,7 +104,7 @@ class Worker:
         self._sending = threading.Lock()  # reports of pages are sent in their order
         self._engine_thread: EngineThread | None = None
         self._pages: WorkerPages | None = None
-        self._compiling: set[int] = set()  # requests whose grammar is compiled
+        self._compiling: dict[int, asyncio.Future[Grammar]] = {}  # of requests that begin with it
 
     def leave(self) -> bool:
         """Tell the primary that this worker is about to end: it moves the requests and then ends the stream.
@@ -197,7 +198,9 @@ class Worker:
                 ),
             )
         elif kind == "abort":
-            self._compiling.discard(message.abort.key)
+            compiling = self._compiling.pop(message.abort.key, None)
+            if compiling is not None:
+                compiling.cancel()
             thread.abort(message.abort.key)
         elif kind == "ask_pages" and self._journal is not None:
             self._journal.ask()
@@ -208,7 +211,7 @@ class Worker:
         """Begin answers.  A grammar is compiled in another thread first, because that may take long."""
         try:
             params = sampling_from(submit.sampling)
-            has_grammar = params.answer_grammar is not None
+            compiling = thread.llm.compile_grammar(params)
         except Exception as error:
             self._refuse(submit.key, error)
             return
@@ -217,22 +220,20 @@ class Worker:
             ids, options = list(submit.prompt_ids), options_from(submit.options)
             thread.submit(key, ids, params, options, begun_from(submit.begun))
 
-        def compiled(done: asyncio.Future[None]) -> None:
-            if submit.key not in self._compiling:  # aborted meanwhile
+        def compiled(done: asyncio.Future[Grammar]) -> None:
+            if self._compiling.pop(submit.key, None) is None:  # aborted meanwhile
                 return
-            self._compiling.discard(submit.key)
             error = asyncio.CancelledError() if done.cancelled() else done.exception()
             if error is None:
-                self._begin(submit.key, call)
+                self._begin(submit.key, call)  # it finds the grammar that ``done`` refers to
             else:
                 self._refuse(submit.key, error)
 
-        if not has_grammar:
+        if compiling is None:
             self._begin(submit.key, call)
             return
-        self._compiling.add(submit.key)
-        compiling = asyncio.get_running_loop().run_in_executor(None, thread.llm.compile_grammar, params)
-        compiling.add_done_callback(compiled)
+        self._compiling[submit.key] = asyncio.wrap_future(compiling)
+        self._compiling[submit.key].add_done_callback(compiled)
 
     def _refuse(self, key: int, error: BaseException) -> None:
         self._stream.send(pb.FromWorker(refused=pb.Refused(key=key, error=error_to(error))))

@@ -10,12 +10,15 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from concurrent.futures import Future
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from penstock.config import show
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
 from penstock.text.grammar.matcher import GrammarMatcher, fill_mask
+from penstock.text.grammar.shared_jobs import SharedJobs
 from penstock.text.grammar.vocabulary import make_vocabulary
 
 if TYPE_CHECKING:
@@ -73,16 +76,39 @@ class Grammar:
 
 
 class GrammarCompiler:
-    """The grammars of one model, of which the last ones are kept.  Any number of threads may use it."""
+    """The grammars of one model.  The last ones are kept, and those that somebody refers to are found again.
+
+    Any number of threads may use it.  Equal grammars that are asked for at the same time are compiled once.
+    """
 
     def __init__(self, tokenizer: Callable[[], Tokenizer], vocab_size: int, end_ids: Iterable[int]) -> None:
         self._tokenizer, self._vocab_size, self._end_ids = tokenizer, vocab_size, tuple(end_ids)
         self._lock = threading.Lock()
         self._kept: OrderedDict[GrammarSource, Grammar] = OrderedDict()
+        self._referenced: WeakValueDictionary[GrammarSource, Grammar] = WeakValueDictionary()
+        self._jobs = SharedJobs(self._find_or_compile, "penstock-grammar")
+        self._vocabulary_lock = threading.Lock()
+        self._made: LLTokenizer | None = None
 
-    @cached_property
+    @property
     def _vocabulary(self) -> LLTokenizer:
-        return make_vocabulary(self._tokenizer(), self._vocab_size, self._end_ids)
+        with self._vocabulary_lock:
+            if self._made is None:
+                self._made = make_vocabulary(self._tokenizer(), self._vocab_size, self._end_ids)
+            return self._made
+
+    def begin(self, source: GrammarSource) -> Future[Grammar]:
+        """Compile a grammar in one of two threads of this object, so that it delays nothing else.
+
+        ``compile`` returns the same grammar at once while somebody refers to the result, which has the errors of
+        ``compile``.  Cancel it when it is no longer wanted.
+        """
+        found = self._find(source)
+        if found is None:
+            return self._jobs.begin(source)
+        done: Future[Grammar] = Future()
+        done.set_result(found)
+        return done
 
     def compile(self, source: GrammarSource) -> Grammar:
         """Return a grammar.
@@ -90,17 +116,37 @@ class GrammarCompiler:
         Raises InvalidArgumentError or UnsupportedError naming the keyword or the place that is wrong, and
         UnsupportedError for a model whose tokens are not known as bytes.
         """
+        return self._find(source) or self._jobs.call(source)
+
+    def close(self) -> None:
+        """Compile no grammar that has not begun."""
+        self._jobs.close()
+
+    def _find(self, source: GrammarSource) -> Grammar | None:
+        with self._lock:
+            grammar = self._referenced.get(source)
+            if source in self._kept:
+                self._kept.move_to_end(source)
+            return grammar
+
+    def _find_or_compile(self, source: GrammarSource) -> Grammar:
+        found = self._find(source)
+        if found is not None:
+            return found
+        grammar = self._compile(source)
+        with self._lock:
+            self._kept[source] = self._referenced[source] = grammar
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def _compile(self, source: GrammarSource) -> Grammar:
         from llguidance import LLMatcher
 
-        with self._lock:
-            grammar = self._kept.get(source)
-            if grammar is not None:
-                self._kept.move_to_end(source)
-                return grammar
-            try:
-                vocabulary = self._vocabulary
-            except UnsupportedError as error:
-                raise UnsupportedError(f"{source.field}: {error}", param=source.field) from None
+        try:
+            vocabulary = self._vocabulary
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{source.field}: {error}", param=source.field) from None
         text = source.lark()
 
         def compiled() -> LLMatcher:
@@ -109,12 +155,7 @@ class GrammarCompiler:
                 raise _refusal(source, matcher.get_error())
             return matcher
 
-        grammar = Grammar(source, compiled, self._vocab_size)
-        with self._lock:
-            self._kept[source] = grammar
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
-        return grammar
+        return Grammar(source, compiled, self._vocab_size)
 
 
 @lru_cache(MAX_KEPT)
@@ -141,8 +182,7 @@ def _refusal(source: GrammarSource, message: str) -> PenstockError:
     where = ""
     if place is not None:
         text = text[place.end() :]
-        if source.field == "grammar":
-            where = f" at line {max(1, int(place[1]) - 1)}, column {place[2]}"
+        where = source.place(int(place[1]), int(place[2]))
     text = text.rpartition("\nerror: ")[2]  # a regular expression, which stands before its error
     text = " ".join(text.removeprefix("failed to compile JSON schema: ").split())
     kind: Any = UnsupportedError if _UNSUPPORTED.search(text) else InvalidArgumentError

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from numpy.typing import NDArray
 
-__all__ = ["GrammarMatcher", "fill_mask"]
+__all__ = ["GrammarMatcher", "MaskThread", "fill_mask"]
+
+_FULL_LEXER: Final = "too many states"
 
 
 def fill_mask(matcher: LLMatcher, field: str, num_words: int) -> NDArray[np.uint32]:
@@ -42,8 +46,8 @@ def _failure(matcher: LLMatcher, field: str) -> InvalidArgumentError:
 class GrammarMatcher:
     """The state of one answer in its grammar.
 
-    ``mask`` has a set bit for each token that may come next [ceil(vocab / 32)].  An error leaves no mask that allows
-    more: the request must end.  ``renew`` compiles the grammar again.
+    An error leaves no mask that allows more: the request must end.  ``renew`` compiles the grammar again.  One thread
+    at a time may use it.
     """
 
     def __init__(
@@ -51,7 +55,38 @@ class GrammarMatcher:
     ) -> None:
         self._matcher, self._renew, self._field = matcher, renew, field
         self._tokens: list[int] = []
-        self.mask = mask
+        self._mask: NDArray[np.uint32] | None = mask
+        self._num_words = len(mask)
+        self._error: PenstockError | None = None
+
+    @property
+    def has_mask(self) -> bool:
+        """True if the mask of the next token is made."""
+        return self._mask is not None
+
+    @property
+    def mask(self) -> NDArray[np.uint32]:
+        """A set bit for each token that may come next [ceil(vocab / 32)].
+
+        The first call after a token takes about 50 us, in which other threads run, at the limits 14 ms.  Raises
+        InvalidArgumentError if the grammar exceeds them.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._mask is None:
+            try:
+                self._mask = self._fill()
+            except PenstockError as error:
+                self._error = error
+                raise
+        return self._mask
+
+    def _fill(self) -> NDArray[np.uint32]:
+        try:
+            return fill_mask(self._matcher, self._field, self._num_words)
+        except InvalidArgumentError as error:
+            self._begin_again(error)
+            return fill_mask(self._matcher, self._field, self._num_words)
 
     def accept(self, tokens: Sequence[int]) -> bool:
         """Take the next tokens.  Returns True if the answer is complete, so that no token may follow.
@@ -61,21 +96,57 @@ class GrammarMatcher:
         if not tokens:
             return False
         self._tokens += tokens
+        self._mask = None
         try:
-            return self._advance(tokens)
-        except PenstockError:  # perhaps by the limit that other answers have used up
-            self._matcher = self._renew()
-            return self._advance(self._tokens)
-
-    def _advance(self, tokens: Sequence[int]) -> bool:
-        is_complete = self._take(tokens)
-        self.mask = np.zeros_like(self.mask) if is_complete else fill_mask(self._matcher, self._field, len(self.mask))
+            is_complete = self._take(tokens)
+        except InvalidArgumentError as error:
+            is_complete = self._begin_again(error)
+        if is_complete:
+            self._mask = np.zeros(self._num_words, np.uint32)
         return is_complete
 
+    def _begin_again(self, error: InvalidArgumentError) -> bool:
+        """Take the tokens with a grammar of its own, if other answers may have used up the limit of the shared one.
+
+        Any other error would come again, after the time of a compilation.
+        """
+        if _FULL_LEXER not in str(error):
+            raise error
+        self._matcher = self._renew()
+        return self._take(self._tokens)
+
     def _take(self, tokens: Sequence[int]) -> bool:
+        if not tokens:
+            return False
         num_taken = self._matcher.try_consume_tokens(list(tokens))
         if self._matcher.is_error():
             raise _failure(self._matcher, self._field)
         if num_taken < len(tokens):
             raise InternalError(f"{self._field}: token {tokens[num_taken]} is not allowed by the grammar")
         return bool(self._matcher.is_stopped())
+
+
+class MaskThread:
+    """Makes masks while a step runs.  Its thread starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "penstock-masks")
+
+    @contextmanager
+    def making(self, matchers: Sequence[GrammarMatcher]) -> Iterator[None]:
+        """Make the masks during the block.  An error of a grammar comes with the next use of its mask."""
+        made = self._pool.submit(_make_masks, matchers)
+        try:
+            yield
+        finally:
+            made.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(wait=False)
+
+
+def _make_masks(matchers: Sequence[GrammarMatcher]) -> None:
+    for matcher in matchers:
+        with suppress(PenstockError):
+            _ = matcher.mask

@@ -36,6 +36,14 @@ class GrammarSource:
         """Return the grammar in Lark.  Raises InvalidArgumentError."""
         return _TRANSLATIONS[self.field](self.text)
 
+    def place(self, line: int, column: int) -> str:
+        """Return where a place of ``lark`` is in the grammar itself; "" if that has no lines."""
+        if self.field != "grammar":
+            return ""
+        if _is_lark(self.text):
+            return f" at line {max(1, line - 1)}, column {column}"
+        return _gbnf_place(self.text, self.lark().splitlines()[:line])
+
 
 def grammar_of(values: Mapping[str, Any]) -> GrammarSource | None:
     """Return the grammar that checked fields of SamplingParams ask for, if any.
@@ -117,9 +125,13 @@ _IS_LARK: Final = re.compile(r"^[ \t]*(%llguidance\b|start(\[[^\]\n]*\])?[ \t]*:
 _IS_GBNF: Final = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
 
 
+def _is_lark(text: str) -> bool:
+    return _IS_LARK.search(text) is not None
+
+
 def _grammar_lark(text: str) -> str:
     """Return a grammar in Lark or GBNF as Lark; both are known by their first rule."""
-    if _IS_LARK.search(text) is None:
+    if not _is_lark(text):
         if _IS_GBNF.search(text) is None:
             raise refusal("grammar", "Lark with a rule `start: ...` or GBNF with a rule `root ::= ...`", text)
         text = _gbnf_lark(text)
@@ -134,14 +146,23 @@ def _grammar_lark(text: str) -> str:
     return _with_options(text, options)
 
 
-_GBNF_PART: Final = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#[^\n]*', re.DOTALL)
+_GBNF_PART: Final = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#[^\n]*|\.', re.DOTALL)
+_GBNF_RULE: Final = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#[^\n]*|([\w-]+)[ \t]*::=', re.DOTALL)
+_LARK_RULE: Final = re.compile(r"([A-Za-z]\w*): ")
+_ANY_CHARACTER: Final = "[\\x00-\U0010ffff]"
+"""Also a line break, as in llama.cpp; in Lark the dot has all others."""
 _GBNF_ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 _SET_OPERATORS: Final = ("&&", "--", "~~")
 _MAX_GBNF_RULES: Final = 1000
 
 
 def _plain_escape(match: re.Match[str]) -> str:
-    r"""Return a character instead of its escape \u or \U, whose leading zeros the converter drops."""
+    r"""Return a character instead of its escape \u or \U, whose leading zeros the converter drops, and instead of \-.
+
+    The converter refuses the latter.
+    """
+    if match[0] == r"\-":
+        return r"\x2d"
     code = int(match[1] or match[2] or "0", 16)
     if not (match[1] or match[2]) or code > 0x10FFFF or 0xD800 <= code < 0xE000:
         return match[0]
@@ -150,6 +171,8 @@ def _plain_escape(match: re.Match[str]) -> str:
 
 def _plain_part(match: re.Match[str]) -> str:
     part = match[0]
+    if part == ".":
+        return _ANY_CHARACTER
     if part[0] == "[":
         for operator in _SET_OPERATORS:
             if operator in part:
@@ -176,6 +199,24 @@ def _gbnf_lark(text: str) -> str:
     except Exception as error:  # the converter raises this class for a rule that is missing or written twice
         raise InvalidArgumentError(f"grammar: {show(str(error))[1:-1]}", param="grammar") from None
     return converted
+
+
+def _gbnf_place(text: str, lark_lines: list[str]) -> str:
+    """Return which rule of a GBNF grammar the last one of these lines of its translation belongs to, and its line.
+
+    The converter changes names: it writes hyphens as underlines, some in upper case, and ``root`` as ``start``.
+    """
+    heads = (match for match in map(_LARK_RULE.match, reversed(lark_lines)) if match is not None)
+    head = next(heads, None)
+    for rule in _GBNF_RULE.finditer(text):
+        if rule[1] and head is not None and _plain_name(rule[1]) == _plain_name(head[1]):
+            return f" in the rule {rule[1]} at line {text.count(chr(10), 0, rule.start()) + 1}"
+    return ""
+
+
+def _plain_name(name: str) -> str:
+    plain = name.replace("-", "").replace("_", "").lower()
+    return "root" if plain == "start" else plain
 
 
 _TRANSLATIONS: Final[dict[str, Callable[[str], str]]] = {
