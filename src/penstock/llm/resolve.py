@@ -68,5 +68,7 @@ def answer_text(
 ) -> TextStream:
     """Return the text stream of an answer to ``prompt``."""
     shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt) if params.echo else ""
-    rules = StopRules(params.stop, ends, params.include_stop_str_in_output, params.min_tokens)
+    rules = StopRules(
+        params.stop, ends, params.include_stop_str_in_output, params.min_tokens, params.skip_special_tokens
+    )
     return TextStream(tokenizer, rules, echo=shown if params.echo else "")

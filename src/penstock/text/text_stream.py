@@ -51,13 +51,14 @@ class StopRules:
     """The conditions that end a text.
 
     ``strings`` and the tokens ``ids`` end it, neither before ``min_tokens`` tokens.  They are part of the text only
-    with ``keep``; special tokens never are.
+    with ``keep``.  Special tokens are part of it only without ``skip_special_tokens``.
     """
 
     strings: Sequence[str] = ()
     ids: frozenset[int] = frozenset()
     keep: bool = False
     min_tokens: int = 0
+    skip_special_tokens: bool = True
 
 
 class TextStream:
@@ -67,8 +68,8 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: StopRules | None = None, echo: str = "") -> None:
-        self._detokenizer = tokenizer.detokenizer()
         self._stops = stops or StopRules()
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=self._stops.skip_special_tokens)
         self._matcher = StopMatcher(self._stops.strings, self._stops.keep)
         self._pieces: list[str] = [echo] if echo else []
         self._num_tokens = 0

@@ -156,22 +156,26 @@ class Tokenizer:
         """Return the text of token ids."""
         return self._backend.decode(listed_token_ids("ids", ids), skip_special_tokens=skip_special_tokens)
 
-    def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
-        """Return the text of each list of token ids, without special tokens."""
-        return self._backend.decode_each(lists)
+    def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each list of token ids."""
+        return self._backend.decode_each(lists, skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a new incremental detokenizer."""
-        return ByteDetokenizer(self) if self._backend.is_byte_level else WindowDetokenizer(self)
+        kind = ByteDetokenizer if self._backend.is_byte_level else WindowDetokenizer
+        return kind(self, skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token: int) -> bool:
         """Return True if a token stands for no text."""
         return self._backend.token(token)[1]
 
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token, possibly part of a character; b"" for a special or an unknown token."""
+    def token_bytes(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
+        """Return the bytes of a token, possibly part of a character; b"" for an unknown token.
+
+        Those of a special token are b"", too, unless ``skip_special_tokens`` is False.
+        """
         text, special = self._backend.token(token)
-        return b"" if special else text
+        return b"" if special and skip_special_tokens else text
 
     def vocabulary(self) -> tuple[list[bytes], list[int]]:
         """Return the bytes of each token by its id, and the ids of special tokens.

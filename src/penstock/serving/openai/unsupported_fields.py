@@ -50,7 +50,6 @@ _VLLM: Final[Fields] = {
     "prompt_logprobs": refused("use echo with logprobs in /v1/completions", []),
     "use_beam_search logits_processors kv_transfer_params vllm_xargs request_id return_token_ids": _NOTHING,
     "length_penalty": refused("", [*EMPTY, 1]),
-    "skip_special_tokens": refused("", [True]),
     "spaces_between_special_tokens": _FLAG,
 }
 _TEXT: Final = _VLLM | _LLAMA_CPP

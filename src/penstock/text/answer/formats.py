@@ -6,6 +6,7 @@ the markers in a model's chat template.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -45,6 +46,7 @@ class OptionalPart:
 
 
 Part = str | Slot | OptionalPart
+_MARKER: Final = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ class ToolFormat:
         for part in self.call:
             if isinstance(part, OptionalPart):
                 texts += [text for text in part.parts if isinstance(text, str)]
-        return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
+        return tuple(dict.fromkeys(_MARKER.findall(" ".join(texts))))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -283,7 +283,7 @@ class AnswerParser:
                     end = str(parts[index])
                     text = yield from incoming.until(end.strip())
                     text = text.removesuffix("\n") if end.startswith("\n") else text
-                    arguments[key] = typed_value(text, kinds.get(key))
+                    arguments[key] = typed_value(text, kinds.get(key), schema)
                 elif isinstance(part, str):
                     yield from incoming.expect(part)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from penstock.text.answer.incoming import NotACall
 
-__all__ = ["arguments_text", "json_calls", "json_object", "python_calls", "typed_value"]
+__all__ = ["arguments_text", "json_calls", "json_object", "python_calls", "typed_value", "value_types"]
 
 MAX_PYTHON_CHARS: Final = 1 << 16
 MAX_CALLS: Final = 128
@@ -97,12 +97,12 @@ def _python_value(node: ast.expr) -> Any:
     raise NotACall
 
 
-def typed_value(text: str, schema: object) -> Any:
-    """Return the value of an argument that is written as bare text, by its JSON schema.
+def typed_value(text: str, schema: object, root: Mapping[str, Any]) -> Any:
+    """Return the value of an argument that is written as bare text, by its JSON schema in the schema ``root``.
 
     A text that is not of the type stays a text.  Without a type it is a text.
     """
-    kinds = _types(schema)
+    kinds = value_types(schema, root)
     if text.strip() in ("null", "None") and "null" in kinds:
         return None
     if not kinds or "string" in kinds:
@@ -114,17 +114,30 @@ def typed_value(text: str, schema: object) -> Any:
         return text
 
 
-def _types(schema: object) -> set[str]:
-    if not isinstance(schema, Mapping):
+_KINDS: Final[dict[type, str]] = {
+    str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array", dict: "object"
+}  # fmt: skip
+
+
+def value_types(schema: object, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """Return the types that a JSON schema in the schema ``root`` names; empty if it names none."""
+    if not isinstance(schema, Mapping) or depth > 8:
         return set()
-    kinds = schema.get("type")
-    found = {kinds} if isinstance(kinds, str) else {kind for kind in kinds or () if isinstance(kind, str)}
-    for key in ("anyOf", "oneOf"):
-        options = schema.get(key)
-        for option in options if isinstance(options, list) else ():
-            kind = option.get("type") if isinstance(option, Mapping) else None
-            if isinstance(kind, str):
-                found.add(kind)
+    types = schema.get("type")
+    found = {types} if isinstance(types, str) else {kind for kind in types or () if isinstance(kind, str)}
+    if not found:
+        listed = (
+            schema.get("enum") if isinstance(schema.get("enum"), list) else [schema[k] for k in schema if k == "const"]
+        )
+        found |= {_KINDS[type(value)] for value in listed or ()}
+    options = [option for key in ("anyOf", "oneOf") for option in schema.get(key) or () if isinstance(option, Mapping)]
+    target = schema.get("$ref")
+    if isinstance(target, str) and target.startswith("#/"):
+        place, _, name = target[2:].partition("/")
+        definitions = root.get(place)
+        options.append(definitions.get(name, {}) if isinstance(definitions, Mapping) else {})
+    for option in options:
+        found |= value_types(option, root, depth + 1)
     return found
 
 
