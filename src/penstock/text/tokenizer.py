@@ -67,6 +67,7 @@ class Tokenizer:
         self.special_tokens = read_tokenizer_config(files).special_tokens
         self.chat_templates, self._template_damage = _chat_templates(files)
         self.pooling_head = read_pooling_head(files)
+        self._special_ids: dict[str, int | None] = {}
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -168,6 +169,15 @@ class Tokenizer:
     def is_special(self, token: int) -> bool:
         """Return True if a token stands for no text."""
         return self._backend.token(token)[1]
+
+    def special_ids(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return the id of each of the texts that is one special token."""
+        for text in texts:
+            if text not in self._special_ids:
+                ids = self.encode(text, add_special_tokens=False)
+                self._special_ids[text] = ids[0] if len(ids) == 1 and self.is_special(ids[0]) else None
+        ids_of = {text: self._special_ids[text] for text in texts}
+        return {text: token for text, token in ids_of.items() if token is not None}
 
     def token_bytes(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
         """Return the bytes of a token, possibly part of a character; b"" for an unknown token.

@@ -49,7 +49,8 @@ TEXTS = {
     "glm4": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zü\"r}i<ch</arg_value>\n<arg_key>days</arg_key>\n"
     f"<arg_value>3</arg_value>\n<arg_key>near</arg_key>\n<arg_value>{NEAR}</arg_value>\n</tool_call>\n"
     "<tool_call>now\n</tool_call>",
-    "deepseek_v3": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function{SEP}weather\n```json\n{J}\n```<｜tool▁call▁end｜>\n"
+    "deepseek_v3": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function{SEP}weather\n```json\n{J}\n```"
+    "<｜tool▁call▁end｜>\n"
     f"<｜tool▁call▁begin｜>function{SEP}now\n```json\n{{}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "deepseek_v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather{SEP}{J}<｜tool▁call▁end｜>"
     f"<｜tool▁call▁begin｜>now{SEP}{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
@@ -138,12 +139,14 @@ NOT_CALLS = {
         '<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>', "</tool_call>", "<tool_call>[]</tool_call>",
     ],
     "llama3_json": ['{"a": 1}', '{"name": "unknown", "parameters": {}}', "{", '{"name": "now"', "[1]", " {]} x"],
-    "pythonic": ["[1, 2]", "[unknown()]", "[now(1)]", "[now(x=y)]", "[now(", "[" * 300, "[now(**{})]", "[x for x in y]"],
+    "pythonic": ["[1, 2]", "[unknown()]", "[now(1)]", "[now(x=y)]", "[now(", "[" * 300, "[now(**{})]",
+                 "[x for x in y]"],
     "lfm2": ["<|tool_call_start|>now", "<|tool_call_start|>[now(x=__import__('os'))]<|tool_call_end|>"],
     "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS] [1]", "[TOOL_CALLS] " + "x" * 300 + "{}", "[TOOL_CALLS]now[ARGS]x"],
     "qwen3_coder": ["<tool_call>\n<function=now", "<function=now>\n<parameter=a>\nb", "<function=>", "<tool_call>hm"],
     "glm4": ["<tool_call>now\n<arg_key>a</arg_key>", "<tool_call>now<arg_key>a b</arg_key>"],
-    "deepseek_v3": ["<｜tool▁calls▁begin｜>x", f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function{SEP}now\n```\n{{}}"],
+    "deepseek_v3": ["<｜tool▁calls▁begin｜>x",
+                    f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function{SEP}now\n```\n{{}}"],
     "harmony": ["<|channel|>commentary to=functions.now<|message|>{", "<|channel|>commentary to=functions.now"],
 }  # fmt: skip
 

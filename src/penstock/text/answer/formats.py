@@ -14,8 +14,8 @@ from typing import Final
 from penstock.validation import refusal
 
 __all__ = [
-    "REASONING_FORMATS", "TOOL_FORMATS", "AnswerFormat", "OptionalPart", "Part", "ReasoningFormat", "Slot", "ToolFormat",
-    "find_reasoning_format", "find_tool_format",
+    "REASONING_FORMATS", "TOOL_FORMATS", "AnswerFormat", "OptionalPart", "Part", "ReasoningFormat", "Slot",
+    "ToolFormat", "find_reasoning_format", "find_tool_format",
 ]  # fmt: skip
 
 
@@ -60,7 +60,8 @@ class ToolFormat:
     ``repeats_opening``.  ``bare``: an answer that begins with one of these characters may be a call without
     ``opening``, if a tool has its name.  ``value``: the parts of an argument.  ``arguments_key``: the key of the
     arguments in an object of JSON.  ``ends_reasoning``: a call ends the thoughts.  ``signs``: a chat template with all
-    texts of one of these tuples is of this format.  ``has_channels``: the whole answer is in the channels of gpt-oss.
+    texts of one of these tuples is of this format.  ``id_len``: the length of a call's id if the template demands one,
+    of digits and letters.  ``has_channels``: the whole answer is in the channels of gpt-oss.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ToolFormat:
     arguments_key: str = "arguments"
     ends_reasoning: bool = False
     signs: tuple[tuple[str, ...], ...] = ()
+    id_len: int = 0
     has_channels: bool = False
 
     @property
@@ -179,6 +181,7 @@ _FORMATS: Final = (
         call=(Slot.NAME, OptionalPart(("[CALL_ID]", Slot.WORD)), OptionalPart(("[ARGS]",)), Slot.ARGUMENTS),
         other_call=(Slot.CALL,),
         signs=(("[TOOL_CALLS]", "[ARGS]"),),
+        id_len=9,
     ),
     ToolFormat(
         name="mistral",
@@ -187,6 +190,7 @@ _FORMATS: Final = (
         other_call=(Slot.NAME, OptionalPart(("[CALL_ID]", Slot.WORD)), OptionalPart(("[ARGS]",)), Slot.ARGUMENTS),
         repeats_opening=False,
         signs=(("[TOOL_CALLS]",),),
+        id_len=9,
     ),
     ToolFormat(
         name="qwen3_coder",
