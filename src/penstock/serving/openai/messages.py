@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta, structs
 
-from penstock.api_errors import FieldError, refuse_if
+from penstock.api_errors import CombinationError, refuse_if
 from penstock.serving.openai import unsupported_fields
 from penstock.serving.request_fields import MAX_NAME_CHARS, Body, extended
 
@@ -52,6 +52,8 @@ class MessageToolCall(Body, kw_only=True):
     index: int | None = None
 
 
+_Nothing = Annotated[list[int], Meta(max_length=0)]
+"""Some clients repeat fields that they do not use as empty lists."""
 _Calls = Annotated[list[MessageToolCall], Meta(max_length=MAX_MESSAGES)]
 
 
@@ -61,10 +63,10 @@ class Message(_MessageFields, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     name: _Name | None = None
-    tool_calls: Annotated[_Calls | None, Meta(description="The calls of an assistant's message.")] = None
-    tool_call_id: Annotated[_Name | None, Meta(description="The call that a tool's message answers.")] = None
-    reasoning_content: Annotated[str | None, Meta(description="The thoughts of an assistant's message.")] = None
-    reasoning: Annotated[str | None, Meta(description="Another name of reasoning_content.")] = None
+    tool_calls: Annotated[_Calls | Literal[""] | None, Meta(description="The calls of an assistant's message.")] = None
+    tool_call_id: Annotated[_Name | _Nothing | None, Meta(description="The call that a tool's message answers.")] = None
+    reasoning_content: Annotated[str | _Nothing | None, Meta(description="An assistant's thoughts.")] = None
+    reasoning: Annotated[str | _Nothing | None, Meta(description="Another name of reasoning_content.")] = None
 
     @property
     def text(self) -> str:
@@ -75,7 +77,8 @@ class Message(_MessageFields, kw_only=True):
     @property
     def thoughts(self) -> str | None:
         """The thoughts, if there are any."""
-        return self.reasoning_content or self.reasoning
+        value = self.reasoning_content or self.reasoning
+        return value if isinstance(value, str) else None
 
 
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -120,12 +123,12 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Check the fields that only messages of some roles have.  Raises FieldError."""
+    """Check the fields that only messages of some roles have.  Raises CombinationError."""
     for index, message in enumerate(messages):
         path, is_assistant = f"messages[{index}]", message.role == "assistant"
         has_other = bool(message.tool_calls) or message.thoughts is not None
         if message.content is None and not (is_assistant and has_other):
-            raise FieldError(f"{path}.content", f"{path}.content is missing", "missing")
+            raise CombinationError(f"{path}.content", f"{path}.content is missing", "missing")
         for name in ("tool_calls", "reasoning_content", "reasoning"):
             is_wrong = bool(getattr(message, name)) and not is_assistant
             refuse_if(is_wrong, f"{path}.{name}: expected the role assistant, got {message.role}", f"{path}.{name}")
@@ -155,7 +158,7 @@ def plain(message: Message) -> dict[str, Any]:
         fields["content"] = message.text
     if message.tool_calls:
         fields["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
-    others = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": message.thoughts}
+    others = {"name": message.name, "tool_call_id": message.tool_call_id or None, "reasoning_content": message.thoughts}
     return fields | {name: value for name, value in others.items() if value is not None}
 
 
