@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from penstock.text.answer.formats import MESSAGE, START, ReasoningFormat, Slot, ToolFormat
+from penstock.text.answer.formats import MESSAGE, START, OptionalPart, ReasoningFormat, Slot, ToolFormat
 from penstock.text.answer.values import value_types
 from penstock.text.grammar.source import WHITESPACE
 
@@ -129,7 +129,7 @@ def _call(rules: _Rules, form: ToolFormat, name: str, schema: _Schema) -> str:
             parts.append(_values(rules, form, schema))
         elif isinstance(part, str):
             parts.append(rules.text(part))
-        elif part.parts[0] == "[ARGS]":
+        elif isinstance(part, OptionalPart) and part.parts[0] == "[ARGS]":
             parts.append(rules.text("[ARGS]"))
     return " ".join(parts)
 

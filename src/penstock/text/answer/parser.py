@@ -267,7 +267,8 @@ class AnswerParser:
 
     def _values(self, parts: tuple[Part, ...], schema: Mapping[str, Any]) -> Step[dict[str, Any]]:
         """Read arguments that are written one by one."""
-        incoming, arguments = self._incoming, {}
+        incoming = self._incoming
+        arguments: dict[str, Any] = {}
         kinds = schema.get("properties")
         kinds = kinds if isinstance(kinds, Mapping) else {}
         first = str(parts[0]).strip()
