@@ -273,7 +273,8 @@ export async function* answer({ model, messages, begun, settings }: Asked, signa
   const stream = { stream: true, stream_options: { include_usage: true } };
   let response: Response;
   if (messages && !begun) {
-    response = await postJson("v1/chat/completions", { model, messages, ...settings, ...stream }, signal);
+    // Thoughts stay in the text, which is what the page shows.
+    response = await postJson("v1/chat/completions", { model, messages, reasoning_format: "none", ...settings, ...stream }, signal);
   } else {
     // An answer is continued as a completion of the tokens of the conversation and of its beginning.
     const prompt = messages

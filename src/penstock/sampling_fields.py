@@ -214,6 +214,10 @@ SAMPLING_FIELDS: Final = (
         name="grammar", kind="text", wire=28, max_items=MAX_GRAMMAR_CHARS, needs_logits=True,
         help="Grammar in Lark or GBNF that the answer follows.",
     ),
+    SamplingField(
+        name="skip_special_tokens", kind="boolean", wire=29, default=True,
+        help="Leave the text of special tokens out of the answer. Default: true.",
+    ),
 )  # fmt: skip
 
 FIELD_NAMES: Final = tuple(field.name for field in SAMPLING_FIELDS)

@@ -78,6 +78,7 @@ class SamplingParams:
     object of JSON.  ``regex``: the whole answer matches.  ``choice``: the answer is one of these strings.
     ``grammar``: a grammar in Lark with a rule ``start``, or in GBNF with a rule ``root``.  At most one of the five; the
     answer ends where it is complete.
+    ``skip_special_tokens``: leave the text of special tokens out.
 
     Raises InvalidArgumentError naming the field that is unknown or out of range.
     """
@@ -110,6 +111,7 @@ class SamplingParams:
     regex: str | None = _DEFAULT["regex"]
     choice: str | Sequence[str] = _DEFAULT["choice"]
     grammar: str | None = _DEFAULT["grammar"]
+    skip_special_tokens: bool = _DEFAULT["skip_special_tokens"]
 
     if not TYPE_CHECKING:  # type checkers see the keywords of the fields
 

@@ -68,6 +68,12 @@ def answer_text(
 ) -> TextStream:
     """Return the text stream of an answer to ``prompt``.  A grammar describes the bytes of the answer's tokens."""
     shown = prompt if isinstance(prompt, str) else tokenizer.decode(prompt) if params.echo else ""
-    keeps_bytes = params.answer_grammar is not None
-    rules = StopRules(params.stop, ends, params.include_stop_str_in_output, params.min_tokens, keeps_bytes)
+    rules = StopRules(
+        params.stop,
+        ends,
+        params.include_stop_str_in_output,
+        params.min_tokens,
+        params.skip_special_tokens,
+        keeps_bytes=params.answer_grammar is not None,
+    )
     return TextStream(tokenizer, rules, echo=shown if params.echo else "")

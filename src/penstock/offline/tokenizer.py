@@ -70,16 +70,21 @@ class OtherTokenizer(Tokenizer):
             raise InvalidFileError(f"tokenizer: decode returned {type(text).__name__} instead of a string")
         return text
 
-    def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of several lists of token ids, without special tokens."""
-        return [self.decode(ids) for ids in lists]
+    def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Return the texts of several lists of token ids."""
+        return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in lists]
 
     def close(self) -> None:
         """Do nothing: the caller owns the wrapped object."""
 
-    def detokenizer(self, *, keeps_bytes: bool = False) -> Detokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True, keeps_bytes: bool = False) -> Detokenizer:
         """Return a new incremental detokenizer."""
-        return WindowDetokenizer(self)
+        return WindowDetokenizer(self, skip_special_tokens=skip_special_tokens)
+
+    def special_ids(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return the id of each of the texts that is one special token."""
+        ids = {text: self.token_id(text) for text in texts}
+        return {text: token for text, token in ids.items() if token is not None and token in self._specials}
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token's text; None if it is not a single token."""
@@ -90,6 +95,8 @@ class OtherTokenizer(Tokenizer):
         """Return True if a token is special, so that it has no text."""
         return token in self._specials
 
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token's text; empty for a special token."""
-        return b"" if token in self._specials else self.decode([token]).encode("utf-8")
+    def token_bytes(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
+        """Return the bytes of a token's text; by default empty for a special token."""
+        if token in self._specials and skip_special_tokens:
+            return b""
+        return self.decode([token], skip_special_tokens=skip_special_tokens).encode("utf-8")

@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock.config import check_integer, check_number
 from penstock.errors import InvalidArgumentError
+from penstock.text.answer.formats import find_reasoning_format, find_tool_format
 
 __all__ = ["GatewayLimits", "GatewaySettings", "is_loopback"]
 
@@ -70,7 +71,8 @@ class GatewaySettings:
     accepted names in the Host header, "*" for any.  ``origins``: origins of other hosts whose pages may call the
     service.  ``tls_certificate``, ``tls_key``: PEM files.  ``grpc_port``: the port of gRPC on the same host; None
     disables gRPC.  ``admin_keys_file``: a file of keys that may load and unload servables; None disables these
-    operations.
+    operations.  ``tool_format``, ``reasoning_format``: how models write tool calls and thoughts; "auto" for the format
+    of each model's chat template, "none" to leave them in the content.
     """
 
     host: str = "127.0.0.1"
@@ -84,11 +86,15 @@ class GatewaySettings:
     grpc_port: int | None = None
     admin_keys_file: Path | None = None
     limits: GatewayLimits = field(default_factory=GatewayLimits)
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
 
     def __post_init__(self) -> None:
         """Check the fields; refuse a public address without keys."""
         for name, port in (("port", self.port), ("grpc_port", 0 if self.grpc_port is None else self.grpc_port)):
             check_integer(name, port, 0, 65535)
+        find_tool_format(self.tool_format, "")
+        find_reasoning_format(self.reasoning_format, "")
         if not is_loopback(self.host) and self.keys_file is None and not self.insecure:
             raise InvalidArgumentError(
                 f"host {self.host} is reachable from other machines. Set --api-key-file, or --insecure to run without.",

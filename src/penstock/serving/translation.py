@@ -16,6 +16,14 @@ from penstock.llm.backend import tokenizer_of
 from penstock.sampling_fields import SAMPLING_FIELDS
 from penstock.serving.admission import deadline_s
 from penstock.serving.openai.answer_format import checked_grammar
+from penstock.serving.openai.answer_plan import (
+    chat_grammar,
+    num_tool_chars,
+    plan_of,
+    template_tools,
+    template_variables,
+)
+from penstock.serving.openai.messages import num_chars, plain
 from penstock.serving.request_fields import SAMPLING
 from penstock.text.cut import encode_text
 from penstock.text.grammar.source import GRAMMAR_FIELDS
@@ -27,19 +35,20 @@ if TYPE_CHECKING:
     from penstock.checkpoint.pooling.head import PoolingHead
     from penstock.llm.backend import Backend
     from penstock.serving.call import Call
+    from penstock.serving.openai.answer_plan import AnswerPlan
     from penstock.serving.openai.bodies import (
         ChatCompletionRequest,
         CompletionRequest,
-        Message,
         RerankRequest,
         ScoreRequest,
         TokenizeRequest,
     )
+    from penstock.serving.openai.messages import Message
     from penstock.serving.request_fields import SamplingFields, ServingFields
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = [
-    "EngineRequest", "chat_ids", "chat_request", "completion_request", "options_of", "prompts_of", "text_ids",
+    "EngineRequest", "chat_prompt", "chat_request", "completion_request", "options_of", "prompts_of", "text_ids",
     "text_request", "vector_ids",
 ]  # fmt: skip
 
@@ -52,6 +61,7 @@ class EngineRequest:
     """The work that a request gives to an engine: prompts with the same sampling and options.
 
     ``prompts``: token ids.  ``texts``: the text of each prompt that was sent as text and not truncated, else None.
+    ``plan``: how the answers to a conversation are read; None if their text is the content.
     """
 
     backend: Backend
@@ -59,6 +69,7 @@ class EngineRequest:
     texts: list[str | None]
     params: SamplingParams
     options: RequestOptions
+    plan: AnswerPlan | None = None
 
 
 async def completion_request(call: Call) -> EngineRequest:
@@ -88,13 +99,17 @@ async def chat_request(call: Call) -> EngineRequest:
     """Translate a ChatCompletionRequest."""
     body: ChatCompletionRequest = call.body
     backend = call.model(body.model)
-    ids = await chat_ids(backend, body.messages, body)
-    ids = _cut(ids, backend.card.max_len, body)
+    prompt = await chat_prompt(backend, body.messages, body)
+    plan = await plan_of(body, call.settings, tokenizer_of(backend), prompt.template, prompt.text)
+    ids = _cut(prompt.ids, backend.card.max_len, body)
     _check_fits(backend, ids, "messages")
+    own = await chat_grammar(body, plan)
+    if plan is not None and plan.specials:
+        own["skip_special_tokens"] = False
     num_top = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens, grammar = body.max_completion_tokens or body.max_tokens, await checked_grammar(body)
-    params = _sampling_of(body, logprobs=num_top, max_tokens=max_tokens, **grammar)
-    return EngineRequest(backend, [ids], [None], params, options_of(call, body))
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    params = _sampling_of(body, logprobs=num_top, max_tokens=max_tokens, **own)
+    return EngineRequest(backend, [ids], [None], params, options_of(call, body), plan)
 
 
 async def prompts_of(
@@ -193,47 +208,40 @@ def _too_long(what: str, backend: Backend, field: str) -> RefusalError:
     return RefusalError(400, message, param=field, code="context_length_exceeded")
 
 
-async def chat_ids(
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered conversation, and the template that rendered it."""
+
+    text: str
+    ids: list[int]
+    template: str
+
+
+async def chat_prompt(
     backend: Backend, messages: Sequence[Message], body: ChatCompletionRequest | TokenizeRequest
-) -> list[int]:
-    """Return the token ids of a conversation, and of the beginning of the assistant's message if it is asked for."""
-    tokenizer = tokenizer_of(backend)
-    from penstock.text.chat_template import find_template
-
-    find_template(tokenizer)  # raises UnsupportedError before the messages are measured
-    num_chars = sum(len(_text(message)) for message in messages)
-    if num_chars > await _bound(backend, tokenizer, num_chars):
-        raise _too_long(f"messages have {num_chars} characters", backend, "messages")
-    plain = [_plain(message) for message in messages]
-    continues = bool(body.continue_final_message)
-    is_open = body.add_generation_prompt is not False
-    text = await asyncio.to_thread(_render, tokenizer, plain, is_open, continues)  # may be slow for a short text
-    ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
-    return ids
-
-
-def _plain(message: Message) -> dict[str, str]:
-    """Return a message for the template, which knows OpenAI's ``developer`` as ``system``."""
-    role = "system" if message.role == "developer" else message.role
-    name_field = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": _text(message), **name_field}
-
-
-def _text(message: Message) -> str:
-    content = message.content
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], is_open: bool, continues: bool) -> str:
+) -> ChatPrompt:
+    """Render a conversation, and the beginning of the assistant's message if it is asked for."""
+    tokenizer, tools = tokenizer_of(backend), template_tools(body)
     from penstock.text.chat_template import find_template, render_chat
 
-    return render_chat(
-        find_template(tokenizer),
-        messages,
+    template = find_template(tokenizer, has_tools=tools is not None)  # refuses before the messages are measured
+    size = num_chars(messages) + num_tool_chars(body)
+    if size > await _bound(backend, tokenizer, size):
+        raise _too_long(f"messages have {size} characters", backend, "messages")
+    continues = bool(body.continue_final_message)
+    render = partial(
+        render_chat,
+        template,
+        [plain(message) for message in messages],
         tokenizer.special_tokens,
-        add_generation_prompt=is_open and not continues,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
         continue_final_message=continues,
+        tools=tools,
+        variables=template_variables(body, template),
     )
+    text = await asyncio.to_thread(render)  # may be slow for a short text
+    ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
+    return ChatPrompt(text, ids, template)
 
 
 def _sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:

@@ -22,10 +22,10 @@ class TokenDecoder(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
 
-    def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
-        """Return the text of each list of token ids, without special tokens."""
+    def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each list of token ids."""
 
-    def token_bytes(self, token: int) -> bytes:
+    def token_bytes(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
         """Return the bytes that a token stands for."""
 
 
@@ -42,12 +42,13 @@ class Detokenizer(Protocol):
 class ByteDetokenizer:
     """A detokenizer for byte-level tokenizers, whose tokens are bytes.  It decodes the bytes as UTF-8."""
 
-    def __init__(self, tokenizer: TokenDecoder) -> None:
+    def __init__(self, tokenizer: TokenDecoder, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        return self._decoder.decode(self._tokenizer.token_bytes(token))
+        return self._decoder.decode(self._tokenizer.token_bytes(token, skip_special_tokens=self._skips))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -60,17 +61,19 @@ class WindowDetokenizer:
     front of a word).  Text that ends in the replacement character may be half a character and is held back.
     """
 
-    def __init__(self, tokenizer: TokenDecoder) -> None:
+    def __init__(self, tokenizer: TokenDecoder, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
         self._shown: list[int] = []
         self._pending: list[int] = []
 
     def _new_text(self) -> str:
-        before, after = self._tokenizer.decode_each([self._shown, self._shown + self._pending])
+        lists = [self._shown, self._shown + self._pending]
+        before, after = self._tokenizer.decode_each(lists, skip_special_tokens=self._skips)
         if after.startswith(before):
             return after[len(before) :]
         # An invalid byte made the decoder replace the bytes beside it as well.
-        return self._tokenizer.decode(self._pending)
+        return self._tokenizer.decode(self._pending, skip_special_tokens=self._skips)
 
     def push(self, token: int) -> str:
         self._pending.append(token)

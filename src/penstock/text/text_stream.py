@@ -51,13 +51,15 @@ class StopRules:
     """The conditions that end a text.
 
     ``strings`` and the tokens ``ids`` end it, neither before ``min_tokens`` tokens.  They are part of the text only
-    with ``keep``; special tokens never are.  ``keeps_bytes``: as ``Tokenizer.detokenizer`` has it.
+    with ``keep``.  Special tokens are part of it only without ``skip_special_tokens``.  ``keeps_bytes``: as
+    ``Tokenizer.detokenizer`` has it.
     """
 
     strings: Sequence[str] = ()
     ids: frozenset[int] = frozenset()
     keep: bool = False
     min_tokens: int = 0
+    skip_special_tokens: bool = True
     keeps_bytes: bool = False
 
 
@@ -69,8 +71,8 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stops: StopRules | None = None, echo: str = "") -> None:
         self._stops = stops or StopRules()
-        self._detokenizer = (
-            tokenizer.detokenizer(keeps_bytes=True) if self._stops.keeps_bytes else tokenizer.detokenizer()
+        self._detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=self._stops.skip_special_tokens, keeps_bytes=self._stops.keeps_bytes
         )
         self._matcher = StopMatcher(self._stops.strings, self._stops.keep)
         self._pieces: list[str] = [echo] if echo else []

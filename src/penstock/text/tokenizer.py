@@ -67,6 +67,7 @@ class Tokenizer:
         self.special_tokens = read_tokenizer_config(files).special_tokens
         self.chat_templates, self._template_damage = _chat_templates(files)
         self.pooling_head = read_pooling_head(files)
+        self._special_ids: dict[str, int | None] = {}
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -156,26 +157,39 @@ class Tokenizer:
         """Return the text of token ids."""
         return self._backend.decode(listed_token_ids("ids", ids), skip_special_tokens=skip_special_tokens)
 
-    def decode_each(self, lists: Sequence[Sequence[int]]) -> list[str]:
-        """Return the text of each list of token ids, without special tokens."""
-        return self._backend.decode_each(lists)
+    def decode_each(self, lists: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Return the text of each list of token ids."""
+        return self._backend.decode_each(lists, skip_special_tokens=skip_special_tokens)
 
-    def detokenizer(self, *, keeps_bytes: bool = False) -> Detokenizer:
+    def detokenizer(self, *, skip_special_tokens: bool = True, keeps_bytes: bool = False) -> Detokenizer:
         """Return a new incremental detokenizer.
 
         ``keeps_bytes``: the text is the bytes of all tokens, also the space in front of the first word, which some
         tokenizers drop.
         """
-        return ByteDetokenizer(self) if keeps_bytes or self._backend.is_byte_level else WindowDetokenizer(self)
+        kind = ByteDetokenizer if keeps_bytes or self._backend.is_byte_level else WindowDetokenizer
+        return kind(self, skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token: int) -> bool:
         """Return True if a token stands for no text."""
         return self._backend.token(token)[1]
 
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token, possibly part of a character; b"" for a special or an unknown token."""
+    def special_ids(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return the id of each of the texts that is one special token."""
+        for text in texts:
+            if text not in self._special_ids:
+                ids = self.encode(text, add_special_tokens=False)
+                self._special_ids[text] = ids[0] if len(ids) == 1 and self.is_special(ids[0]) else None
+        ids_of = {text: self._special_ids[text] for text in texts}
+        return {text: token for text, token in ids_of.items() if token is not None}
+
+    def token_bytes(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
+        """Return the bytes of a token, possibly part of a character; b"" for an unknown token.
+
+        Those of a special token are b"", too, unless ``skip_special_tokens`` is False.
+        """
         text, special = self._backend.token(token)
-        return b"" if special else text
+        return b"" if special and skip_special_tokens else text
 
     def vocabulary(self) -> tuple[list[bytes], list[int]]:
         """Return the bytes of each token by its id, and the ids of special tokens.

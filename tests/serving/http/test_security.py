@@ -45,6 +45,10 @@ def test_no_field_names_a_file_an_address_or_code():
     harmless = {
         "prompt", "input", "messages.content", "messages.content.text", "messages.name", "stop", "bad_words", "model",
         "user", "cache_salt", "text_input", "id", "model_name", "model_version", "inputs.name", "outputs.name",
+        "messages.tool_calls.function.name", "messages.tool_calls.function.arguments", "messages.tool_calls.id",
+        "messages.tool_call_id", "messages.reasoning_content", "messages.reasoning", "tools.function.name",
+        "tools.function.description", "tools.function.parameters", "tool_choice.function.name",
+        "chat_template_kwargs",  # variables of the model's own template
         "config",  # labels and versions of a servable
         "inputs.data",
         "query", "documents", "documents.text", "text_1", "text_2", "instruction",
@@ -62,7 +66,7 @@ def test_no_field_names_a_file_an_address_or_code():
     assert texts - {"parameters"} == harmless  # whose names and values are checked as those of the model's fields
     fields = [field for body in bodies for field in inspect.type_info(body).fields]
     refused = {one.name for one in fields if isinstance(one.type, inspect.Metadata) and "why" in (one.type.extra or {})}
-    assert {"chat_template", "chat_template_kwargs", "prompt_embeds", "tools", "suffix"} <= refused
+    assert {"chat_template", "documents", "prompt_embeds", "functions", "suffix"} <= refused
 
 
 def test_no_route_changes_what_is_served():

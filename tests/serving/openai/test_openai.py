@@ -241,7 +241,7 @@ def test_a_refusal_names_the_field(client, fields, param):
         ),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
     ],
 )

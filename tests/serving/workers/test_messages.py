@@ -92,7 +92,7 @@ FULL = {
     "repetition_penalty": 1.1, "presence_penalty": -2.0, "frequency_penalty": 0.1, "logit_bias": {5: -100.0, 0: 0.1},
     "allowed_token_ids": [1, 2], "bad_words": ["a", "ä b"], "seed": 2**64 - 1, "n": 2, "best_of": 3, "stop": ["x"],
     "stop_token_ids": [0, 7], "include_stop_str_in_output": True, "ignore_eos": True, "logprobs": 0,
-    "prompt_logprobs": 0, "echo": True, "json_schema": '{"type": "null"}',
+    "skip_special_tokens": False, "prompt_logprobs": 0, "echo": True, "json_schema": '{"type": "null"}',
 }  # fmt: skip
 GRAMMARS = {"json_object": True, "regex": "a|b", "choice": ["a", "ä b"], "grammar": 'start: "a"'}
 """The other fields of which a request has one."""

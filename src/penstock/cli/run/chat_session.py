@@ -6,8 +6,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.cli.progress import format_seconds, printable
 from penstock.cli.run.word_wrap import AnswerWriter
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
+from penstock.text.answer.parser import Piece
 from penstock.validation import nearest
 from penstock.version import __version__
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from penstock.llm.llm import LLM
     from penstock.llm.result import Result
     from penstock.llm.stream import Stream
+    from penstock.text.answer.formats import ReasoningFormat
+    from penstock.text.answer.parser import AnswerParser, ToolCall
 
 __all__ = ["ChatSession", "note"]
 
@@ -139,9 +143,15 @@ class ChatSession:
         """Write an answer as it is generated; an answer that fails leaves the conversation unchanged."""
         before = self._conversation.num_dropped if self._conversation is not None else 0
         self.was_interrupted = False
+        parser = self._thoughts_parser() if self._conversation is not None else None
         try:
             for delta in stream:
-                self._writer.write(delta.text)
+                if parser is None:
+                    self._writer.write(delta.text)
+                else:
+                    self._write_parts(parser.push(delta.text))
+            if parser is not None:
+                self._write_parts(parser.finish())
         except KeyboardInterrupt:
             stream.abort()
             self.was_interrupted = True
@@ -157,6 +167,35 @@ class ChatSession:
         if result.finish_reason == "length":
             note(self._why_cut())
         return result
+
+    def _thoughts_parser(self) -> AnswerParser | None:
+        """Return a parser of an answer whose thoughts the terminal shows apart; None if there are none."""
+        from penstock.text.answer.formats import AnswerFormat
+        from penstock.text.answer.parser import AnswerParser as Parser
+
+        if not self._writer.is_terminal or self._reasoning is None:
+            return None
+        form, is_reasoning = self._reasoning
+        return Parser(AnswerFormat(None, form), {}, is_reasoning=is_reasoning)
+
+    @cached_property
+    def _reasoning(self) -> tuple[ReasoningFormat, bool] | None:
+        """The format of the model's thoughts, and whether the template begins them; None if they are not text."""
+        from penstock.text.answer.formats import find_reasoning_format
+        from penstock.text.chat_template import find_template, render_chat
+
+        tokenizer = self._llm.tokenizer
+        template = find_template(tokenizer)
+        form = find_reasoning_format("auto", template)
+        if form is None or tokenizer.special_ids(form.markers):
+            return None
+        prompt = render_chat(template, [{"role": "user", "content": "x"}], tokenizer.special_tokens)
+        return form, prompt.rstrip().endswith(form.opening)
+
+    def _write_parts(self, parts: Sequence[Piece | ToolCall]) -> None:
+        for part in parts:
+            if isinstance(part, Piece):
+                self._writer.write(part.text, is_thought=part.is_reasoning)
 
     def _figures(self, result: Result) -> str:
         timings, count, max_len = result.timings, len(result.token_ids), self._llm.engine.max_len

@@ -16,6 +16,10 @@ _TAB: Final = 8
 _ERASE_FROM: Final = "\x1b[{}G\x1b[K"
 """Move to a column, counted from 1, and erase the rest of the line (ECMA-48: CHA and EL)."""
 
+_DIM: Final = "\x1b[2m"
+_NOT_DIM: Final = "\x1b[22m"
+"""Less bright, and as bright as before (ECMA-48: SGR)."""
+
 
 class WordWrap:
     """The lines of a terminal of ``width`` columns while a text is written to it piece by piece.
@@ -81,13 +85,18 @@ class AnswerWriter:
     """Writes answers to standard output; on a terminal that can erase, words are not broken at the edge."""
 
     def __init__(self) -> None:
-        is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._wrap = WordWrap(1) if is_terminal else None
+        self.is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._wrap = WordWrap(1) if self.is_terminal else None
+        self._is_thought = False
 
-    def write(self, text: str) -> None:
-        """Write a piece of an answer."""
+    def write(self, text: str, *, is_thought: bool = False) -> None:
+        """Write a piece of an answer.  On a terminal, thoughts are dim, and an empty line follows them."""
         if self._wrap is None:
             write_text(text)
             return
         self._wrap.width = max(1, shutil.get_terminal_size().columns)
+        if is_thought is not self._is_thought:
+            self._is_thought = is_thought
+            sys.stdout.write(_DIM if is_thought else _NOT_DIM)
+            text = text if is_thought or text == "\n" else f"\n\n{text}"
         write_text(text, wrap=self._wrap.feed)

@@ -118,7 +118,27 @@ def _add_gateway_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM file with the private key (default: none)")
     _add_limits(group)
+    _add_answer_options(group)
     _add_admin_options(group)
+
+
+def _add_answer_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tool-format",
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help="how models write tool calls: hermes, llama3_json, pythonic, lfm2, mistral, mistral_v11, qwen3_coder, "
+        "deepseek_v3, deepseek_v31, harmony, glm4, or none; auto (default): as the chat template shows",
+    )
+    group.add_argument(
+        "--reasoning-format",
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="how models write thoughts: think, mistral, cohere, harmony, or none (leave them in the content); auto "
+        "(default): as the chat template shows",
+    )
 
 
 def _add_admin_options(group: argparse._ArgumentGroup) -> None:
@@ -467,4 +487,6 @@ def _gateway_settings(args: argparse.Namespace) -> GatewaySettings:
         tls_certificate=args.tls_certificate,
         tls_key=args.tls_key,
         limits=limits,
+        tool_format=args.tool_format,
+        reasoning_format=args.reasoning_format,
     )

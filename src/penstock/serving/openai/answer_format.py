@@ -23,7 +23,7 @@ from penstock.text.grammar.source import GRAMMAR_FIELDS
 if TYPE_CHECKING:
     from penstock.serving.request_fields import SamplingFields
 
-__all__ = ["GUIDED", "ResponseFormat", "StructuredOutputs", "asked_grammar", "checked_grammar"]
+__all__ = ["GUIDED", "ResponseFormat", "StructuredOutputs", "asked_grammar", "checked_field", "checked_grammar"]
 
 _NAMES: Final = {
     "json": "json_schema",
@@ -106,9 +106,11 @@ def asked_grammar(body: Any) -> tuple[str, str, Any] | None:
 async def checked_grammar(body: SamplingFields) -> dict[str, Any]:
     """Return the grammar of a body as a keyword of SamplingParams.  Raises RefusalError naming the body's field."""
     asked = asked_grammar(body)
-    if asked is None:
-        return {}
-    path, field, value = asked
+    return {} if asked is None else await checked_field(*asked)
+
+
+async def checked_field(path: str, field: str, value: Any) -> dict[str, Any]:
+    """Return the value of a grammar field as a keyword of SamplingParams.  Raises RefusalError naming ``path``."""
     try:
         source = SamplingParams(**{field: value}).answer_grammar
         if source is not None:

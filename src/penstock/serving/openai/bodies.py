@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
 from penstock.api_errors import refuse_if
 from penstock.serving.openai import unsupported_fields
 from penstock.serving.openai.answer_format import GUIDED, ResponseFormat, StructuredOutputs, asked_grammar
+from penstock.serving.openai.messages import Message, Messages, ToolChoice, Tools, check_messages, check_tools
 from penstock.serving.openai.unsupported_fields import WITHOUT_EFFECT
 from penstock.serving.request_fields import (
     MAX_NAME_CHARS,
@@ -29,8 +30,6 @@ __all__ = [
     "EmbeddingRequest", "Message", "RerankRequest", "ScoreRequest", "StreamOptions", "TokenizeRequest",
 ]  # fmt: skip
 
-MAX_MESSAGES: Final = 4096
-
 _Model = Annotated[
     Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)] | None,
     Meta(description="A model name from /v1/models. Optional if only one model is served."),
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     _ScoreFields = ServingFields
     _ClassifyFields = ServingFields
     _StreamFields = Body
-    _MessageFields = Body
-    _PartFields = Body
     _TokenizeFields = Body
 else:
     _scored = {name: name for name in ("best_of", "echo", "logprobs")}
@@ -58,8 +55,6 @@ else:
     _ScoreFields = extended("ScoreFields", ServingFields, fields=unsupported_fields.SCORE)
     _ClassifyFields = extended("ClassifyFields", ServingFields, fields=unsupported_fields.CLASSIFY)
     _StreamFields = extended("StreamFields", Body, fields=unsupported_fields.STREAM_OPTIONS)
-    _MessageFields = extended("MessageFields", Body, fields=unsupported_fields.MESSAGE)
-    _PartFields = extended("PartFields", Body, fields=unsupported_fields.CONTENT_PART)
     _TokenizeFields = extended("TokenizeFields", Body, fields=unsupported_fields.TOKENIZE)
 
 _TokenNames = Annotated[
@@ -110,32 +105,18 @@ class CompletionRequest(_CompletionFields, kw_only=True):
         refuse_if(bool(self.stream) and best_of > n, "best_of must equal n with stream", "best_of")
 
 
-class ContentPart(_PartFields, kw_only=True):
-    """A part of a message's content."""
-
-    text: str
-    type: Literal["text"]
-
-
-class Message(_MessageFields, kw_only=True):
-    """A message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[ContentPart], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    name: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
-
-
-_Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
-
-
 _Note = Annotated[str, Meta(max_length=512)]
+_Variables = Annotated[
+    dict[str, Any] | None, Meta(description="Variables of the chat template, such as enable_thinking.")
+]
+_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], _Note], Meta(max_length=16)]
 
 
 class ChatCompletionRequest(_ChatFields, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
-    messages: _Messages
+    messages: Messages
     model: _Model = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -149,8 +130,21 @@ class ChatCompletionRequest(_ChatFields, kw_only=True):
     return_tokens_as_token_ids: _TokenNames = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    parallel_tool_calls: Annotated[bool | None, WITHOUT_EFFECT] = None
-    reasoning_effort: Annotated[Literal["none"] | None, WITHOUT_EFFECT] = None
+    tools: Annotated[Tools | None, Meta(description="Functions that the model may call.")] = None
+    tool_choice: Annotated[
+        ToolChoice | None,
+        Meta(description="Whether a tool may be called: none, auto, required, or the one tool. Default: auto."),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="An answer may have more than one call. Default: true.")
+    ] = None
+    reasoning_effort: Annotated[_Effort | None, Meta(description="The effort that the chat template asks for.")] = None
+    reasoning_format: Annotated[
+        Literal["", "none", "auto", "deepseek"] | None,
+        Meta(description="none leaves thoughts in the content. Default: reasoning_content has them."),
+    ] = None
+    include_reasoning: Annotated[bool | None, Meta(description="Return reasoning_content. Default: true.")] = None
+    chat_template_kwargs: _Variables = None
     verbosity: Annotated[Literal["medium"] | None, WITHOUT_EFFECT] = None
     service_tier: Annotated[Literal["auto", "default"] | None, WITHOUT_EFFECT] = None
     prompt_cache_retention: Annotated[_Note | None, WITHOUT_EFFECT] = None
@@ -173,7 +167,11 @@ class ChatCompletionRequest(_ChatFields, kw_only=True):
         refuse_if(bool(self.top_logprobs) and not self.logprobs, "top_logprobs requires logprobs", "top_logprobs")
         _check_opening(self)
         _check_stream_options(self)
-        asked_grammar(self)
+        check_messages(self.messages)
+        check_tools(self.tools, self.tool_choice)
+        asked = asked_grammar(self)
+        must_call = self.tool_choice not in (None, "none", "auto")
+        refuse_if(asked is not None and must_call, "tool_choice: expected auto or none with a format", "tool_choice")
 
 
 def _check_stream_options(body: CompletionRequest | ChatCompletionRequest) -> None:
@@ -287,27 +285,34 @@ class ClassifyRequest(_ClassifyFields, kw_only=True):
         self.input = checked_prompts(self.input, "input", allows_empty=False)
 
 
+_OF_MESSAGES: Final = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
+
+
 class TokenizeRequest(_TokenizeFields):
     """The body of ``POST /tokenize``.  Either ``prompt`` or ``messages`` is required."""
 
     model: _Model = None
     prompt: str | None = None
-    messages: _Messages | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: _Continue = None
     return_token_strs: bool | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: _Variables = None
 
     def __post_init__(self) -> None:
         """Check what the types cannot express."""
         super().__post_init__()
         has_prompt = self.prompt is not None
         refuse_if(has_prompt is (self.messages is not None), "prompt: set either prompt or messages", "prompt")
-        others = ("add_generation_prompt", "continue_final_message") if has_prompt else ("add_special_tokens",)
+        others = _OF_MESSAGES if has_prompt else ("add_special_tokens",)
         for name in others:
             needed = "messages" if has_prompt else "prompt"
             refuse_if(bool(getattr(self, name)), f"{name} requires {needed}", name)
         _check_opening(self)
+        check_messages(self.messages or ())
+        check_tools(self.tools, None)
 
 
 class DetokenizeRequest(Body, kw_only=True):

@@ -16,6 +16,7 @@ __all__ = [
 
 Count = Annotated[int, Meta(ge=0)]
 _FinishReason = Literal["stop", "length"]
+_ChatFinishReason = Literal["stop", "length", "tool_calls"]
 _Logprob = Annotated[float, Meta(ge=-9999, le=0.001)]
 
 
@@ -105,12 +106,29 @@ class ChatLogprobs(Body):
     content: list[TokenLogprob]
 
 
+class CalledFunction(Body):
+    """The function that a call names, and its arguments as the text of an object of JSON."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(Body):
+    """A tool call."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Body):
-    """The message that was generated."""
+    """The message that was generated.  ``reasoning_content``: its thoughts."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Body):
@@ -119,14 +137,32 @@ class ChatChoice(Body):
     index: Count
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: _FinishReason
+    finish_reason: _ChatFinishReason
+
+
+class FunctionPiece(Body):
+    """The name of a function, or the next part of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallPiece(Body):
+    """The next part of the tool call ``index``; the first has its id and its name."""
+
+    index: Count
+    function: FunctionPiece
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
 
 
 class ChatDelta(Body):
     """The next part of a message; the first has only the role."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallPiece] | UnsetType = UNSET
 
 
 class ChatPiece(Body):
@@ -135,7 +171,7 @@ class ChatPiece(Body):
     index: Count
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: _FinishReason | None
+    finish_reason: _ChatFinishReason | None
 
 
 class ChatCompletionResponse(Body):

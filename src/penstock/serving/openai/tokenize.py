@@ -8,7 +8,7 @@ from penstock.api_errors import RefusalError
 from penstock.llm.backend import tokenizer_of
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.openai.bodies import DetokenizeRequest, TokenizeRequest
-from penstock.serving.translation import chat_ids, text_ids
+from penstock.serving.translation import chat_prompt, text_ids
 from penstock.text.tokenizer_threads import call_tokenizer
 
 __all__ = ["detokenize", "tokenize"]
@@ -22,7 +22,7 @@ async def tokenize(call: Call) -> Reply:
     if body.prompt is not None:
         ids = await text_ids(backend, body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        ids = await chat_ids(backend, body.messages or [], body)
+        ids = (await chat_prompt(backend, body.messages or [], body)).ids
     strings: Any = None
     if body.return_token_strs:
         strings = await call_tokenizer(

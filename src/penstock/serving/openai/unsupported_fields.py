@@ -50,7 +50,6 @@ _VLLM: Final[Fields] = {
     "prompt_logprobs": refused("use echo with logprobs in /v1/completions", []),
     "use_beam_search logits_processors kv_transfer_params vllm_xargs request_id return_token_ids": _NOTHING,
     "length_penalty": refused("", [*EMPTY, 1]),
-    "skip_special_tokens": refused("", [True]),
     "spaces_between_special_tokens": _FLAG,
 }
 _TEXT: Final = _VLLM | _LLAMA_CPP
@@ -63,21 +62,21 @@ COMPLETION: Final[Fields] = {
 }
 CHAT: Final[Fields] = {
     "chat_template": _OWN_TEMPLATE,
-    "chat_template_kwargs documents": _OWN_TEMPLATE,
-    "tools functions": _NOTHING,
-    "tool_choice function_call": refused("", [*EMPTY, "none", "auto"]),
+    "documents": _OWN_TEMPLATE,
+    "functions": refused("use tools"),
+    "function_call": refused("use tool_choice", [*EMPTY, "none", "auto"]),
     "modalities": refused("", [*EMPTY, ["text"]]),
     "audio prediction": _NOTHING,
     "web_search_options": refused("", []),
     "best_of": refused("use n", [*EMPTY, 1]),
     "echo add_special_tokens media_io_kwargs mm_processor_kwargs": _NOTHING,
-    "thinking enable_thinking thinking_budget thinking_token_budget thinking_forced_open": _NOTHING,
-    "reasoning_format": refused("", [*EMPTY, "none", "auto"]),
-    "include_reasoning parse_tool_calls": _FLAG,
+    "thinking enable_thinking": refused("use chat_template_kwargs"),
+    "thinking_budget thinking_token_budget thinking_forced_open": _NOTHING,
+    "parse_tool_calls": _FLAG,
     **_TEXT,
 }
 MESSAGE: Final[Fields] = {
-    "tool_calls tool_call_id function_call refusal audio reasoning_content reasoning thinking annotations": _NOTHING,
+    "function_call refusal audio thinking annotations": _NOTHING,
     "prefix": refused("use continue_final_message"),
 }
 CONTENT_PART: Final[Fields] = {
@@ -108,6 +107,6 @@ RERANK: Final[Fields] = {**_SCORES, "max_tokens_per_doc max_chunks_per_doc rank_
 SCORE: Final = _SCORES
 CLASSIFY: Final[Fields] = {**_SCORES, **_POOLING}
 TOKENIZE: Final[Fields] = {
-    "chat_template chat_template_kwargs": _OWN_TEMPLATE,
-    "tools mm_processor_kwargs media_io_kwargs": _NOTHING,
+    "chat_template": _OWN_TEMPLATE,
+    "mm_processor_kwargs media_io_kwargs": _NOTHING,
 }

@@ -1,0 +1,161 @@
+"""How the answer to a conversation begins, is constrained and is read: its tools, its thoughts and its template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.api_errors import FieldError, refuse_if
+from penstock.engine.params import SamplingParams
+from penstock.serving.openai.answer_format import asked_grammar, checked_field
+from penstock.serving.openai.messages import NamedTool
+from penstock.text.answer.constraint import calls_grammar, grammar_behind_thoughts
+from penstock.text.answer.formats import AnswerFormat, find_reasoning_format, find_tool_format
+from penstock.text.answer.parser import AnswerParser
+from penstock.text.tokenizer_threads import call_tokenizer
+
+if TYPE_CHECKING:
+    from penstock.serving.openai.bodies import ChatCompletionRequest, TokenizeRequest
+    from penstock.serving.settings import GatewaySettings
+    from penstock.text.tokenizer import Tokenizer
+
+__all__ = ["AnswerPlan", "chat_grammar", "num_tool_chars", "plan_of", "template_tools", "template_variables"]
+
+_RESERVED: Final = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+_NO_ARGUMENTS: Final = {"type": "object", "properties": {}}
+_THINKING: Final = ("enable_thinking", "thinking")
+
+
+@dataclass(frozen=True)
+class AnswerPlan:
+    """How the answers to one conversation are read.
+
+    ``tools``: the schema of the arguments by the name of each tool.  ``is_reasoning``: the prompt has begun the
+    thoughts.  ``specials``: the ids of the markers that are special tokens.
+    """
+
+    form: AnswerFormat
+    tools: Mapping[str, Mapping[str, Any]]
+    is_reasoning: bool
+    is_parallel: bool
+    choice: str | NamedTool | None
+    shows_thoughts: bool
+    specials: Mapping[str, int]
+
+    def parser(self) -> AnswerParser:
+        """Return a parser of one answer."""
+        max_calls = None if self.is_parallel else 1
+        return AnswerParser(self.form, self.tools, is_reasoning=self.is_reasoning, max_calls=max_calls)
+
+    @property
+    def must_call(self) -> bool:
+        """Return True if the answer must call a tool."""
+        return self.choice == "required" or isinstance(self.choice, NamedTool)
+
+    @cached_property
+    def calls_grammar(self) -> str:
+        """The grammar of an answer that must call a tool."""
+        if self.form.tools is None:
+            raise RuntimeError("the answer has no tools")
+        is_named = isinstance(self.choice, NamedTool)
+        names = [self.choice.function.name] if isinstance(self.choice, NamedTool) else [*self.tools]
+        return calls_grammar(
+            self.form.tools,
+            {name: self.tools[name] for name in names},
+            reasoning=self.form.reasoning,
+            is_reasoning=self.is_reasoning,
+            is_parallel=self.is_parallel and not is_named,
+            specials=self.specials,
+        )
+
+    def behind_thoughts(self, lark: str) -> str | None:
+        """Return a grammar that begins behind the thoughts if the prompt has begun them; else None."""
+        if not self.is_reasoning or self.form.reasoning is None:
+            return None
+        return grammar_behind_thoughts(lark, self.form.reasoning, self.specials)
+
+
+def template_tools(body: ChatCompletionRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
+    """Return the tools that the template gets; None without any, and if none may be called."""
+    if not body.tools or getattr(body, "tool_choice", None) == "none":
+        return None
+    return [tool.plain() for tool in body.tools]
+
+
+def template_variables(body: ChatCompletionRequest | TokenizeRequest, template: str) -> dict[str, Any]:
+    """Return the variables that the template gets: ``chat_template_kwargs``, and those of ``reasoning_effort``.
+
+    Raises FieldError for an effort that the template does not know.
+    """
+    variables = dict(body.chat_template_kwargs or {})
+    for name in _RESERVED:
+        path = f"chat_template_kwargs.{name}"
+        refuse_if(name in variables, f"{path}: expected another name; the request has a field for it", path)
+    effort = getattr(body, "reasoning_effort", None)
+    if effort is None:
+        return variables
+    reads_effort, switches = "reasoning_effort" in template, [name for name in _THINKING if name in template]
+    if effort != "none" and not reads_effort and not switches:
+        message = "reasoning_effort: this model's chat template has no effort. Leave the field out, or pass none"
+        raise FieldError("reasoning_effort", message, "unsupported")
+    own: dict[str, Any] = dict.fromkeys(switches, effort != "none")
+    if effort != "none" or reads_effort:
+        own["reasoning_effort"] = effort
+    return own | variables
+
+
+async def plan_of(
+    body: ChatCompletionRequest, settings: GatewaySettings, tokenizer: Tokenizer, template: str, prompt: str
+) -> AnswerPlan | None:
+    """Return how the answers to a conversation are read; None if their text is the content.
+
+    Raises FieldError if the model has no tools.
+    """
+    has_tools = template_tools(body) is not None
+    tools = find_tool_format(settings.tool_format, template) if has_tools else None
+    if has_tools and "tools" not in template:
+        raise FieldError("tools", "tools: this model's chat template has no tools. Leave the field out", "unsupported")
+    if has_tools and tools is None:
+        message = "tools: the format of this model's calls is not known. Start the service with --tool-format"
+        raise FieldError("tools", message, "unsupported")
+    wants_thoughts = body.reasoning_format != "none"
+    reasoning = find_reasoning_format(settings.reasoning_format, template) if wants_thoughts else None
+    if asked_grammar(body) is not None:  # which allows no calls
+        tools = None
+    form = AnswerFormat(tools, reasoning)
+    if tools is None and reasoning is None:
+        return None
+    begins = reasoning is not None and not reasoning.has_channels and prompt.rstrip().endswith(reasoning.opening)
+    return AnswerPlan(
+        form,
+        {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in body.tools or ()},
+        is_reasoning=begins,
+        is_parallel=body.parallel_tool_calls is not False,
+        choice=body.tool_choice if has_tools else None,
+        shows_thoughts=body.include_reasoning is not False,
+        specials=await call_tokenizer(tokenizer, 1, tokenizer.special_ids, form.markers),
+    )
+
+
+def num_tool_chars(body: ChatCompletionRequest | TokenizeRequest) -> int:
+    """Return the number of characters that the tools have in JSON."""
+    return len(json.dumps(template_tools(body) or ""))
+
+
+async def chat_grammar(body: ChatCompletionRequest, plan: AnswerPlan | None) -> dict[str, Any]:
+    """Return the grammar of an answer as a keyword of SamplingParams: of its calls, or of the format that is asked for.
+
+    Raises RefusalError naming the field of the body.
+    """
+    if plan is not None and plan.must_call:
+        return await checked_field("tools", "grammar", plan.calls_grammar)
+    asked = asked_grammar(body)
+    if asked is None:
+        return {}
+    values = await checked_field(*asked)
+    source = SamplingParams(**values).answer_grammar
+    behind = plan.behind_thoughts(source.lark()) if plan is not None and source is not None else None
+    return values if behind is None else await checked_field(asked[0], "grammar", behind)

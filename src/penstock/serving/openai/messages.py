@@ -1,0 +1,177 @@
+"""The messages and the tools of a conversation, as request bodies have them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from msgspec import Meta, structs
+
+from penstock.api_errors import CombinationError, refuse_if
+from penstock.serving.openai import unsupported_fields
+from penstock.serving.request_fields import MAX_NAME_CHARS, Body, extended
+
+__all__ = ["Message", "Messages", "Tool", "ToolChoice", "Tools", "check_messages", "check_tools", "num_chars", "plain"]
+
+MAX_MESSAGES: Final = 4096
+MAX_TOOLS: Final = 1024
+
+if TYPE_CHECKING:
+    _MessageFields = Body
+    _PartFields = Body
+else:
+    _MessageFields = extended("MessageFields", Body, fields=unsupported_fields.MESSAGE)
+    _PartFields = extended("PartFields", Body, fields=unsupported_fields.CONTENT_PART)
+
+_Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+_ToolName = Annotated[str, Meta(pattern=r"^[\w.:/-]+\Z", max_length=MAX_NAME_CHARS)]
+
+
+class ContentPart(_PartFields, kw_only=True):
+    """A part of a message's content."""
+
+    text: str
+    type: Literal["text"]
+
+
+class FunctionCall(Body):
+    """The function that a call names, and the text of its arguments."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class MessageToolCall(Body, kw_only=True):
+    """A tool call of an earlier answer."""
+
+    function: FunctionCall
+    id: _Name | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+_Nothing = Annotated[list[int], Meta(max_length=0)]
+"""Some clients repeat fields that they do not use as empty lists."""
+_Calls = Annotated[list[MessageToolCall], Meta(max_length=MAX_MESSAGES)]
+
+
+class Message(_MessageFields, kw_only=True):
+    """A message of a conversation.  Only an assistant's message may have no content."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    name: _Name | None = None
+    tool_calls: Annotated[_Calls | Literal[""] | None, Meta(description="The calls of an assistant's message.")] = None
+    tool_call_id: Annotated[_Name | _Nothing | None, Meta(description="The call that a tool's message answers.")] = None
+    reasoning_content: Annotated[str | _Nothing | None, Meta(description="An assistant's thoughts.")] = None
+    reasoning: Annotated[str | _Nothing | None, Meta(description="Another name of reasoning_content.")] = None
+
+    @property
+    def text(self) -> str:
+        """The content; "" without any."""
+        content = self.content or ""
+        return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+    @property
+    def thoughts(self) -> str | None:
+        """The thoughts, if there are any."""
+        value = self.reasoning_content or self.reasoning
+        return value if isinstance(value, str) else None
+
+
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ToolFunction(Body, kw_only=True):
+    """A function that the model may call.  ``parameters``: the JSON schema of its arguments."""
+
+    name: _ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool: a function."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+    def plain(self) -> dict[str, Any]:
+        """Return the tool for a chat template, without fields that are null."""
+        fields = {name: value for name, value in structs.asdict(self.function).items() if value is not None}
+        return {"type": self.type, "function": fields}
+
+
+class NamedFunction(Body):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Check the fields that only messages of some roles have.  Raises CombinationError."""
+    for index, message in enumerate(messages):
+        path, is_assistant = f"messages[{index}]", message.role == "assistant"
+        has_other = bool(message.tool_calls) or message.thoughts is not None
+        if message.content is None and not (is_assistant and has_other):
+            raise CombinationError(f"{path}.content", f"{path}.content is missing", "missing")
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            is_wrong = bool(getattr(message, name)) and not is_assistant
+            refuse_if(is_wrong, f"{path}.{name}: expected the role assistant, got {message.role}", f"{path}.{name}")
+        is_wrong = bool(message.tool_call_id) and message.role != "tool"
+        refuse_if(is_wrong, f"{path}.tool_call_id: expected the role tool, got {message.role}", f"{path}.tool_call_id")
+
+
+def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
+    """Check that names are unique, and that a tool that must be called exists.  Raises CombinationError."""
+    names = [tool.function.name for tool in tools or ()]
+    for index, name in enumerate(names):
+        path = f"tools[{index}].function.name"
+        refuse_if(name in names[:index], f"{path}: expected a name of its own, got {name!r} again", path)
+    if isinstance(choice, NamedTool):
+        path, name = "tool_choice.function.name", choice.function.name
+        refuse_if(name not in names, f"{path}: expected a name in tools, got {name!r:.100}", path)
+    refuse_if(choice == "required" and not names, "tool_choice: required needs tools, found none", "tool_choice")
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """Return a message for the template, which knows OpenAI's ``developer`` as ``system``.
+
+    The arguments of calls become objects, which most templates expect; a text that is not JSON stays a text.
+    """
+    fields: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    if message.content is not None:
+        fields["content"] = message.text
+    if message.tool_calls:
+        fields["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+    others = {"name": message.name, "tool_call_id": message.tool_call_id or None, "reasoning_content": message.thoughts}
+    return fields | {name: value for name, value in others.items() if value is not None}
+
+
+def _plain_call(call: MessageToolCall) -> dict[str, Any]:
+    arguments: Any = call.function.arguments
+    with contextlib.suppress(ValueError, RecursionError):
+        arguments = json.loads(arguments) if arguments.strip() else {}
+    own = {} if call.id is None else {"id": call.id}
+    return {**own, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def num_chars(messages: Sequence[Message]) -> int:
+    """Return the number of characters that the messages have."""
+    calls = [call.function for message in messages for call in message.tool_calls or ()]
+    texts = sum(len(message.text) + len(message.thoughts or "") for message in messages)
+    return texts + sum(len(call.name) + len(call.arguments) for call in calls)

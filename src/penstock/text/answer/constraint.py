@@ -1,0 +1,185 @@
+"""Grammars of answers that must call a tool, and of answers whose format begins behind the thoughts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from penstock.text.answer.formats import MESSAGE, START, OptionalPart, ReasoningFormat, Slot, ToolFormat
+from penstock.text.answer.values import value_types
+from penstock.text.grammar.source import WHITESPACE
+
+__all__ = ["calls_grammar", "grammar_behind_thoughts"]
+
+MAX_FURTHER_CALLS: Final = 31
+_ANY_TEXT: Final = "/(?s:.*)/"
+_Schema = Mapping[str, Any]
+
+
+class _Rules:
+    """The rules of a grammar in Lark.  ``specials``: the ids of the texts that are special tokens of the model."""
+
+    def __init__(self, specials: Mapping[str, int]) -> None:
+        self._specials = specials
+        self._lines: list[str] = []
+        self._parts = re.compile("(" + "|".join(map(re.escape, specials)) + ")") if specials else None
+
+    def add(self, name: str, body: str) -> str:
+        """Add a rule; its name may end in attributes.  Return the name without them."""
+        self._lines.append(f"{name}: {body}")
+        return name.partition("[")[0]
+
+    def number(self) -> int:
+        """Return a number that no earlier rule has in its name."""
+        return len(self._lines)
+
+    def text(self, text: str) -> str:
+        """Return a text; where it has special tokens, only these are allowed."""
+        parts = self._parts.split(text) if self._parts is not None else [text]
+        return " ".join(f"<[{self._specials[p]}]>" if p in self._specials else _quoted(p) for p in parts if p)
+
+    def up_to(self, text: str) -> str:
+        """Return any text up to the first ``text``, and ``text``."""
+        name = f"text{self.number()}"
+        if text in self._specials:
+            return f"{self.add(name, _ANY_TEXT)} {self.text(text)}"
+        return self.add(f"{name}[lazy]", f"/(?s:.*){_escaped(text)}/")
+
+    def grammar(self) -> str:
+        """Return the grammar."""
+        return "\n".join(self._lines)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[^0-9A-Za-z_\x80-\U0010ffff]", lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def _json(schema: _Schema, root: _Schema | None = None) -> str:
+    """Return values of a schema; ``root`` has the definitions that it refers to."""
+    definitions = {key: (root or {})[key] for key in ("$defs", "definitions") if key in (root or {})}
+    return "%json " + json.dumps({**definitions, **schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+
+
+def _properties(schema: _Schema) -> Iterator[tuple[str, _Schema, bool]]:
+    """Yield the name and the schema of each argument, and whether it is required; those that are come first."""
+    required = schema.get("required") or ()
+    properties = schema.get("properties") or {}
+    for is_required in (True, False):
+        for name, value in properties.items():
+            if (name in required) is is_required:
+                yield name, value if isinstance(value, Mapping) else {}, is_required
+
+
+def _values(rules: _Rules, form: ToolFormat, schema: _Schema) -> str:
+    """Return the arguments of a call that are written one by one."""
+    items = []
+    for name, value, is_required in _properties(schema):
+        before, _, between, _, after = form.value
+        item = rules.text(f"{before}{name}{between}") + " " + _bare_value(rules, value, schema, str(after))
+        items.append(f"({item})" if is_required else f"({item})?")
+    return " ".join(items) or '""'
+
+
+def _bare_value(rules: _Rules, value: _Schema, root: _Schema, end: str) -> str:
+    """Return a value that is written without quotes if it is a string, and the text behind it."""
+    names = value["enum"] if isinstance(value.get("enum"), list) else [value["const"]] if "const" in value else None
+    if names is not None:
+        texts = [name if isinstance(name, str) else json.dumps(name) for name in names]
+        return f"({' | '.join(map(_quoted, texts))}) {rules.text(end)}"
+    if "string" in value_types(value, root):
+        closing = end.rstrip("\n")
+        return rules.up_to(closing) + (f" {rules.text(end[len(closing) :])}" if end != closing else "")
+    return f"{_json(value, root)} {rules.text(end)}"
+
+
+def _python_arguments(rules: _Rules, schema: _Schema) -> str:
+    items = list(_properties(schema))
+    texts = [f"{_quoted(name + '=')} {_json(value, schema)}" for name, value, _ in items]
+    num_required = sum(is_required for _, _, is_required in items)
+
+    def others(begin: int) -> str:
+        return " ".join(f'(", " {text})?' for text in texts[begin:])
+
+    if num_required:
+        return ' ", " '.join(texts[:num_required]) + " " + others(num_required)
+    options = [f"{text} {others(index + 1)}" for index, text in enumerate(texts)]
+    return f"({' | '.join(options)})?" if options else '""'
+
+
+def _call(rules: _Rules, form: ToolFormat, name: str, schema: _Schema) -> str:
+    """Return the call of one tool, without the texts around it."""
+    parts = []
+    for part in form.call:
+        if part is Slot.CALL:
+            head = f"{{{json.dumps('name')}: {json.dumps(name)}, {json.dumps(form.arguments_key)}: "
+            parts.append(f'{_quoted(head)} {_json(schema)} "}}"')
+        elif part is Slot.PYTHON:
+            parts.append(f'{_quoted(name + "(")} {_python_arguments(rules, schema)} ")"')
+        elif part is Slot.NAME:
+            parts.append(_quoted(name))
+        elif part is Slot.ARGUMENTS:
+            parts.append(_json(schema))
+        elif part is Slot.VALUES:
+            parts.append(_values(rules, form, schema))
+        elif isinstance(part, str):
+            parts.append(rules.text(part))
+        elif isinstance(part, OptionalPart) and part.parts[0] == "[ARGS]":
+            parts.append(rules.text("[ARGS]"))
+    return " ".join(parts)
+
+
+def _calls(rules: _Rules, form: ToolFormat, tools: Mapping[str, _Schema], *, is_parallel: bool) -> str:
+    options = [rules.add(f"call{rules.number()}", _call(rules, form, *tool)) for tool in tools.items()]
+    one = rules.add("call", " | ".join(options))
+    opening, closing = rules.text(form.opening), rules.text(form.closing)
+    is_list = form.call[0] is Slot.PYTHON or form.name == "mistral"
+    if form.repeats_opening and not is_list:
+        one, opening, closing = f"({opening} {one} {closing})", "", ""
+    separator = ", " if is_list else form.separator
+    if is_parallel and not form.has_channels:
+        one = f"{one} ({rules.text(separator)} {one}){{0,{MAX_FURTHER_CALLS}}}"
+    return f'{opening} "[" {one} "]" {closing}' if is_list else f"{opening} {one} {closing}"
+
+
+def _thoughts(rules: _Rules, reasoning: ReasoningFormat, *, has_begun: bool) -> str:
+    """Return the thoughts, which may be missing unless the prompt has begun them."""
+    if reasoning.has_channels:
+        head = rules.text(f"{reasoning.opening}analysis{MESSAGE}")
+        return f"({head} {rules.up_to(reasoning.closing)} {rules.text(f'{START}assistant')})?"
+    body = f"{rules.up_to(reasoning.closing)} /\\n{{0,2}}/"
+    return body if has_begun else f"({rules.text(reasoning.opening)} {body})?"
+
+
+def calls_grammar(
+    form: ToolFormat,
+    tools: Mapping[str, _Schema],
+    *,
+    reasoning: ReasoningFormat | None = None,
+    is_reasoning: bool = False,
+    is_parallel: bool = True,
+    specials: Mapping[str, int] | None = None,
+) -> str:
+    """Return a grammar in Lark of answers that call one of ``tools``, the schemas of arguments by name.
+
+    ``reasoning``: the format of the thoughts before the calls; ``is_reasoning``: the prompt has begun them.
+    ``is_parallel``: more than one call is allowed.  ``specials``: the ids of the markers that are special tokens.
+    """
+    rules = _Rules(specials or {})
+    before = "" if reasoning is None else _thoughts(rules, reasoning, has_begun=is_reasoning)
+    calls = rules.add("calls", _calls(rules, form, tools, is_parallel=is_parallel))
+    rules.add("start", f"{before} {calls}".strip())
+    return rules.grammar()
+
+
+def grammar_behind_thoughts(lark: str, reasoning: ReasoningFormat, specials: Mapping[str, int]) -> str:
+    """Return a grammar whose answers have the thoughts that the prompt has begun before those of ``lark``."""
+    rules = _Rules(specials)
+    rules.add("start", f"{_thoughts(rules, reasoning, has_begun=True)} answer")
+    body = re.sub(r"^[ \t]*start(\[[^\]\n]*\])?[ \t]*:", r"answer\1:", lark, count=1, flags=re.MULTILINE)
+    return f"{body}\n{rules.grammar()}"

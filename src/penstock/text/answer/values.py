@@ -1,0 +1,153 @@
+"""Values of tool calls: objects of JSON, calls in Python, and texts whose type the tool's schema says."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.text.answer.incoming import NotACall
+
+__all__ = ["arguments_text", "json_calls", "json_object", "python_calls", "typed_value", "value_types"]
+
+MAX_PYTHON_CHARS: Final = 1 << 16
+MAX_CALLS: Final = 128
+_ARGUMENTS: Final = ("arguments", "parameters")
+_NAMES: Final = {"true": True, "false": False, "null": None}
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise NotACall from None
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """Return arguments as an object.  A text with an object of JSON counts as the object.  Raises NotACall."""
+    if isinstance(value, str):
+        value = _decoded(value) if value.strip() else {}
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise NotACall
+    return value
+
+
+def json_calls(text: str, arguments_key: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the name and the arguments of each call in an object of JSON, or in a list of them.  Raises NotACall."""
+    decoded = _decoded(text)
+    values = decoded if isinstance(decoded, list) else [decoded]
+    if not values or len(values) > MAX_CALLS:
+        raise NotACall
+    calls = []
+    for value in values:
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+            raise NotACall
+        key = next((key for key in (arguments_key, *_ARGUMENTS) if key in value), arguments_key)
+        calls.append((value["name"], json_object(value.get(key, {}))))
+    return calls
+
+
+def python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the name and the arguments of each call in a Python list, or of one call.  Raises NotACall."""
+    if len(text) > MAX_PYTHON_CHARS:
+        raise NotACall
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        nodes = tree.elts if isinstance(tree, ast.List) else [tree]
+        if not nodes or len(nodes) > MAX_CALLS:
+            raise NotACall
+        return [_python_call(node) for node in nodes]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise NotACall from None
+
+
+def _python_call(node: ast.expr) -> tuple[str, dict[str, Any]]:
+    if not isinstance(node, ast.Call) or node.args:
+        raise NotACall
+    arguments = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise NotACall
+        arguments[keyword.arg] = _python_value(keyword.value)
+    return ast.unparse(node.func), arguments
+
+
+def _python_value(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str()):
+            return node.value
+        case ast.Name() if node.id in _NAMES:
+            return _NAMES[node.id]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.List() | ast.Tuple():
+            return [_python_value(item) for item in node.elts]
+        case ast.Dict():
+            keys = [_python_value(key) if key is not None else None for key in node.keys]
+            if not all(isinstance(key, str) for key in keys):
+                raise NotACall
+            return dict(zip(keys, map(_python_value, node.values), strict=True))
+    raise NotACall
+
+
+def typed_value(text: str, schema: object, root: Mapping[str, Any]) -> Any:
+    """Return the value of an argument that is written as bare text, by its JSON schema in the schema ``root``.
+
+    A text that is not of the type stays a text.  Without a type it is a text.
+    """
+    kinds = value_types(schema, root)
+    if text.strip() in ("null", "None") and "null" in kinds:
+        return None
+    if not kinds or "string" in kinds:
+        return text
+    plain = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text)
+    try:
+        return _decoded(plain)
+    except NotACall:
+        return text
+
+
+_KINDS: Final[dict[type, str]] = {
+    str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array", dict: "object"
+}  # fmt: skip
+
+
+def value_types(schema: object, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """Return the types that a JSON schema in the schema ``root`` names; empty if it names none."""
+    if not isinstance(schema, Mapping) or depth > 8:
+        return set()
+    types = schema.get("type")
+    found = {types} if isinstance(types, str) else {kind for kind in types or () if isinstance(kind, str)}
+    if not found:
+        listed = (
+            schema.get("enum") if isinstance(schema.get("enum"), list) else [schema[k] for k in schema if k == "const"]
+        )
+        found |= {_KINDS[type(value)] for value in listed or ()}
+    options = [option for key in ("anyOf", "oneOf") for option in schema.get(key) or () if isinstance(option, Mapping)]
+    target = schema.get("$ref")
+    if isinstance(target, str) and target.startswith("#/"):
+        place, _, name = target[2:].partition("/")
+        definitions = root.get(place)
+        options.append(definitions.get(name, {}) if isinstance(definitions, Mapping) else {})
+    for option in options:
+        found |= value_types(option, root, depth + 1)
+    return found
+
+
+def arguments_text(arguments: dict[str, Any]) -> str:
+    """Return arguments as OpenAI's API has them: the text of an object of JSON.  Raises NotACall for infinities."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
+        return json.dumps(arguments)
+    except (ValueError, RecursionError):
+        raise NotACall from None
+    return text

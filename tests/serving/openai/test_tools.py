@@ -1,0 +1,170 @@
+"""Tool calls and thoughts on /v1/chat/completions, by OpenAI's client and scripted models of every format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import jsonschema
+import openai
+import pytest
+
+from penstock.text.answer.formats import CHANNEL_MARKERS, TOOL_FORMATS
+from tests.support.fake_model import FILES
+from tests.support.http_service import Service
+from tests.support.scripted_model import scripted_llm
+from tests.text.answer.test_parser import ARGUMENTS, TEXTS, THOUGHTS, TOOLS
+
+LISTED = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOLS.items()]
+USER = {"role": "user", "content": "the cat"}
+SPECIALS = {name: [*form.markers] for name, form in TOOL_FORMATS.items() if name not in ("hermes", "glm4")}
+SPECIALS["harmony"] = [*CHANNEL_MARKERS]
+FINAL = {"harmony": "<|channel|>final<|message|>Fine é"}
+
+
+def script_of(name: str) -> dict[int, str]:
+    """Two calls, the same after thoughts, and a text."""
+    thoughts = THOUGHTS["harmony" if name == "harmony" else "think"]
+    return {0: TEXTS[name], 2: thoughts + TEXTS[name], 4: FINAL.get(name, "Fine é")}
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[Service]:
+    models = {}
+    for name, form in TOOL_FORMATS.items():
+        signs = " ".join([*form.signs[0], "<|message|>" if name == "harmony" else "</think>"])
+        models[name] = scripted_llm(script_of(name), signs, SPECIALS.get(name))
+    models["opened"] = scripted_llm({0: "so</think>\n\nyes"}, "</think>enable_thinking", opening="<think>\n")
+    service = Service(models)
+    yield service
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def client(scripted: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def without_ids(message: dict) -> dict:
+    calls = [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+             for call in message.get("tool_calls") or ()]  # fmt: skip
+    return {"content": message["content"], "thoughts": message.get("reasoning_content"), "calls": calls}
+
+
+def streamed(client: openai.OpenAI, **body) -> tuple[dict, str]:
+    """Return the message that OpenAI's client puts together from a stream, and the reason of its end."""
+    with client.chat.completions.stream(**body) as stream:
+        final = stream.get_final_completion().choices[0]
+    return final.message.to_dict(), final.finish_reason
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_loop_of_three_steps_runs_in_every_format(name, client):
+    messages, seen = [USER], []
+    for step in range(3):
+        body = {"model": name, "messages": messages, "tools": LISTED, "max_tokens": 800}
+        choice = client.chat.completions.create(**body).choices[0]
+        message = choice.message.to_dict()
+        if step != 1:
+            other, reason = streamed(client, **body)
+            assert without_ids(other) == without_ids(message)
+            assert reason == choice.finish_reason
+        seen.append((choice.finish_reason, message.get("reasoning_content")))
+        messages = [*messages, message]
+        calls = message.get("tool_calls", [])
+        assert len({call["id"] for call in calls}) == len(calls)
+        if calls:
+            assert [call["function"]["name"] for call in calls] == ["weather", "now"]
+            assert json.loads(calls[0]["function"]["arguments"]) == ARGUMENTS
+            assert message["content"] is None
+        messages += [{"role": "tool", "tool_call_id": call["id"], "content": "rain"} for call in calls]
+    assert seen == [("tool_calls", None), ("tool_calls", "I <think> so"), ("stop", None)]
+    assert messages[-1]["content"] == "Fine é"
+
+
+def test_only_one_call_without_parallel_calls(client):
+    body = {"model": "hermes", "messages": [USER], "tools": LISTED, "max_tokens": 800, "parallel_tool_calls": False}
+    assert len(client.chat.completions.create(**body).choices[0].message.tool_calls) == 1
+
+
+def test_without_tools_calls_are_text(client):
+    for extra in ({}, {"tools": LISTED, "tool_choice": "none"}):
+        choice = client.chat.completions.create(model="hermes", messages=[USER], max_tokens=800, **extra).choices[0]
+        assert (choice.message.content, choice.finish_reason) == (TEXTS["hermes"], "stop")
+        assert choice.message.tool_calls is None
+
+
+def test_thoughts_that_the_template_opens(scripted):
+    def message(**body) -> dict:
+        body = {"model": "opened", "messages": [USER], "max_tokens": 50} | body
+        return scripted.post("/v1/chat/completions", **body)["choices"][0]["message"]
+
+    assert message() == {"role": "assistant", "content": "yes", "refusal": None, "reasoning_content": "so"}
+    assert message(include_reasoning=False) == {"role": "assistant", "content": "yes", "refusal": None}
+    assert message(reasoning_format="none")["content"] == "so</think>\n\nyes"
+    assert message(reasoning_effort="none", chat_template_kwargs={"x": 1})["content"] == "yes"
+    events = scripted.events("/v1/chat/completions", model="opened", messages=[USER], max_tokens=50)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so"
+    assert "".join(delta.get("content") or "" for delta in deltas) == "yes"
+
+
+SIMPLE = {
+    "add": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"],
+            "additionalProperties": False},
+    "set": {"type": "object", "properties": {"to": {"enum": ["on", "off"]}}, "additionalProperties": False},
+}  # fmt: skip
+
+
+def test_a_required_call_is_made_by_any_model(serve, make_llm):
+    """A model of random tokens calls a tool, in a format that its grammar enforces."""
+    tools = [{"type": "function", "function": {"name": name, "parameters": SIMPLE[name]}} for name in SIMPLE]
+    config = {"bos_token": "<s>", "chat_template": "<tool_call>{{ tools }}{{ messages }}"}
+    files = FILES | {"tokenizer_config.json": json.dumps(config).encode()}
+    service = Service({"fake": make_llm(files=files, context_len=4096)})
+    try:
+        for choice, names in (
+            ("required", {"add", "set"}),
+            ({"type": "function", "function": {"name": "set"}}, {"set"}),
+        ):
+            body = {"messages": [USER], "tools": tools, "tool_choice": choice, "temperature": 1, "max_tokens": 2000}
+            body["parallel_tool_calls"] = choice != "required"
+            found = service.post("/v1/chat/completions", **body, seed=3)["choices"][0]
+            assert found["finish_reason"] == "tool_calls"
+            assert found["message"]["content"] is None
+            for call in found["message"]["tool_calls"]:
+                name = call["function"]["name"]
+                assert name in names
+                jsonschema.validate(json.loads(call["function"]["arguments"]), SIMPLE[name])
+        bad = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}]
+        status, error = service.refused("/v1/chat/completions", messages=[USER], tools=bad, tool_choice="required")
+        assert (status, error["param"]) == (400, "tools")
+    finally:
+        service.close()
+
+
+def test_errors_name_the_field(scripted, demo):
+    one = LISTED[:1]
+    for fields, param, code in (
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tools": one, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name",
+         "invalid_value"),
+        ({"tools": one * 2}, "tools[1].function.name", "invalid_value"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].function", "missing_required_parameter"),
+        ({"messages": [{"role": "tool"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "y"}]}, "messages[0].tool_call_id",
+         "invalid_value"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_value"),
+        ({"tools": one, "tool_choice": "required", "regex": "a"}, "tool_choice", "invalid_value"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+    ):  # fmt: skip
+        status, error = scripted.refused("/v1/chat/completions", **{"model": "hermes", "messages": [USER], **fields})
+        assert (status, error["param"], error["code"]) == (400, param, code)
+
+
+def test_tools_are_part_of_the_tokenized_prompt(scripted):
+    def count(**fields) -> int:
+        return scripted.post("/tokenize", model="hermes", messages=[USER], **fields)["count"]
+
+    assert count(tools=LISTED) > count()

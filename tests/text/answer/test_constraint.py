@@ -1,0 +1,112 @@
+"""Grammars of tool calls: whatever follows one, the parser reads as calls that follow the tools' schemas."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import jsonschema
+import numpy as np
+import pytest
+
+from penstock.text.answer.constraint import calls_grammar, grammar_behind_thoughts
+from penstock.text.answer.formats import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
+from penstock.text.answer.parser import AnswerParser, ToolCall
+from penstock.text.grammar.compiler import GrammarCompiler
+from penstock.text.grammar.source import GrammarSource
+from penstock.text.tokenizer import Tokenizer
+from tests.support.fake_model import FILES
+
+TOOLS = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer", "minimum": 0, "maximum": 9},
+            "unit": {"enum": ["C", "F"]},
+            "near": {"$ref": "#/$defs/place"},
+        },
+        "required": ["city", "near"],
+        "additionalProperties": False,
+        "$defs": {"place": {"type": "object", "properties": {"x": {"type": "boolean"}}, "additionalProperties": False}},
+    },
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+    "add": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "null"}},
+            "additionalProperties": False},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    tokenizer = Tokenizer(FILES)
+    return GrammarCompiler(lambda: tokenizer, 259, [1])
+
+
+ENDS = ["</think>", "</arg_value>", "\n</parameter>", "<|end|>", '"', "}", ">", "]"]
+
+
+def drawn(compiler: GrammarCompiler, grammar: str, rng: random.Random) -> str:
+    """Draw an answer; where a text is free, one that soon ends it."""
+    matcher = compiler.compile(GrammarSource("grammar", grammar)).matcher()
+    tokens = {bytes([byte]): token for token in range(2, 258) for byte in compiler._tokenizer().token_bytes(token)}
+    texts = {token: text for text, token in tokens.items()}
+    data, planned = b"", b""
+    for _ in range(1500):
+        allowed = np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")).tolist()
+        if 1 in allowed and (len(allowed) == 1 or rng.random() < 0.5):
+            return data.decode()
+        if not planned and rng.random() < 0.4:
+            planned = rng.choice(ENDS).encode()
+        choice = tokens[planned[:1]] if planned else 0
+        planned = planned[1:] if choice in allowed else b""
+        if choice not in allowed:
+            plain = [token for token in allowed if texts.get(token, b"\xff") < b"\x80"]
+            choice = rng.choice(plain or allowed)
+        data += texts[choice]
+        if matcher.accept([choice]):
+            return data.decode()
+    raise AssertionError(f"no end: {data!r}")
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_the_parser_reads_whatever_follows_the_grammar(name, compiler):
+    form, thoughts = TOOL_FORMATS[name], REASONING_FORMATS["harmony" if name == "harmony" else "think"]
+    rng = random.Random(name)
+    called = set()
+    for turn in range(6):
+        is_reasoning = bool(turn % 2) and name != "harmony"
+        grammar = calls_grammar(
+            form, TOOLS, reasoning=thoughts, is_reasoning=is_reasoning, is_parallel=turn < 3, specials={}
+        )
+        text = drawn(compiler, grammar, rng)
+        parser = AnswerParser(AnswerFormat(form, thoughts), TOOLS, is_reasoning=is_reasoning)
+        parts = parser.push(text) + parser.finish()
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        assert calls, text
+        assert turn < 3 or len(calls) == 1
+        assert all(isinstance(part, ToolCall) or part.is_reasoning for part in parts), text
+        for call in calls:
+            jsonschema.validate(json.loads(call.arguments), TOOLS[call.name])
+        called |= {call.name for call in calls}
+    assert len(called) > 1
+
+
+def test_a_special_token_stands_for_its_marker(compiler):
+    """Only the token itself is allowed, not its text."""
+    grammar = calls_grammar(TOOL_FORMATS["mistral_v11"], {"now": TOOLS["now"]}, specials={"[TOOL_CALLS]": 0})
+    matcher = compiler.compile(GrammarSource("grammar", grammar)).matcher()
+    assert np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")).tolist() == [0]
+
+
+def test_a_format_begins_behind_the_thoughts(compiler):
+    for source in (
+        GrammarSource("json_schema", '{"type": "boolean"}'),
+        GrammarSource("regex", "true|false"),
+        GrammarSource("choice", '["true", "false"]'),
+        GrammarSource("grammar", 'start: "tru" e | "false"\ne: "e"'),
+    ):
+        grammar = grammar_behind_thoughts(source.lark(), REASONING_FORMATS["think"], {})
+        text = drawn(compiler, grammar, random.Random(3))
+        thoughts, _, answer = text.partition("</think>")
+        assert answer.strip() in ("true", "false")
+        assert thoughts is not None

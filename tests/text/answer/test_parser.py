@@ -1,0 +1,225 @@
+"""Tool calls and thoughts in the text of answers, in every format, however the text is split."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from penstock.text.answer.formats import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    AnswerFormat,
+    find_reasoning_format,
+    find_tool_format,
+)
+from penstock.text.answer.parser import AnswerParser, ToolCall
+
+TOOLS = {
+    "weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "near": {"type": ["object", "null"]}},
+        "required": ["city"],
+    },
+    "now": {"type": "object", "properties": {}},
+}
+ARGUMENTS = {"city": 'Zü"r}i<ch', "days": 3, "near": {"a": [1, None, "]}"], "b": {}}}
+BERN = {"city": "Bern"}
+
+
+def called(name: str, arguments: object, key: str = "arguments") -> str:
+    return json.dumps({"name": name, key: arguments}, ensure_ascii=False)
+
+
+J = json.dumps(ARGUMENTS, ensure_ascii=False)
+PYTHON = """weather(city='Zü"r}i<ch', days=3, near={'a': [1, None, "]}"], "b": {}})"""
+NEAR = json.dumps(ARGUMENTS["near"])
+SEP = "<｜tool▁sep｜>"
+TEXTS = {
+    "hermes": f"<tool_call>\n{called('weather', ARGUMENTS)}\n</tool_call>\n<tool_call>{called('now', {})}</tool_call>",
+    "llama3_json": f"{called('weather', ARGUMENTS, 'parameters')}; {called('now', None, 'parameters')}",
+    "pythonic": f"[{PYTHON}, now()]",
+    "lfm2": f"<|tool_call_start|>[{PYTHON}, now()]<|tool_call_end|>",
+    "mistral": f"[TOOL_CALLS] [{called('weather', ARGUMENTS)}, {called('now', {})}]",
+    "mistral_v11": f"[TOOL_CALLS]weather[ARGS]{J}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{{}}",
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nZü\"r}i<ch\n</parameter>\n<parameter=days>\n3\n"
+    f"</parameter>\n<parameter=near>\n{NEAR}\n</parameter>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "glm4": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zü\"r}i<ch</arg_value>\n<arg_key>days</arg_key>\n"
+    f"<arg_value>3</arg_value>\n<arg_key>near</arg_key>\n<arg_value>{NEAR}</arg_value>\n</tool_call>\n"
+    "<tool_call>now\n</tool_call>",
+    "deepseek_v3": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function{SEP}weather\n```json\n{J}\n```"
+    "<｜tool▁call▁end｜>\n"
+    f"<｜tool▁call▁begin｜>function{SEP}now\n```json\n{{}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather{SEP}{J}<｜tool▁call▁end｜>"
+    f"<｜tool▁call▁begin｜>now{SEP}{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "harmony": "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + J + "<|call|>"
+    "<|start|>assistant to=functions.now<|channel|>commentary<|message|>{}<|call|>",
+}  # fmt: skip
+
+
+def parser_of(name: str, reasoning: str = "none", **options) -> AnswerParser:
+    form = AnswerFormat(TOOL_FORMATS.get(name), REASONING_FORMATS.get(reasoning))
+    return AnswerParser(form, TOOLS, **options)
+
+
+def read(parser: AnswerParser, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
+    """Return the content, the thoughts and the calls."""
+    parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+    texts = {
+        is_reasoning: "".join(p.text for p in parts if not isinstance(p, ToolCall) and p.is_reasoning is is_reasoning)
+        for is_reasoning in (False, True)
+    }
+    calls = [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, ToolCall)]
+    return texts[False], texts[True], calls
+
+
+def splits(text: str) -> list[list[str]]:
+    """Return the text in single characters, in two pieces at every place, and in some random pieces."""
+    rng = random.Random(7)
+    found = [list(text), *([text[:at], text[at:]] for at in range(0, len(text), 1 + len(text) // 200))]
+    for _ in range(5):
+        ends = sorted(rng.sample(range(len(text) + 1), min(6, len(text))))
+        found.append([text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)])
+    return found
+
+
+EXPECTED = [("weather", ARGUMENTS), ("now", {})]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_calls_are_found_however_the_text_is_split(name):
+    text = TEXTS[name]
+    for pieces in ([text], *splits(text)):
+        assert read(parser_of(name), pieces) == ("", "", EXPECTED), pieces
+    assert read(parser_of(name, max_calls=1), [text])[2] == EXPECTED[:1]
+
+
+THOUGHTS = {
+    "think": "<think>\nI <think> so\n\n</think>\n\n",
+    "mistral": "[THINK]I <think> so[/THINK]",
+    "cohere": "<|START_THINKING|>I <think> so<|END_THINKING|>",
+    "harmony": "<|channel|>analysis<|message|>I <think> so<|end|><|start|>assistant",
+}
+
+
+@pytest.mark.parametrize(
+    ("tools", "reasoning"),
+    [("hermes", "think"), ("qwen3_coder", "think"), ("mistral_v11", "mistral"), ("harmony", "harmony"),
+     ("glm4", "think"), ("pythonic", "cohere"), ("deepseek_v31", "think"), ("none", "think"), ("none", "harmony")],
+)  # fmt: skip
+def test_thoughts_content_and_calls_are_told_apart(tools, reasoning):
+    final = "<|channel|>final<|message|>Hello\n\nyou<|end|><|start|>assistant" if reasoning == "harmony" else ""
+    content = final or ("" if tools == "pythonic" else "Hello\n\nyou\n")
+    text = THOUGHTS[reasoning] + content + TEXTS.get(tools, "")
+    expected = ("Hello\n\nyou" if content else "", "I <think> so", EXPECTED if tools in TEXTS else [])
+    for pieces in ([text], *splits(text)):
+        found = read(parser_of(tools, reasoning), pieces)
+        assert (found[0].rstrip(), *found[1:]) == expected, pieces
+
+
+def test_thoughts_that_the_prompt_began_need_no_opening():
+    for text, expected in (
+        ("a\n</think>\n\nb", ("b", "a", [])),
+        ("\n</think>b", ("b", "", [])),
+        ("never closed <tool_call>", ("", "never closed <tool_call>", [])),
+    ):
+        for pieces in ([text], *splits(text)):
+            assert read(parser_of("hermes", "think", is_reasoning=True), pieces) == expected
+    call = TEXTS["deepseek_v31"]
+    assert read(parser_of("deepseek_v31", "think", is_reasoning=True), ["hm " + call]) == ("", "hm", EXPECTED)
+
+
+NOT_CALLS = {
+    "hermes": [
+        "<tool_call>", "<tool_call>\n{", '<tool_call>{"name": "weather"', '<tool_call>{"name": 3}</tool_call>',
+        '<tool_call>{"name": "a", "arguments": [1]}</tool_call>', "<tool_call>x</tool_call>", "a < b <tool", " a\n ",
+        "<tool_call>{}}</tool_call>", '<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>',
+        '<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>', "</tool_call>", "<tool_call>[]</tool_call>",
+    ],
+    "llama3_json": ['{"a": 1}', '{"name": "unknown", "parameters": {}}', "{", '{"name": "now"', "[1]", " {]} x"],
+    "pythonic": ["[1, 2]", "[unknown()]", "[now(1)]", "[now(x=y)]", "[now(", "[" * 300, "[now(**{})]",
+                 "[x for x in y]"],
+    "lfm2": ["<|tool_call_start|>now", "<|tool_call_start|>[now(x=__import__('os'))]<|tool_call_end|>"],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS] [1]", "[TOOL_CALLS] " + "x" * 300 + "{}", "[TOOL_CALLS]now[ARGS]x"],
+    "qwen3_coder": ["<tool_call>\n<function=now", "<function=now>\n<parameter=a>\nb", "<function=>", "<tool_call>hm"],
+    "glm4": ["<tool_call>now\n<arg_key>a</arg_key>", "<tool_call>now<arg_key>a b</arg_key>"],
+    "deepseek_v3": ["<｜tool▁calls▁begin｜>x",
+                    f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function{SEP}now\n```\n{{}}"],
+    "harmony": ["<|channel|>commentary to=functions.now<|message|>{", "<|channel|>commentary to=functions.now"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_CALLS)
+def test_a_text_that_is_no_call_is_content(name):
+    for text in NOT_CALLS[name]:
+        whole = read(parser_of(name), [text])
+        assert whole[1:] == ("", [])
+        if name != "harmony":
+            assert whole[0] == text
+        for pieces in splits(text):
+            assert read(parser_of(name), pieces) == whole, pieces
+
+
+def test_a_call_after_a_broken_one_is_found():
+    text = '<tool_call>{"name": }</tool_call> and <tool_call>' + called("now", '{"a": 1}') + "</tool_call> then"
+    for pieces in ([text], *splits(text)):
+        content, _, calls = read(parser_of("hermes"), pieces)
+        assert calls == [("now", {"a": 1})]
+        assert content == '<tool_call>{"name": }</tool_call> andthen'
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_hostile_texts_take_linear_time_and_raise_nothing(name):
+    """Texts of 20,000 characters, whole and in small pieces; with a quadratic reader the test would take hours."""
+    form = TOOL_FORMATS[name]
+    starts = [*form.all_openings, *form.bare, "<|channel|>", "{", "[", '"', "\\", "<", "now", "<arg_key>", "<function="]
+    rng = random.Random(1)
+    texts = [mark * (20_000 // len(mark)) for mark in starts if mark]
+    texts.append((form.all_openings or ("",))[0] + form.bare + '{"name": "now", "arguments": {"x": "' + "y" * 20_000)
+    texts += ["".join(rng.choices([*starts, *form.markers, " ", '"}', "}", "]", "x"], k=600)) for _ in range(5)]
+    for text in texts:
+        whole = read(parser_of(name, "think"), [text])
+        pieces = [text[at : at + 41] for at in range(0, len(text), 41)]
+        assert read(parser_of(name, "think"), pieces) == whole
+
+
+def test_values_written_as_text_have_the_type_of_their_schema():
+    def value(text: str, city: str = "city") -> object:
+        call = f"<function=weather>\n<parameter={city}>\n{text}\n</parameter>\n</function>"
+        ((_, arguments),) = read(parser_of("qwen3_coder"), [call])[2]
+        return arguments[city]
+
+    assert value("3") == "3"
+    assert value("null") == "null"
+    assert value("\n  x\n") == "\n  x\n"
+    assert value("3", "days") == 3
+    assert value("three", "days") == "three"
+    assert value("null", "near") is None
+    assert value("3", "unknown") == "3"
+
+
+def test_formats_are_chosen_by_template_or_name():
+    signs = {
+        "hermes": "<tool_call></tool_call>",
+        "glm4": "<tool_call>{{name}}<arg_key>",
+        "qwen3_coder": "<tool_call><function=<parameter=",
+        "mistral": "[TOOL_CALLS]",
+        "mistral_v11": "[TOOL_CALLS][ARGS]",
+        "deepseek_v3": "<｜tool▁call▁begin｜>```json",
+        "deepseek_v31": "<｜tool▁call▁begin｜>",
+        "llama3_json": 'Respond in the format {"name": function name, "parameters": dictionary}',
+        "harmony": "<|channel|>to=functions.",
+    }
+    for name, template in signs.items():
+        form = find_tool_format("auto", template)
+        assert form is not None
+        assert form.name == name
+    assert find_tool_format("auto", "{{ messages }}") is None
+    assert find_tool_format("none", "<tool_call>") is None
+    assert find_tool_format("qwen3_xml", "") is TOOL_FORMATS["qwen3_coder"]
+    assert find_reasoning_format("deepseek-r1", "") is find_reasoning_format("auto", "</think>")
+    with pytest.raises(ValueError, match="tool_format") as caught:
+        find_tool_format("x", "")
+    assert caught.value.param == "tool_format"
