@@ -10,8 +10,8 @@ from torch import Tensor
 from penstock.graph.ir import Graph, Weight
 from penstock.nn import Batch
 from penstock.ops import reference
-from penstock.ops.eager import parse_arguments
-from penstock.ops.reference.attention import page_elements
+from penstock.ops.pages import page_elements
+from penstock.ops.schema import parse_arguments
 from penstock.ops.table import find_op
 
 

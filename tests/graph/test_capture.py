@@ -12,11 +12,12 @@ from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.graph.capture import capture
 from penstock.graph.ir import Dim
 from penstock.graph.passes import run_passes
+from penstock.graph.tracer import trace_network
 from penstock.nn import Attention, Batch, Embedding, Linear, LMHead, Module, silu_mul
 from tests.graph.interpreter import Interpreter
 from tests.support.errors import raises
 from tests.support.families import GRAPH_PARAMS
-from tests.support.networks import batch_of, capture_of, eager_network, network_of, tensors_of
+from tests.support.networks import batch_of, capture_of, eager_network, export_of, network_of, tensors_of
 
 
 @pytest.mark.parametrize("family", GRAPH_PARAMS)
@@ -56,7 +57,7 @@ def test_layers_share_a_page_group_when_windows_and_heads_agree() -> None:
 
 
 def test_capture_is_deterministic() -> None:
-    first, second = capture_of("qwen3"), capture_of("qwen3")
+    first, second = export_of("qwen3"), export_of("qwen3")
     assert dataclasses.asdict(first.graph) == dataclasses.asdict(second.graph)
     assert list(first.graph.values) == list(second.graph.values)
     assert list(first.graph.weights) == list(second.graph.weights)
@@ -64,8 +65,10 @@ def test_capture_is_deterministic() -> None:
 
 def test_real_parameters_give_the_same_graph() -> None:
     network = network_of("llama", "cpu")
-    graph = capture(network, network_name="llama", context_len=256, vocab_size=1003).graph
-    assert dataclasses.asdict(graph) == dataclasses.asdict(capture_of("llama").graph)
+    sizes = {"network_name": "llama", "context_len": 256, "vocab_size": 1003}
+    expected = dataclasses.asdict(capture_of("llama").graph)
+    for way in (capture, trace_network):
+        assert dataclasses.asdict(way(network, **sizes).graph) == expected
 
 
 class Tiny(Module):

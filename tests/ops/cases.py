@@ -12,8 +12,9 @@ from torch import Tensor
 
 from penstock.core import layouts
 from penstock.nn.packing import pack_blocks, pack_matrix
-from penstock.ops.reference import PREFIX_ELEMENTS, gated_delta, ssm_scan, state_elements
-from penstock.ops.reference.attention import kv_append, page_elements
+from penstock.ops.pages import PREFIX_ELEMENTS, page_elements, state_elements
+from penstock.ops.reference import gated_delta, ssm_scan
+from penstock.ops.reference.attention import kv_append
 from penstock.ops.reference.latent import latent_append
 from penstock.ops.table import BLOCK_SCHEMES, LINEAR_SCHEMES
 from penstock.quant.scheme import find_scheme

@@ -13,7 +13,8 @@ from penstock.core import layouts
 from penstock.errors import InvalidArgumentError
 from penstock.nn.packing import pack_matrix
 from penstock.ops import reference
-from penstock.ops.eager import ops, parse_arguments
+from penstock.ops.eager import ops
+from penstock.ops.schema import parse_arguments
 from penstock.ops.table import OPS, Op
 from tests.ops.cases import CASES, Case, int32, randn
 from tests.support.marks import mostly_long

@@ -109,7 +109,7 @@ def test_the_lines_that_use_an_op_run() -> None:
     use = block("python").replace("ops.sigmoid(x)", "ops.mul(x, x)")
     done = subprocess.run(
         [sys.executable, "-c", f"import torch\nx = torch.ones(2, 3)\n{use}assert y.equal(x)\n"
-         "import penstock\nassert penstock.ops.eager.ops is ops\nassert penstock.nn.Module"],
+         "import penstock\nassert penstock.ops.call.ops is ops\nassert penstock.nn.Module"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

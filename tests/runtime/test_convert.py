@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +58,6 @@ def test_a_gguf_file_is_refused_with_the_command_to_use(tmp_path: Path, out: str
     with raises(UnsupportedError, param="source", match=r"`penstock export .*model\.gguf OUT\.psm` makes"):
         convert(path, tmp_path / out, AS_IS)
     assert not (tmp_path / out).exists()
-
-
-def test_a_gguf_file_without_torch_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("penstock.models.gguf_out", "penstock.models.registry"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with raises(UnsupportedError, param="out", match=r"^out: a GGUF file requires .*install \S+\[torch\]"):
-        convert(DEMO, tmp_path / "model.gguf", Conversion())
 
 
 def test_a_folder_is_written_again_as_it_is(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""Exports in processes that are forked from one which has imported PyTorch, instead of importing it for each.
+"""Exports in processes that are forked from one which has the imports, instead of importing for each.
 
-``runtime.build`` starts a new interpreter for each export, whose imports take seconds of processor time: more than the
-export of a small model.  In the tests' own processes, the child is a copy of a process that has them already.  It runs
+``runtime.build`` starts a new interpreter for each export, whose imports take more processor time than the export of a
+small model.  In the tests' own processes, the child is a copy of a process that has them already: with PyTorch for a
+network of the test's own, and without it for the others, as for users.  It runs
 the same ``penstock.graph.export_child`` with the same arguments, environment, pipes and session.  Commands that tests
 start do as they do for users, and so do tests with the fixture ``cold_exports``.
 
-Run as a script, ``export_zygote.py SOCKET PID`` serves one process of tests and ends with it.
+Run as a script, ``export_zygote.py SOCKET PID KIND`` serves one process of tests and ends with it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import IO, Any
 import pytest
 
 from penstock.runtime import build
+from penstock.symbolic.choice import use_own_modules
 
 CHILD = ["-P", "-m", "penstock.graph.export_child"]
 
@@ -63,8 +65,8 @@ class Forked:
         return self._status
 
 
-def serve(path: str, pid: int) -> None:
-    """Fork for each connection, until the process ``pid`` is gone."""
+def serve(path: str, pid: int, kind: str) -> None:
+    """Fork for each connection, until the process ``pid`` is gone; ``kind`` is "own" or "torch"."""
     parent = os.pidfd_open(pid)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
@@ -72,10 +74,16 @@ def serve(path: str, pid: int) -> None:
     if os.fork():  # of whose children tests see none
         os._exit(0)
     os.setsid()
-    import torch.export._trace  # noqa: F401
+    if kind == "torch":
+        import torch.export._trace  # noqa: F401
 
-    import penstock.graph.capture
-    import penstock.graph.export_child  # noqa: F401
+        import penstock.graph.capture
+    else:
+        use_own_modules()
+    import penstock.graph.export_child
+    import penstock.graph.tracer
+    import penstock.models.meta
+    import penstock.models.sources  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while parent not in select.select([listener, parent], [], [])[0]:
@@ -126,22 +134,23 @@ def _export(arguments: list[str], environment: dict[str, str], folder: str, desc
 @pytest.fixture(scope="session", autouse=True)
 def warm_exports() -> Iterator[None]:
     """Let exports of this process be forked; the first one starts the process with the imports."""
-    started: list[Path] = []
+    started: dict[str, Path] = {}
 
     def start(command: list[str], *, env: dict[str, str], **options: Any) -> Any:
         if command[1 : 1 + len(CHILD)] != CHILD:
             return subprocess.Popen(command, env=env, **options)
-        if not started:
+        kind = "torch" if "--network" in command else "own"
+        if kind not in started:
             path = Path(tempfile.mkdtemp(prefix="ps-"), "zygote")
-            words = [sys.executable, __file__, str(path), str(os.getpid())]
+            words = [sys.executable, __file__, str(path), str(os.getpid()), kind]
             subprocess.run(words, env=env, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-            started.append(path)
-        return Forked(started[0], command[1 + len(CHILD) :], env)
+            started[kind] = path
+        return Forked(started[kind], command[1 + len(CHILD) :], env)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
         yield
-    for path in started:
+    for path in started.values():
         shutil.rmtree(path.parent, ignore_errors=True)
 
 
@@ -152,4 +161,4 @@ def cold_exports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3])

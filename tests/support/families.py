@@ -462,6 +462,15 @@ def sizes_of(name: str) -> dict[str, Any]:
     return copy.deepcopy(sizes)  # configs of transformers change nested values, which several rows share
 
 
+def config_of(name: str) -> dict[str, Any]:
+    """The row's config.json, without its network."""
+    model_type = FAMILIES[name][0]
+    if model_type in OWN_REFERENCES:
+        values = {"model_type": model_type} | sizes_of(name)
+        return {key: value for key, value in values.items() if value is not None}
+    return {"model_type": model_type} | transformers.AutoConfig.for_model(model_type, **sizes_of(name)).to_dict()
+
+
 @cache
 def build(name: str) -> transformers.PreTrainedModel | OwnReference:
     """The reference network, its weights random: biases and norms too, so that a forgotten one shows."""

@@ -12,22 +12,30 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.folder import Checkpoint
 from penstock.config import ConfigReader
-from penstock.graph.capture import Capture, capture
+from penstock.graph.builder import Capture
+from penstock.graph.capture import capture
+from penstock.graph.tracer import trace_network
 from penstock.models.registry import find_network
 from penstock.models.sources import as_network
 from penstock.nn import Batch, allocate_states, assign_page_groups
 from penstock.nn.weight import MatrixLayer
-from tests.support.families import FAMILIES, build, save
+from tests.support.families import FAMILIES, config_of, save
 
 
 def network_of(family: str, device: str) -> nn.Module:
-    config = build(family).config.to_dict()
+    config = config_of(family)
     definition = find_network(FAMILIES[family][0])
     with torch.device(device):
         return definition.Network(definition.Config.read(ConfigReader(config)))
 
 
 def capture_of(family: str) -> Capture:
+    """The network as it is captured for a user: traced."""
+    return trace_network(network_of(family, "meta"), network_name=family, context_len=256, vocab_size=1003)
+
+
+def export_of(family: str) -> Capture:
+    """The same through torch.export, the tracer's oracle."""
     return capture(network_of(family, "meta"), network_name=family, context_len=256, vocab_size=1003)
 
 

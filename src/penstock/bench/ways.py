@@ -63,7 +63,7 @@ def ways(advice: Advice, model: str, row: Row) -> list[Way]:
     return [
         Way(
             "Python", "offline: your own program has all prompts, or you develop the network",
-            first_s, seconds_of(together), row.memory_bytes, "A checkpoint folder needs PyTorch once, to capture it.",
+            first_s, seconds_of(together), row.memory_bytes, "A checkpoint folder is captured and packed once.",
             [f"python -c {_double_quoted(code)}", *make, f"penstock batch {bundle} requests.jsonl answers.jsonl"],
         ),
         Way(

@@ -20,6 +20,7 @@ from typing import Final
 from penstock.cli.parser import CommandParser, OverviewParser
 from penstock.cli.progress import printable
 from penstock.errors import InvalidArgumentError, InvalidFileError, PenstockError, UnavailableError
+from penstock.symbolic.choice import use_own_modules
 from penstock.version import __version__
 
 __all__ = ["main", "make_parser"]
@@ -99,6 +100,8 @@ _OPTIONS: Final = {
     "num_pages": "pages",
 }
 """The options whose names differ from the fields that they set."""
+_CAPTURING: Final = ("plan", "shard", "convert", "quantize")
+"""The commands that construct built-in networks in their own process, and compute with none."""
 _FILE_ENDINGS: Final = ("_file", "_certificate", "_key", "_path")
 """How the names of options end whose value is a file; several of them may be on one command line."""
 _GRACE_SECONDS = 0.8
@@ -153,6 +156,8 @@ def _main(argv: Sequence[str] | None) -> int:
     args = parser.parse_args(arguments)
     if argv is None:  # a program that passes arguments keeps its own handling of Ctrl-C
         _watch_interrupts()
+        if command in _CAPTURING and not getattr(args, "network", None):
+            use_own_modules()
     try:
         if getattr(args, "ops", ()):
             _load_ops(args.ops)

@@ -1,8 +1,8 @@
 """Export a checkpoint folder as a bundle: capture, graph passes, and weights that stream through the packer.
 
-A user's process runs this in a child process (``penstock.graph.export_child``, started by ``runtime.build``), because
-capture needs PyTorch.  Weights never pass through PyTorch: each is mapped, packed a few rows at a time and written, and
-its source pages are released, so that memory use stays far below the size of the model.
+A user's process runs this in a child process (``penstock.graph.export_child``, started by ``runtime.build``).  Only a
+user's own network needs PyTorch, for its capture.  Weights never pass through PyTorch: each is mapped, packed a few
+rows at a time and written, and its source pages are released, so that memory use stays far below the model's size.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from penstock.sharding.folder import ShardedFolder
 from penstock.sharding.strategy import RowRanges
 
 if TYPE_CHECKING:
+    from penstock.graph.builder import Capture as GraphCapture
     from penstock.models.meta import MetaNetwork
 
 __all__ = ["ExportReport", "build_graph", "export_bundle"]
@@ -178,18 +179,23 @@ def build_graph(
 ) -> tuple[Graph, dict[str, NDArray[np.float32]]]:
     """Return the graph under ``scheme``, with the layouts of its weights, and the weights that the network computes
     itself; ``dtype`` is the checkpoint's, ``schemes`` those of its tensors where they differ."""
-    from penstock.graph.capture import capture
     from penstock.graph.passes import assign_scheme, run_passes
 
-    captured = capture(
-        built.network,
-        network_name=built.name,
-        context_len=built.context_len,
-        vocab_size=built.vocab_size,
-        script=built.script,
-    )
+    captured = _capture_network(built)
     graph = assign_scheme(run_passes(captured.graph, schemes), scheme, dtype, schemes)
     return graph, captured.constants
+
+
+def _capture_network(built: MetaNetwork) -> GraphCapture:
+    """Trace a built-in network; capture one of a user with PyTorch."""
+    sizes = {"context_len": built.context_len, "vocab_size": built.vocab_size}
+    if built.is_built_in:
+        from penstock.graph.tracer import trace_network
+
+        return trace_network(built.network, network_name=built.name, **sizes)
+    from penstock.graph.capture import capture
+
+    return capture(built.network, network_name=built.name, script=built.script, **sizes)
 
 
 def _stored_parts(graph: Graph, constants: dict[str, NDArray[np.float32]]) -> list[Part]:

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 from penstock import env
 from penstock.errors import PenstockError
 from penstock.graph.export import export_bundle
+from penstock.symbolic.choice import use_own_modules
 
 __all__ = ["main"]
 
@@ -52,6 +53,8 @@ def main() -> int:
     parser.add_argument("--child", action="store_true", help="exit when stdin closes, and remove OUT's folder")
     args = parser.parse_args()
     env.enter_export_child()
+    if args.network is None:
+        use_own_modules()
     if args.child:
         watched = os.dup(0)
         with open(os.devnull, "rb") as null:

@@ -16,8 +16,7 @@ from penstock.checkpoint.stored.tied_head import find_tied
 from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import show, show_tensors
 from penstock.core.rank_layout import RankLayout
-from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
-from penstock.extras import install_command
+from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.ir import Graph
 from penstock.graph.passes.pipeline import cut_rank
 from penstock.graph.rank_bundle import cuts_columns, rows_by_tensor
@@ -47,21 +46,13 @@ class CapturedModel:
 def capture_model(model: WholeTensors, scheme: str | None = None, network: str | None = None) -> CapturedModel:
     """Capture the network of a model; no weight is read.
 
-    ``scheme``: by default that of the weights.  ``network``: "file.py:Class".  Raises what capture raises, and
-    UnsupportedError without PyTorch.
+    ``scheme``: by default that of the weights.  ``network``: "file.py:Class".  Raises what capture raises.
     """
     chosen = model.choose_scheme(scheme)
-    try:
-        from penstock.models.meta import construct_on_meta
-        from penstock.models.sources import as_network, check_tensors, schemes_of, sources_of
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise UnsupportedError(
-            f"A plan of a checkpoint folder requires PyTorch, which is not installed. Run `{install_command('torch')}`."
-        ) from None
     from penstock.checkpoint.folder import stored_dtype
     from penstock.graph.export import build_graph
+    from penstock.models.meta import construct_on_meta
+    from penstock.models.sources import as_network, check_tensors, schemes_of, sources_of
 
     built = construct_on_meta(model.config, network)
     section = model.config.quantization()

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from penstock.checkpoint.pooling.files import has_language_head
 from penstock.config import ConfigReader, RopeConfig
 from penstock.nn import Batch, Embedding, Linear, LMHead, Module, RMSNorm, RotaryEmbedding, silu_mul
+from penstock.nn.base import Tensor, nn
 
 __all__ = [
     "CausalLM", "DecoderConfig", "DecoderLayer", "GatedMLP", "PostNormLayer", "read_decoder", "read_num_layers",

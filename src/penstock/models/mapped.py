@@ -1,4 +1,4 @@
-"""Open a checkpoint folder under the names of its network's parameters, and import PyTorch only where they differ."""
+"""Open a checkpoint folder under the names of its network's parameters, and construct it only where they differ."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.sources import has_stacked_experts
 from penstock.checkpoint.stored.tied_head import has_only_head
-from penstock.errors import UnsupportedError
-from penstock.extras import install_command
 from penstock.models.families import maps_tensors
 
 __all__ = ["open_mapped"]
@@ -17,8 +15,7 @@ __all__ = ["open_mapped"]
 def open_mapped(folder: Path | str) -> Checkpoint:
     """Return the checkpoint of a folder, its tensors mapped to the names of the built-in network of its model_type.
 
-    Raises what ``Checkpoint.open`` raises, InvalidFileError for tensors that the network cannot read, and
-    UnsupportedError for a family whose tensors differ from its parameters while PyTorch is not installed.
+    Raises what ``Checkpoint.open`` raises, and InvalidFileError for tensors that the network cannot read.
     """
     checkpoint = Checkpoint.open(folder)
     model_type = checkpoint.config.optional_str("model_type") or ""
@@ -26,14 +23,7 @@ def open_mapped(folder: Path | str) -> Checkpoint:
     is_mapped = maps_tensors(model_type) or has_stacked_experts(tensors) or has_only_head(tensors)
     if checkpoint.scheme is not None or not is_mapped:
         return checkpoint
-    try:
-        from penstock.models.meta import construct_on_meta
-        from penstock.models.sources import as_network
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise UnsupportedError(
-            f"{folder}: model_type {model_type} needs PyTorch, which is not installed. "
-            f"Run `{install_command('torch')}`."
-        ) from None
+    from penstock.models.meta import construct_on_meta
+    from penstock.models.sources import as_network
+
     return as_network(checkpoint, construct_on_meta(checkpoint.config).network)

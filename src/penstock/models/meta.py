@@ -1,4 +1,4 @@
-"""Construct a checkpoint's network without its weights, on PyTorch's meta device, for capture."""
+"""Construct a checkpoint's network without its weights, on the meta device, for capture."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import nn
-
 from penstock.checkpoint.sources import has_own_names
 from penstock.config import ConfigReader
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
 from penstock.models.families import network_type
 from penstock.models.network_script import script_errors
 from penstock.models.registry import Definition, find_network, load_network_script, supported_types
+from penstock.nn.base import nn, torch
 
 __all__ = ["MetaNetwork", "construct_on_meta"]
 
@@ -30,6 +28,11 @@ class MetaNetwork(NamedTuple):
     context_len: int
     vocab_size: int
     script: Path | None = None
+
+    @property
+    def is_built_in(self) -> bool:
+        """True for a network of this package."""
+        return type(self.network).__module__.startswith("penstock.")
 
 
 def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNetwork:

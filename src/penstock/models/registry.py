@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from penstock.config import show
 from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.extras import install_command
 from penstock.models.families import built_in_families, family_modules
 from penstock.models.network_script import run_network_script, split_spec
+from penstock.nn.base import HAS_TORCH, nn
 from penstock.validation import refusal
 
 __all__ = [
@@ -104,9 +104,15 @@ def registered_script(model_type: str) -> str | None:
 def load_network_script(spec: str) -> Definition:
     """Import the file of ``"path/my_net.py:Net"``, which the user named, and return the network of its class ``Net``.
 
-    A class ``Config`` is inside the network class or beside it.  Raises FileAccessError or InvalidArgumentError.
+    A class ``Config`` is inside the network class or beside it.  Raises FileAccessError, InvalidArgumentError, or
+    UnsupportedError without PyTorch.
     """
     path, class_name = split_spec(spec)
+    if not HAS_TORCH:
+        raise UnsupportedError(
+            f"--network: {path}: a network of your own requires PyTorch. Run `{install_command('torch')}`.",
+            param="network",
+        )
     module = run_network_script(path, class_name)
     network_class = getattr(module, class_name, None)
     if not (isinstance(network_class, type) and issubclass(network_class, nn.Module)):

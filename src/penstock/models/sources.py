@@ -15,8 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from torch import nn
-
 from penstock.checkpoint.folder import Checkpoint
 from penstock.checkpoint.pooling.files import has_language_head
 from penstock.checkpoint.sources import (
@@ -33,6 +31,7 @@ from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader, show, show_tensors
 from penstock.errors import InvalidFileError
 from penstock.nn import ExpertLinear, LayerNorm, RMSNorm
+from penstock.nn.base import nn
 from penstock.quant.scheme import default_scheme
 
 __all__ = [

@@ -3,7 +3,9 @@
 It knows no model.
 """
 
-from torch.nn import ModuleList
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from penstock.nn.activation import (
     clamp,
@@ -21,6 +23,7 @@ from penstock.nn.activation import (
     softcap,
 )
 from penstock.nn.attention import Attention, PagedLayer, PageGroup, allocate_states, assign_page_groups, paged_layers
+from penstock.nn.base import nn
 from penstock.nn.batch import Batch, gather_rows
 from penstock.nn.conv import ShortConv
 from penstock.nn.embedding import Embedding, LMHead, OutputRows, VocabParallelEmbedding
@@ -29,10 +32,12 @@ from penstock.nn.latent import HeadLinear, LatentAttention
 from penstock.nn.linear import ColumnParallelLinear, Linear, RowParallelLinear
 from penstock.nn.module import Module
 from penstock.nn.norm import BareRMSNorm, LayerNorm, RMSNorm
-from penstock.nn.packing import SharedMatrix, load_weights, pack_network, shared_matrices
 from penstock.nn.recurrent import ConvWeight, GatedDelta, SsmScan
 from penstock.nn.relative import DistanceBias, PrefixLengths, RelativeAttention, prefix_positions
 from penstock.nn.rope import RotaryEmbedding, apply_rope
+
+if TYPE_CHECKING:
+    from penstock.nn.packing import SharedMatrix, load_weights, pack_network, shared_matrices
 
 __all__ = [
     "Attention",
@@ -91,3 +96,14 @@ __all__ = [
     "silu_mul",
     "softcap",
 ]
+
+ModuleList = nn.ModuleList
+_PACKING = ("SharedMatrix", "load_weights", "pack_network", "shared_matrices")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKING:  # of eager mode: it imports PyTorch
+        from penstock.nn import packing
+
+        return getattr(packing, name)
+    raise AttributeError(f"module 'penstock.nn' has no attribute {name!r:.60}")

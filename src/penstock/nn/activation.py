@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from penstock.ops.eager import ops
+from penstock.nn.base import Tensor
+from penstock.ops.call import ops
 
 __all__ = [
     "clamp", "clamped_swiglu", "elu", "gaussian_topk", "gelu", "match_rms", "relu", "relu_squared", "scale",

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
+from penstock.nn.base import Tensor, nn, torch
 from penstock.nn.batch import Batch
 from penstock.nn.module import Module
-from penstock.ops.eager import ops
-from penstock.ops.reference.attention import page_elements
+from penstock.ops.call import ops
+from penstock.ops.pages import page_elements
 
 __all__ = [
     "Attention",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import Tensor
-
-from penstock.ops.eager import ops
+from penstock.nn.base import Tensor
+from penstock.ops.call import ops
 
 __all__ = ["Batch", "gather_rows"]
 

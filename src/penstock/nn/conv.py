@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-
 from penstock.nn.attention import PagedLayer
+from penstock.nn.base import Tensor, nn, torch
 from penstock.nn.batch import Batch
-from penstock.ops.eager import ops
+from penstock.ops.call import ops
 
 __all__ = ["ShortConv"]
 

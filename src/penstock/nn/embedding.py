@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from penstock.nn.base import Tensor
 from penstock.nn.batch import gather_rows
 from penstock.nn.linear import Linear
 from penstock.nn.module import Module
 from penstock.nn.weight import MatrixLayer
-from penstock.ops.eager import ops
+from penstock.ops.call import ops
 
 __all__ = ["Embedding", "LMHead", "OutputRows", "VocabParallelEmbedding"]
 

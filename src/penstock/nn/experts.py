@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
+from penstock.nn.base import Tensor, nn, torch
 from penstock.nn.linear import Linear
 from penstock.nn.weight import MatrixLayer, WeightPart
-from penstock.ops.eager import ops
+from penstock.ops.call import ops
 
 __all__ = ["ExpertLinear", "Router", "Routing", "combine", "route", "sigmoid_gate"]
 

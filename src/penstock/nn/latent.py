@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from penstock.nn.attention import PagedLayer
+from penstock.nn.base import Tensor
 from penstock.nn.batch import Batch
 from penstock.nn.weight import MatrixLayer
-from penstock.ops.eager import ops
+from penstock.ops.call import ops
 
 __all__ = ["HeadLinear", "LatentAttention"]
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor, nn
-
+from penstock.nn.base import Tensor, nn, torch
 from penstock.nn.weight import MatrixLayer
-from penstock.ops.eager import ops
+from penstock.ops.call import ops
 
 __all__ = ["ColumnParallelLinear", "Linear", "RowParallelLinear"]
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-from torch import Tensor, nn
+from penstock.nn.base import Tensor, nn
+from penstock.symbolic.tensor import active_trace
 
 __all__ = ["Module"]
 
 
 class Module(nn.Module):
-    """``torch.nn.Module``, typed to return a tensor when called."""
+    """``torch.nn.Module``, typed to return a tensor when called, and told to a trace of the network."""
 
-    __call__: Callable[..., Tensor]
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        trace = active_trace.get()
+        y: Tensor = super().__call__(*args, **kwargs) if trace is None else trace.call_module(self, args, kwargs)
+        return y

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-
+from penstock.nn.base import Tensor, nn, torch
 from penstock.nn.module import Module
-from penstock.ops.eager import ops
+from penstock.ops.call import ops
 
 __all__ = ["BareRMSNorm", "LayerNorm", "RMSNorm"]
 

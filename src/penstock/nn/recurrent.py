@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-
 from penstock.nn.attention import PagedLayer
+from penstock.nn.base import Tensor, nn, torch
 from penstock.nn.batch import Batch
 from penstock.nn.module import Module
-from penstock.ops.eager import ops
-from penstock.ops.reference import state_elements
+from penstock.ops.call import ops
+from penstock.ops.pages import state_elements
 
 __all__ = ["ConvWeight", "GatedDelta", "SsmScan"]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-
 from penstock.nn.attention import Attention, PagedLayer
+from penstock.nn.base import Tensor, nn, torch
 from penstock.nn.batch import Batch
 from penstock.nn.module import Module
-from penstock.ops.eager import ops
-from penstock.ops.reference import PREFIX_ELEMENTS
+from penstock.ops.call import ops
+from penstock.ops.pages import PREFIX_ELEMENTS
 
 __all__ = ["DistanceBias", "PrefixLengths", "RelativeAttention", "prefix_positions"]
 

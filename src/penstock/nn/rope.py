@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from penstock.config import RopeConfig
 from penstock.errors import UnsupportedError
+from penstock.nn.base import Tensor, torch
 from penstock.nn.module import Module
-from penstock.ops.eager import ops
+from penstock.ops.call import ops
 
 __all__ = ["RotaryEmbedding", "apply_rope", "inverse_frequencies"]
 

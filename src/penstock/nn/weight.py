@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
-
 from penstock.errors import InvalidArgumentError
+from penstock.nn.base import Tensor, nn, torch
 from penstock.nn.module import Module
-from penstock.ops.reference import unpack_weight
 
 __all__ = ["MatrixLayer", "WeightPart"]
 
@@ -67,6 +64,8 @@ class MatrixLayer(Module):
     def __getattr__(self, name: str) -> Any:
         packed = self.__dict__["_buffers"].get("packed_weight") if name == "weight" else None
         if packed is not None:
+            from penstock.ops.reference import unpack_weight
+
             return unpack_weight(packed, self.rows, self.cols).float()
         return super().__getattr__(name)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -23,11 +22,12 @@ from penstock.core.layouts import KV_NUMBERS
 from penstock.env import use_reference
 from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.ops import reference
-from penstock.ops.reference.attention import page_elements
+from penstock.ops.pages import page_elements
+from penstock.ops.schema import Argument, parse_arguments
 from penstock.ops.shapes import OUTPUT_DTYPES, infer_shapes
 from penstock.ops.table import OPS, Op
 
-__all__ = ["Argument", "EagerOp", "core_context", "ops", "parse_arguments", "torch_schema", "use_context"]
+__all__ = ["EagerOp", "core_context", "ops", "torch_schema", "use_context"]
 
 _DTYPES: Final = {
     torch.float32: layouts.F32,
@@ -48,35 +48,6 @@ _INPUT_DTYPES: Final = (torch.float32, torch.int32)
 _LINEARS: Final = ("linear", "expert_linear", "head_linear")
 
 _context: ContextVar[native.Context | None] = ContextVar("penstock_context", default=None)
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument of a schema.  ``kind`` is "tensor", "weight" or "state", or "int", "float", "bool" or "str" for an
-    attribute."""
-
-    name: str
-    kind: str
-    optional: bool = False
-
-    @property
-    def is_attr(self) -> bool:
-        """True for an attribute."""
-        return self.kind not in ("tensor", "weight", "state")
-
-
-@cache
-def parse_arguments(schema: str) -> tuple[Argument, ...]:
-    """Return the arguments of a schema of the op table, in order."""
-    kinds = {"Tensor": "tensor", "Weight": "weight", "State": "state", "State(a!)": "state"}
-    text = schema[1 : schema.index(") ->")]
-    arguments = []
-    for item in text.split(", "):
-        if item != "*":
-            type_name, name = item.split(" ")
-            plain = type_name.removesuffix("?")
-            arguments.append(Argument(name, kinds.get(plain, plain), plain != type_name))
-    return tuple(arguments)
 
 
 @cache

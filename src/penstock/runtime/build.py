@@ -23,7 +23,6 @@ from typing import IO, Any, Final
 from penstock import env, errors
 from penstock.errors import FileAccessError, InternalError, PenstockError, UnsupportedError
 from penstock.extras import install_command
-from penstock.file_kinds import is_gguf
 from penstock.models.network_script import refuse_nested_export
 from penstock.processes.supervision import signal_name
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
@@ -73,15 +72,14 @@ def build_in_child(
     """Export ``source`` to the bundle ``out`` in a child process; return the child's report.
 
     ``network`` is "file.py:Class" or None; ``tail``, ``rank`` and ``without_weights`` as in ``export_bundle``.  Raises
-    the PenstockError that the child raised, UnsupportedError when PyTorch is not installed or this process is itself an
-    export, and InternalError with the last lines of the child's stderr when the child died.  An interrupt kills the
-    child and every process that it started within a second, and leaves no file behind.
+    the PenstockError that the child raised, UnsupportedError for a ``network`` without PyTorch or when this process is
+    itself an export, and InternalError with the last lines of the child's stderr when the child died.  An interrupt
+    kills the child and every process that it started within a second, and leaves no file behind.
     """
     refuse_nested_export()
-    if importlib.util.find_spec("torch") is None:
-        kind = "GGUF file" if is_gguf(Path(source)) else "checkpoint folder"
+    if network is not None and importlib.util.find_spec("torch") is None:
         raise UnsupportedError(
-            f"{source}: a {kind} requires PyTorch, which is not installed. "
+            f"{source}: a network of your own requires PyTorch, which is not installed. "
             f"Run `{install_command('torch')}`, or use a .psm bundle."
         )
     final = Path(out)

@@ -16,7 +16,6 @@ from penstock.checkpoint.pickled import is_pickled, open_pickled
 from penstock.checkpoint.sources import has_own_names
 from penstock.config import OWN_NAMES, ConfigReader
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
-from penstock.extras import install_command
 from penstock.file_kinds import is_bundle, is_gguf
 from penstock.graph.unpack_bundle import unpack_bundle
 from penstock.quant.folder import check_folder_name, private_folder
@@ -74,10 +73,8 @@ def _write_gguf(
     for name, value in (("layout", conversion.layout), ("max_file_mb", conversion.max_file_mb)):
         if value:
             raise InvalidArgumentError(f"{name}: expected none for a GGUF file, got {value}", param=name)
-    try:
-        from penstock.models.gguf_out import write_gguf
-    except ModuleNotFoundError as error:
-        raise _refusal("out: a GGUF file", "out", error) from None
+    from penstock.models.gguf_out import write_gguf
+
     folder, num_changed = checkpoint.folder, 0
     if conversion.lora is not None or is_pickled(folder):  # a GGUF file is written from the folder of a network
         folder = temporary / "folder"
@@ -95,11 +92,9 @@ def _arrangement(layout: str, checkpoint: Checkpoint) -> Arrangement | None:
     config, is_own = checkpoint.config, has_own_names(checkpoint.config)
     if checkpoint.scheme is not None or is_own != (layout == "fused") or config.values.get("model_type") == FUSED_TYPE:
         return None
-    try:
-        from penstock.models.meta import construct_on_meta
-        from penstock.models.sources import differs, parameter_names, sources_of
-    except ModuleNotFoundError as error:
-        raise _refusal("layout: another layout", "layout", error) from None
+    from penstock.models.meta import construct_on_meta
+    from penstock.models.sources import differs, parameter_names, sources_of
+
     network = construct_on_meta(config).network
     names = parameter_names(network)
     if is_own:
@@ -126,11 +121,3 @@ def _opened(source: Path, temporary: Path) -> Iterator[Checkpoint]:
         yield open_pickled(source, whole)
     else:
         yield Checkpoint.open(source)
-
-
-def _refusal(what: str, param: str, error: ModuleNotFoundError) -> Exception:
-    """Return the error that names PyTorch, if that is the missing module."""
-    if error.name != "torch":
-        return error
-    message = f"{what} requires PyTorch, which is not installed. Run `{install_command('torch')}`."
-    return UnsupportedError(message, param=param)

@@ -20,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         subparsers,
         "export",
         "Make a bundle from a checkpoint folder or a GGUF file. Pass MODEL and OUT.psm, or a YAML file with "
-        "--config-path or --model-dir. Needs PyTorch.",
+        "--config-path or --model-dir.",
         "penstock export my-model my-model.psm --scheme w8a8\npenstock export smollm2-135m smollm2.psm --yes\n"
         "penstock export my-model my-model-tp2 --tp 2 --pp 2\npenstock export --config-path run_model.yaml",
     )

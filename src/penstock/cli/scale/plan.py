@@ -33,8 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "plan",
         "Say which part of each parameter each rank has, how much memory each rank needs, and how long a token may "
         "take with 1, 2 and 4 ranks on this host, from its memory bandwidth and the latency of exchanges, which are "
-        "measured now. --out writes the strategy of a checkpoint folder, which `penstock shard` reads. Needs PyTorch, "
-        "except for a bundle.",
+        "measured now. --out writes the strategy of a checkpoint folder, which `penstock shard` reads.",
         "penstock plan demo/demo.psm --tp 2\npenstock plan my-model --tp 2 --pp 2 --out strategy.json\n"
         "penstock plan my-model --tp 4 --scheme w8a8 --json\npenstock plan my-model --cp 2",
     )

@@ -26,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Write a folder with rank_0, rank_1 ... from a checkpoint folder, for the ranks of --tp, --pp and --cp, or as "
         "a strategy of `penstock plan` says. The source may be such a folder, which is then cut in another way. "
         "--merge writes the checkpoint folder again, byte for byte. The written files are read again and compared with "
-        "the source by checksum. --tp, --pp and --cp need PyTorch.",
+        "the source by checksum.",
         "penstock shard my-model my-model-tp2 --tp 2\n"
         "penstock shard my-model my-model-tp2 --strategy strategy.json\n"
         "penstock shard my-model-tp2 my-model-tp4 --strategy tp4.json --from strategy.json\n"

@@ -91,7 +91,7 @@ def _machine() -> Iterator[tuple[str, str]]:
 
 
 def _torch() -> Iterator[tuple[str, str]]:
-    purpose = "checkpoint folders, eager mode, export"
+    purpose = "eager mode, networks of your own"
     if importlib.util.find_spec("torch") is None:
         yield "torch", f"missing, needed for {purpose}: {install_command('torch')}"
         return

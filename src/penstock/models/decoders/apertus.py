@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.qwen3 import Qwen3Attention
 from penstock.nn import Batch, Linear, Module, RMSNorm, elu, relu_squared, scale, scale_channels
+from penstock.nn.base import Tensor, nn, torch
 
 __all__ = ["Config", "Network"]
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import (
     CausalLM,
@@ -20,6 +18,7 @@ from penstock.models.decoder import (
 )
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import RMSNorm
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network"]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
 from penstock.checkpoint.sources import Sources
 from penstock.config import ConfigReader
 from penstock.errors import UnsupportedError
@@ -13,6 +11,7 @@ from penstock.models.decoder import CausalLM, DecoderConfig, DecoderLayer, Gated
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.sources import add_to_norms
 from penstock.nn import Batch, Module, ModuleList, gelu, scale
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "GeluGatedMLP", "Network", "read_gemma"]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from penstock.checkpoint.sources import Sources
 from penstock.config import ConfigReader, RopeConfig
 from penstock.models.decoder import CausalLM, DecoderConfig
@@ -15,6 +13,7 @@ from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.layer_windows import read_layer_windows
 from penstock.models.sources import add_to_norms
 from penstock.nn import Attention, Batch, Module, ModuleList, RMSNorm, RotaryEmbedding, scale, softcap
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Gemma2Config", "Network", "read_caps"]
 

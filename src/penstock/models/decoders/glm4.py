@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from penstock.checkpoint.sources import Source
 from penstock.models.decoder import CausalLM, DecoderConfig, DecoderLayer
 from penstock.models.decoders.glm import Config, GlmAttention
 from penstock.models.sources import fused_rows
 from penstock.nn import Batch, Module, RMSNorm
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network"]
 

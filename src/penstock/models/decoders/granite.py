@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, DecoderLayer, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import Attention, Batch, ModuleList, scale
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "GraniteAttention", "Network"]
 

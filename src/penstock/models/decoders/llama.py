@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.errors import UnsupportedError
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
 from penstock.nn import Attention, Batch, Linear, Module, apply_rope
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "LlamaAttention", "Network"]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, PostNormLayer, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import RMSNorm
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network", "Olmo2Attention"]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.decoders.qwen2 import read_windows
 from penstock.nn import RMSNorm
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network", "Qwen3Attention"]
 

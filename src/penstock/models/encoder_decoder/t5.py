@@ -8,12 +8,12 @@ has none of its tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
@@ -34,6 +34,7 @@ from penstock.nn import (
     relu,
     scale,
 )
+from penstock.nn.base import Tensor, nn
 
 __all__ = ["Config", "Network", "T5Config", "distance_buckets", "read_t5"]
 
@@ -135,16 +136,18 @@ def distance_buckets(num_buckets: int, reach: int, *, looks_ahead: bool) -> list
     Near distances have a bucket each; the others share buckets by the logarithm, up to ``reach`` (section 2.1 of the
     paper).  With ``looks_ahead`` half of the buckets are those of later keys; otherwise these have bucket 0.
     """
-    distance = torch.arange(-reach, reach + 1)
-    behind = distance.clamp(max=0).neg()
-    first = torch.zeros_like(distance)
+    distance = np.arange(-reach, reach + 1)
+    behind = -np.minimum(distance, 0)
+    first = np.zeros_like(distance)
     if looks_ahead:
         num_buckets //= 2
-        first, behind = (distance > 0).long() * num_buckets, distance.abs()
+        first, behind = (distance > 0) * num_buckets, np.abs(distance)
     exact = num_buckets // 2
-    shares = torch.log(behind.float() / exact) / torch.log(torch.tensor(reach / exact, dtype=torch.float64)).item()
-    shared = exact + (shares.clamp(min=0) * (num_buckets - exact)).long().clamp(max=num_buckets - exact - 1)
-    return (first + torch.where(behind < exact, behind, shared)).tolist()
+    near = np.maximum(behind, exact).astype(np.float32)  # nearer ones have a bucket each
+    shares = np.log(near / np.float32(exact)) / np.float32(math.log(reach / exact))
+    shared = exact + np.minimum((shares * np.float32(num_buckets - exact)).astype(np.int64), num_buckets - exact - 1)
+    buckets: list[int] = (first + np.where(behind < exact, behind, shared)).tolist()
+    return buckets
 
 
 class SelfAttention(Module):

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor, nn
-
 from penstock.checkpoint.pooling.files import has_segments
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
 from penstock.nn import Attention, Batch, Embedding, LayerNorm, Linear, LMHead, Module, OutputRows, gelu
+from penstock.nn.base import Tensor, nn
 
 __all__ = [
     "BertConfig", "BertEncoder", "Config", "Network", "check_architecture", "embedding_sources", "read_bert", "unread",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
 from penstock.models.encoders.bert import BertConfig, Embeddings, check_architecture
 from penstock.nn import Attention, Batch, LayerNorm, Linear, LMHead, Module, OutputRows, gelu
+from penstock.nn.base import Tensor, nn
 
 __all__ = ["Config", "Network"]
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Sources
 from penstock.config import ConfigReader, RopeConfig
 from penstock.models.decoder import MAX_LAYERS
@@ -28,6 +26,7 @@ from penstock.nn import (
     apply_rope,
     gelu,
 )
+from penstock.nn.base import Tensor, nn
 
 __all__ = ["Config", "ModernBertConfig", "ModernBertEncoder", "Network"]
 

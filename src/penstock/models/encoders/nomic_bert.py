@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader, RopeConfig
 from penstock.errors import UnsupportedError
 from penstock.models.decoder import MAX_LAYERS, GatedMLP
 from penstock.models.sources import fused_rows, renamed
 from penstock.nn import Attention, Batch, Embedding, LayerNorm, Linear, LMHead, Module, RotaryEmbedding, apply_rope
+from penstock.nn.base import Tensor, nn
 
 __all__ = ["Config", "Network", "NomicBertConfig"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from torch import Tensor
-
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.encoders.bert import BertConfig, BertEncoder, embedding_sources, read_bert, unread
 from penstock.nn import Batch, Embedding, LayerNorm, Linear, LMHead, Module, OutputRows, gelu
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network"]
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import GatedMLP, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.experts.mixture import ExpertsLM, Mixture, MixtureConfig, read_mixture
 from penstock.nn import Module, Routing, route
+from penstock.nn.base import Tensor, nn, torch
 
 __all__ = ["Config", "Network"]
 

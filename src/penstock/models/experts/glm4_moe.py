@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.experts.mixture import CorrectedMixture, ExpertsLM, MixtureConfig, extra_layers, read_mixture
 from penstock.nn import Linear, RMSNorm, Routing
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network"]
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers, windows_by_type
@@ -15,6 +12,7 @@ from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.experts.mixture import ExpertsLM, MixtureConfig, read_mixture
 from penstock.models.sources import stacked_experts
 from penstock.nn import Batch, ExpertLinear, Module, Router, Routing, clamped_swiglu, combine, route
+from penstock.nn.base import Tensor, nn, torch
 
 __all__ = ["Config", "GptOssConfig", "Network"]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.decoders import granite
 from penstock.models.experts.mixture import Mixture, MixtureConfig, read_mixture
 from penstock.models.sources import renamed, stacked_gates
 from penstock.nn import Batch, Module, ModuleList, RMSNorm, Routing, scale
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network"]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.errors import UnsupportedError
 from penstock.models.decoder import GatedMLP, read_decoder, read_num_layers
 from penstock.models.decoders.hunyuan_v1_dense import HunyuanAttention, with_stretched_theta
 from penstock.models.experts.mixture import ExpertsLM, Mixture, MixtureConfig, read_mixture
 from penstock.nn import Module, Router, Routing
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network"]
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import nn
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import read_decoder, read_num_layers
 from penstock.models.decoders.olmo2 import Olmo2Attention
 from penstock.models.experts.mixture import ExpertsLM, Mixture, MixtureConfig, read_mixture
 from penstock.nn import Routing, route
+from penstock.nn.base import nn, torch
 
 __all__ = ["Config", "Network"]
 

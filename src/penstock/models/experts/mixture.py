@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, GatedMLP
 from penstock.nn import Batch, ExpertLinear, Module, RMSNorm, Router, Routing, combine, route, silu_mul
+from penstock.nn.base import Tensor, nn, torch
 
 __all__ = [
     "CorrectedMixture",

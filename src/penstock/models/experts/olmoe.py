@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import read_decoder, read_num_layers
 from penstock.models.decoders.olmo2 import Olmo2Attention
 from penstock.models.experts.mixture import ExpertsLM, Mixture, MixtureConfig, read_mixture
 from penstock.models.layer_norm.olmo import read_clip
 from penstock.nn import Routing, clamp
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network"]
 

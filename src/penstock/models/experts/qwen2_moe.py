@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.errors import UnsupportedError
 from penstock.models.decoder import GatedMLP, read_decoder, read_num_layers
 from penstock.models.decoders.qwen2 import Qwen2Attention, read_windows
 from penstock.models.experts.mixture import ExpertsLM, Mixture, MixtureConfig, read_mixture, read_sparse_layers
 from penstock.nn import Router, Routing, sigmoid_gate
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network", "SharedMixture"]
 

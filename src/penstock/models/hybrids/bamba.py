@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from penstock.checkpoint.sources import Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, GatedMLP, read_decoder, read_num_layers
@@ -13,6 +11,7 @@ from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.hybrids.mamba import MAMBA_KEYS, MambaConfig, MambaMixer, mamba_rows, read_mamba
 from penstock.models.sources import renamed
 from penstock.nn import Batch, Module, ModuleList, RMSNorm
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network"]
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader
 from penstock.errors import UnsupportedError
@@ -26,6 +23,7 @@ from penstock.nn import (
     sigmoid_mul,
     silu_mul,
 )
+from penstock.nn.base import Tensor, nn, torch
 
 __all__ = ["DeltaConfig", "DeltaLM", "beside_images", "norms_and_gates", "read_delta", "text_section"]
 

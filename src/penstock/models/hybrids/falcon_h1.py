@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from torch import Tensor
-
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader, is_number
 from penstock.models.decoder import CausalLM, DecoderConfig, read_decoder, read_num_layers
@@ -14,6 +12,7 @@ from penstock.models.decoders.llama import LlamaAttention
 from penstock.models.hybrids.mamba import MAMBA_KEYS, MambaConfig, MambaMixer, mamba_rows, read_mamba
 from penstock.models.sources import renamed
 from penstock.nn import Batch, Linear, Module, ModuleList, RMSNorm, scale, silu_mul
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "FalconH1Config", "Network"]
 

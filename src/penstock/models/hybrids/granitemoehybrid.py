@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from penstock.checkpoint.sources import Source, Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import GatedMLP
@@ -22,6 +20,7 @@ from penstock.models.hybrids.mamba import (
 )
 from penstock.models.sources import fused_rows, renamed, stacked_gates
 from penstock.nn import Batch, Module, ModuleList, RMSNorm, Routing, scale
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network"]
 

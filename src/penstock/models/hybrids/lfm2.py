@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from penstock.config import ConfigReader, RopeConfig
 from penstock.models.decoder import read_num_layers
 from penstock.nn import (
@@ -21,6 +19,7 @@ from penstock.nn import (
     apply_rope,
     silu_mul,
 )
+from penstock.nn.base import Tensor, nn
 
 __all__ = ["Config", "Lfm2Config", "Network"]
 

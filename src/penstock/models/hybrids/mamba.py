@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Source
 from penstock.config import INFINITY, ConfigReader, is_number, show
 from penstock.errors import UnsupportedError
 from penstock.models.decoder import MAX_LAYERS
 from penstock.models.sources import fused_rows
 from penstock.nn import Batch, ConvWeight, Linear, Module, RMSNorm, SsmScan, silu_mul
+from penstock.nn.base import Tensor, nn, torch
 
 __all__ = [
     "MAMBA_KEYS",
@@ -42,7 +40,7 @@ _MAX_CONV_LEN: Final = 32  # what the op ssm_scan takes
 _MAX_STATE_DIM: Final = 512
 _MAX_HEADS: Final = 4096
 _MAX_HEAD_DIM: Final = 4096
-_LARGEST: Final = torch.finfo(torch.float32).max
+_LARGEST: Final = (2 - 2.0**-23) * 2.0**127  # of float32
 
 
 @dataclass(frozen=True)

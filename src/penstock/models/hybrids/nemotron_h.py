@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Sources
 from penstock.config import ConfigReader
 from penstock.models.decoder import DecoderConfig, read_decoder
@@ -28,6 +26,7 @@ from penstock.nn import (
     relu_squared,
     route,
 )
+from penstock.nn.base import Tensor, nn
 
 __all__ = ["Config", "NemotronHConfig", "Network"]
 

@@ -10,13 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader
 from penstock.models.decoder import DecoderConfig, read_decoder, read_num_layers
 from penstock.models.sources import fused_rows
 from penstock.nn import Batch, HeadLinear, LatentAttention, Linear, Module, RMSNorm, apply_rope
+from penstock.nn.base import Tensor, nn
 
 __all__ = ["LatentConfig", "LatentHeads", "latent_sources", "read_latent", "read_latent_decoder"]
 

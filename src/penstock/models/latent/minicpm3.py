@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, DecoderLayer
 from penstock.models.latent.attention import LatentConfig, LatentHeads, latent_sources, read_latent, read_latent_decoder
 from penstock.models.long_rope import read_with_longrope
 from penstock.nn import Batch, Module, ModuleList, scale
+from penstock.nn.base import Tensor
 
 __all__ = ["Config", "Network"]
 

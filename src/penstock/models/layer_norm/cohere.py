@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader
 from penstock.models.decoder import DecoderConfig, GatedMLP, read_decoder, read_num_layers
@@ -23,7 +20,8 @@ from penstock.nn import (
     scale,
     scale_channels,
 )
-from penstock.ops.eager import ops
+from penstock.nn.base import Tensor, nn, torch
+from penstock.ops.call import ops
 
 __all__ = ["CohereConfig", "CohereLM", "Config", "Network", "read_cohere"]
 

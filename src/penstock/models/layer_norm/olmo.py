@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-import torch
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import CausalLM, DecoderConfig, DecoderLayer, read_decoder, read_num_layers
 from penstock.models.decoders.llama import LlamaAttention
 from penstock.nn import Module, clamp
-from penstock.ops.eager import ops
+from penstock.nn.base import Tensor, torch
+from penstock.ops.call import ops
 
 __all__ = ["Config", "Network", "read_clip"]
 

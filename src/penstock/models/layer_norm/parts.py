@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from torch import Tensor
-
 from penstock.config import ConfigReader
 from penstock.models.decoder import MAX_LAYERS
 from penstock.nn import Attention, Batch, Linear, Module, apply_rope, gelu
+from penstock.nn.base import Tensor
 
 __all__ = ["GELU_FORMS", "PlainMLP", "SelfAttention", "Sizes", "read_gelu", "read_sizes"]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from penstock.config import ConfigReader, RopeConfig
 from penstock.models.layer_norm.parts import PlainMLP, SelfAttention, Sizes, read_gelu, read_sizes
 from penstock.nn import Batch, Embedding, LayerNorm, LMHead, Module, RotaryEmbedding
+from penstock.nn.base import Tensor, nn
 
 __all__ = ["Config", "Network"]
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from penstock.config import RopeConfig
 from penstock.models.layer_norm.parts import PlainMLP, SelfAttention, Sizes
 from penstock.nn import Batch, Embedding, LayerNorm, LMHead, Module, RotaryEmbedding
+from penstock.nn.base import Tensor, nn
 
 __all__ = ["StackedConfig", "StackedNetwork"]
 

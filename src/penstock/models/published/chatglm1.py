@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader, RopeConfig, show
@@ -34,6 +33,7 @@ from penstock.nn import (
     prefix_positions,
     scale,
 )
+from penstock.nn.base import Tensor, nn, torch
 
 __all__ = ["Config", "Network"]
 
@@ -94,7 +94,8 @@ class _HalfRotary(RotaryEmbedding):
 
     def __init__(self, head_dim: int, half: int) -> None:
         super().__init__(RopeConfig(theta=10000.0, rotary_dim=head_dim // 2))
-        self.inv_freq = torch.cat([self.inv_freq * (half == i) for i in range(2)])
+        values = self.inv_freq.numpy()
+        self.inv_freq = torch.from_numpy(np.concatenate([values * (half == i) for i in range(2)]))
 
 
 class _Attention(Module):

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
-import torch
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader, is_number
 from penstock.models.decoders.gemma import GeluGatedMLP
@@ -43,6 +40,7 @@ from penstock.nn import (
     scale_channels,
     softcap,
 )
+from penstock.nn.base import Tensor, nn, torch
 
 __all__ = ["Config", "Gemma3nConfig", "Network"]
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader, RopeConfig
 from penstock.errors import UnsupportedError
@@ -40,7 +37,8 @@ from penstock.nn import (
     scale,
     scale_channels,
 )
-from penstock.ops.eager import ops
+from penstock.nn.base import Tensor, nn, torch
+from penstock.ops.call import ops
 
 __all__ = ["Config", "Gemma4Config", "Network"]
 

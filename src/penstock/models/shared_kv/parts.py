@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from torch import Tensor, nn
-
 from penstock.checkpoint.sources import Source
 from penstock.config import ConfigReader, RopeConfig
 from penstock.models.decoder import read_num_layers
@@ -29,6 +27,7 @@ from penstock.nn import (
     scale,
     softcap,
 )
+from penstock.nn.base import Tensor, nn
 
 __all__ = [
     "FULL", "LOCAL", "OTHER_INPUTS", "InputLayer", "LayerSizes", "LayeredLM", "LayeredModel", "SharedKvAttention",

@@ -5,6 +5,7 @@ except where the contract (docs/explanation/numerics.md) makes float32 part of t
 written for clarity, not for speed.
 """
 
+from penstock.ops.pages import PREFIX_ELEMENTS, state_elements
 from penstock.ops.reference import elementwise
 from penstock.ops.reference.attention import attention, kv_append, relative_attention, short_conv, sink_attention
 from penstock.ops.reference.collectives import (
@@ -23,8 +24,8 @@ from penstock.ops.reference.latent import latent_append, latent_attention
 from penstock.ops.reference.linear import embedding, linear, round_rows
 from penstock.ops.reference.norm import add_rms_norm, layer_norm, rms_norm
 from penstock.ops.reference.packing import layout_of_tensor, shape_packed, unpack_weight
-from penstock.ops.reference.prefix import PREFIX_ELEMENTS, prefix_lengths, prefix_positions
-from penstock.ops.reference.recurrent import gated_delta, ssm_scan, state_elements
+from penstock.ops.reference.prefix import prefix_lengths, prefix_positions
+from penstock.ops.reference.recurrent import gated_delta, ssm_scan
 from penstock.ops.reference.rope import rope, rotary_embedding
 
 __all__ = [

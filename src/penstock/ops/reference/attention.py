@@ -11,11 +11,12 @@ from torch import Tensor
 
 from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
+from penstock.ops.pages import page_elements
 from penstock.ops.reference.linear import round_rows
 
 __all__ = [
     "AttentionAttrs", "RelativeAttentionAttrs", "ShortConvAttrs", "attend", "attention", "find_page", "kv_append",
-    "page_elements", "relative_attention", "round_half", "short_conv", "sink_attention",
+    "relative_attention", "round_half", "short_conv", "sink_attention",
 ]  # fmt: skip
 
 _SCALE_BYTES = 4 * PAGE_TOKENS
@@ -43,20 +44,6 @@ class ShortConvAttrs(TypedDict):
 
     group: int
     window: int
-
-
-def page_elements(dtype: torch.dtype, num_kv_heads: int, head_dim: int, latent_dim: int = 0) -> int:
-    """Return the number of elements of one page.
-
-    For each head a page holds the keys and the values of 32 tokens, in int8 each followed by 32 f32 scales.  Keys are
-    [head_dim][32] and values [32][head_dim]; in bfloat16 they are [head_dim / 2][32][2] and [16][head_dim][2], and an
-    odd last dimension of the keys is padded with a zero.  With ``latent_dim`` a page has keys only, whose first
-    ``latent_dim`` dimensions are the values too.
-    """
-    parts = 1 if latent_dim else 2
-    scales = parts * _SCALE_BYTES if dtype == torch.int8 else 0
-    pad = head_dim % 2 if dtype == torch.bfloat16 else 0
-    return num_kv_heads * (PAGE_TOKENS * (parts * head_dim + pad) + scales)
 
 
 class _Pages:

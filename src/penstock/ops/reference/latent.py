@@ -14,7 +14,8 @@ from torch import Tensor
 
 from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
-from penstock.ops.reference.attention import AttentionAttrs, attend, find_page, page_elements, round_half
+from penstock.ops.pages import page_elements
+from penstock.ops.reference.attention import AttentionAttrs, attend, find_page, round_half
 from penstock.ops.reference.linear import round_rows
 
 __all__ = ["latent_append", "latent_attention"]

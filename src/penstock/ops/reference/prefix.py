@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Final, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -11,10 +11,7 @@ from torch import Tensor
 from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["PREFIX_ELEMENTS", "PrefixAttrs", "prefix_lengths", "prefix_positions"]
-
-PREFIX_ELEMENTS: Final = 16
-"""The float32 numbers of a page: the length of the prefix, or 0 before it ends; as the last one the tokens seen."""
+__all__ = ["PrefixAttrs", "prefix_lengths", "prefix_positions"]
 
 
 class PrefixAttrs(TypedDict):

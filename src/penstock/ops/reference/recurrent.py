@@ -13,7 +13,7 @@ from torch.nn.functional import silu, softplus
 from penstock.core.layouts import PAGE_TOKENS
 from penstock.errors import InvalidArgumentError
 
-__all__ = ["GatedDeltaAttrs", "SsmScanAttrs", "gated_delta", "ssm_scan", "state_elements"]
+__all__ = ["GatedDeltaAttrs", "SsmScanAttrs", "gated_delta", "ssm_scan"]
 
 _NORM_EPS = 1e-6
 
@@ -35,16 +35,6 @@ class SsmScanAttrs(TypedDict):
     state_dim: int
     dt_min: float
     dt_max: float
-
-
-def state_elements(head_dim: int, values: int, window: int) -> int:
-    """Return the float32 numbers that a key head has in a recurrent state; ``values``: channels of its value heads.
-
-    They are the matrices [heads, head_dim, value_dim] of its value heads, the last ``window`` - 1 inputs of the
-    convolution, oldest first, padding to a multiple of 16, and as the last one the number of tokens seen.  For ssm_scan
-    a block of heads is a key head, and ``head_dim`` is state_dim.
-    """
-    return -(-(head_dim * values + (window - 1) * (2 * head_dim + values) + 1) // 16) * 16
 
 
 def gated_delta(
