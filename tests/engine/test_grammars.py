@@ -269,7 +269,7 @@ def test_a_failing_grammar_ends_only_its_request(make_llm, monkeypatch):
     assert outcomes[0].token_ids == outcomes[2].token_ids == expected
 
 
-def test_masks_are_made_while_the_step_runs_and_none_is_made_in_vain(make_llm, monkeypatch):
+def test_masks_are_made_while_the_step_runs_none_in_vain(make_llm, monkeypatch):
     """The first comes with the grammar; the last token of an answer needs none after it."""
     made, fill = [], grammar_matcher.fill_mask
     monkeypatch.setattr(

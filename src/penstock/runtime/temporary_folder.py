@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from penstock.checkpoint.gguf.file_name import split_names
 from penstock.errors import FileAccessError
 
 __all__ = ["temporary_folder"]
@@ -42,5 +41,7 @@ def _free_bytes(folder: str | None) -> int:
 
 def _num_bytes(source: Path) -> int:
     """Return the size of a folder's files, or of a file with the other splits of a GGUF model."""
+    from penstock.checkpoint.gguf.file_name import split_names  # not needed by ranks, which start with this module
+
     paths = source.rglob("*") if source.is_dir() else map(source.with_name, split_names(source.name))
     return sum(path.stat().st_size for path in paths if path.is_file())

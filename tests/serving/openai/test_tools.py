@@ -10,10 +10,10 @@ import openai
 import pytest
 
 from penstock.text.answer.formats import CHANNEL_MARKERS, TOOL_FORMATS
+from tests.support.answer_texts import ARGUMENTS, TEXTS, THOUGHTS, TOOLS
 from tests.support.fake_model import FILES
 from tests.support.http_service import Service
 from tests.support.scripted_model import scripted_llm
-from tests.text.answer.test_parser import ARGUMENTS, TEXTS, THOUGHTS, TOOLS
 
 LISTED = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in TOOLS.items()]
 USER = {"role": "user", "content": "the cat"}

@@ -13,6 +13,7 @@ import pytest
 from penstock.cluster.routing import Figures, Router
 from penstock.serving import translation
 from penstock.serving.openai.bodies import ChatCompletionRequest
+from penstock.serving.openai.messages import Message
 from penstock.serving.workers.failover import Failover
 from penstock.serving.workers.worker_routing import RoutedRequest, WorkerRouting
 
@@ -103,7 +104,7 @@ def test_an_answer_measures_only_its_worker(num_remote: int, monkeypatch) -> Non
 
 def session_of(client: str, **fields: str) -> str:
     """The session of a chat request with these fields."""
-    body = ChatCompletionRequest(messages=[{"role": "user", "content": "a"}], **fields)
+    body = ChatCompletionRequest(messages=[Message(role="user", content="a")], **fields)
     call = SimpleNamespace(client=client, arrival=0.0, headers={})
     options = translation.options_of(call, body)
     routed: list[str] = []
