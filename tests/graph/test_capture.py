@@ -13,7 +13,7 @@ from penstock.graph.capture import capture
 from penstock.graph.ir import Dim
 from penstock.graph.passes import run_passes
 from penstock.graph.tracer import trace_network
-from penstock.nn import Attention, Batch, Embedding, Linear, LMHead, Module, silu_mul
+from penstock.nn import Attention, Batch, Embedding, Linear, LMHead, Module, scale_channels, silu_mul
 from tests.graph.interpreter import Interpreter
 from tests.support.errors import raises
 from tests.support.families import GRAPH_PARAMS
@@ -179,3 +179,21 @@ def test_a_filled_adapter_slot_is_refused() -> None:
     network.model.layers[0].mlp.up_proj.adapter = lambda x: x
     with pytest.raises(UnsupportedError, match=r"model\.layers\.0\.mlp\.up_proj\.adapter:"):
         capture(network, network_name="llama", context_len=64, vocab_size=1003)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "gradient"])
+def test_a_constant_may_have_any_float_type_and_a_gradient(kind: str) -> None:
+    class Scaled(Tiny):
+        def __init__(self) -> None:
+            super().__init__()
+            with torch.device("cpu"):
+                ones = torch.full((16,), 1.5, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32)
+            self.register_buffer("scale", ones.requires_grad_(kind == "gradient"), persistent=False)
+
+        def something(self, x: Tensor, batch: Batch) -> Tensor:
+            return scale_channels(x, self.scale)
+
+    with torch.device("meta"):
+        network = Scaled()
+    constants = capture(network, network_name="tiny", context_len=64, vocab_size=50).constants
+    assert constants["scale"].tolist() == [1.5] * 16

@@ -99,7 +99,11 @@ class GraphBuilder:
         if not isinstance(tensor, nn.Parameter):
             if tensor.is_meta:
                 raise UnsupportedError(f"capture: buffer {name}: expected real values, found a meta tensor")
-            self.constants[name] = np.asarray(tensor.numpy(), np.float32)
+            self.constants[name] = self.constant_values(tensor)
+
+    def constant_values(self, tensor: Tensor) -> NDArray[np.float32]:
+        """Return the values of a buffer."""
+        return np.asarray(tensor.numpy(), np.float32)
 
     def new_value(
         self, base_name: str, dtype: DType, shape: tuple[Dim, ...], base: str | None = None, offset: int = 0

@@ -15,7 +15,9 @@ import operator
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -126,6 +128,11 @@ class _Builder(GraphBuilder):
         self.operands[node] = Operand("weight", self.weight_name(target, getattr(module, leaf)))
         if node.users:
             self.add_weight(target)
+
+    def constant_values(self, tensor: Tensor) -> NDArray[np.float32]:
+        """Return the values of a buffer, which a user's network may have in any type, and with a gradient."""
+        values: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
+        return values
 
     def _add_call(self, node: fx.Node) -> None:
         target = node.target
