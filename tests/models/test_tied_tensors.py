@@ -202,6 +202,19 @@ def test_ranks_of_a_folder_with_an_equal_head(kind: str, tmp_path: Path) -> None
     assert export_bundle(cut.folder, tmp_path / "0.psm", rank=0).num_weights
 
 
+@pytest.mark.parametrize("is_equal_to", [False, True])
+def test_ranks_of_a_folder_with_a_head_that_the_network_does_not_read(is_equal_to: bool, tmp_path: Path) -> None:
+    transformers.BertModel(transformers.BertConfig(**_BERT)).save_pretrained(tmp_path / "model")
+    words = "embeddings.word_embeddings.weight"
+    head: str | torch.Tensor = words if is_equal_to else torch.ones(90, 16)
+    cut = shard(change(tmp_path / "model", cls__predictions__decoder__weight=head), tmp_path / "cut")
+    expected = ("same", words) if is_equal_to else ("owner", "")
+    again = make_strategy(capture_model(cut), 1)
+    for strategy in (cut.strategy, again):
+        own = strategy.parameters["cls.predictions.decoder.weight"]
+        assert (own.cut, own.name) == expected
+
+
 def test_ranks_of_a_folder_with_another_head(tmp_path: Path) -> None:
     config = transformers.GPTNeoXConfig(**_BERT, tie_word_embeddings=True)
     transformers.GPTNeoXForCausalLM(config).save_pretrained(tmp_path / "model")

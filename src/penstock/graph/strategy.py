@@ -20,6 +20,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.ir import Graph
 from penstock.graph.passes.pipeline import cut_rank
 from penstock.graph.rank_bundle import cuts_columns, rows_by_tensor
+from penstock.sharding.folder import ShardedFolder
 from penstock.sharding.parts import join_rows, select_rows
 from penstock.sharding.source import PlainFolder, WholeTensors
 from penstock.sharding.strategy import Parameter, RowRanges, Strategy, config_checksum
@@ -87,7 +88,7 @@ def make_strategy(captured: CapturedModel, layout: RankLayout | int) -> Strategy
             parameters[name] = cuts.parameter(name, base)
         elif owner in cuts.parts and owner != name:
             parameters[name] = cuts.parameter(owner, base)
-        elif name in captured.unread and name == head:
+        elif name in captured.unread and name == head and _is_equal_head(model, name):
             parameters[name] = replace(base, cut="same", name=embedding)
         elif name in captured.unread:
             parameters[name] = base
@@ -100,6 +101,13 @@ def make_strategy(captured: CapturedModel, layout: RankLayout | int) -> Strategy
         )
     model_type = model.config.str("model_type", "")
     return Strategy(model_type, config_checksum(model.config), layout, parameters)
+
+
+def _is_equal_head(model: WholeTensors, name: str) -> bool:
+    """Return True for an output head that has the values of its embedding; a network need not read one that differs."""
+    if isinstance(model, ShardedFolder):
+        return model.strategy.parameters[name].cut == "same"
+    return isinstance(model, PlainFolder) and name == model.checkpoint.equal_head
 
 
 def check_parts(strategy: Strategy, needed: Strategy, mapped: Collection[str] = ()) -> None:

@@ -150,8 +150,8 @@ def tiktoken_tokenizer(
             f"tokenizer_config.json: added_tokens_decoder: expected ids below {first + MAX_ADDED_TOKENS}, found {last}",
             param="added_tokens_decoder",
         )
-    missing = set(range(first)).difference(ranks.values()) if first > len(ranks) else set()
-    specials = {token: added[token] for token in sorted(missing & added.keys())}
+    used = set(ranks.values())
+    specials = {token: added[token] for token in sorted(added) if 0 <= token < first and token not in used}
     specials |= {token: added.get(token, f"<|reserved_token_{token}|>") for token in range(first, last + 1)}
     texts = [text for text in dict.fromkeys(extra) if text not in specials.values()]
     specials |= dict(enumerate(texts, max(first, last + 1)))
