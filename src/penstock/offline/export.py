@@ -41,8 +41,9 @@ def export(
     script as "file.py:Class".  ``tail``: "argmax" or "topk:K" for a graph that ends in token ids.  ``progress`` is
     called with a ``runtime.build.Progress``.
 
-    PyTorch runs in a child process.  The file appears complete or not at all.  Raises InvalidArgumentError,
-    InvalidFileError, UnsupportedError or FileAccessError, which name the option or the file.
+    The export runs in a child process, which imports PyTorch only for a network of your own.  The file appears complete
+    or not at all.  Raises InvalidArgumentError, InvalidFileError, UnsupportedError or FileAccessError, which name the
+    option or the file.
     """
     if scheme is not None:
         find_scheme(scheme)

@@ -114,7 +114,7 @@ def _planned(source: Path, layout: RankLayout, network: str | None) -> Strategy:
 def _check_parts(source: Path, strategy: Strategy) -> None:
     """Refuse a strategy with which the ranks cannot run; InvalidArgumentError names the field.
 
-    Without PyTorch, and for a network that only its user's script has, there is nothing to compare with.
+    For a network that only its user's script has, there is nothing to compare with.
     """
     from penstock.graph.strategy import capture_model, check_parts, make_strategy
     from penstock.sharding.source import open_whole
