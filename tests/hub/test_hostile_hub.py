@@ -451,6 +451,22 @@ def test_a_deadline_is_for_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(sink) == 3 << 17
 
 
+def test_attempts_that_get_no_answer_count_for_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, tries = [0.0], []
+
+    def refuse(*_: object, **__: object) -> object:
+        tries.append(now[0])
+        now[0] += 40.0
+        raise UnavailableError("no connection")
+
+    monkeypatch.setattr(transfer, "open_transfer", refuse)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with raises(UnavailableError, code="hub_too_slow"):
+        transfer.receive(NAME, RemoteFile("a", 1 << 30, ""), "http://h", _Bytes(), 50.0)
+    assert len(tries) == 2
+
+
 class _Bytes(bytearray):
     """A sink in memory."""
 

@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -353,7 +353,12 @@ def _receive_part(name: ModelName, file: RemoteFile, url: str, sink: Sink, pace:
     """Append the rest of a file; False if the hub answered with another part of it."""
     start, began = sink.tell(), time.monotonic()
     pace.start_attempt()
-    with open_transfer("GET", url, name, start=start) as transfer:
+    with ExitStack() as stack:
+        try:
+            transfer = stack.enter_context(open_transfer("GET", url, name, start=start))
+        except UnavailableError:  # an attempt that fails takes time, too
+            pace.spend(time.monotonic() - began)
+            raise
         pace.spend(time.monotonic() - began)
         if start and transfer.status in (206, 416):
             begin = transfer.headers.get("content-range", "").removeprefix("bytes ").partition("-")[0].strip()
