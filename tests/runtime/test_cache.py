@@ -374,6 +374,8 @@ def test_a_bundle_is_made_where_there_is_room(
     for path in (memory, source):
         path.mkdir()
     (source / "model.safetensors").write_bytes(bytes(200))
+    (source / "original").mkdir()
+    (source / "original" / "consolidated.00.pth").write_bytes(bytes(200))  # not a weight of the model
     free = {memory: in_memory, tmp_path: on_disk}
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(temporary, "_MEMORY", str(memory))

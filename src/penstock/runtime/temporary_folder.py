@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from penstock.errors import FileAccessError
+from penstock.errors import FileAccessError, PenstockError
 
 __all__ = ["temporary_folder"]
 
@@ -40,8 +40,16 @@ def _free_bytes(folder: str | None) -> int:
 
 
 def _num_bytes(source: Path) -> int:
-    """Return the size of a folder's files, or of a file with the other splits of a GGUF model."""
+    """Return the size of a folder's weights, or of a file with the other splits of a GGUF model; 0 if unknown."""
     from penstock.checkpoint.gguf.file_name import split_names  # not needed by ranks, which start with this module
+    from penstock.checkpoint.side_files import model_folder
+    from penstock.checkpoint.stored.shards import weight_names
 
-    paths = source.rglob("*") if source.is_dir() else map(source.with_name, split_names(source.name))
-    return sum(path.stat().st_size for path in paths if path.is_file())
+    try:
+        if source.is_dir():
+            homes = sorted(source.glob("rank_*/")) or [model_folder(source)]
+            return sum((home / name).stat().st_size for home in homes for name in weight_names(home))
+        paths = map(source.with_name, split_names(source.name))
+        return sum(path.stat().st_size for path in paths if path.is_file())
+    except (OSError, PenstockError):  # opening the model says what is wrong
+        return 0

@@ -17,7 +17,7 @@ from penstock.checkpoint.tensor_file import MAX_TENSORS, TensorFile
 from penstock.config import ConfigReader, show, show_tensors
 from penstock.errors import InvalidFileError, UnsupportedError
 
-__all__ = ["INDEX", "SINGLE", "open_shards", "refuse_other_formats", "shards_without_index"]
+__all__ = ["INDEX", "SINGLE", "open_shards", "refuse_other_formats", "shards_without_index", "weight_names"]
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -62,6 +62,13 @@ def open_shards(folder: Path) -> list[TensorFile]:
     if omitted:
         _LOG.warning("penstock: %s: %s omits %s, which the files have", folder, INDEX, show_tensors(omitted))
     return shards
+
+
+def weight_names(folder: Path) -> list[str]:
+    """Return the names of the files that ``open_shards`` opens; raises what it raises."""
+    if (folder / SINGLE).exists():
+        return [SINGLE]
+    return sorted(set(_read_index(folder).values())) if (folder / INDEX).exists() else _names_without_index(folder)
 
 
 def shards_without_index(names: Iterable[str]) -> list[str]:
