@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 import penstock
 from penstock import (
@@ -99,6 +101,10 @@ def test_quantization_may_name_the_method_of_the_files(tmp_path):
     ):
         path = folder() / file
         path.write_text(json.dumps(section))
+        save_file({"a.weight": np.zeros((1, 1), np.float32)}, tmp_path / "model.safetensors")
+        with raises(UnsupportedError, param="quantization", match="not quantized"):
+            check_quantization(same, tmp_path)
+        save_file({"a.qweight": np.zeros((1, 1), np.int32)}, tmp_path / "model.safetensors")
         check_quantization(same, tmp_path)
         with raises(UnsupportedError, param="quantization", match="got 'bitsandbytes'"):
             check_quantization("bitsandbytes", tmp_path)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.checkpoint.quantized.section import QUANTIZATION_FILES, stored_methods
-from penstock.checkpoint.side_files import read_side_files
+from penstock.checkpoint.quantized.section import QUANTIZATION_FILES, packed_tensor, stored_methods
+from penstock.checkpoint.side_files import model_folder, read_side_files
+from penstock.checkpoint.stored.shards import open_shards
 from penstock.engine.options import EngineFields, EngineOptions
 from penstock.errors import FileAccessError, InvalidArgumentError, UnsupportedError
 from penstock.file_kinds import is_gguf
@@ -160,7 +161,12 @@ def _stored_methods(source: Path) -> list[str]:
         return ["gguf"]
     if not source.exists():
         return []
-    return stored_methods(read_side_files(source, ["config.json", *QUANTIZATION_FILES]))
+    files = read_side_files(source, ["config.json", *QUANTIZATION_FILES])
+    if source.is_dir() and len(files) > 1:  # files beside weights that are not quantized say nothing
+        tensors = {name: info for file in open_shards(model_folder(source)) for name, info in file.tensors.items()}
+        if packed_tensor(tensors) is None:
+            files = {name: data for name, data in files.items() if name not in QUANTIZATION_FILES}
+    return stored_methods(files)
 
 
 def _scheme_of(dtype: object, scheme: str | None) -> str | None:

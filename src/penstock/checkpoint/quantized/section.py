@@ -15,7 +15,7 @@ from penstock.checkpoint.tensor_file import TensorInfo
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
 
-__all__ = ["QUANTIZATION_FILES", "find_section", "stored_methods", "with_section"]
+__all__ = ["QUANTIZATION_FILES", "find_section", "packed_tensor", "stored_methods", "with_section"]
 
 QUANTIZATION_FILES: Final = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _KEY: Final = "quantization_config"
@@ -57,8 +57,7 @@ def find_section(folder: Path, config: ConfigReader, tensors: Mapping[str, Tenso
     """
     if config.has(_KEY):
         return config
-    packed = next((name for name in tensors if name.endswith((".qweight", ".weight_packed"))), None)
-    packed = packed or next((name for name, info in tensors.items() if info.dtype == "f8_e4m3"), None)
+    packed = packed_tensor(tensors)
     if packed is None:
         return config
     for name in QUANTIZATION_FILES:
@@ -73,10 +72,17 @@ def find_section(folder: Path, config: ConfigReader, tensors: Mapping[str, Tenso
     )
 
 
+def packed_tensor(tensors: Mapping[str, TensorInfo]) -> str | None:
+    """Return the name of a tensor that another tool quantized; None if there is none."""
+    packed = next((name for name in tensors if name.endswith((".qweight", ".weight_packed"))), None)
+    return packed or next((name for name, info in tensors.items() if info.dtype == "f8_e4m3"), None)
+
+
 def stored_methods(files: Mapping[str, bytes]) -> list[str]:
     """Return the name of the format of quantized weights, and the one of the tool that wrote them if it differs.
 
-    ``files``: config.json and those of ``QUANTIZATION_FILES`` that exist.  The list is empty if none has settings.
+    ``files``: config.json and, if the weights are quantized, those of ``QUANTIZATION_FILES`` that exist.  The list is
+    empty if none has settings.
     """
     config = ConfigReader.parse(files["config.json"]).values if "config.json" in files else {}
     section, default = _written_section(config)
