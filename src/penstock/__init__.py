@@ -170,7 +170,12 @@ def __getattr__(name: str) -> Any:
         if name in names:
             from importlib import import_module
 
-            value = getattr(import_module(home), name)
+            try:
+                value = getattr(import_module(home), name)
+            except ModuleNotFoundError as error:
+                from penstock.extras import without_torch
+
+                raise without_torch(f"penstock.{name}", error) from None
             globals()[name] = value
             return value
     from penstock.validation import missing_attribute

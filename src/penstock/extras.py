@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["install_command"]
+from penstock.errors import UnsupportedError
+
+__all__ = ["install_command", "without_torch"]
 
 _CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
 """The package index with builds of PyTorch for the CPU; those of PyPI bring gigabytes of CUDA libraries."""
@@ -27,6 +29,13 @@ def install_command(extra: str) -> str:
     program = "pip" if is_own else f"{shlex.quote(sys.executable)} -m pip"
     index = f" --extra-index-url {_CPU_INDEX}" if extra == "torch" else ""
     return f"{program} install {shlex.quote(f'{_source()}[{extra}]')}{index}"
+
+
+def without_torch(name: str, error: ModuleNotFoundError) -> ImportError | UnsupportedError:
+    """Return the error for ``name``, whose import raised ``error``: one that says what to do if PyTorch is missing."""
+    if error.name != "torch":
+        return error
+    return UnsupportedError(f"{name} requires PyTorch, which is not installed. Run `{install_command('torch')}`.")
 
 
 def _source() -> str:

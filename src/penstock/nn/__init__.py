@@ -103,7 +103,12 @@ _PACKING = ("SharedMatrix", "load_weights", "pack_network", "shared_matrices")
 
 def __getattr__(name: str) -> Any:
     if name in _PACKING:  # of eager mode: it imports PyTorch
-        from penstock.nn import packing
+        try:
+            from penstock.nn import packing
+        except ModuleNotFoundError as error:
+            from penstock.extras import without_torch
+
+            raise without_torch(f"penstock.nn.{name}", error) from None
 
         return getattr(packing, name)
     raise AttributeError(f"module 'penstock.nn' has no attribute {name!r:.60}")
