@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
 from penstock.checkpoint.side_files import read_folder_files
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
+from penstock.checkpoint.tokenizer_files.byte_ranks import tiktoken_tokenizer
 from penstock.cli.run.run import check_tokenizer
 from penstock.core.tokenizer import Tokenizer as CoreTokenizer
 from penstock.errors import InvalidFileError, UnsupportedError
@@ -147,3 +149,13 @@ def test_a_vocabulary_for_python_code_is_named(name: str, tmp_path: Path, caplog
     if name == "qwen.tiktoken":
         with pytest.raises(UnsupportedError, match=r"qwen\.tiktoken"):
             check_tokenizer(tmp_path)
+
+
+def test_a_high_rank_needs_no_memory_for_the_ids_below_it() -> None:
+    tracemalloc.start()
+    try:
+        made = tiktoken_tokenizer(b"AA== 0\nAQ== 16777215\n", "tokenizer.model", [(5, {"content": "<s>"})], ())
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert [(token["id"], token["content"]) for token in made["added_tokens"]] == [(5, "<s>")]
