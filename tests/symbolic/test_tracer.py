@@ -21,6 +21,7 @@ from penstock.graph.capture import capture
 from penstock.graph.export import export_bundle
 from penstock.graph.tracer import trace_network
 from penstock.models.meta import construct_on_meta
+from penstock.models.registry import find_network
 from penstock.nn import Attention, Batch, Embedding, Linear, LMHead, Module, silu_mul
 from penstock.symbolic import arrays, modules
 from tests.support import graph_digest
@@ -123,6 +124,8 @@ class Tiny(Module):
         return self.head(self.something(self.embed(batch.token_ids), batch), batch.output_rows)
 
 
+_OTHER: dict[str, Any] = {}
+
 REFUSED = {
     "method": (lambda self, x, batch: x.softmax(-1), r"Tensor\.softmax in module \(root\)"),
     "scalar": (lambda self, x, batch: x * 2.0, "mul of a tensor and float"),
@@ -139,6 +142,17 @@ REFUSED = {
     "sizes": (lambda self, x, batch: x.view(x.shape[0] + 1, -1), "fixes a size"),
     "temporary": (lambda self, x, batch: silu_mul(x, self.embed.weight[:1]), "silu_mul with Tensor as up"),
     "kind": (lambda self, x, batch: silu_mul(x, self.embed.weight), "silu_mul with a weight as up"),
+    "power": (lambda self, x, batch: x**2, "values of a tensor"),
+    "divmod": (lambda self, x, batch: divmod(x, x), "values of a tensor"),
+    "and": (lambda self, x, batch: x & x, "values of a tensor"),
+    "plus": (lambda self, x, batch: +x, "values of a tensor"),
+    "round": (lambda self, x, batch: round(x), "values of a tensor"),
+    "size_power": (lambda self, x, batch: x.shape[0] ** 2, "fixes a size"),
+    "chunk": (lambda self, x, batch: x.chunk(0, 1), "chunk into 0"),
+    "split_zero": (lambda self, x, batch: x.split(0, 1), "split of 16 columns into 0"),
+    "split_negative": (lambda self, x, batch: x.split([20, -4], 1), "split of 16 columns"),
+    "dtype": (lambda self, x, batch: x if x.dtype == torch.float32 else x + x, r"Tensor\.dtype"),
+    "other_trace": (lambda self, x, batch: x + _OTHER.setdefault("x", x), "another trace"),
     "foreign": (lambda self, x, batch: Linear(16, 16)(x), "a call of Linear"),
 }
 
@@ -148,6 +162,8 @@ def test_an_operation_that_it_lacks_is_refused_by_name(name: str) -> None:
     something, message = REFUSED[name]
     with torch.device("meta"):
         network = type("Changed", (Tiny,), {"something": something})()
+    if name == "other_trace":
+        trace_network(network, network_name="tiny", context_len=64, vocab_size=50)
     with pytest.raises(UnsupportedError, match=message):
         trace_network(network, network_name="tiny", context_len=64, vocab_size=50)
 
@@ -213,3 +229,49 @@ def build_network(torch: ModuleType, nn: ModuleType) -> dict[str, list[str]]:
 
 def test_own_modules_are_those_of_pytorch() -> None:
     assert build_network(arrays, modules) == build_network(torch, torch.nn)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda: arrays.cat, r"torch\.cat"),  # type: ignore[attr-defined]
+        (lambda: modules.Linear, r"torch\.nn\.Linear"),  # type: ignore[attr-defined]
+        (lambda: modules.Parameter(arrays.ones(2)) * 2, "Parameter values"),
+        (lambda: arrays.ones(2)[0], "Array values"),
+    ],
+)
+def test_what_own_modules_lack_is_refused_by_name(use: Callable[[], object], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        use()
+    assert not hasattr(arrays, "__wrapped__")
+    assert not hasattr(modules, "__wrapped__")
+
+
+def test_a_built_in_network_that_a_users_file_names_is_not_traced(tmp_path: Path) -> None:
+    """The file may have changed it, with functions of PyTorch that the tracer lacks."""
+    reader = ConfigReader(config_of("llama"))
+    assert construct_on_meta(reader).is_built_in
+    definition = find_network("llama")
+    (tmp_path / "patched.py").write_text(
+        f"from {definition.Network.__module__} import {definition.Network.__name__} as Net\n"
+        f"from {definition.Config.__module__} import {definition.Config.__name__} as Config\n"
+    )
+    assert not construct_on_meta(reader, f"{tmp_path}/patched.py:Net").is_built_in
+
+
+def test_names_that_need_pytorch_say_so() -> None:
+    script = """
+import sys
+sys.modules["torch"] = None
+import penstock, penstock.nn
+for home, name in (("", "load_network"), ("", "RoundToNearest"), ("", "custom_op"), ("nn", "load_weights")):
+    try:
+        getattr(penstock.nn if home else penstock, name)
+    except penstock.UnsupportedError as error:
+        print(name, name in str(error))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [
+        word for name in ("load_network", "RoundToNearest", "custom_op", "load_weights") for word in (name, "True")
+    ]

@@ -77,7 +77,8 @@ class _Trace:
         for target in self._targets.values():
             if target in self._used:
                 self._builder.add_weight(target)
-        self._builder.set_output(Operand("value", output.name) if isinstance(output, TracedTensor) else None)
+        is_own = isinstance(output, TracedTensor) and output.written_by is self
+        self._builder.set_output(Operand("value", output.name) if is_own else None)
 
     def module_path(self) -> str:
         """Return the path of the module that runs."""
@@ -122,6 +123,8 @@ class _Trace:
     def _operand(self, op: str, argument: Argument, value: Any) -> Operand:
         operand = Operand("none")
         if isinstance(value, TracedTensor):
+            if value.written_by is not self:
+                raise untraceable(f"{op} with a tensor of another trace as {argument.name}", "tensors of this step")
             operand = Operand("value", value.name)
         elif id(value) in self._states:
             operand = self._states[id(value)]

@@ -20,7 +20,8 @@ __all__ = ["MetaNetwork", "construct_on_meta"]
 class MetaNetwork(NamedTuple):
     """A network whose parameters are on the meta device, and the sizes that capture needs.
 
-    ``script`` is the file of a user's own network, and None for a built-in one.
+    ``script`` is the file of a user's own network, and None for a class of this package.  ``is_named``: the user named
+    a file with the network's class, which may be one of this package that the file has changed.
     """
 
     network: nn.Module
@@ -28,11 +29,12 @@ class MetaNetwork(NamedTuple):
     context_len: int
     vocab_size: int
     script: Path | None = None
+    is_named: bool = False
 
     @property
     def is_built_in(self) -> bool:
-        """True for a network of this package."""
-        return type(self.network).__module__.startswith("penstock.")
+        """True for a network of this package, as it is."""
+        return not self.is_named and type(self.network).__module__.startswith("penstock.")
 
 
 def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNetwork:
@@ -61,7 +63,7 @@ def construct_on_meta(reader: ConfigReader, script: str | None = None) -> MetaNe
     for field in ("context_len", "vocab_size"):
         if not isinstance(getattr(config, field, None), int):
             raise InvalidArgumentError(f"network {name}: expected a config with an integer {field}, found none")
-    return MetaNetwork(network.eval(), name, config.context_len, config.vocab_size, path)
+    return MetaNetwork(network.eval(), name, config.context_len, config.vocab_size, path, script is not None)
 
 
 def _network_of_type(reader: ConfigReader) -> Definition:

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.symbolic.tensor import untraceable
 
 __all__ = ["Array", "device", "dtype", "empty", "float32", "from_numpy", "ones", "zeros"]
 
@@ -49,6 +51,16 @@ class Array:
             raise ValueError("an array on the meta device has no values")
         return self.values
 
+    def _refuse(self, *_: object) -> NoReturn:
+        raise untraceable(f"an operation on {type(self).__name__} values")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = __pow__ = __rpow__ = _refuse
+    __matmul__ = __rmatmul__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __int__ = __float__ = __index__ = __iter__ = _refuse
+    __getitem__ = __setitem__ = __contains__ = _refuse
+
 
 @contextmanager
 def device(name: str) -> Iterator[None]:
@@ -82,3 +94,9 @@ def ones(*sizes: int, dtype: str = float32) -> Array:
 def from_numpy(values: NDArray[Any]) -> Array:
     """Return an array with ``values``, on any device."""
     return Array(values.shape, values)
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r:.60}")
+    raise untraceable(f"torch.{name:.60}")

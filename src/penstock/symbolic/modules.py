@@ -8,6 +8,7 @@ from typing import Any, Self
 from penstock.errors import UnsupportedError
 from penstock.extras import install_command
 from penstock.symbolic.arrays import Array
+from penstock.symbolic.tensor import untraceable
 
 __all__ = ["Identity", "Module", "ModuleDict", "ModuleList", "Parameter"]
 
@@ -222,3 +223,9 @@ class ModuleDict(Module):
     def values(self) -> Iterable[Any]:
         """Return the modules."""
         return list(self._modules.values())
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r:.60}")
+    raise untraceable(f"torch.nn.{name:.60}", "a layer of penstock.nn")

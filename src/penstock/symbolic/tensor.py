@@ -6,7 +6,6 @@ from contextvars import ContextVar
 from typing import Any, Final, NoReturn, Protocol
 
 from penstock.errors import UnsupportedError
-from penstock.extras import install_command
 
 __all__ = ["Size", "Trace", "TracedTensor", "active_trace", "untraceable"]
 
@@ -38,8 +37,7 @@ def untraceable(operation: str, expected: str = "an op of penstock.nn") -> Unsup
     trace = active_trace.get()
     path = (trace.module_path() if trace else "") or "(root)"
     return UnsupportedError(
-        f"capture: {operation} in module {path} is not supported without PyTorch; use {expected}, or run "
-        f"`{install_command('torch')}`"
+        f"capture: {operation} in module {path} is not supported in a built-in network; use {expected}"
     )
 
 
@@ -72,15 +70,23 @@ class Size:
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _refuse
     __mod__ = __rmod__ = __truediv__ = __rtruediv__ = __neg__ = __int__ = __index__ = __float__ = __bool__ = _refuse
+    __pow__ = __rpow__ = __divmod__ = __rdivmod__ = __matmul__ = __rmatmul__ = __and__ = __rand__ = _refuse
+    __or__ = __ror__ = __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refuse
+    __pos__ = __abs__ = __invert__ = __round__ = __trunc__ = __floor__ = __ceil__ = __complex__ = _refuse
 
 
 class TracedTensor:
     """A value of a step: the ``name`` that the trace gave it, its shape and its type, "float32" or "int32"."""
 
-    __slots__ = ("_trace", "dtype", "name", "shape")
+    __slots__ = ("_dtype", "_trace", "name", "shape")
 
     def __init__(self, trace: Trace, name: str, shape: Shape, dtype: str) -> None:
-        self._trace, self.name, self.shape, self.dtype = trace, name, shape, dtype
+        self._trace, self.name, self.shape, self._dtype = trace, name, shape, dtype
+
+    @property
+    def written_by(self) -> Trace:
+        """The trace that has the value."""
+        return self._trace
 
     @property
     def ndim(self) -> int:
@@ -112,14 +118,23 @@ class TracedTensor:
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[TracedTensor, ...]:
         """Return at most ``chunks`` equal ranges of columns; the last one may be smaller."""
-        return self.split(-(-self._length(dim, "chunk") // chunks), dim)
+        length = self._length(dim, "chunk")
+        if not isinstance(chunks, int) or chunks < 1:
+            raise untraceable(f"chunk into {chunks!r:.80}", "at least one range")
+        return self.split(max(1, -(-length // chunks)), dim)
 
     def split(self, size: int | list[int], dim: int = 0) -> tuple[TracedTensor, ...]:
         """Return ranges of ``size`` columns each, or of the sizes of a list."""
         length = self._length(dim, "split")
-        sizes = [min(size, length - at) for at in range(0, length, size)] if isinstance(size, int) else list(size)
-        if sum(sizes) != length:
-            raise untraceable(f"split of {length} columns into {sizes}", "sizes whose sum is the number of columns")
+        wrong = untraceable(f"split of {length} columns into {size!r:.80}", "sizes whose sum is the number of columns")
+        if isinstance(size, int):
+            if size < 1:
+                raise wrong
+            sizes = [min(size, length - at) for at in range(0, length, size)]
+        else:
+            sizes = list(size)
+        if not all(isinstance(own, int) and own >= 0 for own in sizes) or sum(sizes) != length:
+            raise wrong
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return tuple(self._columns(start, size) for start, size in zip(starts, sizes, strict=True))
 
@@ -143,7 +158,7 @@ class TracedTensor:
     def _combined(self, op: str, other: object) -> Any:
         if not isinstance(other, TracedTensor):
             raise untraceable(f"{op} of a tensor and {type(other).__name__}", "two activations, or scale a weight")
-        if self.shape != other.shape or not self.dtype == other.dtype == "float32":
+        if self.shape != other.shape or not self._dtype == other._dtype == "float32":
             raise untraceable(op, "two float32 activations of the same shape, without broadcasting")
         return self._trace.call_op(op, (self, other), {})
 
@@ -152,8 +167,11 @@ class TracedTensor:
 
     __radd__ = __rmul__ = __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refuse
     __pow__ = __rpow__ = __mod__ = __rmod__ = __matmul__ = __rmatmul__ = __neg__ = __invert__ = __abs__ = _refuse
-    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __lshift__ = __rshift__ = _refuse
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = __setitem__ = _refuse
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refuse
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = __ipow__ = __imatmul__ = _refuse
+    __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = __setitem__ = __delitem__ = _refuse
+    __divmod__ = __rdivmod__ = __pos__ = __round__ = __trunc__ = __floor__ = __ceil__ = __complex__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __ne__ = _refuse
     __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __contains__ = _refuse
 
