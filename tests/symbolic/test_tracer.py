@@ -152,7 +152,7 @@ REFUSED = {
     "split_zero": (lambda self, x, batch: x.split(0, 1), "split of 16 columns into 0"),
     "split_negative": (lambda self, x, batch: x.split([20, -4], 1), "split of 16 columns"),
     "dtype": (lambda self, x, batch: x if x.dtype == torch.float32 else x + x, r"Tensor\.dtype"),
-    "other_trace": (lambda self, x, batch: x + _OTHER.setdefault("x", x), "another trace"),
+    "other_trace": (lambda self, x, batch: silu_mul(x, _OTHER.setdefault("x", x)), "another trace"),
     "foreign": (lambda self, x, batch: Linear(16, 16)(x), "a call of Linear"),
 }
 
