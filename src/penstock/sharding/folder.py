@@ -212,7 +212,7 @@ class ShardedFolder:
                 f"{MANIFEST}: parts: expected {strategy.world} ranks, found {len(manifest.parts)}", param="parts"
             )
         config = ConfigReader.parse(read_small_file(path / "config.json"), "config.json")
-        config = with_stored_head(config, lambda: _has_own_head(strategy.parameters))
+        config = with_stored_head(config, lambda: _has_own_head(strategy.parameters, manifest.wholes))
         folder = cls(path, config, strategy, manifest)
         folder.check_sides()
         strategy.check_model(config, folder.tensors, path)
@@ -363,10 +363,13 @@ class ShardedFolder:
         return {name: read_small_file(self.folder / name) for name in self.manifest.made}
 
 
-def _has_own_head(parameters: Mapping[str, Parameter]) -> bool:
+def _has_own_head(parameters: Mapping[str, Parameter], wholes: Mapping[str, str]) -> bool:
     """Return True if the folder that was cut has an output head that differs from its embedding."""
     tied = find_tied(parameters)
-    return tied is not None and parameters[tied[1]].cut not in ("same", "owner") and may_untie(parameters)
+    if tied is None or not may_untie(parameters):
+        return False
+    embedding, head = ((parameters[name].dtype, parameters[name].shape, wholes.get(name)) for name in tied)
+    return embedding != head
 
 
 def _damaged(where: str, name: str) -> InvalidFileError:
