@@ -234,8 +234,8 @@ def test_own_modules_are_those_of_pytorch() -> None:
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda: arrays.cat, r"torch\.cat"),  # type: ignore[attr-defined]
-        (lambda: modules.Linear, r"torch\.nn\.Linear"),  # type: ignore[attr-defined]
+        (lambda: arrays.cat, r"torch\.cat"),
+        (lambda: modules.Linear, r"torch\.nn\.Linear"),
         (lambda: modules.Parameter(arrays.ones(2)) * 2, "Parameter values"),
         (lambda: arrays.ones(2)[0], "Array values"),
     ],

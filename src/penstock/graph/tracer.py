@@ -77,8 +77,8 @@ class _Trace:
         for target in self._targets.values():
             if target in self._used:
                 self._builder.add_weight(target)
-        is_own = isinstance(output, TracedTensor) and output.written_by is self
-        self._builder.set_output(Operand("value", output.name) if is_own else None)
+        own = output if isinstance(output, TracedTensor) and output.written_by is self else None
+        self._builder.set_output(None if own is None else Operand("value", own.name))
 
     def module_path(self) -> str:
         """Return the path of the module that runs."""
