@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
 from penstock.checkpoint.side_files import read_folder_files
 from penstock.checkpoint.tokenizer_file import LibraryTokenizer
-from penstock.checkpoint.tokenizer_files.byte_ranks import tiktoken_tokenizer
 from penstock.cli.run.run import check_tokenizer
 from penstock.core.tokenizer import Tokenizer as CoreTokenizer
 from penstock.errors import InvalidFileError, UnsupportedError
@@ -119,19 +117,6 @@ def test_a_damaged_file_of_tiktoken_is_named(data: bytes, tmp_path: Path) -> Non
         read_folder_files(tiktoken_folder(tmp_path, "tiktoken.model", data))
 
 
-def test_ranks_may_have_gaps(tmp_path: Path) -> None:
-    lines = tiktoken_file().splitlines()
-    data = b"\n".join(line for line in lines if not line.endswith((b" 300", b" 301")))
-    config = {"eos_token": "</s>", "added_tokens_decoder": {"300": {"content": "<gap>", "special": True}}}
-    files = read_folder_files(tiktoken_folder(tmp_path, "tiktoken.model", data, **config))
-    values = json.loads(files["tokenizer.json"])
-    added = {token["content"]: token["id"] for token in values["added_tokens"]}
-    assert added == {"<gap>": 300, "</s>": len(lines)}
-    assert not set(values["model"]["vocab"].values()) & set(added.values())
-    tokenizer = LibraryTokenizer(files["tokenizer.json"])
-    assert tokenizer.encode("<gap></s>") == [300, len(lines)]
-
-
 def test_reserved_tokens_are_limited(tmp_path: Path) -> None:
     config = {"added_tokens_decoder": {"99999999": {"content": "<far>"}}}
     with raises(InvalidFileError, param="added_tokens_decoder"):
@@ -149,13 +134,3 @@ def test_a_vocabulary_for_python_code_is_named(name: str, tmp_path: Path, caplog
     if name == "qwen.tiktoken":
         with pytest.raises(UnsupportedError, match=r"qwen\.tiktoken"):
             check_tokenizer(tmp_path)
-
-
-def test_a_high_rank_needs_no_memory_for_the_ids_below_it() -> None:
-    tracemalloc.start()
-    try:
-        made = tiktoken_tokenizer(b"AA== 0\nAQ== 16777215\n", "tokenizer.model", [(5, {"content": "<s>"})], ())
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
-    finally:
-        tracemalloc.stop()
-    assert [(token["id"], token["content"]) for token in made["added_tokens"]] == [(5, "<s>")]

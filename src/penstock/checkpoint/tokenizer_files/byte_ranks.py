@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -122,7 +122,7 @@ def tiktoken_tokenizer(
 
     The file has neither a pattern nor special tokens.  The pattern is that of Llama 3, as in transformers.  ``listed``:
     the tokens of ``added_tokens_decoder`` with their ids; those between them are reserved.  ``extra``: tokens behind
-    these.  Ids without a rank below the last one are only those of ``listed``.
+    these.
     """
     ranks: dict[bytes, int] = {}
     if len(data) > MAX_TOKENIZER_BYTES or data.count(b"\n") > MAX_VOCAB:
@@ -144,18 +144,16 @@ def tiktoken_tokenizer(
         raise InvalidFileError(f"{file}: expected tokens with different ranks of at most {MAX_ID}")
     ids, merges = _vocab_and_merges(ranks, file)
     added = {token: own["content"] for token, own in listed}
-    first, last = max(ranks.values()) + 1, max(added, default=-1)
-    if last - first >= MAX_ADDED_TOKENS:
+    last = max(added, default=-1)
+    if last - len(ids) >= MAX_ADDED_TOKENS:
         raise InvalidFileError(
-            f"tokenizer_config.json: added_tokens_decoder: expected ids below {first + MAX_ADDED_TOKENS}, found {last}",
+            f"tokenizer_config.json: added_tokens_decoder: expected ids below {len(ids) + MAX_ADDED_TOKENS}, found "
+            f"{last}",
             param="added_tokens_decoder",
         )
-    used = set(ranks.values())
-    specials = {token: added[token] for token in sorted(added) if 0 <= token < first and token not in used}
-    specials |= {token: added.get(token, f"<|reserved_token_{token}|>") for token in range(first, last + 1)}
-    texts = [text for text in dict.fromkeys(extra) if text not in specials.values()]
-    specials |= dict(enumerate(texts, max(first, last + 1)))
-    return _tokenizer(find_pre_tokenizer("llama-bpe", file), ids, merges, specials.items())
+    specials = [added.get(token, f"<|reserved_token_{token}|>") for token in range(len(ids), last + 1)]
+    specials += [text for text in dict.fromkeys(extra) if text not in specials]
+    return _tokenizer(find_pre_tokenizer("llama-bpe", file), ids, merges, enumerate(specials, len(ids)))
 
 
 def _vocab_and_merges(ranks: Mapping[bytes, int], file: str) -> tuple[dict[str, int], list[list[str]]]:
@@ -176,7 +174,7 @@ def _vocab_and_merges(ranks: Mapping[bytes, int], file: str) -> tuple[dict[str, 
 
 
 def _tokenizer(
-    pre_tokenizer: PreTokenizer, ids: dict[str, int], merges: list[list[str]], specials: Iterable[tuple[int, str]]
+    pre_tokenizer: PreTokenizer, ids: dict[str, int], merges: list[list[str]], specials: Iterator[tuple[int, str]]
 ) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {

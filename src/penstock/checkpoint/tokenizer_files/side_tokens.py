@@ -141,10 +141,7 @@ def merge_tokens(tokenizer: dict[str, Any], tokens: SideTokens) -> bool:
     own: dict[str, Token] = {token["content"]: dict(token) for token in stored}
     ids, names = token_ids(tokenizer), {text for text in tokens.texts().values() if text is not None}
     free = max([len(_vocab(tokenizer)), *(token["id"] + 1 for token in own.values())])
-    used = set(ids.values())
     for number, token in _wanted(tokens, own):
-        while free in used:  # a vocabulary with gaps
-            free += 1
         text = token["content"]
         before = own.get(text, {"id": ids.get(text, free)})
         special = token["special"] or before.get("special", False)
