@@ -15,6 +15,7 @@ from penstock.text.answer.formats import (
     find_tool_format,
 )
 from penstock.text.answer.parser import AnswerParser, ToolCall
+from penstock.text.answer.values import value_types
 from tests.support.answer_texts import ARGUMENTS, SEP, TEXTS, THOUGHTS, TOOLS, called
 
 
@@ -174,3 +175,11 @@ def test_formats_are_chosen_by_template_or_name():
     with pytest.raises(ValueError, match="tool_format") as caught:
         find_tool_format("x", "")
     assert caught.value.param == "tool_format"
+
+
+def test_types_of_a_schema_that_refers_to_itself():
+    """Without a note of what was seen, every level would multiply the work by the number of options."""
+    own = {"anyOf": [{"$ref": "#/$defs/own"}] * 40 + [{"type": "string"}, {"enum": [1, None]}]}
+    assert value_types({"$ref": "#/$defs/own"}, {"$defs": {"own": own}}) == {"string", "integer", "null"}
+    for schema in ({"type": 5}, {"anyOf": 5}, {"oneOf": {"a": 1}}, {"enum": 5}, {"$ref": "#/x/y"}, {"type": [5, {}]}, 5):
+        assert value_types(schema, {"x": 5}) == set()

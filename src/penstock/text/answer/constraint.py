@@ -68,10 +68,10 @@ def _json(schema: _Schema, root: _Schema | None = None) -> str:
 
 def _properties(schema: _Schema) -> Iterator[tuple[str, _Schema, bool]]:
     """Yield the name and the schema of each argument, and whether it is required; those that are come first."""
-    required = schema.get("required") or ()
-    properties = schema.get("properties") or {}
+    listed, properties = schema.get("required"), schema.get("properties")
+    required = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
     for is_required in (True, False):
-        for name, value in properties.items():
+        for name, value in properties.items() if isinstance(properties, Mapping) else ():
             if (name in required) is is_required:
                 yield name, value if isinstance(value, Mapping) else {}, is_required
 
