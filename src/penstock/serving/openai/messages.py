@@ -137,15 +137,53 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
-    """Check that names are unique, and that a tool that must be called exists.  Raises CombinationError."""
+    """Check that names are unique, and that a tool that must be called exists.  Raises CombinationError.
+
+    The parameters must have the shape of a JSON schema, whose keywords are not judged.
+    """
     names = [tool.function.name for tool in tools or ()]
-    for index, name in enumerate(names):
-        path = f"tools[{index}].function.name"
-        refuse_if(name in names[:index], f"{path}: expected a name of its own, got {name!r} again", path)
+    for index, tool in enumerate(tools or ()):
+        path, name = f"tools[{index}].function", tool.function.name
+        refuse_if(name in names[:index], f"{path}.name: expected a name of its own, got {name!r} again", f"{path}.name")
+        _check_schema(tool.function.parameters, f"{path}.parameters")
     if isinstance(choice, NamedTool):
         path, name = "tool_choice.function.name", choice.function.name
         refuse_if(name not in names, f"{path}: expected a name in tools, got {name!r:.100}", path)
     refuse_if(choice == "required" and not names, "tool_choice: required needs tools, found none", "tool_choice")
+
+
+_OBJECTS: Final = ("properties", "$defs", "definitions")
+_LISTS: Final = ("anyOf", "oneOf", "allOf")
+
+
+def _check_schema(schema: Any, path: str) -> None:
+    """Check the shape of a JSON schema and of those in it.  Raises CombinationError."""
+    required = schema.get("required") if schema is not None else None
+    _expect(required is None or _are_texts(required), f"{path}.required", "a list of names", required)
+    waiting = [(schema, path)]
+    while waiting:
+        one, where = waiting.pop()
+        if one is None or isinstance(one, bool):
+            continue
+        _expect(isinstance(one, dict), where, "a JSON schema", one)
+        types = one.get("type")
+        _expect(types is None or isinstance(types, str) or _are_texts(types), f"{where}.type", "a type", types)
+        for key in _OBJECTS:
+            inner = one.get(key)
+            _expect(inner is None or isinstance(inner, dict), f"{where}.{key}", "an object of JSON schemas", inner)
+            waiting += [(value, f"{where}.{key}.{name}") for name, value in (inner or {}).items()]
+        for key in _LISTS:
+            inner = one.get(key)
+            _expect(inner is None or isinstance(inner, list), f"{where}.{key}", "a list of JSON schemas", inner)
+            waiting += [(value, f"{where}.{key}[{index}]") for index, value in enumerate(inner or ())]
+
+
+def _expect(is_right: bool, path: str, expected: str, value: Any) -> None:
+    refuse_if(not is_right, "" if is_right else f"{path}: expected {expected}, got {value!r:.100}", path)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def plain(message: Message) -> dict[str, Any]:
