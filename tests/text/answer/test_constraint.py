@@ -9,6 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from penstock.errors import InvalidArgumentError
 from penstock.text.answer.constraint import calls_grammar, grammar_behind_thoughts
 from penstock.text.answer.formats import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
 from penstock.text.answer.parser import AnswerParser, ToolCall
@@ -104,9 +105,40 @@ def test_a_format_begins_behind_the_thoughts(compiler):
         GrammarSource("regex", "true|false"),
         GrammarSource("choice", '["true", "false"]'),
         GrammarSource("grammar", 'start: "tru" e | "false"\ne: "e"'),
+        GrammarSource("grammar", 'start: answer | text0 // start\nanswer: "true"\ntext0: "false"'),
+        GrammarSource("grammar", 'start: "true" | "" start # start\n'),
     ):
         grammar = grammar_behind_thoughts(source.lark(), REASONING_FORMATS["think"], {})
         text = drawn(compiler, grammar, random.Random(3))
         thoughts, _, answer = text.partition("</think>")
         assert answer.strip() in ("true", "false")
         assert thoughts is not None
+
+
+def test_names_are_changed_only_where_they_are_rules():
+    own = 'start: "start" /start/ <start> start? restart // start'
+    grammar = grammar_behind_thoughts(own, REASONING_FORMATS["think"], {}).splitlines()[0]
+    assert grammar == 'penstock_answer: "start" /start/ <start> penstock_answer? restart // start'
+
+
+def test_a_grammar_grows_with_the_size_of_its_tools_only(compiler):
+    places = {f"p{index}": {"type": "object", "description": "x" * 100} for index in range(200)}
+    properties = {f"a{index}": {"$ref": f"#/$defs/p{index}"} for index in range(200)}
+    tools = {"f": {"type": "object", "properties": properties, "$defs": places}}
+    for name in ("pythonic", "qwen3_coder"):
+        grammar = calls_grammar(TOOL_FORMATS[name], tools)
+        assert len(grammar) < 80_000
+    tools["f"]["properties"] = {f"a{index}": {"type": "integer"} for index in range(10_000)}
+    with pytest.raises(InvalidArgumentError) as caught:
+        calls_grammar(TOOL_FORMATS["pythonic"], tools)
+    assert caught.value.param == "tools"
+
+
+def test_the_arguments_of_a_call_are_an_object(compiler):
+    """A schema that does not say so allows other values."""
+    for schema in ({}, {"properties": {"a": {"type": "null"}}}, {"type": ["object", "null"]}):
+        grammar = calls_grammar(TOOL_FORMATS["mistral_v11"], {"f": schema})
+        assert drawn(compiler, grammar, random.Random(2)).startswith("[TOOL_CALLS]f[ARGS]{")
+    with pytest.raises(InvalidArgumentError) as caught:
+        calls_grammar(TOOL_FORMATS["hermes"], {"f": {"type": "string"}})
+    assert caught.value.param == "tools"

@@ -181,5 +181,13 @@ def test_types_of_a_schema_that_refers_to_itself():
     """Without a note of what was seen, every level would multiply the work by the number of options."""
     own = {"anyOf": [{"$ref": "#/$defs/own"}] * 40 + [{"type": "string"}, {"enum": [1, None]}]}
     assert value_types({"$ref": "#/$defs/own"}, {"$defs": {"own": own}}) == {"string", "integer", "null"}
-    for schema in ({"type": 5}, {"anyOf": 5}, {"oneOf": {"a": 1}}, {"enum": 5}, {"$ref": "#/x/y"}, {"type": [5, {}]}, 5):
+    for schema in (
+        {"type": 5},
+        {"anyOf": 5},
+        {"oneOf": {"a": 1}},
+        {"enum": 5},
+        {"$ref": "#/x/y"},
+        {"type": [5, {}]},
+        5,
+    ):
         assert value_types(schema, {"x": 5}) == set()

@@ -20,12 +20,13 @@ from penstock.text.tokenizer_threads import call_tokenizer
 if TYPE_CHECKING:
     from penstock.serving.openai.bodies import ChatCompletionRequest, TokenizeRequest
     from penstock.serving.settings import GatewaySettings
+    from penstock.text.grammar.source import GrammarSource
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["AnswerPlan", "chat_grammar", "num_tool_chars", "plan_of", "template_tools", "template_variables"]
 
 _RESERVED: Final = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
-_NO_ARGUMENTS: Final = {"type": "object", "properties": {}}
+_NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _THINKING: Final = ("enable_thinking", "thinking")
 
 
@@ -71,11 +72,11 @@ class AnswerPlan:
             specials=self.specials,
         )
 
-    def behind_thoughts(self, lark: str) -> str | None:
+    def behind_thoughts(self, source: GrammarSource) -> str | None:
         """Return a grammar that begins behind the thoughts if the prompt has begun them; else None."""
         if not self.is_reasoning or self.form.reasoning is None:
             return None
-        return grammar_behind_thoughts(lark, self.form.reasoning, self.specials)
+        return grammar_behind_thoughts(source.lark(), self.form.reasoning, self.specials)
 
 
 def template_tools(body: ChatCompletionRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
@@ -157,5 +158,5 @@ async def chat_grammar(body: ChatCompletionRequest, plan: AnswerPlan | None) -> 
         return {}
     values = await checked_field(*asked)
     source = SamplingParams(**values).answer_grammar
-    behind = plan.behind_thoughts(source.lark()) if plan is not None and source is not None else None
+    behind = plan.behind_thoughts(source) if plan is not None and source is not None else None
     return values if behind is None else await checked_field(asked[0], "grammar", behind)

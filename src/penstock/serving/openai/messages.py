@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta, structs
 
 from penstock.api_errors import CombinationError, refuse_if
+from penstock.config import parse_json
+from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.serving.json_bounds import check_counts
 from penstock.serving.openai import unsupported_fields
 from penstock.serving.request_fields import MAX_NAME_CHARS, Body, extended
 
-__all__ = ["Message", "Messages", "Tool", "ToolChoice", "Tools", "check_messages", "check_tools", "num_chars", "plain"]
+__all__ = [
+    "Message", "Messages", "Tool", "ToolChoice", "Tools", "check_messages", "check_tools", "num_chars", "rendered",
+]  # fmt: skip
 
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 1024
@@ -186,26 +191,52 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def plain(message: Message) -> dict[str, Any]:
+def plain(message: Message, *, no_content: str | None = "", has_objects: bool = True) -> dict[str, Any]:
     """Return a message for the template, which knows OpenAI's ``developer`` as ``system``.
 
-    The arguments of calls become objects, which most templates expect; a text that is not JSON stays a text.
+    ``no_content``: the content of a message without one.  With ``has_objects`` the arguments of calls become objects,
+    which most templates expect; a text that is not JSON within the bounds of a body stays a text.
     """
     fields: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    if message.content is not None:
-        fields["content"] = message.text
+    fields["content"] = no_content if message.content is None else message.text
     if message.tool_calls:
-        fields["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+        fields["tool_calls"] = [_plain_call(call, has_objects=has_objects) for call in message.tool_calls]
     others = {"name": message.name, "tool_call_id": message.tool_call_id or None, "reasoning_content": message.thoughts}
     return fields | {name: value for name, value in others.items() if value is not None}
 
 
-def _plain_call(call: MessageToolCall) -> dict[str, Any]:
-    arguments: Any = call.function.arguments
-    with contextlib.suppress(ValueError, RecursionError):
-        arguments = json.loads(arguments) if arguments.strip() else {}
+def _plain_call(call: MessageToolCall, *, has_objects: bool) -> dict[str, Any]:
+    text = call.function.arguments.strip() or "{}"
+    arguments: Any = text
+    if has_objects:
+        with contextlib.suppress(ValueError, InvalidFileError):
+            data = text.encode()
+            check_counts(data, "arguments")
+            arguments = parse_json(data, "arguments", max_values=len(data), lets_threads_run=True)
     own = {} if call.id is None else {"id": call.id}
     return {**own, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+
+
+_ASKS_FOR_NONE: Final = re.compile(r"\bcontent\b['\"\])]*\s+is\s+(?:not\s+)?none\b", re.IGNORECASE)
+
+
+def rendered(template: str, messages: Sequence[Message], render: Callable[[list[dict[str, Any]]], str]) -> str:
+    """Return what ``render`` makes of messages.
+
+    A message without content has None if the template tests for it, as DeepSeek's does; else "", because others, such
+    as Qwen 3's, add the content to a text.  If the template cannot render arguments as objects, it gets their texts.
+    """
+    no_content = None if _ASKS_FOR_NONE.search(template) else ""
+    try:
+        return render([plain(message, no_content=no_content) for message in messages])
+    except InvalidArgumentError as error:
+        is_limit = error.__cause__ is None or type(error.__cause__).__name__ == "SecurityError"
+        if is_limit or not any(message.tool_calls for message in messages):
+            raise
+        try:
+            return render([plain(message, no_content=no_content, has_objects=False) for message in messages])
+        except InvalidArgumentError:
+            raise error from error.__cause__
 
 
 def num_chars(messages: Sequence[Message]) -> int:
