@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import InvalidArgumentError
-from penstock.text.answer.constraint import calls_grammar, grammar_behind_thoughts
+from penstock.text.answer.constraint import calls_grammar, calls_or_answer, grammar_behind_thoughts
 from penstock.text.answer.formats import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
 from penstock.text.answer.parser import AnswerParser, ToolCall
 from penstock.text.grammar.compiler import GrammarCompiler
@@ -142,3 +142,14 @@ def test_the_arguments_of_a_call_are_an_object(compiler):
     with pytest.raises(InvalidArgumentError) as caught:
         calls_grammar(TOOL_FORMATS["hermes"], {"f": {"type": "string"}})
     assert caught.value.param == "tools"
+
+
+def test_an_answer_has_a_form_or_calls_tools(compiler):
+    form, source = TOOL_FORMATS["mistral_v11"], GrammarSource("choice", '["true", "false"]')
+    lark = calls_or_answer(
+        source.lark(), form, {"now": TOOLS["now"]}, thoughts=REASONING_FORMATS["think"], is_parallel=False, specials={}
+    )
+    answers = {drawn(compiler, lark, random.Random(seed)).partition("</think>")[2].strip() for seed in range(12)}
+    assert answers & {"true", "false"}
+    assert all(answer in ("true", "false") or answer.startswith("[TOOL_CALLS]now[ARGS]{") for answer in answers)
+    assert any(answer.startswith("[") for answer in answers)

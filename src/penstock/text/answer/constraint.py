@@ -13,7 +13,7 @@ from penstock.text.answer.formats import MESSAGE, START, OptionalPart, Reasoning
 from penstock.text.answer.values import value_types
 from penstock.text.grammar.source import WHITESPACE
 
-__all__ = ["calls_grammar", "grammar_behind_thoughts"]
+__all__ = ["calls_grammar", "calls_or_answer", "grammar_behind_thoughts"]
 
 MAX_FURTHER_CALLS: Final = 31
 MAX_RULE_CHARS: Final = 2 * MAX_GRAMMAR_CHARS
@@ -28,8 +28,8 @@ _Schema = Mapping[str, Any]
 class _Rules:
     """The rules of a grammar in Lark.
 
-    ``specials``: the ids of the texts that are special tokens of the model.  ``prefix``: what the names of texts begin
-    with.
+    ``specials``: the ids of the texts that are special tokens of the model.  ``prefix``: what the names of all
+    rules but ``start`` begin with.
     """
 
     def __init__(self, specials: Mapping[str, int], prefix: str = "") -> None:
@@ -41,6 +41,7 @@ class _Rules:
 
     def add(self, name: str, body: str) -> str:
         """Add a rule; its name may end in attributes.  Return the name without them."""
+        name = name if name == "start" else self._prefix + name
         self._lines.append(f"{name}: {body}")
         self.count(len(body))
         return name.partition("[")[0]
@@ -63,7 +64,7 @@ class _Rules:
 
     def up_to(self, text: str) -> str:
         """Return any text up to the first ``text``, and ``text``."""
-        name = f"{self._prefix}text{self.number()}"
+        name = f"text{self.number()}"
         if text in self._specials:
             return f"{self.add(name, _ANY_TEXT)} {self.text(text)}"
         return self.add(f"{name}[lazy]", f"/(?s:.*){_escaped(text)}/")
@@ -253,4 +254,24 @@ def grammar_behind_thoughts(lark: str, reasoning: ReasoningFormat, specials: Map
     """Return a grammar whose answers have the thoughts that the prompt has begun before those of ``lark``."""
     rules = _Rules(specials, prefix=_OWN)
     rules.add("start", f"{_thoughts(rules, reasoning, has_begun=True)} {_OWN}answer")
+    return f"{_LARK_PART.sub(_renamed, lark)}\n{rules.grammar()}"
+
+
+def calls_or_answer(
+    lark: str,
+    form: ToolFormat,
+    tools: Mapping[str, _Schema],
+    *,
+    thoughts: ReasoningFormat | None,
+    is_parallel: bool,
+    specials: Mapping[str, int],
+) -> str:
+    """Return a grammar of answers that call one of ``tools``, or that follow ``lark``.
+
+    ``thoughts``: the format of the thoughts that the prompt has begun; None if it has not.
+    """
+    rules = _Rules(specials, prefix=_OWN)
+    before = "" if thoughts is None else _thoughts(rules, thoughts, has_begun=True)
+    calls = rules.add("calls", _calls(rules, form, tools, is_parallel=is_parallel))
+    rules.add("start", f"{before} ({calls} | {_OWN}answer)".strip())
     return f"{_LARK_PART.sub(_renamed, lark)}\n{rules.grammar()}"
