@@ -153,3 +153,10 @@ def test_an_answer_has_a_form_or_calls_tools(compiler):
     assert answers & {"true", "false"}
     assert all(answer in ("true", "false") or answer.startswith("[TOOL_CALLS]now[ARGS]{") for answer in answers)
     assert any(answer.startswith("[") for answer in answers)
+
+
+def test_calls_in_python_have_names_of_python():
+    for name, key in (("get-weather", "a"), ("f", "a-b"), ("f", "class")):
+        with pytest.raises(InvalidArgumentError) as caught:
+            calls_grammar(TOOL_FORMATS["pythonic"], {name: {"properties": {key: {}}}})
+        assert caught.value.param == "tools"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from keyword import iskeyword
 from typing import Any, Final
 
 from penstock.errors import InvalidArgumentError
@@ -175,6 +176,14 @@ def _python_arguments(rules: _Rules, schema: _Schema) -> str:
     return f"({' | '.join(reversed(options))})?" if options else '""'
 
 
+def _check_python_names(name: str, schema: _Schema) -> None:
+    """Refuse a tool whose calls are not Python, which the parser would not read.  Raises InvalidArgumentError."""
+    for text in (*name.split("."), *(key for key, _, _ in _properties(schema))):
+        if not text.isidentifier() or iskeyword(text):
+            message = f"tools: this model writes calls in Python: expected a name of Python, got {text!r:.100}"
+            raise InvalidArgumentError(message, param="tools")
+
+
 def _call(rules: _Rules, form: ToolFormat, name: str, schema: _Schema) -> str:
     """Return the call of one tool, without the texts around it."""
     parts = []
@@ -183,6 +192,7 @@ def _call(rules: _Rules, form: ToolFormat, name: str, schema: _Schema) -> str:
             head = f"{{{json.dumps('name')}: {json.dumps(name)}, {json.dumps(form.arguments_key)}: "
             parts.append(f'{_quoted(head)} {_json(rules, _object(schema))} "}}"')
         elif part is Slot.PYTHON:
+            _check_python_names(name, schema)
             parts.append(f'{_quoted(name + "(")} {_python_arguments(rules, schema)} ")"')
         elif part is Slot.NAME:
             parts.append(_quoted(name))
