@@ -23,7 +23,7 @@ from penstock.serving.openai.answer_plan import (
     template_tools,
     template_variables,
 )
-from penstock.serving.openai.messages import num_chars, plain
+from penstock.serving.openai.messages import num_chars, rendered
 from penstock.serving.request_fields import SAMPLING
 from penstock.text.cut import encode_text
 from penstock.text.grammar.source import GRAMMAR_FIELDS
@@ -232,14 +232,13 @@ async def chat_prompt(
     render = partial(
         render_chat,
         template,
-        [plain(message) for message in messages],
-        tokenizer.special_tokens,
+        special_tokens=tokenizer.special_tokens,
         add_generation_prompt=body.add_generation_prompt is not False and not continues,
         continue_final_message=continues,
         tools=tools,
         variables=template_variables(body, template),
     )
-    text = await asyncio.to_thread(render)  # may be slow for a short text
+    text = await asyncio.to_thread(rendered, template, messages, render)  # may be slow for a short text
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
     return ChatPrompt(text, ids, template)
 

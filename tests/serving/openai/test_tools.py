@@ -163,6 +163,22 @@ def test_errors_name_the_field(scripted, demo):
         assert (status, error["param"], error["code"]) == (400, param, code)
 
 
+def test_parameters_without_the_shape_of_a_schema_are_refused(scripted):
+    for parameters, place in (
+        ({"required": 5}, "required"),
+        ({"properties": ["a"]}, "properties"),
+        ({"properties": {"x": {"type": 5}}}, "properties.x.type"),
+        ({"properties": {"x": 5}}, "properties.x"),
+        ({"anyOf": 5}, "anyOf"),
+        ({"$defs": {"a": {"oneOf": [{"type": [1]}]}}}, "$defs.a.oneOf[0].type"),
+    ):
+        tools = [*LISTED, {"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        body = {"model": "hermes", "messages": [USER], "tools": tools}
+        status, error = scripted.refused("/v1/chat/completions", **body)
+        assert (status, error["param"]) == (400, f"tools[2].function.parameters.{place}")
+        assert error["code"] == "invalid_value"
+
+
 def test_tools_are_part_of_the_tokenized_prompt(scripted):
     def count(**fields) -> int:
         return scripted.post("/tokenize", model="hermes", messages=[USER], **fields)["count"]

@@ -9,7 +9,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from penstock.text.answer.constraint import calls_grammar, grammar_behind_thoughts
+from penstock.errors import InvalidArgumentError
+from penstock.text.answer.constraint import calls_grammar, calls_or_answer, grammar_behind_thoughts
 from penstock.text.answer.formats import REASONING_FORMATS, TOOL_FORMATS, AnswerFormat
 from penstock.text.answer.parser import AnswerParser, ToolCall
 from penstock.text.grammar.compiler import GrammarCompiler
@@ -104,9 +105,58 @@ def test_a_format_begins_behind_the_thoughts(compiler):
         GrammarSource("regex", "true|false"),
         GrammarSource("choice", '["true", "false"]'),
         GrammarSource("grammar", 'start: "tru" e | "false"\ne: "e"'),
+        GrammarSource("grammar", 'start: answer | text0 // start\nanswer: "true"\ntext0: "false"'),
+        GrammarSource("grammar", 'start: "true" | "" start # start\n'),
     ):
         grammar = grammar_behind_thoughts(source.lark(), REASONING_FORMATS["think"], {})
         text = drawn(compiler, grammar, random.Random(3))
         thoughts, _, answer = text.partition("</think>")
         assert answer.strip() in ("true", "false")
         assert thoughts is not None
+
+
+def test_names_are_changed_only_where_they_are_rules():
+    own = 'start: "start" /start/ <start> start? restart // start'
+    grammar = grammar_behind_thoughts(own, REASONING_FORMATS["think"], {}).splitlines()[0]
+    assert grammar == 'penstock_answer: "start" /start/ <start> penstock_answer? restart // start'
+
+
+def test_a_grammar_grows_with_the_size_of_its_tools_only(compiler):
+    places = {f"p{index}": {"type": "object", "description": "x" * 100} for index in range(200)}
+    properties = {f"a{index}": {"$ref": f"#/$defs/p{index}"} for index in range(200)}
+    tools = {"f": {"type": "object", "properties": properties, "$defs": places}}
+    for name in ("pythonic", "qwen3_coder"):
+        grammar = calls_grammar(TOOL_FORMATS[name], tools)
+        assert len(grammar) < 80_000
+    tools["f"]["properties"] = {f"a{index}": {"type": "integer"} for index in range(10_000)}
+    with pytest.raises(InvalidArgumentError) as caught:
+        calls_grammar(TOOL_FORMATS["pythonic"], tools)
+    assert caught.value.param == "tools"
+
+
+def test_the_arguments_of_a_call_are_an_object(compiler):
+    """A schema that does not say so allows other values."""
+    for schema in ({}, {"properties": {"a": {"type": "null"}}}, {"type": ["object", "null"]}):
+        grammar = calls_grammar(TOOL_FORMATS["mistral_v11"], {"f": schema})
+        assert drawn(compiler, grammar, random.Random(2)).startswith("[TOOL_CALLS]f[ARGS]{")
+    with pytest.raises(InvalidArgumentError) as caught:
+        calls_grammar(TOOL_FORMATS["hermes"], {"f": {"type": "string"}})
+    assert caught.value.param == "tools"
+
+
+def test_an_answer_has_a_form_or_calls_tools(compiler):
+    form, source = TOOL_FORMATS["mistral_v11"], GrammarSource("choice", '["true", "false"]')
+    lark = calls_or_answer(
+        source.lark(), form, {"now": TOOLS["now"]}, thoughts=REASONING_FORMATS["think"], is_parallel=False, specials={}
+    )
+    answers = {drawn(compiler, lark, random.Random(seed)).partition("</think>")[2].strip() for seed in range(12)}
+    assert answers & {"true", "false"}
+    assert all(answer in ("true", "false") or answer.startswith("[TOOL_CALLS]now[ARGS]{") for answer in answers)
+    assert any(answer.startswith("[") for answer in answers)
+
+
+def test_calls_in_python_have_names_of_python():
+    for name, key in (("get-weather", "a"), ("f", "a-b"), ("f", "class")):
+        with pytest.raises(InvalidArgumentError) as caught:
+            calls_grammar(TOOL_FORMATS["pythonic"], {name: {"properties": {key: {}}}})
+        assert caught.value.param == "tools"

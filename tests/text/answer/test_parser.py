@@ -15,6 +15,7 @@ from penstock.text.answer.formats import (
     find_tool_format,
 )
 from penstock.text.answer.parser import AnswerParser, ToolCall
+from penstock.text.answer.values import value_types
 from tests.support.answer_texts import ARGUMENTS, SEP, TEXTS, THOUGHTS, TOOLS, called
 
 
@@ -121,6 +122,29 @@ def test_a_call_after_a_broken_one_is_found():
         assert content == '<tool_call>{"name": }</tool_call> andthen'
 
 
+@pytest.mark.parametrize("name", ["hermes", "lfm2", "mistral_v11", "deepseek_v31", "llama3_json"])
+def test_a_call_whose_bracket_is_not_closed_swallows_no_other(name):
+    form, (name_of, arguments) = TOOL_FORMATS[name], ("now", {"a": [1]})
+    call = {
+        "hermes": called(name_of, arguments),
+        "lfm2": "[now(a=[1])]",
+        "mistral_v11": "now[ARGS]" + json.dumps(arguments),
+        "deepseek_v31": f"<｜tool▁call▁begin｜>now{SEP}{json.dumps(arguments)}<｜tool▁call▁end｜>",
+        "llama3_json": called(name_of, arguments, "parameters"),
+    }[name]
+    opening, closing = form.all_openings[0], form.closing.strip()
+    text = f"{opening}{call[: call.index('1') + 1]}{closing}{opening}{call}{closing}"
+    for pieces in ([text], *splits(text)):
+        content, _, calls = read(parser_of(name), pieces)
+        assert calls == [(name_of, arguments)], pieces
+        assert content.startswith(opening)
+
+
+def test_every_name_of_a_tool_is_read_in_channels():
+    text = "<|channel|>commentary to=functions.a:b/c.d-e<|message|>{}<|call|>"
+    assert read(parser_of("harmony"), [text])[2] == [("a:b/c.d-e", {})]
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_hostile_texts_take_linear_time_and_raise_nothing(name):
     """Texts of 20,000 characters, whole and in small pieces; with a quadratic reader the test would take hours."""
@@ -174,3 +198,19 @@ def test_formats_are_chosen_by_template_or_name():
     with pytest.raises(ValueError, match="tool_format") as caught:
         find_tool_format("x", "")
     assert caught.value.param == "tool_format"
+
+
+def test_types_of_a_schema_that_refers_to_itself():
+    """Without a note of what was seen, every level would multiply the work by the number of options."""
+    own = {"anyOf": [{"$ref": "#/$defs/own"}] * 40 + [{"type": "string"}, {"enum": [1, None]}]}
+    assert value_types({"$ref": "#/$defs/own"}, {"$defs": {"own": own}}) == {"string", "integer", "null"}
+    for schema in (
+        {"type": 5},
+        {"anyOf": 5},
+        {"oneOf": {"a": 1}},
+        {"enum": 5},
+        {"$ref": "#/x/y"},
+        {"type": [5, {}]},
+        5,
+    ):
+        assert value_types(schema, {"x": 5}) == set()

@@ -12,7 +12,7 @@ from penstock.api_errors import FieldError, refuse_if
 from penstock.engine.params import SamplingParams
 from penstock.serving.openai.answer_format import asked_grammar, checked_field
 from penstock.serving.openai.messages import NamedTool
-from penstock.text.answer.constraint import calls_grammar, grammar_behind_thoughts
+from penstock.text.answer.constraint import calls_grammar, calls_or_answer, grammar_behind_thoughts
 from penstock.text.answer.formats import AnswerFormat, find_reasoning_format, find_tool_format
 from penstock.text.answer.parser import AnswerParser
 from penstock.text.tokenizer_threads import call_tokenizer
@@ -20,12 +20,13 @@ from penstock.text.tokenizer_threads import call_tokenizer
 if TYPE_CHECKING:
     from penstock.serving.openai.bodies import ChatCompletionRequest, TokenizeRequest
     from penstock.serving.settings import GatewaySettings
+    from penstock.text.grammar.source import GrammarSource
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["AnswerPlan", "chat_grammar", "num_tool_chars", "plan_of", "template_tools", "template_variables"]
 
 _RESERVED: Final = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
-_NO_ARGUMENTS: Final = {"type": "object", "properties": {}}
+_NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 _THINKING: Final = ("enable_thinking", "thinking")
 
 
@@ -71,11 +72,23 @@ class AnswerPlan:
             specials=self.specials,
         )
 
-    def behind_thoughts(self, lark: str) -> str | None:
-        """Return a grammar that begins behind the thoughts if the prompt has begun them; else None."""
+    def around(self, source: GrammarSource) -> str | None:
+        """Return a grammar that allows calls as well, and begins behind the thoughts if the prompt has begun them.
+
+        None if it would be that of ``source``.
+        """
+        if self.form.tools is not None:
+            return calls_or_answer(
+                source.lark(),
+                self.form.tools,
+                self.tools,
+                thoughts=self.form.reasoning if self.is_reasoning else None,
+                is_parallel=self.is_parallel,
+                specials=self.specials,
+            )
         if not self.is_reasoning or self.form.reasoning is None:
             return None
-        return grammar_behind_thoughts(lark, self.form.reasoning, self.specials)
+        return grammar_behind_thoughts(source.lark(), self.form.reasoning, self.specials)
 
 
 def template_tools(body: ChatCompletionRequest | TokenizeRequest) -> list[dict[str, Any]] | None:
@@ -123,8 +136,6 @@ async def plan_of(
         raise FieldError("tools", message, "unsupported")
     wants_thoughts = body.reasoning_format != "none"
     reasoning = find_reasoning_format(settings.reasoning_format, template) if wants_thoughts else None
-    if asked_grammar(body) is not None:  # which allows no calls
-        tools = None
     form = AnswerFormat(tools, reasoning)
     if tools is None and reasoning is None:
         return None
@@ -157,5 +168,9 @@ async def chat_grammar(body: ChatCompletionRequest, plan: AnswerPlan | None) -> 
         return {}
     values = await checked_field(*asked)
     source = SamplingParams(**values).answer_grammar
-    behind = plan.behind_thoughts(source.lark()) if plan is not None and source is not None else None
-    return values if behind is None else await checked_field(asked[0], "grammar", behind)
+    if plan is None or source is None:
+        return values
+    if plan.form.tools is not None:  # refuses a tool by its own name
+        await checked_field("tools", "grammar", plan.calls_grammar)
+    around = plan.around(source)
+    return values if around is None else await checked_field(asked[0], "grammar", around)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta, structs
 
 from penstock.api_errors import CombinationError, refuse_if
+from penstock.config import parse_json
+from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.serving.json_bounds import check_counts
 from penstock.serving.openai import unsupported_fields
 from penstock.serving.request_fields import MAX_NAME_CHARS, Body, extended
 
-__all__ = ["Message", "Messages", "Tool", "ToolChoice", "Tools", "check_messages", "check_tools", "num_chars", "plain"]
+__all__ = [
+    "Message", "Messages", "Tool", "ToolChoice", "Tools", "check_messages", "check_tools", "num_chars", "rendered",
+]  # fmt: skip
 
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 1024
@@ -137,37 +142,101 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def check_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
-    """Check that names are unique, and that a tool that must be called exists.  Raises CombinationError."""
+    """Check that names are unique, and that a tool that must be called exists.  Raises CombinationError.
+
+    The parameters must have the shape of a JSON schema, whose keywords are not judged.
+    """
     names = [tool.function.name for tool in tools or ()]
-    for index, name in enumerate(names):
-        path = f"tools[{index}].function.name"
-        refuse_if(name in names[:index], f"{path}: expected a name of its own, got {name!r} again", path)
+    for index, tool in enumerate(tools or ()):
+        path, name = f"tools[{index}].function", tool.function.name
+        refuse_if(name in names[:index], f"{path}.name: expected a name of its own, got {name!r} again", f"{path}.name")
+        _check_schema(tool.function.parameters, f"{path}.parameters")
     if isinstance(choice, NamedTool):
         path, name = "tool_choice.function.name", choice.function.name
         refuse_if(name not in names, f"{path}: expected a name in tools, got {name!r:.100}", path)
     refuse_if(choice == "required" and not names, "tool_choice: required needs tools, found none", "tool_choice")
 
 
-def plain(message: Message) -> dict[str, Any]:
+_OBJECTS: Final = ("properties", "$defs", "definitions")
+_LISTS: Final = ("anyOf", "oneOf", "allOf")
+
+
+def _check_schema(schema: Any, path: str) -> None:
+    """Check the shape of a JSON schema and of those in it.  Raises CombinationError."""
+    required = schema.get("required") if schema is not None else None
+    _expect(required is None or _are_texts(required), f"{path}.required", "a list of names", required)
+    waiting = [(schema, path)]
+    while waiting:
+        one, where = waiting.pop()
+        if one is None or isinstance(one, bool):
+            continue
+        _expect(isinstance(one, dict), where, "a JSON schema", one)
+        types = one.get("type")
+        _expect(types is None or isinstance(types, str) or _are_texts(types), f"{where}.type", "a type", types)
+        for key in _OBJECTS:
+            inner = one.get(key)
+            _expect(inner is None or isinstance(inner, dict), f"{where}.{key}", "an object of JSON schemas", inner)
+            waiting += [(value, f"{where}.{key}.{name}") for name, value in (inner or {}).items()]
+        for key in _LISTS:
+            inner = one.get(key)
+            _expect(inner is None or isinstance(inner, list), f"{where}.{key}", "a list of JSON schemas", inner)
+            waiting += [(value, f"{where}.{key}[{index}]") for index, value in enumerate(inner or ())]
+
+
+def _expect(is_right: bool, path: str, expected: str, value: Any) -> None:
+    refuse_if(not is_right, "" if is_right else f"{path}: expected {expected}, got {value!r:.100}", path)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def plain(message: Message, *, no_content: str | None = "", has_objects: bool = True) -> dict[str, Any]:
     """Return a message for the template, which knows OpenAI's ``developer`` as ``system``.
 
-    The arguments of calls become objects, which most templates expect; a text that is not JSON stays a text.
+    ``no_content``: the content of a message without one.  With ``has_objects`` the arguments of calls become objects,
+    which most templates expect; a text that is not JSON within the bounds of a body stays a text.
     """
     fields: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    if message.content is not None:
-        fields["content"] = message.text
+    fields["content"] = no_content if message.content is None else message.text
     if message.tool_calls:
-        fields["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+        fields["tool_calls"] = [_plain_call(call, has_objects=has_objects) for call in message.tool_calls]
     others = {"name": message.name, "tool_call_id": message.tool_call_id or None, "reasoning_content": message.thoughts}
     return fields | {name: value for name, value in others.items() if value is not None}
 
 
-def _plain_call(call: MessageToolCall) -> dict[str, Any]:
-    arguments: Any = call.function.arguments
-    with contextlib.suppress(ValueError, RecursionError):
-        arguments = json.loads(arguments) if arguments.strip() else {}
+def _plain_call(call: MessageToolCall, *, has_objects: bool) -> dict[str, Any]:
+    text = call.function.arguments.strip() or "{}"
+    arguments: Any = text
+    if has_objects:
+        with contextlib.suppress(ValueError, InvalidFileError):
+            data = text.encode()
+            check_counts(data, "arguments")
+            arguments = parse_json(data, "arguments", max_values=len(data), lets_threads_run=True)
     own = {} if call.id is None else {"id": call.id}
     return {**own, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+
+
+_ASKS_FOR_NONE: Final = re.compile(r"\bcontent\b['\"\])]*\s+is\s+(?:not\s+)?none\b", re.IGNORECASE)
+
+
+def rendered(template: str, messages: Sequence[Message], render: Callable[[list[dict[str, Any]]], str]) -> str:
+    """Return what ``render`` makes of messages.
+
+    A message without content has None if the template tests for it, as DeepSeek's does; else "", because others, such
+    as Qwen 3's, add the content to a text.  If the template cannot render arguments as objects, it gets their texts.
+    """
+    no_content = None if _ASKS_FOR_NONE.search(template) else ""
+    try:
+        return render([plain(message, no_content=no_content) for message in messages])
+    except InvalidArgumentError as error:
+        is_limit = error.__cause__ is None or type(error.__cause__).__name__ == "SecurityError"
+        if is_limit or not any(message.tool_calls for message in messages):
+            raise
+        try:
+            return render([plain(message, no_content=no_content, has_objects=False) for message in messages])
+        except InvalidArgumentError:
+            raise error from error.__cause__
 
 
 def num_chars(messages: Sequence[Message]) -> int:

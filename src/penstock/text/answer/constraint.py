@@ -5,31 +5,54 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from keyword import iskeyword
 from typing import Any, Final
 
+from penstock.errors import InvalidArgumentError
+from penstock.sampling_fields import MAX_GRAMMAR_CHARS
 from penstock.text.answer.formats import MESSAGE, START, OptionalPart, ReasoningFormat, Slot, ToolFormat
 from penstock.text.answer.values import value_types
 from penstock.text.grammar.source import WHITESPACE
 
-__all__ = ["calls_grammar", "grammar_behind_thoughts"]
+__all__ = ["calls_grammar", "calls_or_answer", "grammar_behind_thoughts"]
 
 MAX_FURTHER_CALLS: Final = 31
+MAX_RULE_CHARS: Final = 2 * MAX_GRAMMAR_CHARS
+"""Parts count once where they are made and once in their rule."""
 _ANY_TEXT: Final = "/(?s:.*)/"
+_OWN: Final = "penstock_"
+"""What the names of rules begin with that stand beside those of a user's grammar."""
+_PLACES: Final = ("#/$defs/", "#/definitions/")
 _Schema = Mapping[str, Any]
 
 
 class _Rules:
-    """The rules of a grammar in Lark.  ``specials``: the ids of the texts that are special tokens of the model."""
+    """The rules of a grammar in Lark.
 
-    def __init__(self, specials: Mapping[str, int]) -> None:
+    ``specials``: the ids of the texts that are special tokens of the model.  ``prefix``: what the names of all
+    rules but ``start`` begin with.
+    """
+
+    def __init__(self, specials: Mapping[str, int], prefix: str = "") -> None:
+        self._prefix = prefix
         self._specials = specials
         self._lines: list[str] = []
+        self._num_chars = 0
         self._parts = re.compile("(" + "|".join(map(re.escape, specials)) + ")") if specials else None
 
     def add(self, name: str, body: str) -> str:
         """Add a rule; its name may end in attributes.  Return the name without them."""
+        name = name if name == "start" else self._prefix + name
         self._lines.append(f"{name}: {body}")
+        self.count(len(body))
         return name.partition("[")[0]
+
+    def count(self, num_chars: int) -> None:
+        """Count characters of a part, so that a grammar that becomes too long is not written first."""
+        self._num_chars += num_chars
+        if self._num_chars > MAX_RULE_CHARS:
+            message = f"tools: expected a grammar of at most {MAX_GRAMMAR_CHARS} characters, got more; name fewer tools"
+            raise InvalidArgumentError(message, param="tools")
 
     def number(self) -> int:
         """Return a number that no earlier rule has in its name."""
@@ -60,18 +83,54 @@ def _escaped(text: str) -> str:
     return re.sub(r"[^0-9A-Za-z_\x80-\U0010ffff]", lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-def _json(schema: _Schema, root: _Schema | None = None) -> str:
-    """Return values of a schema; ``root`` has the definitions that it refers to."""
-    definitions = {key: (root or {})[key] for key in ("$defs", "definitions") if key in (root or {})}
-    return "%json " + json.dumps({**definitions, **schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
+def _json(rules: _Rules, schema: _Schema, root: _Schema | None = None) -> str:
+    """Return values of a schema, with the definitions of ``root`` that it refers to."""
+    options = {"whitespace_pattern": WHITESPACE}
+    text = "%json " + json.dumps({**_definitions(schema, root or {}), **schema, "x-guidance": options})
+    rules.count(len(text))
+    return text
+
+
+def _definitions(schema: _Schema, root: _Schema) -> dict[str, dict[str, Any]]:
+    """Return the definitions in ``root`` that a schema refers to, directly or by another definition."""
+    found: dict[str, dict[str, Any]] = {}
+    waiting: list[Any] = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        if not isinstance(one, Mapping):
+            continue
+        waiting += one.values()
+        target = one.get("$ref")
+        if not isinstance(target, str) or not target.startswith(_PLACES):
+            continue
+        _, place, name = target.split("/", 2)
+        listed = root.get(place)
+        if not isinstance(listed, Mapping):
+            continue
+        name = name.partition("/")[0].replace("~1", "/").replace("~0", "~")
+        if name in listed and name not in found.setdefault(place, {}):
+            found[place][name] = listed[name]
+            waiting.append(listed[name])
+    return found
+
+
+def _object(schema: _Schema) -> _Schema:
+    """Return the schema of arguments, which are an object even if it says nothing of that."""
+    types = schema.get("type", "object")
+    if types is not None and "object" not in ([types] if isinstance(types, str) else types):
+        message = f"tools: expected parameters of the type object, got {types!r:.100}"
+        raise InvalidArgumentError(message, param="tools")
+    return {**schema, "type": "object"}
 
 
 def _properties(schema: _Schema) -> Iterator[tuple[str, _Schema, bool]]:
     """Yield the name and the schema of each argument, and whether it is required; those that are come first."""
-    required = schema.get("required") or ()
-    properties = schema.get("properties") or {}
+    listed, properties = schema.get("required"), schema.get("properties")
+    required = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
     for is_required in (True, False):
-        for name, value in properties.items():
+        for name, value in properties.items() if isinstance(properties, Mapping) else ():
             if (name in required) is is_required:
                 yield name, value if isinstance(value, Mapping) else {}, is_required
 
@@ -95,21 +154,34 @@ def _bare_value(rules: _Rules, value: _Schema, root: _Schema, end: str) -> str:
     if "string" in value_types(value, root):
         closing = end.rstrip("\n")
         return rules.up_to(closing) + (f" {rules.text(end[len(closing) :])}" if end != closing else "")
-    return f"{_json(value, root)} {rules.text(end)}"
+    return f"{_json(rules, value, root)} {rules.text(end)}"
 
 
 def _python_arguments(rules: _Rules, schema: _Schema) -> str:
-    items = list(_properties(schema))
-    texts = [f"{_quoted(name + '=')} {_json(value, schema)}" for name, value, _ in items]
-    num_required = sum(is_required for _, _, is_required in items)
-
-    def others(begin: int) -> str:
-        return " ".join(f'(", " {text})?' for text in texts[begin:])
-
+    """Return keyword arguments, in the order of the schema; one rule for each, and one for those that may follow it."""
+    number = rules.number()
+    parts: list[tuple[str, bool]] = []
+    for name, value, is_required in _properties(schema):
+        body = f"{_quoted(name + '=')} {_json(rules, value, schema)}"
+        parts.append((rules.add(f"part{number}_{len(parts)}", body), is_required))
+    num_required = sum(is_required for _, is_required in parts)
     if num_required:
-        return ' ", " '.join(texts[:num_required]) + " " + others(num_required)
-    options = [f"{text} {others(index + 1)}" for index, text in enumerate(texts)]
-    return f"({' | '.join(options)})?" if options else '""'
+        others = " ".join(f'(", " {part})?' for part, _ in parts[num_required:])
+        return ' ", " '.join(part for part, _ in parts[:num_required]) + " " + others
+    options, rest = [], ""
+    for index in range(len(parts) - 1, -1, -1):
+        part = parts[index][0]
+        options.append(f"{part} {rest}")
+        rest = rules.add(f"rest{number}_{index}", f'(", " {part})? {rest}')
+    return f"({' | '.join(reversed(options))})?" if options else '""'
+
+
+def _check_python_names(name: str, schema: _Schema) -> None:
+    """Refuse a tool whose calls are not Python, which the parser would not read.  Raises InvalidArgumentError."""
+    for text in (*name.split("."), *(key for key, _, _ in _properties(schema))):
+        if not text.isidentifier() or iskeyword(text):
+            message = f"tools: this model writes calls in Python: expected a name of Python, got {text!r:.100}"
+            raise InvalidArgumentError(message, param="tools")
 
 
 def _call(rules: _Rules, form: ToolFormat, name: str, schema: _Schema) -> str:
@@ -118,13 +190,14 @@ def _call(rules: _Rules, form: ToolFormat, name: str, schema: _Schema) -> str:
     for part in form.call:
         if part is Slot.CALL:
             head = f"{{{json.dumps('name')}: {json.dumps(name)}, {json.dumps(form.arguments_key)}: "
-            parts.append(f'{_quoted(head)} {_json(schema)} "}}"')
+            parts.append(f'{_quoted(head)} {_json(rules, _object(schema))} "}}"')
         elif part is Slot.PYTHON:
+            _check_python_names(name, schema)
             parts.append(f'{_quoted(name + "(")} {_python_arguments(rules, schema)} ")"')
         elif part is Slot.NAME:
             parts.append(_quoted(name))
         elif part is Slot.ARGUMENTS:
-            parts.append(_json(schema))
+            parts.append(_json(rules, _object(schema)))
         elif part is Slot.VALUES:
             parts.append(_values(rules, form, schema))
         elif isinstance(part, str):
@@ -177,9 +250,38 @@ def calls_grammar(
     return rules.grammar()
 
 
+_LARK_PART: Final = re.compile(
+    r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\])+/|<[^<>\s]+>|[A-Za-z_]\w*', re.DOTALL
+)
+"""Texts, comments, regular expressions, special tokens and names of a grammar in Lark."""
+
+
+def _renamed(match: re.Match[str]) -> str:
+    return f"{_OWN}answer" if match[0] == "start" else match[0]
+
+
 def grammar_behind_thoughts(lark: str, reasoning: ReasoningFormat, specials: Mapping[str, int]) -> str:
     """Return a grammar whose answers have the thoughts that the prompt has begun before those of ``lark``."""
-    rules = _Rules(specials)
-    rules.add("start", f"{_thoughts(rules, reasoning, has_begun=True)} answer")
-    body = re.sub(r"^[ \t]*start(\[[^\]\n]*\])?[ \t]*:", r"answer\1:", lark, count=1, flags=re.MULTILINE)
-    return f"{body}\n{rules.grammar()}"
+    rules = _Rules(specials, prefix=_OWN)
+    rules.add("start", f"{_thoughts(rules, reasoning, has_begun=True)} {_OWN}answer")
+    return f"{_LARK_PART.sub(_renamed, lark)}\n{rules.grammar()}"
+
+
+def calls_or_answer(
+    lark: str,
+    form: ToolFormat,
+    tools: Mapping[str, _Schema],
+    *,
+    thoughts: ReasoningFormat | None,
+    is_parallel: bool,
+    specials: Mapping[str, int],
+) -> str:
+    """Return a grammar of answers that call one of ``tools``, or that follow ``lark``.
+
+    ``thoughts``: the format of the thoughts that the prompt has begun; None if it has not.
+    """
+    rules = _Rules(specials, prefix=_OWN)
+    before = "" if thoughts is None else _thoughts(rules, thoughts, has_begun=True)
+    calls = rules.add("calls", _calls(rules, form, tools, is_parallel=is_parallel))
+    rules.add("start", f"{before} ({calls} | {_OWN}answer)".strip())
+    return f"{_LARK_PART.sub(_renamed, lark)}\n{rules.grammar()}"

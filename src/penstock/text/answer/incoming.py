@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from functools import cache
 from typing import Final, TypeVar
 
 __all__ = ["Incoming", "NotACall", "Step"]
@@ -128,18 +129,25 @@ class Incoming:
             parts.append(self.take(len(self.text) - self.at - overlap(self.text, self.at, (text,))))
             yield
 
-    def bracketed(self, *, is_python: bool = False) -> Step[str]:
+    def bracketed(self, marks: tuple[str, ...] = (), *, is_python: bool = False) -> Step[str]:
         """Read from a bracket to the one that closes it.  Brackets in strings do not count.
 
-        Raises NotACall if another character comes, or if the bracket is not closed.
+        Raises NotACall if another character comes, if the bracket is not closed, or before one of ``marks`` outside a
+        string, which another call may begin with.
         """
         if not (first := (yield from self.peek())) or first not in _OPENING:
             raise NotACall
         parts: list[str] = []
+        outside = _with_marks(_PYTHON if is_python else _JSON, marks)
         depth, quote = 0, ""
         while True:
-            pattern = _IN_STRING[quote] if quote else _PYTHON if is_python else _JSON
-            match = pattern.search(self.text, self.at)
+            match = (_IN_STRING[quote] if quote else outside).search(self.text, self.at)
+            if not quote and not self.is_over:
+                kept = overlap(self.text, self.at, marks)
+                if kept and (match is None or match.start() >= len(self.text) - kept):
+                    parts.append(self.take(len(self.text) - kept - self.at))
+                    yield
+                    continue
             if match is None or (match[0] == "\\" and match.end() == len(self.text) and not self.is_over):
                 if self.is_over:
                     self.take(len(self.text) - self.at)
@@ -149,6 +157,9 @@ class Incoming:
                 yield
                 continue
             char, end = match[0], match.end()
+            if not quote and char in marks:
+                self.take(match.start() - self.at)
+                raise NotACall
             if char == "\\":
                 end = min(end + 1, len(self.text))
             elif quote:
@@ -160,6 +171,12 @@ class Incoming:
             parts.append(self.take(end - self.at))
             if depth == 0:
                 return "".join(parts)
+
+
+@cache
+def _with_marks(pattern: re.Pattern[str], marks: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern that matches one of ``marks`` as well."""
+    return re.compile("|".join([*map(re.escape, marks), pattern.pattern]))
 
 
 def overlap(text: str, start: int, marks: tuple[str, ...]) -> int:

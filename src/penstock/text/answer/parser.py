@@ -70,6 +70,7 @@ class AnswerParser:
         self._drops_space = False  # at the beginning of the next text
         self._trims_content = form.tools is not None
         self._openings = form.tools.all_openings if form.tools is not None else ()
+        self._marks = tuple(dict.fromkeys((*self._openings, *form.tools.markers))) if form.tools is not None else ()
         self.num_calls = 0
         self._steps = self._channels() if form.has_channels else self._answer()
         self._is_done = False
@@ -233,14 +234,14 @@ class AnswerParser:
         for part in parts:
             if part is Slot.CALL:
                 yield from incoming.skip_space()
-                return json_calls((yield from incoming.bracketed()), tools.arguments_key)
+                return json_calls((yield from incoming.bracketed(self._marks)), tools.arguments_key)
             if part is Slot.PYTHON:
                 return (yield from self._python())
             if part is Slot.NAME:
                 name = yield from incoming.word()
             elif part is Slot.ARGUMENTS:
                 yield from incoming.skip_space()
-                arguments = json_object((yield from incoming.bracketed()))
+                arguments = json_object((yield from incoming.bracketed(self._marks)))
             elif part is Slot.VALUES:
                 arguments = yield from self._values(tools.value, self._tools.get(name, {}))
             else:
@@ -261,9 +262,9 @@ class AnswerParser:
         incoming = self._incoming
         yield from incoming.skip_space()
         if (yield from incoming.peek()) == "[":
-            return python_calls((yield from incoming.bracketed(is_python=True)))
+            return python_calls((yield from incoming.bracketed(self._marks, is_python=True)))
         name = yield from incoming.word()
-        return python_calls(name + (yield from incoming.bracketed(is_python=True)))
+        return python_calls(name + (yield from incoming.bracketed(self._marks, is_python=True)))
 
     def _values(self, parts: tuple[Part, ...], schema: Mapping[str, Any]) -> Step[dict[str, Any]]:
         """Read arguments that are written one by one."""
@@ -326,7 +327,7 @@ class AnswerParser:
 
     def _kind_of(self, header: str) -> str:
         """Return the kind of a message: content, reasoning, or the name of the function that it calls."""
-        recipient = re.search(r"to=(?:functions\.)?([\w.\-]+)", header)
+        recipient = re.search(r"to=(?:functions\.)?([\w.:/\-]+)", header)
         if recipient is not None and self._form.tools is not None:
             return f"call {recipient[1]}"
         return "reasoning" if "analysis" in header and self._form.reasoning is not None else "content"

@@ -13,6 +13,7 @@ __all__ = ["arguments_text", "json_calls", "json_object", "python_calls", "typed
 
 MAX_PYTHON_CHARS: Final = 1 << 16
 MAX_CALLS: Final = 128
+MAX_SCHEMAS: Final = 256
 _ARGUMENTS: Final = ("arguments", "parameters")
 _NAMES: Final = {"true": True, "false": False, "null": None}
 
@@ -119,26 +120,41 @@ _KINDS: Final[dict[type, str]] = {
 }  # fmt: skip
 
 
-def value_types(schema: object, root: Mapping[str, Any], depth: int = 0) -> set[str]:
-    """Return the types that a JSON schema in the schema ``root`` names; empty if it names none."""
-    if not isinstance(schema, Mapping) or depth > 8:
-        return set()
-    types = schema.get("type")
-    found = {types} if isinstance(types, str) else {kind for kind in types or () if isinstance(kind, str)}
-    if not found:
-        listed = (
-            schema.get("enum") if isinstance(schema.get("enum"), list) else [schema[k] for k in schema if k == "const"]
-        )
-        found |= {_KINDS[type(value)] for value in listed or ()}
-    options = [option for key in ("anyOf", "oneOf") for option in schema.get(key) or () if isinstance(option, Mapping)]
-    target = schema.get("$ref")
-    if isinstance(target, str) and target.startswith("#/"):
-        place, _, name = target[2:].partition("/")
-        definitions = root.get(place)
-        options.append(definitions.get(name, {}) if isinstance(definitions, Mapping) else {})
-    for option in options:
-        found |= value_types(option, root, depth + 1)
+def value_types(schema: object, root: Mapping[str, Any]) -> set[str]:
+    """Return the types that a JSON schema in the schema ``root`` names; empty if it names none.
+
+    Every schema behind a reference is looked at once, and at most ``MAX_SCHEMAS`` of them.
+    """
+    found: set[str] = set()
+    seen: set[int] = set()
+    waiting = [schema]
+    while waiting and len(seen) < MAX_SCHEMAS:
+        one = waiting.pop()
+        if not isinstance(one, Mapping) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        found |= _own_types(one)
+        for key in ("anyOf", "oneOf"):
+            options = one.get(key)
+            waiting += options[:MAX_SCHEMAS] if isinstance(options, list) else ()
+        target = one.get("$ref")
+        if isinstance(target, str) and target.startswith("#/"):
+            place, _, name = target[2:].partition("/")
+            definitions = root.get(place)
+            waiting.append(definitions.get(name) if isinstance(definitions, Mapping) else None)
     return found
+
+
+def _own_types(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema names itself, or those of the values that it lists."""
+    types = schema.get("type")
+    listed = [types] if isinstance(types, str) else types if isinstance(types, list) else []
+    found = {kind for kind in listed if isinstance(kind, str)}
+    if found:
+        return found
+    values = schema.get("enum")
+    values = values if isinstance(values, list) else [schema["const"]] if "const" in schema else []
+    return {_KINDS[type(value)] for value in values if type(value) in _KINDS}
 
 
 def arguments_text(arguments: dict[str, Any]) -> str:
