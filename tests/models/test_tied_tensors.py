@@ -203,7 +203,7 @@ def test_ranks_of_a_folder_with_an_equal_head(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_equal_to", [False, True])
-def test_ranks_of_a_folder_with_a_head_that_the_network_does_not_read(is_equal_to: bool, tmp_path: Path) -> None:
+def test_ranks_of_a_folder_whose_head_is_not_read(is_equal_to: bool, tmp_path: Path) -> None:
     transformers.BertModel(transformers.BertConfig(**_BERT)).save_pretrained(tmp_path / "model")
     words = "embeddings.word_embeddings.weight"
     head: str | torch.Tensor = words if is_equal_to else torch.ones(90, 16)

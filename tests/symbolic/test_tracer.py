@@ -247,7 +247,7 @@ def test_what_own_modules_lack_is_refused_by_name(use: Callable[[], object], mes
     assert not hasattr(modules, "__wrapped__")
 
 
-def test_a_built_in_network_that_a_users_file_names_is_not_traced(tmp_path: Path) -> None:
+def test_a_built_in_network_of_a_users_file_is_not_traced(tmp_path: Path) -> None:
     """The file may have changed it, with functions of PyTorch that the tracer lacks."""
     reader = ConfigReader(config_of("llama"))
     assert construct_on_meta(reader).is_built_in
