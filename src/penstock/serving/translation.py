@@ -238,7 +238,7 @@ async def chat_prompt(
         tools=tools,
         variables=template_variables(body, template),
     )
-    text = await asyncio.to_thread(rendered, template, messages, render)  # may be slow for a short text
+    text = await asyncio.to_thread(rendered, messages, render)  # may be slow for a short text
     ids: list[int] = await call_tokenizer(tokenizer, len(text), tokenizer.encode, text, add_special_tokens=False)
     return ChatPrompt(text, ids, template)
 

@@ -30,7 +30,7 @@ _UNUSABLE: Final = "invalid_chat_template"
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """Return messages as plain dicts with a role, without fields that are None except the content.
+    """Return messages as plain dicts with a role, without fields that are None.
 
     A message may be an object of OpenAI's client or a dataclass.  An InvalidArgumentError names the message that is
     wrong.
@@ -55,7 +55,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
             raise InvalidArgumentError(
                 f"messages[{index}]: content must be a string, not {message['content']!r}", param="messages"
             )
-        checked.append({name: value for name, value in message.items() if value is not None or name == "content"})
+        checked.append({name: value for name, value in message.items() if value is not None})
     return checked
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -191,14 +190,14 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def plain(message: Message, *, no_content: str | None = "", has_objects: bool = True) -> dict[str, Any]:
+def plain(message: Message, *, has_objects: bool = True) -> dict[str, Any]:
     """Return a message for the template, which knows OpenAI's ``developer`` as ``system``.
 
-    ``no_content``: the content of a message without one.  With ``has_objects`` the arguments of calls become objects,
-    which most templates expect; a text that is not JSON within the bounds of a body stays a text.
+    A message without content has "".  With ``has_objects`` the arguments of calls become objects, which most templates
+    expect; a text that is not JSON within the bounds of a body stays a text.
     """
     fields: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    fields["content"] = no_content if message.content is None else message.text
+    fields["content"] = message.text
     if message.tool_calls:
         fields["tool_calls"] = [_plain_call(call, has_objects=has_objects) for call in message.tool_calls]
     others = {"name": message.name, "tool_call_id": message.tool_call_id or None, "reasoning_content": message.thoughts}
@@ -217,24 +216,20 @@ def _plain_call(call: MessageToolCall, *, has_objects: bool) -> dict[str, Any]:
     return {**own, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
 
 
-_ASKS_FOR_NONE: Final = re.compile(r"\bcontent\b['\"\])]*\s+is\s+(?:not\s+)?none\b", re.IGNORECASE)
-
-
-def rendered(template: str, messages: Sequence[Message], render: Callable[[list[dict[str, Any]]], str]) -> str:
+def rendered(messages: Sequence[Message], render: Callable[[list[dict[str, Any]]], str]) -> str:
     """Return what ``render`` makes of messages.
 
-    A message without content has None if the template tests for it, as DeepSeek's does; else "", because others, such
-    as Qwen 3's, add the content to a text.  If the template cannot render arguments as objects, it gets their texts.
+    A message without content has "", because templates such as Qwen 3's add the content to a text.  If the template
+    cannot render arguments as objects, it gets their texts.
     """
-    no_content = None if _ASKS_FOR_NONE.search(template) else ""
     try:
-        return render([plain(message, no_content=no_content) for message in messages])
+        return render([plain(message) for message in messages])
     except InvalidArgumentError as error:
         is_limit = error.__cause__ is None or type(error.__cause__).__name__ == "SecurityError"
         if is_limit or not any(message.tool_calls for message in messages):
             raise
         try:
-            return render([plain(message, no_content=no_content, has_objects=False) for message in messages])
+            return render([plain(message, has_objects=False) for message in messages])
         except InvalidArgumentError:
             raise error from error.__cause__
 
