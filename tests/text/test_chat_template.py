@@ -9,10 +9,12 @@ import time
 
 import numpy as np
 import pytest
+from jinja2.exceptions import SecurityError
 
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.text.chat_template import render_chat
+from penstock.text.template_sandbox import deadline, template_environment
 from tests.support.errors import raises
 from tests.support.fake_model import FILES
 
@@ -157,6 +159,23 @@ def test_a_hostile_template_is_refused_in_time(template, monkeypatch):
     with pytest.raises((InvalidFileError, InvalidArgumentError), match="template"):
         render_chat(template, MESSAGES, {})
     assert time.monotonic() - start < 60  # without a limit they take hours
+
+
+def test_a_late_deadline_spares_destructors(monkeypatch):
+    """Python drops an exception of a destructor, and the trace function with it: nothing would end the template."""
+    monkeypatch.setattr("penstock.text.template_sandbox.MAX_SECONDS", -1.0)
+    ended = []
+
+    class Value:
+        def __del__(self):
+            ended.append("whole")
+
+    values = [Value()]
+    with deadline():
+        values.clear()
+        with pytest.raises(SecurityError):
+            template_environment().from_string("{{ 1 }}")
+    assert ended == ["whole"]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ MAX_SEARCH: Final = 1 << 30
 MAX_LAYOUT_CHARS: Final = 1 << 20
 """Limit on the strings that the filters urlize and wordwrap lay out with regular expressions."""
 
+_WATCHED_MODULES: Final = ("jinja2.", "json.", __name__)
+"""Modules of the functions that a template runs, beside its own."""
 _DIGITS: Final = re.compile(r"\d{5,}")
 _STARRED: Final = re.compile(r"%[#0\- +\d.]*\*")
 _NESTED: Final = re.compile(r"\{[^{}]*\{")
@@ -413,16 +415,26 @@ def template_environment() -> jinja2.Environment:
 
 @contextmanager
 def deadline() -> Iterator[None]:
-    """Raise SecurityError in this thread if the block takes too long; checked on every line that runs in it."""
+    """Raise SecurityError in this thread if the block takes too long; every line of jinja2 is checked.
+
+    Frames of other modules may belong to a destructor or a callback of a weak reference, which run at any point: Python
+    drops an exception raised there, and removes the trace function with it.
+    """
     end = time.monotonic() + MAX_SECONDS
     before = sys.gettrace()
 
-    def watch(_frame: FrameType, _event: str, _argument: object) -> Any:
-        if time.monotonic() > end:
+    def watch(_frame: FrameType, event: str, _argument: object) -> Any:
+        # a generator that is closed has events too, but no line
+        if event == "line" and time.monotonic() > end:
             raise SecurityError(f"it takes longer than {MAX_SECONDS:g} s")
         return watch
 
-    sys.settrace(watch)
+    def enter(frame: FrameType, _event: str, _argument: object) -> Any:
+        module = frame.f_globals.get("__name__") or ""
+        watched = frame.f_code.co_filename == "<template>" or module.startswith(_WATCHED_MODULES)
+        return watch if watched else None
+
+    sys.settrace(enter)
     try:
         yield
     finally:
