@@ -187,7 +187,7 @@ def test_masks_are_those_of_the_library(make_llm):
     compiler = llm._grammars
     source = GrammarSource("json_schema", json.dumps(SCHEMAS["of pydantic"]))
     own = compiler.compile(source).matcher()
-    theirs = llguidance.LLMatcher(compiler._vocabulary, source.lark(), log_level=0)
+    theirs = llguidance.LLMatcher(compiler._vocabulary[0], source.lark(), log_level=0)
     rng, is_complete = random.Random(1), False
     while not is_complete:
         expected = np.frombuffer(theirs.compute_bitmask(), np.uint32)

@@ -564,6 +564,10 @@ class LLM:
             return None
         return self._grammars.begin(source)
 
+    def prepare_grammars(self) -> None:
+        """Make what the first grammar would make while other requests wait: 0.7 s for 131,072 tokens."""
+        self._grammars.prepare()
+
     @property
     def has_text(self) -> bool:
         """True if the model has a tokenizer."""

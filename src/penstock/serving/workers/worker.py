@@ -298,6 +298,8 @@ def open_llm(config: WorkerConfig, on_plan: Callable[[pb.Plan], None]) -> tuple[
     try:
         if llm.has_text:
             _ = llm.tokenizer
+            if llm.engine.has_language_head:
+                llm.prepare_grammars()
         token_s = _warm_up(llm)
         llm.engine.forget_prefixes()
     except BaseException:

@@ -11,15 +11,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from penstock.config import show
 from penstock.errors import InvalidArgumentError, PenstockError, UnsupportedError
-from penstock.text.grammar.matcher import GrammarMatcher, fill_mask
+from penstock.text.grammar.matcher import GrammarMatcher, fill_mask, too_complex
 from penstock.text.grammar.shared_jobs import SharedJobs
-from penstock.text.grammar.vocabulary import make_vocabulary
+from penstock.text.grammar.vocabulary import drops_first_space, make_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,6 +45,10 @@ _LIMITS: Final[dict[str, Any]] = {
     "verbose_errors": False,
 }
 """About 20 ms for the first mask of a grammar, and 14 ms for any other one."""
+MAX_RENEWED_CHARS: Final = 16_384
+"""Longer grammars are not compiled again for an answer, because that may take as long as 100 steps."""
+MIN_PREPARED: Final = 32_768
+"""Vocabularies of fewer tokens are made with the first grammar, in 0.1 s."""
 
 
 def _limits() -> LLParserLimits:
@@ -55,9 +60,11 @@ def _limits() -> LLParserLimits:
 class Grammar:
     """A compiled grammar.  ``matcher`` begins an answer; any thread may call it."""
 
-    def __init__(self, source: GrammarSource, compile_again: Callable[[], LLMatcher], vocab_size: int) -> None:
+    def __init__(
+        self, source: GrammarSource, compile_again: Callable[[], LLMatcher], vocab_size: int, forget: Callable[[], None]
+    ) -> None:
         self.source = source
-        self._compile = compile_again
+        self._compile, self._forget = compile_again, forget
         self._compiled = compile_again()
         self._lock = threading.Lock()
         self.first_mask = fill_mask(self._compiled, source.field, -(-vocab_size // 32))
@@ -68,7 +75,14 @@ class Grammar:
             return GrammarMatcher(self._compiled.deep_copy(), self._renew, self.source.field, self.first_mask)
 
     def _renew(self) -> LLMatcher:
-        """Compile the grammar again: the answers of a compiled one share the limit on its lexer's states."""
+        """Compile the grammar again: the answers of a compiled one share the limit on its lexer's states.
+
+        This runs where masks are made, and everybody waits for it.  Raises InvalidArgumentError for a long grammar,
+        which later answers have compiled elsewhere.
+        """
+        if len(self.source.text) > MAX_RENEWED_CHARS:
+            self._forget()
+            raise too_complex(self.source.field, f"more than {MAX_LEXER_STATES} states of its lexer")
         compiled = self._compile()
         with self._lock:
             self._compiled = compiled
@@ -88,13 +102,22 @@ class GrammarCompiler:
         self._referenced: WeakValueDictionary[GrammarSource, Grammar] = WeakValueDictionary()
         self._jobs = SharedJobs(self._find_or_compile, "penstock-grammar")
         self._vocabulary_lock = threading.Lock()
-        self._made: LLTokenizer | None = None
+        self._made: tuple[LLTokenizer, bool] | None = None
+
+    def prepare(self) -> None:
+        """Make a large vocabulary now; no other thread runs meanwhile, 0.7 s for 131,072 tokens."""
+        if self._vocab_size >= MIN_PREPARED:
+            with suppress(PenstockError):  # which the first grammar raises
+                _ = self._vocabulary
 
     @property
-    def _vocabulary(self) -> LLTokenizer:
+    def _vocabulary(self) -> tuple[LLTokenizer, bool]:
+        """The vocabulary, and whether the tokenizer drops the space in front of an answer."""
         with self._vocabulary_lock:
             if self._made is None:
-                self._made = make_vocabulary(self._tokenizer(), self._vocab_size, self._end_ids)
+                tokenizer = self._tokenizer()
+                made = make_vocabulary(tokenizer, self._vocab_size, self._end_ids)
+                self._made = made, drops_first_space(tokenizer)
             return self._made
 
     def begin(self, source: GrammarSource) -> Future[Grammar]:
@@ -144,10 +167,10 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         try:
-            vocabulary = self._vocabulary
+            vocabulary, drops_space = self._vocabulary
         except UnsupportedError as error:
             raise UnsupportedError(f"{source.field}: {error}", param=source.field) from None
-        text = source.lark()
+        text = source.lark(begins_with_space=drops_space)
 
         def compiled() -> LLMatcher:
             matcher = LLMatcher(vocabulary, text, log_level=0, limits=_limits())  # other threads run meanwhile
@@ -155,7 +178,13 @@ class GrammarCompiler:
                 raise _refusal(source, matcher.get_error())
             return matcher
 
-        return Grammar(source, compiled, self._vocab_size)
+        return Grammar(source, compiled, self._vocab_size, lambda: self._forget(source))
+
+    def _forget(self, source: GrammarSource) -> None:
+        """Compile a grammar again when it is asked for next."""
+        with self._lock:
+            self._kept.pop(source, None)
+            self._referenced.pop(source, None)
 
 
 @lru_cache(MAX_KEPT)
@@ -183,8 +212,11 @@ def _refusal(source: GrammarSource, message: str) -> PenstockError:
     if place is not None:
         text = text[place.end() :]
         where = source.place(int(place[1]), int(place[2]))
-    text = text.rpartition("\nerror: ")[2]  # a regular expression, which stands before its error
+    _, is_regex, text = text.rpartition("\nerror: ")  # a regular expression, which stands before its error
     text = " ".join(text.removeprefix("failed to compile JSON schema: ").split())
+    if source.field == "json_schema":
+        keyword = "pattern" if is_regex else next((k for part, k in _UNNAMED.items() if part in text), "")
+        text = f"{keyword}: {text}" if keyword else text
     kind: Any = UnsupportedError if _UNSUPPORTED.search(text) else InvalidArgumentError
     error: PenstockError = kind(
         f"{source.field}: expected {_EXPECTED[source.field]}, found{where}: {show(text)[1:-1]}", param=source.field
@@ -192,6 +224,14 @@ def _refusal(source: GrammarSource, message: str) -> PenstockError:
     return error
 
 
+_BOUNDS: Final = "minimum, maximum, exclusiveMinimum, exclusiveMaximum"
+_UNNAMED: Final = {
+    "Resource '": "$ref",
+    "float range": _BOUNDS,
+    "integer range": _BOUNDS,
+    "patternProperty": "patternProperties",
+}
+"""Keywords that the library's messages do not name, by a part of the message."""
 _EXPECTED: Final = {
     "json_schema": "a JSON schema that can be enforced",
     "json_object": "an object",

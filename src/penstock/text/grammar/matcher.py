@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from numpy.typing import NDArray
 
-__all__ = ["GrammarMatcher", "MaskThread", "fill_mask"]
+__all__ = ["GrammarMatcher", "MaskThread", "fill_mask", "too_complex"]
 
 _FULL_LEXER: Final = "too many states"
 
@@ -38,6 +38,11 @@ def _failure(matcher: LLMatcher, field: str) -> InvalidArgumentError:
         return InvalidArgumentError(
             f"{field}: no token of the model continues the answer", param=field, code="grammar_dead_end"
         )
+    return too_complex(field, reason)
+
+
+def too_complex(field: str, reason: str) -> InvalidArgumentError:
+    """Return the error of an answer whose grammar exceeds its limits."""
     return InvalidArgumentError(
         f"{field}: the grammar is too complex to go on: {reason:.200}", param=field, code="grammar_too_complex"
     )

@@ -11,6 +11,7 @@ from typing import Any, Final
 from penstock.config import parse_json, show
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.sampling_fields import MAX_GRAMMAR_CHARS, MAX_SCHEMA_CHARS
+from penstock.text.grammar.schema import prepared_schema
 from penstock.validation import optional_text, refusal
 
 __all__ = ["GRAMMAR_FIELDS", "GrammarSource", "grammar_of", "schema_text"]
@@ -18,6 +19,7 @@ __all__ = ["GRAMMAR_FIELDS", "GrammarSource", "grammar_of", "schema_text"]
 WHITESPACE: Final = r"[ ]?|\n[ ]{0,32}|\n\t{0,8}"
 """The whitespace between two tokens of JSON: one space, or a line break and an indentation.  A model that could write
 more would sometimes write nothing else up to its token limit."""
+_JSON_START: Final = "start: %json "
 GRAMMAR_FIELDS: Final = ("json_schema", "json_object", "regex", "choice", "grammar")
 """The fields of SamplingParams that ask for a grammar; a request has at most one."""
 
@@ -32,9 +34,15 @@ class GrammarSource:
     field: str
     text: str
 
-    def lark(self) -> str:
-        """Return the grammar in Lark.  Raises InvalidArgumentError."""
-        return _TRANSLATIONS[self.field](self.text)
+    def lark(self, *, begins_with_space: bool = False) -> str:
+        """Return the grammar in Lark.  Raises InvalidArgumentError.
+
+        ``begins_with_space``: JSON may have a space in front.
+        """
+        lark = _TRANSLATIONS[self.field](self.text)
+        if not (begins_with_space and self.field in ("json_schema", "json_object")):
+            return lark
+        return lark.replace(_JSON_START, f'start: " "? {_JSON_START[7:]}', 1)
 
     def place(self, line: int, column: int) -> str:
         """Return where a place of ``lark`` is in the grammar itself; "" if that has no lines."""
@@ -99,9 +107,9 @@ def _with_options(rules: str, options: dict[str, Any] | None = None) -> str:
 
 
 def _schema_lark(text: str) -> str:
-    schema = json.loads(text)
+    schema = prepared_schema("json_schema", json.loads(text))
     schema["x-guidance"] = {"whitespace_pattern": WHITESPACE}
-    return _with_options(f"start: %json {json.dumps(schema)}")
+    return _with_options(_JSON_START + json.dumps(schema))
 
 
 def _regex_lark(text: str) -> str:
@@ -121,6 +129,7 @@ def _escaped(text: str) -> str:
 
 
 _OPTIONS: Final = re.compile(r"^[ \t]*%llguidance[ \t]*(\{.*\})[ \t]*$", re.MULTILINE)
+_LARK_SCHEMA: Final = re.compile(r"%json\s*(?=\{)")
 _IS_LARK: Final = re.compile(r"^[ \t]*(%llguidance\b|start(\[[^\]\n]*\])?[ \t]*:(?!:))", re.MULTILINE)
 _IS_GBNF: Final = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
 
@@ -143,11 +152,31 @@ def _grammar_lark(text: str) -> str:
         except ValueError:
             raise refusal("grammar", "%llguidance with an object of JSON", found[1]) from None
         text = _OPTIONS.sub("", text, count=1)
-    return _with_options(text, options)
+    return _with_options(_with_prepared_schemas(text), options)
 
 
-_GBNF_PART: Final = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#[^\n]*|\.', re.DOTALL)
+def _with_prepared_schemas(text: str) -> str:
+    """Return a grammar in Lark whose schemas are prepared.  Places in it stay unless one changes."""
+    parts, end = [], 0
+    for head in _LARK_SCHEMA.finditer(text):
+        if head.start() < end:
+            continue
+        try:
+            schema, after = json.JSONDecoder().raw_decode(text, head.end())
+        except (ValueError, RecursionError):
+            continue  # a text that looks like it, or the library names what is wrong
+        if isinstance(schema, dict):
+            before = json.dumps(schema)
+            changed = json.dumps(prepared_schema("grammar", schema))
+            if changed != before:
+                parts += [text[end : head.end()], changed]
+                end = after
+    return "".join([*parts, text[end:]])
+
+
+_GBNF_PART: Final = re.compile(r'"(?:\\.|[^"\\])*"?|!?<\[[0-9]{1,9}\]>|\[(?:\\.|[^\]\\])*\]?|#[^\n]*|\.', re.DOTALL)
 _GBNF_RULE: Final = re.compile(r'"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|#[^\n]*|([\w-]+)[ \t]*::=', re.DOTALL)
+_TOKEN_RULE: Final = re.compile(r"^penstock_token_(not_)?(\d+): .*$", re.MULTILINE)
 _LARK_RULE: Final = re.compile(r"([A-Za-z]\w*): ")
 _ANY_CHARACTER: Final = "[\\x00-\U0010ffff]"
 """Also a line break, as in llama.cpp; in Lark the dot has all others."""
@@ -173,6 +202,8 @@ def _plain_part(match: re.Match[str]) -> str:
     part = match[0]
     if part == ".":
         return _ANY_CHARACTER
+    if part[0] in "!<":
+        return f" {_token_rule(part)} "
     if part[0] == "[":
         for operator in _SET_OPERATORS:
             if operator in part:
@@ -184,12 +215,20 @@ def _plain_part(match: re.Match[str]) -> str:
     return part if part[0] == "#" else _GBNF_ESCAPE.sub(_plain_escape, part)
 
 
+def _token_rule(part: str) -> str:
+    """Return the name of the rule for a token, or with an exclamation mark for all others."""
+    return f"penstock-token-{'not-' if part[0] == '!' else ''}{int(part.strip('!<[]>'))}"
+
+
 def _gbnf_lark(text: str) -> str:
     from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
     if text.count("::=") > _MAX_GBNF_RULES:  # the converter's time grows with their square
         raise refusal("grammar", f"at most {_MAX_GBNF_RULES} rules", text.count("::="))
+    tokens = {_token_rule(part[0]) for part in _GBNF_PART.finditer(text) if part[0][0] in "!<"}
     text = _GBNF_PART.sub(_plain_part, text)
+    # The converter knows no tokens.  Of rules that never refer to themselves it makes terminals, which have none.
+    text += "".join(f'\n{name} ::= "" {name}' for name in sorted(tokens))
     try:
         converted: str = gbnf_to_lark(text)
     except GbnfToLarkError as error:
@@ -198,7 +237,9 @@ def _gbnf_lark(text: str) -> str:
         raise InvalidArgumentError("grammar: groups are nested too deeply", param="grammar") from None
     except Exception as error:  # the converter raises this class for a rule that is missing or written twice
         raise InvalidArgumentError(f"grammar: {show(str(error))[1:-1]}", param="grammar") from None
-    return converted
+    return _TOKEN_RULE.sub(
+        lambda rule: f"{rule[0].partition(':')[0]}: <[{'^' if rule[1] else ''}{rule[2]}]>", converted
+    )
 
 
 def _gbnf_place(text: str, lark_lines: list[str]) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from penstock.text.tokenizer import Tokenizer
 
-__all__ = ["make_vocabulary"]
+__all__ = ["drops_first_space", "make_vocabulary"]
 
 _INVALID = b"\xff"
 """No text in UTF-8 has this byte, and the library marks special tokens with it."""
@@ -64,3 +64,14 @@ def make_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: Iterable[int
     made = LLTokenizer(wrapper, eos_token=ends)  # type: ignore[arg-type]
     wrapper.made = made
     return made
+
+
+def drops_first_space(tokenizer: Tokenizer) -> bool:
+    """Return True if the text of an answer has not the space that its first token begins with, as of SentencePiece.
+
+    A model with such a tokenizer is used to begin answers with that token.
+    """
+    tokens, specials = tokenizer.vocabulary()
+    hidden = set(specials)
+    spaced = next((i for i, token in enumerate(tokens) if token == b" {" and i not in hidden), None)
+    return spaced is not None and tokenizer.decode([spaced]) == "{"
