@@ -119,8 +119,8 @@ def check_schemas(llm: LLM, schemas: list[Schema], prompts: list[list[int]]) -> 
         print(f"schema {index}: {fault}\n  {json.dumps(schemas[index], ensure_ascii=False)}")
     num_tokens = sum(len(outcome.token_ids) for outcome in outcomes if not isinstance(outcome, PenstockError))
     print(
-        f"schemas: {len(schemas) - len(faults)} of {len(schemas)} answered validly at temperature 1; {num_tokens} tokens "
-        f"in {time.perf_counter() - start:.0f} s",
+        f"schemas: {len(schemas) - len(faults)} of {len(schemas)} answered validly at temperature 1; "
+        f"{num_tokens} tokens in {time.perf_counter() - start:.0f} s",
         flush=True,
     )
     return len(faults)

@@ -222,12 +222,44 @@ def test_answers_do_not_use_up_the_states_of_each_other(make_llm, monkeypatch):
     assert masks(shared, answers[0]) == masks(make_llm()._grammars.compile(source), answers[0])
 
 
+def test_a_long_grammar_is_not_compiled_again_for_an_answer(make_llm, monkeypatch):
+    """That would run where masks are made; the next request compiles it elsewhere."""
+    monkeypatch.setitem(grammar_compiler._LIMITS, "max_lexer_states", 1000)
+    monkeypatch.setattr(grammar_compiler, "MAX_RENEWED_CHARS", 10)
+    llm, rng = make_llm(), random.Random(5)
+    source = GrammarSource("regex", "[a-z]*[a-m][a-z]{30}")
+    letters = [llm.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdefghijklmnopqrstuvwxyz"]
+    shared = llm._grammars.compile(source)
+    compiled = shared._compiled
+    with raises(InvalidArgumentError, param="regex", code="grammar_too_complex"):
+        for _ in range(24):
+            matcher = shared.matcher()
+            for _ in range(60):
+                matcher.accept([rng.choice(letters)])
+                _ = matcher.mask
+    assert shared._compiled is compiled
+    assert llm._grammars.compile(source) is not shared
+
+
 def test_a_special_token_of_a_grammar_allows_no_other(make_llm):
     llm = make_llm()
     _, specials = llm.tokenizer.vocabulary()
     token = next(one for one in specials if one not in llm.generation.eos_token_ids)
     matcher = llm._grammars.compile(GrammarSource("grammar", f"start: <[{token}]> /a/")).matcher()
     assert np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")).tolist() == [token]
+
+
+def test_gbnf_may_name_tokens(make_llm):
+    """As in llama.cpp, also in rules that would otherwise be terminals; in strings and classes they are text."""
+    llm = make_llm()
+    a, b = (llm.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab")
+    grammar = f'root ::= x !<[{b}]>\nx ::= "<[" [<[] <[{a}]>? <[{b}]>'
+    compiled = llm._grammars.compile(GrammarSource("grammar", grammar))
+    for text, follows in (("<[<ab", True), ("<[[b", True), ("<[[a", False)):
+        matcher = compiled.matcher()
+        matcher.accept(llm.tokenizer.encode(text, add_special_tokens=False))
+        allowed = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")
+        assert (allowed[a], allowed[b]) == ((1, 0) if follows else (0, 1))
 
 
 def test_escapes_of_gbnf_are_characters(make_llm):
@@ -403,6 +435,35 @@ def test_answers_keep_their_first_space(make_llm, kind):
         assert "".join(delta.text for delta in llm.stream([5, 6], params)) == answer.text
     plain = llm.generate([5, 6], SamplingParams(**HOT))
     assert plain.text == llm.tokenizer.decode(plain.token_ids)
+
+
+def test_json_begins_as_the_model_would(make_llm):
+    """SentencePiece writes the first word of an answer with a space, which the text has not; exact texts keep it."""
+    tokenizer = KINDS["llama2 by its normalizer"]()
+    files = {"tokenizer.json": tokenizer.to_str().encode(), "tokenizer.bin": segment_of(tokenizer)}
+    llm = make_llm(files=files, vocab_size=tokenizer.get_vocab_size())
+    space = llm.tokenizer.vocabulary()[0].index(b" ")
+    for source, expected in (
+        (GrammarSource("json_object", '{"type": "object"}'), 1),
+        (GrammarSource("json_schema", '{"type": "object"}'), 1),
+        (GrammarSource("regex", "[{]a"), 0),
+    ):
+        mask = llm._grammars.compile(source).matcher().mask
+        assert np.unpackbits(mask.view(np.uint8), bitorder="little")[space] == expected
+
+
+def test_a_large_vocabulary_is_made_when_a_worker_starts(make_llm, monkeypatch):
+    """Another thread cannot run while it is made."""
+    llm, made = make_llm(), []
+    make = grammar_compiler.make_vocabulary
+    monkeypatch.setattr(grammar_compiler, "make_vocabulary", lambda *a: made.append(a) or make(*a))
+    llm.prepare_grammars()
+    assert made == []
+    monkeypatch.setattr(grammar_compiler, "MIN_PREPARED", 1)
+    llm.prepare_grammars()
+    llm.generate(PROMPT, SamplingParams(**HOT, regex="[a-c]{4}"))
+    assert len(made) == 1
+    make_llm(files={}).prepare_grammars()
 
 
 def test_the_library_is_imported_with_the_first_grammar():

@@ -226,7 +226,7 @@ def _refusal(source: GrammarSource, message: str) -> PenstockError:
 
 _BOUNDS: Final = "minimum, maximum, exclusiveMinimum, exclusiveMaximum"
 _UNNAMED: Final = {
-    "Resource '": "$ref",
+    "Resource '": "$ref or $schema",
     "float range": _BOUNDS,
     "integer range": _BOUNDS,
     "patternProperty": "patternProperties",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["drops_first_space", "make_vocabulary"]
 
+_WORD = re.compile(rb" [!-~]+")
 _INVALID = b"\xff"
 """No text in UTF-8 has this byte, and the library marks special tokens with it."""
 
@@ -73,5 +75,5 @@ def drops_first_space(tokenizer: Tokenizer) -> bool:
     """
     tokens, specials = tokenizer.vocabulary()
     hidden = set(specials)
-    spaced = next((i for i, token in enumerate(tokens) if token == b" {" and i not in hidden), None)
-    return spaced is not None and tokenizer.decode([spaced]) == "{"
+    spaced = next((i for i, token in enumerate(tokens) if _WORD.fullmatch(token) and i not in hidden), None)
+    return spaced is not None and not tokenizer.decode([spaced]).startswith(" ")

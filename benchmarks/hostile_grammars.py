@@ -1,15 +1,33 @@
-"""Grammars that are made to take long, much memory, or a compiler down, drawn from seeds."""
+"""Measures what hostile grammars cost, and what other requests wait meanwhile.
+
+    python -m benchmarks.hostile_grammars BUNDLE [--count 400] [--first 0] [--senders 2]
+
+The grammars are drawn from seeds and made to take long, much memory, or a compiler down: deep nesting, explosions, huge
+repetitions, recursion, broken texts.  ``--senders`` threads give them to the model, while one client asks again and
+again for 16 tokens without a grammar; before and after, senders give it short grammars that are not hostile.  Printed
+are the latencies of that client, the ratio of their medians (the goal is below 2), the times of compilations, and the
+memory of the process.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-from collections.abc import Callable
+import resource
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.engine.params import SamplingParams
+from penstock.errors import PenstockError
+from penstock.llm.llm import LLM
 from penstock.text.grammar.source import GrammarSource
 
-__all__ = ["hostile_grammar"]
+__all__ = ["ask_hostile", "hostile_grammar"]
 
 _LETTERS = "abcxyz019_-. /\\\"'[](){}|*+?^$&~<>:;,#%\n\t\0\x7fäß日本\u2028\ufeff\U0001f600"
 
@@ -139,10 +157,14 @@ def _rules(rng: random.Random) -> list[str]:
     names = [f"r{index}" for index in range(count)]
 
     def item() -> str:
-        part = rng.choice([rng.choice(names), '"a"', '"b"', "[a-z]", '""', f"({rng.choice(names)} {rng.choice(names)})"])
+        pair = f"({rng.choice(names)} {rng.choice(names)})"
+        part = rng.choice([rng.choice(names), '"a"', '"b"', "[a-z]", '""', pair])
         return part + rng.choice(["", "", "*", "+", "?", f"{{{_size(rng, 5000)},}}", f"{{0,{_size(rng, 10**6)}}}"])
 
-    return [" | ".join(" ".join(item() for _ in range(rng.randrange(1, 5))) for _ in range(_size(rng, 30))) for _ in names]
+    def body() -> str:
+        return " | ".join(" ".join(item() for _ in range(rng.randrange(1, 5))) for _ in range(_size(rng, 30)))
+
+    return [body() for _ in names]
 
 
 def _gbnf(rng: random.Random) -> str:
@@ -166,7 +188,8 @@ def _lark(rng: random.Random) -> str:
             chain = "\n".join(f"T{index}: T{index + 1} T{index + 1}" for index in range(count))
             return f"start: T0\n{chain}\nT{count}: /a/"
         case 4:
-            return f"start: /{_regex(rng, 2)}/ & /{_regex(rng, 2)}/ | ~/{_regex(rng, 2)}/\nA: /{_regex(rng, 2)}/ & ~/a+/"
+            one, two, three = (_regex(rng, 2) for _ in range(3))
+            return f"start: A | B\nA: /{one}/ & ~/{two}/\nB: ~(/{three}/ | /{one}/) & /{two}/"
     return text
 
 
@@ -191,7 +214,92 @@ _KINDS: list[Callable[[random.Random], tuple[str, str]]] = [
 
 
 def hostile_grammar(seed: int) -> GrammarSource:
-    """Return a grammar as a request may have it; its checked values may refuse it first."""
+    """Return a grammar as a request may have it, whose fields are not checked."""
     rng = random.Random(seed)
     field, text = _KINDS[seed % len(_KINDS)](rng)
     return GrammarSource(field, text)
+
+
+def ask_hostile(llm: LLM, seed: int, max_tokens: int = 8) -> str:
+    """Ask for an answer in a hostile grammar, and return how the request ended: a finish reason, or an error's code."""
+    source = hostile_grammar(seed)
+    value = json.loads(source.text) if source.field == "choice" else source.text
+    try:
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=max_tokens, **{source.field: value})
+        compiling = llm.compile_grammar(params)
+        _grammar = compiling.result() if compiling is not None else None  # kept until it is found again
+        return llm.generate([5, 6, 7], params).finish_reason
+    except PenstockError as error:
+        return error.code or type(error).__name__
+
+
+def _latencies(llm: LLM, is_over: Callable[[], bool]) -> Iterator[float]:
+    """Yield how long requests without a grammar take, until ``is_over``."""
+    plain = SamplingParams(max_tokens=16, ignore_eos=True)
+    while not is_over():
+        start = time.perf_counter()
+        llm.generate([5, 6, 7, 8], plain)
+        yield time.perf_counter() - start
+
+
+def _beside(
+    llm: LLM, ask: Callable[[int], str], seeds: range, senders: int
+) -> tuple[list[float], list[float], Counter[str]]:
+    """Return the latencies of other requests while ``ask`` runs with each seed, the times of that, and how it ended."""
+    waiting, lock = iter(seeds), threading.Lock()
+    took: list[float] = []
+    ends: Counter[str] = Counter()
+
+    def send() -> None:
+        while True:
+            with lock:
+                seed = next(waiting, None)
+            if seed is None:
+                return
+            start = time.perf_counter()
+            end = ask(seed)
+            with lock:
+                took.append(time.perf_counter() - start)
+                ends[end] += 1
+
+    threads = [threading.Thread(target=send) for _ in range(senders)]
+    for thread in threads:
+        thread.start()
+    latencies = list(_latencies(llm, lambda: not any(thread.is_alive() for thread in threads)))
+    return latencies, took, ends
+
+
+def _row(name: str, values: list[float]) -> str:
+    ms = sorted(value * 1e3 for value in values)
+    return f"{name:<28}{len(ms):>7}{statistics.median(ms):>9.1f}{ms[int(len(ms) * 0.99)]:>10.1f}{ms[-1]:>10.1f}"
+
+
+def main() -> None:
+    """Print latencies and memory."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle")
+    parser.add_argument("--count", type=int, default=400)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--senders", type=int, default=2)
+    args = parser.parse_args()
+    with LLM(args.bundle) as llm:
+
+        def harmless(seed: int) -> str:
+            return llm.generate([5, 6, 7], SamplingParams(max_tokens=8, regex=f"[a-z]{{8}}|{seed}")).finish_reason
+
+        seeds = range(args.first, args.first + args.count)
+        before, _, _ = _beside(llm, harmless, range(200), args.senders)
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        during, took, ends = _beside(llm, lambda seed: ask_hostile(llm, seed), seeds, args.senders)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        after, _, _ = _beside(llm, harmless, range(200, 400), args.senders)
+    print(f"{'milliseconds':<28}{'count':>7}{'p50':>9}{'p99':>10}{'max':>10}")
+    print(_row("others, harmless grammars", before + after))
+    print(_row("others, hostile grammars", during))
+    print(_row("hostile requests", took))
+    print(f"others' median: {statistics.median(during) / statistics.median(before + after):.2f} times as long")
+    print(f"memory: {held} MiB, at most {peak} MiB with hostile grammars; ends: {dict(ends)}")
+
+
+if __name__ == "__main__":
+    main()
