@@ -222,10 +222,10 @@ def test_answers_do_not_use_up_the_states_of_each_other(make_llm, monkeypatch):
     assert masks(shared, answers[0]) == masks(make_llm()._grammars.compile(source), answers[0])
 
 
-def test_a_long_grammar_is_not_compiled_again_for_an_answer(make_llm, monkeypatch):
+def test_a_slow_grammar_is_not_compiled_again_for_an_answer(make_llm, monkeypatch):
     """That would run where masks are made; the next request compiles it elsewhere."""
     monkeypatch.setitem(grammar_compiler._LIMITS, "max_lexer_states", 1000)
-    monkeypatch.setattr(grammar_compiler, "MAX_RENEWED_CHARS", 10)
+    monkeypatch.setattr(grammar_compiler, "MAX_RENEWED_S", 0.0)
     llm, rng = make_llm(), random.Random(5)
     source = GrammarSource("regex", "[a-z]*[a-m][a-z]{30}")
     letters = [llm.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdefghijklmnopqrstuvwxyz"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -45,8 +46,8 @@ _LIMITS: Final[dict[str, Any]] = {
     "verbose_errors": False,
 }
 """About 20 ms for the first mask of a grammar, and 14 ms for any other one."""
-MAX_RENEWED_CHARS: Final = 16_384
-"""Longer grammars are not compiled again for an answer, because that may take as long as 100 steps."""
+MAX_RENEWED_S: Final = 0.2
+"""Grammars that took longer are not compiled again for an answer, because the answers of others would wait."""
 MIN_PREPARED: Final = 32_768
 """Vocabularies of fewer tokens are made with the first grammar, in 0.1 s."""
 
@@ -65,7 +66,9 @@ class Grammar:
     ) -> None:
         self.source = source
         self._compile, self._forget = compile_again, forget
+        start = time.thread_time()
         self._compiled = compile_again()
+        self._compile_s = time.thread_time() - start
         self._lock = threading.Lock()
         self.first_mask = fill_mask(self._compiled, source.field, -(-vocab_size // 32))
 
@@ -77,10 +80,10 @@ class Grammar:
     def _renew(self) -> LLMatcher:
         """Compile the grammar again: the answers of a compiled one share the limit on its lexer's states.
 
-        This runs where masks are made, and everybody waits for it.  Raises InvalidArgumentError for a long grammar,
-        which later answers have compiled elsewhere.
+        This runs where masks are made, and all requests wait for it.  Raises InvalidArgumentError for a grammar that
+        takes long; the next request has it compiled elsewhere.
         """
-        if len(self.source.text) > MAX_RENEWED_CHARS:
+        if self._compile_s > MAX_RENEWED_S:
             self._forget()
             raise too_complex(self.source.field, f"more than {MAX_LEXER_STATES} states of its lexer")
         compiled = self._compile()

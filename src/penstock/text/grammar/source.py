@@ -163,14 +163,13 @@ def _with_prepared_schemas(text: str) -> str:
             continue
         try:
             schema, after = json.JSONDecoder().raw_decode(text, head.end())
+            before = json.dumps(schema)
         except (ValueError, RecursionError):
             continue  # a text that looks like it, or the library names what is wrong
-        if isinstance(schema, dict):
-            before = json.dumps(schema)
-            changed = json.dumps(prepared_schema("grammar", schema))
-            if changed != before:
-                parts += [text[end : head.end()], changed]
-                end = after
+        changed = json.dumps(prepared_schema("grammar", schema))
+        if changed != before:
+            parts += [text[end : head.end()], changed]
+            end = after
     return "".join([*parts, text[end:]])
 
 
