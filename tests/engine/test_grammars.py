@@ -442,7 +442,8 @@ def test_json_begins_as_the_model_would(make_llm):
     tokenizer = KINDS["llama2 by its normalizer"]()
     files = {"tokenizer.json": tokenizer.to_str().encode(), "tokenizer.bin": segment_of(tokenizer)}
     llm = make_llm(files=files, vocab_size=tokenizer.get_vocab_size())
-    space = llm.tokenizer.vocabulary()[0].index(b" ")
+    tokens, specials = llm.tokenizer.vocabulary()
+    (space,) = (number for number, token in enumerate(tokens) if token == b" " and number not in specials)
     for source, expected in (
         (GrammarSource("json_object", '{"type": "object"}'), 1),
         (GrammarSource("json_schema", '{"type": "object"}'), 1),
