@@ -145,8 +145,10 @@ def _check_depth(value: Any, file: str) -> None:
     """Check the nesting depth, without recursion."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH - 1):
-        items = chain.from_iterable(item.values() if isinstance(item, dict) else item for item in level)
-        level = [item for item in items if isinstance(item, (dict, list))]
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        # A vocabulary has hundreds of thousands of items: a set of their types needs no loop.
+        nested = [items for items in inner if not {dict, list}.isdisjoint(map(type, items))]
+        level = [item for item in chain.from_iterable(nested) if isinstance(item, (dict, list))]
     if any(level):
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more")
 
@@ -196,6 +198,19 @@ def parse_json(
     if _SURROGATE.search(raw):
         _check_strings(value, file)
     return value
+
+
+class MadeJson(bytes):
+    """A JSON text that was made here, with the object ``value`` that it was made of, which needs no parsing."""
+
+    value: dict[str, Any]
+
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> MadeJson:
+        """Return the text of an object of JSON's own types."""
+        made = cls(json.dumps(value, ensure_ascii=False).encode())
+        made.value = value
+        return made
 
 
 def parse_object(

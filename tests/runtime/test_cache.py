@@ -38,7 +38,7 @@ class Builder:
         self.calls: list[tuple[str | None, str | None]] = []
 
     def __call__(
-        self, source: Path, out: Path, *, scheme: str | None, network: str | None, rank: int | None, progress: Any
+        self, source: Path, out: Path, *, scheme: str | None, network: str | None, rank: int | None, kind: str, progress: Any
     ) -> dict[str, Any]:
         self.calls.append((scheme, network))
         out.write_bytes(b"x" * self.num_bytes)

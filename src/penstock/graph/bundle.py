@@ -109,9 +109,13 @@ class BundleWriter:
         data = array.data
         while data.nbytes:
             room = _HUGE_PAGE_BYTES - (self._piece_offset + len(self._piece)) % _HUGE_PAGE_BYTES
-            self._piece += data[:room]
-            if data.nbytes >= room:
-                self._write_piece()
+            if not self._piece and data.nbytes >= room:  # a whole huge page, which needs no copy
+                self._write(self._piece_offset, data[:room])
+                self._piece_offset += room
+            else:
+                self._piece += data[:room]
+                if data.nbytes >= room:
+                    self._write_piece()
             data = data[room:]
 
     def _write_piece(self) -> None:
