@@ -200,19 +200,6 @@ def parse_json(
     return value
 
 
-class MadeJson(bytes):
-    """A JSON text that was made here, with the object ``value`` that it was made of, which needs no parsing."""
-
-    value: dict[str, Any]
-
-    @classmethod
-    def of(cls, value: dict[str, Any]) -> MadeJson:
-        """Return the text of an object of JSON's own types."""
-        made = cls(json.dumps(value, ensure_ascii=False).encode())
-        made.value = value
-        return made
-
-
 def parse_object(
     data: bytes | memoryview,
     file: str,

@@ -39,7 +39,15 @@ class Builder:
         self.calls: list[tuple[str | None, str | None]] = []
 
     def __call__(
-        self, source: Path, out: Path, *, scheme: str | None, network: str | None, rank: int | None, kind: str, progress: Any
+        self,
+        source: Path,
+        out: Path,
+        *,
+        scheme: str | None,
+        network: str | None,
+        rank: int | None,
+        kind: str,
+        progress: Any,
     ) -> dict[str, Any]:
         self.calls.append((scheme, network))
         out.write_bytes(b"x" * self.num_bytes)
@@ -307,7 +315,7 @@ cache.Cache({str(tmp_path / "cache")!r}).find_or_build({str(folder)!r})
         worker.wait()
 
     path = Cache(tmp_path / "cache").find_or_build(folder, progress=progress)
-    assert stages == ["wait"]
+    assert stages == ["wait", "first"]
     assert path.exists()
     assert len(builder.calls) == 1
 

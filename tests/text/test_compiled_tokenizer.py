@@ -11,8 +11,8 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.checkpoint.side_files import read_side_files
+from penstock.checkpoint.tokenizer_limits import MadeJson
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
-from penstock.config import MadeJson
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.errors import InvalidArgumentError, InvalidFileError
 from penstock.graph.tokenizer import read

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from penstock.config import MadeJson, parse_object, show
+from penstock.config import parse_object, show
 from penstock.errors import InvalidFileError
 
-__all__ = ["MAX_ADDED_TOKENS", "MAX_GROWTH", "MAX_TOKENIZER_BYTES", "check_json_size", "check_tokenizer_file"]
+__all__ = [
+    "MAX_ADDED_TOKENS",
+    "MAX_GROWTH",
+    "MAX_TOKENIZER_BYTES",
+    "MadeJson",
+    "check_json_size",
+    "check_tokenizer_file",
+]
 
 _FILE: Final = "tokenizer.json"
 MAX_TOKENIZER_BYTES: Final = 64 << 20
@@ -49,6 +57,19 @@ _TYPE_GROWTH: Final[Mapping[str, float]] = {  # in bytes of UTF-8, at most
     "BPEDecoder": 2,
 }
 _MAY_MATCH_NOTHING: Final = re.compile(r"[*?^$|]|\{0|\{,|\\[bBAzZGKQ]|\(\)|^$")
+
+
+class MadeJson(bytes):
+    """A JSON text that was made here, with the object ``value`` that it was made of, which needs no parsing."""
+
+    value: dict[str, Any]
+
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> MadeJson:
+        """Return the text of an object of JSON's own types."""
+        made = cls(json.dumps(value, ensure_ascii=False).encode())
+        made.value = value
+        return made
 
 
 def check_json_size(data: bytes | memoryview, file: str, max_bytes: int) -> bytes:

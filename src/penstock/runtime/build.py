@@ -42,9 +42,9 @@ class _ChildTracebackError(Exception):
 class Progress:
     """The progress of long work.
 
-    ``stage``: what is done; in a build "capture", "pack", "write" or "wait" (for another process that builds the same
-    bundle).  ``done`` and ``total`` count ``unit``; ``total`` 0 is unknown.  ``note``: more figures, for reading.
-    ``rank``: the rank for whose part the work is done, or None.
+    ``stage``: what is done; in a build "first" (of a bundle that the cache keeps), "capture", "pack", "write" or "wait"
+    (for another process that builds the same bundle).  ``done`` and ``total`` count ``unit``; ``total`` 0 is unknown.
+    ``note``: more figures, for reading.  ``rank``: the rank for whose part the work is done, or None.
     """
 
     stage: str

@@ -208,31 +208,44 @@ class Cache:
             if cached is not None:
                 return cached
             self._remove_stale(key)
-            path = self.folder / f"{key}.psm"
-            try:
-                built = build_in_child(
-                    checkpoint.folder,
-                    path,
-                    scheme=chosen,
-                    network=network,
-                    rank=rank,
-                    kind="cached",
-                    progress=progress,
-                )
-            except FileAccessError as error:
-                if not str(error).startswith(f"{self.folder}{os.sep}"):
-                    raise
-                raise self._cannot_write(str(error).rpartition(": ")[2]) from None
-            record = {
-                "source": str(checkpoint.folder.resolve()),
-                "scheme": chosen,
-                "network": network,
-                "num_bytes": path.stat().st_size,
-                "rounding_note": built.get("rounding_note", ""),
-            }
-            self._write_record(key, record)
-            remember_when_written(path)
+            path = self._build(checkpoint, key, {"scheme": chosen, "network": network}, rank, progress)
         self._make_room(keep=key)
+        return path
+
+    def _build(
+        self,
+        checkpoint: Checkpoint,
+        key: str,
+        request: dict[str, str | None],
+        rank: int | None,
+        progress: ProgressCallback | None,
+    ) -> Path:
+        """Build a bundle, whose lock this process holds, and record it; ``request``: its scheme and its network."""
+        path = self.folder / f"{key}.psm"
+        if progress is not None:
+            progress(Progress("first"))
+        try:
+            built = build_in_child(
+                checkpoint.folder,
+                path,
+                scheme=request["scheme"],
+                network=request["network"],
+                rank=rank,
+                kind="cached",
+                progress=progress,
+            )
+        except FileAccessError as error:
+            if not str(error).startswith(f"{self.folder}{os.sep}"):
+                raise
+            raise self._cannot_write(str(error).rpartition(": ")[2]) from None
+        record = {
+            "source": str(checkpoint.folder.resolve()),
+            **request,
+            "num_bytes": path.stat().st_size,
+            "rounding_note": built.get("rounding_note", ""),
+        }
+        self._write_record(key, record)
+        remember_when_written(path)
         return path
 
     def find_any(self, folder: Path | str, network: str | None = None) -> Path | None:

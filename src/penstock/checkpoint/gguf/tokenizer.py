@@ -13,7 +13,8 @@ from penstock.checkpoint.gguf.tokenizer_pieces import unigram, word_piece
 from penstock.checkpoint.gguf.vocab import TokenType, Vocab
 from penstock.checkpoint.sentencepiece.merges import merges_by_score
 from penstock.checkpoint.sentencepiece.steps import decoder_steps, normalizer_steps
-from penstock.config import MadeJson, show
+from penstock.checkpoint.tokenizer_limits import MadeJson
+from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
 
 __all__ = ["tokenizer_files"]

@@ -43,7 +43,7 @@ class _Words(NamedTuple):
 
 
 def read_tokenizer(data: bytes) -> ReadTokenizer:
-    """Read a tokenizer.  Raises what ``open_tokenizer_file`` raises, and NotCompiledError for merges without a token."""
+    """Read a tokenizer.  Raises what ``open_tokenizer_file`` raises, and NotCompiledError for merges of no token."""
     checked = check_tokenizer_file(data)
     words = _plain_words(checked)
     if words is not None:
