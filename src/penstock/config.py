@@ -145,8 +145,10 @@ def _check_depth(value: Any, file: str) -> None:
     """Check the nesting depth, without recursion."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH - 1):
-        items = chain.from_iterable(item.values() if isinstance(item, dict) else item for item in level)
-        level = [item for item in items if isinstance(item, (dict, list))]
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        # A vocabulary has hundreds of thousands of items: a set of their types needs no loop.
+        nested = [items for items in inner if not {dict, list}.isdisjoint(map(type, items))]
+        level = [item for item in chain.from_iterable(nested) if isinstance(item, (dict, list))]
     if any(level):
         raise InvalidFileError(f"{file}: expected at most {MAX_DEPTH} levels of nesting, found more")
 

@@ -25,6 +25,7 @@ from penstock.runtime.build import Progress
 from penstock.runtime.cache import Cache, bundle_key
 from penstock.runtime.open import bundle_of
 from penstock.runtime.temporary_folder import temporary_folder
+from penstock.runtime.verify import remember_when_written
 from tests.support.checkpoint_folders import write_folder
 from tests.support.errors import raises
 from tests.support.tiny_graph import tiny_graph, write_bundle
@@ -38,7 +39,15 @@ class Builder:
         self.calls: list[tuple[str | None, str | None]] = []
 
     def __call__(
-        self, source: Path, out: Path, *, scheme: str | None, network: str | None, rank: int | None, progress: Any
+        self,
+        source: Path,
+        out: Path,
+        *,
+        scheme: str | None,
+        network: str | None,
+        rank: int | None,
+        kind: str,
+        progress: Any,
     ) -> dict[str, Any]:
         self.calls.append((scheme, network))
         out.write_bytes(b"x" * self.num_bytes)
@@ -306,7 +315,7 @@ cache.Cache({str(tmp_path / "cache")!r}).find_or_build({str(folder)!r})
         worker.wait()
 
     path = Cache(tmp_path / "cache").find_or_build(folder, progress=progress)
-    assert stages == ["wait"]
+    assert stages == ["wait", "first"]
     assert path.exists()
     assert len(builder.calls) == 1
 
@@ -329,6 +338,55 @@ def test_a_failed_build_leaves_the_cache_empty(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(PenstockError, match="no"):
         cache.find_or_build(write_folder(tmp_path / "model"))
     assert list(cache.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("moment", ["build", "record", "written"])
+def test_a_kill_at_any_moment_leaves_no_half_bundle(
+    moment: str, tmp_path: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ends within the build, before the record, or before the disk has the file."""
+    folder, home = write_folder(tmp_path / "model"), tmp_path / "cache"
+
+    def end(*_: object, **__: object) -> None:
+        os._exit(7)
+
+    def end_half(source: Path, out: Path, **_: object) -> None:
+        out.with_name(f".{out.name}.0.partial").write_bytes(b"half")
+        os._exit(7)
+
+    child = os.fork()
+    if child == 0:
+        places = {"build": "build_in_child", "record": "remember_when_written", "written": "remember_when_written"}
+        monkeypatch.setattr(cache_module, places[moment], end_half if moment == "build" else end)
+        if moment == "record":
+            monkeypatch.setattr(Cache, "_write_record", end)
+        Cache(home).find_or_build(folder)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    cached = Cache(home).list()
+    path = Cache(home).find_or_build(folder)
+    assert path.read_bytes() == b"x" * builder.num_bytes
+    assert (len(cached), len(builder.calls)) == ((1, 0) if moment == "written" else (0, 1))
+    assert not list(home.glob(".*"))
+
+
+def test_a_new_bundle_is_verified_until_the_disk_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "records"))
+    records = tmp_path / "records" / "verified"
+    synced: list[int] = []
+
+    def fail(descriptor: int) -> None:
+        synced.append(descriptor)
+        raise OSError(28, "No space left on device")
+
+    path = write_bundle(tmp_path / "new.psm", tiny_graph())
+    monkeypatch.setattr(os, "fsync", fail)
+    remember_when_written(path).join()
+    assert (len(synced), records.exists()) == (1, False)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    remember_when_written(path).join()
+    assert len(synced) == 2
+    assert len(list(records.iterdir())) == 1
 
 
 @pytest.mark.parametrize("use_case", ["read-only", "full"])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.checkpoint.side_files import read_side_files
+from penstock.checkpoint.tokenizer_limits import MadeJson
 from penstock.checkpoint.tokenizer_process import TokenizerProcess
 from penstock.core.tokenizer import TOKENIZER_SEGMENT
 from penstock.errors import InvalidArgumentError, InvalidFileError
+from penstock.graph.tokenizer import read
 from penstock.graph.tokenizer.compiler import compile_tokenizer
 from penstock.text.tokenizer import Tokenizer
 from tests.support.errors import raises
@@ -45,6 +49,45 @@ def test_compiled_matches_library(kind: str) -> None:
             assert compiled.token_bytes(token) == library.token_bytes(token)
     assert compiled.longest_token >= max(len(library.decode([token])) for token in range(720))
     assert compiled.token_id("a") == library.token_id("a")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_the_library_does_not_read_compile_equally(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The segment has the bytes of a tokenizer that the library reads whole, also of the forms of older files."""
+    values = json.loads(KINDS[kind]().to_str())
+    forms = [values]
+    if values["model"]["type"] == "BPE" and all(" " not in "".join(pair) for pair in values["model"]["merges"]):
+        merges = [" ".join(pair) for pair in values["model"]["merges"]]
+        mixed = dict(reversed(values["model"]["vocab"].items()))
+        forms.append({**values, "model": {**values["model"], "merges": merges, "vocab": mixed}})
+    found = [compile_tokenizer({"tokenizer.json": MadeJson.of(form)}) for form in forms]
+    found += [compile_tokenizer({"tokenizer.json": bytes(MadeJson.of(form))}) for form in forms]
+    monkeypatch.setattr(read, "_plain_words", lambda _: None)
+    expected = [compile_tokenizer({"tokenizer.json": json.dumps(form).encode()}) for form in forms]
+    assert found == [*expected, *expected]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"merges": [["a", "b"]]},  # a word is missing
+        {"merges": [["a", "a"], ["a", "a"]]},  # the library drops one
+        {"merges": ["#version: 0.2", "a a"]},
+        {"vocab": {"a": 0, "aa": 0}},
+        {"vocab": {"a": 0, "aa": 1.5}},
+    ],
+)
+def test_doubtful_words_are_read_by_the_library(change: dict[str, Any]) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0, "aa": 1}, "merges": [["a", "a"]]}
+    assert read._plain_words({"model": model, "added_tokens": []}) is not None
+    assert read._plain_words({"model": {**model, **change}, "added_tokens": []}) is None
+
+
+@pytest.mark.parametrize(("number", "is_plain"), [(2, True), (3, False), (0, False)])
+def test_added_tokens_have_the_ids_of_the_library(number: int, is_plain: bool) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0, "aa": 1}, "merges": []}
+    added = [{"id": number, "content": "<s>"}]
+    assert (read._plain_words({"model": model, "added_tokens": added}) is not None) == is_plain
 
 
 def test_a_prompt_of_a_bundle_never_opens_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ def _source(question: Advise, progress: ProgressCallback | None) -> tuple[Graph,
         else:
             with tempfile.TemporaryDirectory(prefix="penstock-") as name:
                 bundle = Path(name) / "model.psm"
-                build_in_child(path, bundle, network=network, without_weights=True, progress=progress)
+                build_in_child(path, bundle, network=network, kind="without-weights", progress=progress)
                 graph, files = read_source(bundle)
     elif not path.exists():
         raise FileAccessError(

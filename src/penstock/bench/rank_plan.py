@@ -103,7 +103,7 @@ def model_graph(path: Path, scheme: str | None = None, network: str | None = Non
     if path.is_dir() or is_gguf(path):
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
             bundle = Path(folder) / "model.psm"
-            build_in_child(path, bundle, scheme=scheme, network=network, without_weights=True)
+            build_in_child(path, bundle, scheme=scheme, network=network, kind="without-weights")
             return read_source(bundle)[0]
     for name, value in (("scheme", scheme), ("network", network)):
         if value is not None:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.generation import clean_generation_config
-from penstock.checkpoint.gguf.checkpoint import open_gguf
 from penstock.checkpoint.gguf.weights import GgufWeights
 from penstock.checkpoint.pooling.files import POOLING_INPUTS, classifier_tensors, make_pooling_head
 from penstock.checkpoint.pooling.head import POOLING_FILE
@@ -184,6 +183,8 @@ class Checkpoint:
         path = Path(folder)
         try:
             if is_gguf(path):
+                from penstock.checkpoint.gguf.checkpoint import open_gguf  # all architectures: folders need none
+
                 parts = open_gguf(path)
                 return cls(path, parts.config, parts.weights, parts.side_files)
             _check_folder(path)

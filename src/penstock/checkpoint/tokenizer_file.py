@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from penstock.checkpoint.tokenizer_limits import check_tokenizer_file
 from penstock.errors import InvalidFileError, UnsupportedError
@@ -13,7 +15,10 @@ from penstock.errors import InvalidFileError, UnsupportedError
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["BYTE_ALPHABET", "LibraryTokenizer", "byte_level_bytes", "library_errors", "open_tokenizer_file"]
+__all__ = [
+    "BYTE_ALPHABET", "LibraryTokenizer", "byte_level_bytes", "byte_level_texts", "library_errors", "open_checked_file",
+    "open_tokenizer_file",
+]  # fmt: skip
 
 _SHOWN_CHARS: Final = 200
 
@@ -28,6 +33,8 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_ALPHABET: Final = _byte_alphabet()
 """The byte of each character by which byte-level tokenizers write bytes (GPT-2's table, inverted)."""
 _BYTE_OF_CODE: Final = {ord(char): byte for char, byte in BYTE_ALPHABET.items()}
+_BYTE_TABLE: Final = np.array([_BYTE_OF_CODE.get(code, -1) for code in range(max(_BYTE_OF_CODE) + 2)], np.int16)
+"""The byte of each code point, or -1; the last entry stands for every greater one."""
 _NOT_A_BYTE: Final = re.compile(f"[^{re.escape(''.join(BYTE_ALPHABET))}]")
 
 
@@ -36,6 +43,20 @@ def byte_level_bytes(token: str) -> bytes:
     if _NOT_A_BYTE.search(token):
         return token.encode()
     return token.translate(_BYTE_OF_CODE).encode("latin-1")
+
+
+def byte_level_texts(tokens: Sequence[str]) -> list[bytes]:
+    """Return ``byte_level_bytes`` of many tokens, without a call for each."""
+    if not tokens:
+        return []
+    codes = np.frombuffer("".join(tokens).encode("utf-32-le"), "<u4")
+    values = _BYTE_TABLE[np.minimum(codes, len(_BYTE_TABLE) - 1)]
+    ends = np.cumsum(list(map(len, tokens)))
+    data, stops = values.astype(np.uint8).tobytes(), ends.tolist()
+    texts = [data[begin:end] for begin, end in zip([0, *stops], stops, strict=False)]
+    for token in np.unique(np.searchsorted(ends, np.flatnonzero(values < 0), "right")).tolist():
+        texts[token] = tokens[token].encode()
+    return texts
 
 
 @contextmanager
@@ -69,9 +90,14 @@ def open_tokenizer_file(data: bytes | memoryview) -> tokenizers.Tokenizer:
 
     The file is untrusted: a serving process opens it through ``TokenizerProcess`` instead.
     """
+    return open_checked_file(data, check_tokenizer_file(data))
+
+
+def open_checked_file(data: bytes | memoryview, values: Mapping[str, object]) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer of ``data``, whose ``values`` were checked, as ``open_tokenizer_file`` does."""
     import tokenizers
 
-    _refuse_subword_prefix(check_tokenizer_file(data).get("model"))
+    _refuse_subword_prefix(values.get("model"))
     with library_errors():
         tokenizer = tokenizers.Tokenizer.from_buffer(bytes(data))
     tokenizer.no_truncation()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -17,7 +18,14 @@ from typing import Any, Final
 from penstock.config import parse_object, show
 from penstock.errors import InvalidFileError
 
-__all__ = ["MAX_ADDED_TOKENS", "MAX_GROWTH", "MAX_TOKENIZER_BYTES", "check_json_size", "check_tokenizer_file"]
+__all__ = [
+    "MAX_ADDED_TOKENS",
+    "MAX_GROWTH",
+    "MAX_TOKENIZER_BYTES",
+    "MadeJson",
+    "check_json_size",
+    "check_tokenizer_file",
+]
 
 _FILE: Final = "tokenizer.json"
 MAX_TOKENIZER_BYTES: Final = 64 << 20
@@ -51,6 +59,19 @@ _TYPE_GROWTH: Final[Mapping[str, float]] = {  # in bytes of UTF-8, at most
 _MAY_MATCH_NOTHING: Final = re.compile(r"[*?^$|]|\{0|\{,|\\[bBAzZGKQ]|\(\)|^$")
 
 
+class MadeJson(bytes):
+    """A JSON text that was made here, with the object ``value`` that it was made of, which needs no parsing."""
+
+    value: dict[str, Any]
+
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> MadeJson:
+        """Return the text of an object of JSON's own types."""
+        made = cls(json.dumps(value, ensure_ascii=False).encode())
+        made.value = value
+        return made
+
+
 def check_json_size(data: bytes | memoryview, file: str, max_bytes: int) -> bytes:
     """Return the bytes of a JSON file; InvalidFileError when parsing them would need too much time or memory.
 
@@ -73,7 +94,10 @@ def check_tokenizer_file(data: bytes | memoryview) -> dict[str, Any]:
     Values of a wrong type pass here, because the library refuses them.
     """
     raw = check_json_size(data, _FILE, MAX_TOKENIZER_BYTES)
-    values = parse_object(raw, _FILE, max_bytes=len(raw), max_values=4 * MAX_VALUES, lenient=True)
+    if isinstance(data, MadeJson):
+        values = data.value
+    else:
+        values = parse_object(raw, _FILE, max_bytes=len(raw), max_values=4 * MAX_VALUES, lenient=True)
     model = values.get("model")
     if isinstance(model, dict):
         _check_vocab(model.get("vocab"))
@@ -94,7 +118,7 @@ def _check_vocab(vocab: object) -> None:
         for pair in vocab:
             if isinstance(pair, list) and pair and isinstance(pair[0], str):
                 _check_length("model.vocab", pair[0])
-    if not isinstance(vocab, dict):
+    if not isinstance(vocab, dict) or _has_plain_ids(vocab):
         return
     tokens: dict[int, str] = {}
     for token, number in vocab.items():
@@ -112,6 +136,14 @@ def _check_vocab(vocab: object) -> None:
                 param="model.vocab",
             )
         tokens[number] = token
+
+
+def _has_plain_ids(vocab: dict[str, Any]) -> bool:
+    """Return True for short tokens with different ids, without a loop: only another vocabulary needs one."""
+    ids = vocab.values()
+    if set(map(type, ids)) != {int} or len(set(ids)) < len(ids):
+        return False
+    return min(ids) >= 0 and max(ids) <= MAX_ID and max(map(len, vocab)) <= MAX_TOKEN_CHARS
 
 
 def _check_length(field: str, token: str) -> None:

@@ -21,6 +21,7 @@ _LABELS: Final = {
     "checksum": "computing the checksum of the file",
     "convert": "converting tensors",
     "download": "downloading",
+    "first": "first run: capturing and packing the model, next time it opens at once",
     "measure": "measuring",
     "merge": "merging weights",
     "pack": "packing weights",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -42,6 +43,10 @@ class Row:
 
     def long(self, field: int) -> int:
         return int(self.number(field, types.Int64Flags))
+
+    def replace(self, data: bytearray, field: int, form: str, number: int) -> None:
+        """Write a number that the table has into ``data``, a copy of its bytes; ``form`` is that of ``struct``."""
+        struct.pack_into(form, data, self.table.Pos + self._at(field), number)
 
     def string(self, field: int) -> str:
         at = self._at(field)

@@ -23,7 +23,7 @@ from penstock.core.metadata import FORMAT_MAJOR, FORMAT_MINOR, read_metadata
 from penstock.core.native import Model, crc32, layout_bytes
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.graph.ir import Graph, Segment, Weight
-from penstock.graph.metadata import decode_metadata, encode_metadata
+from penstock.graph.metadata import decode_metadata, encode_metadata, with_segments
 
 __all__ = ["FORMAT_MAJOR", "FORMAT_MINOR", "BundleWriter", "place_weights", "read_graph"]
 
@@ -66,8 +66,8 @@ class BundleWriter:
         self._waiting.reverse()
         sizes = {_WEIGHTS: weights_bytes, **{name: len(data) for name, data in self._extra.items()}}
         self._segments = [Segment(name, 0, size, 0) for name, size in sizes.items()]
-        self._metadata_bytes = len(encode_metadata(self._graph, self._segments))
-        end = _HEADER.size + self._metadata_bytes
+        self._metadata = encode_metadata(self._graph, self._segments)
+        end = _HEADER.size + len(self._metadata)
         for i, segment in enumerate(self._segments):
             offset = _align(end, _PAGE_BYTES)
             self._segments[i] = dataclasses.replace(segment, offset=offset)
@@ -109,9 +109,13 @@ class BundleWriter:
         data = array.data
         while data.nbytes:
             room = _HUGE_PAGE_BYTES - (self._piece_offset + len(self._piece)) % _HUGE_PAGE_BYTES
-            self._piece += data[:room]
-            if data.nbytes >= room:
-                self._write_piece()
+            if not self._piece and data.nbytes >= room:  # a whole huge page, which needs no copy
+                self._write(self._piece_offset, data[:room])
+                self._piece_offset += room
+            else:
+                self._piece += data[:room]
+                if data.nbytes >= room:
+                    self._write_piece()
             data = data[room:]
 
     def _write_piece(self) -> None:
@@ -148,7 +152,7 @@ class BundleWriter:
         for i, (segment, data) in enumerate(zip(self._segments[1:], self._extra.values(), strict=True), 1):
             self._write(segment.offset, memoryview(data))
             self._segments[i] = dataclasses.replace(segment, crc32=crc32(data))
-        metadata = encode_metadata(self._graph, self._segments)
+        metadata = with_segments(self._metadata, self._segments)
         header = _HEADER.pack(
             _MAGIC, FORMAT_MAJOR, FORMAT_MINOR, _HEADER.size, _HEADER.size, len(metadata), crc32(metadata), 0,
             self._file_bytes,

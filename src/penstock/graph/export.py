@@ -27,14 +27,13 @@ from penstock.file_kinds import is_bundle
 from penstock.graph.bundle import BundleWriter
 from penstock.graph.ir import Graph, Layout, Part, Weight
 from penstock.graph.passes.append_tail import append_tail, check_tail
-from penstock.graph.rank_part import take_rank
 from penstock.graph.tokenizer.compiler import compile_tokenizer
-from penstock.sharding.folder import ShardedFolder
-from penstock.sharding.strategy import RowRanges
 
 if TYPE_CHECKING:
     from penstock.graph.builder import Capture as GraphCapture
     from penstock.models.meta import MetaNetwork
+    from penstock.sharding.folder import ShardedFolder
+    from penstock.sharding.strategy import RowRanges
 
 __all__ = ["ExportReport", "build_graph", "export_bundle"]
 
@@ -75,7 +74,8 @@ def export_bundle(
     ``scheme`` defaults to the checkpoint's own type.  ``network`` is "file.py:Class".  ``tail`` "argmax" or "topk:K"
     ends the graph in token ids instead of logits.  ``rank``: of a sharded folder, whose other ranks are not read.
     ``without_weights`` leaves a hole instead of weights.  ``progress(stage, done, total)`` counts bytes of the source
-    in stage "pack".  Equal inputs give equal bytes.  Raises InvalidFileError (missing or unused tensors by name,
+    in stage "pack".  Equal inputs give equal bytes.  The file
+    need not be on the disk yet.  Raises InvalidFileError (missing or unused tensors by name,
     damaged files), UnsupportedError, InvalidArgumentError or FileAccessError.
     """
     start = time.monotonic()
@@ -94,7 +94,7 @@ def export_bundle(
     captured = time.monotonic()
     _check_tensors(graph, constants, checkpoint)
     total = sum(checkpoint.stored_bytes(part.name) for part in _stored_parts(graph, constants))
-    with native.Context() as context, BundleWriter(Path(out), graph, segments) as writer:
+    with native.Context() as context, BundleWriter(Path(out), graph, segments, durable=False) as writer:
         packer = _Packer(checkpoint, constants, context, lambda done: tell("pack", done, total))
         if without_weights:
             writer.leave_weights(0)
@@ -150,6 +150,8 @@ def _capture(
         append_tail(graph, how.tail)
     if folder is None:
         return graph, constants, checkpoint
+    from penstock.graph.rank_part import take_rank  # only ranks need the passes that cut a graph
+
     part = take_rank(graph, folder, rank, sources, constants)
     own = {name: _select(values, part.rows[name]) for name, values in constants.items() if name in part.rows}
     return part.graph, own, as_rank(checkpoint, built.network, part.sources, part.rows, part.columns)
@@ -170,6 +172,8 @@ def _open_source(source: Path, rank: int | None) -> tuple[Checkpoint, ShardedFol
         raise InvalidArgumentError(f"{source}: expected a checkpoint folder, found a bundle, which is already exported")
     if rank is None:
         return Checkpoint.open(source), None
+    from penstock.sharding.folder import ShardedFolder
+
     folder = ShardedFolder.open(source)
     return folder.rank(rank), folder
 

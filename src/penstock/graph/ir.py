@@ -7,6 +7,8 @@ import tensors or PyTorch.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -186,3 +188,19 @@ class Graph:
     inputs: list[str] = field(default_factory=list)
     output: str = ""
     properties: dict[str, str] = field(default_factory=dict)
+
+    def copy(self) -> Graph:
+        """Return a graph whose values, weights, states and nodes are copies, as ``copy.deepcopy`` does, but faster."""
+        return dataclasses.replace(
+            self,
+            symbols=list(self.symbols),
+            values={name: copy.copy(value) for name, value in self.values.items()},
+            weights={name: copy.copy(weight) for name, weight in self.weights.items()},
+            states={name: copy.copy(state) for name, state in self.states.items()},
+            page_groups=list(self.page_groups),
+            nodes=[
+                Node(node.op, node.name, list(node.inputs), list(node.outputs), dict(node.attrs)) for node in self.nodes
+            ],
+            inputs=list(self.inputs),
+            properties=dict(self.properties),
+        )

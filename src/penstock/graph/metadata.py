@@ -33,7 +33,7 @@ from penstock.graph.ir import (
 )
 from penstock.ops.table import find_op
 
-__all__ = ["decode_metadata", "encode_metadata"]
+__all__ = ["decode_metadata", "encode_metadata", "with_segments"]
 
 _KINDS = ("none", "value", "weight", "state")
 _IDENTIFIER = b"PSMB"
@@ -45,6 +45,13 @@ class _Encoder:
         self.segments = segments
         self.builder = flatbuffers.Builder(1 << 16)
         self.builder.ForceDefaults(True)
+        self.add = {
+            "int": self.builder.PrependInt32Slot,
+            "uint": self.builder.PrependUint32Slot,
+            "long": self.builder.PrependInt64Slot,
+            "double": self.builder.PrependFloat64Slot,
+            "offset": self.builder.PrependUOffsetTRelativeSlot,
+        }
         self.ops = list(dict.fromkeys(node.op for node in graph.nodes))
         self.values = _bases_first(graph)
         self.symbols = {symbol.name: i for i, symbol in enumerate(graph.symbols)}
@@ -63,17 +70,10 @@ class _Encoder:
 
     def table(self, *fields: tuple[str, Any] | None) -> int:
         """Write a table of ("int" | "long" | "uint" | "double" | "offset", value) in the order of the schema."""
-        add = {
-            "int": self.builder.PrependInt32Slot,
-            "uint": self.builder.PrependUint32Slot,
-            "long": self.builder.PrependInt64Slot,
-            "double": self.builder.PrependFloat64Slot,
-            "offset": self.builder.PrependUOffsetTRelativeSlot,
-        }
         self.builder.StartObject(len(fields))
         for slot, field in enumerate(fields):
             if field is not None:
-                add[field[0]](slot, field[1], 0)
+                self.add[field[0]](slot, field[1], 0)
         return int(self.builder.EndObject())
 
     def string(self, text: str) -> tuple[str, int]:
@@ -209,6 +209,17 @@ def _bases_first(graph: Graph) -> list[Value]:
 def encode_metadata(graph: Graph, segments: Sequence[Segment]) -> bytes:
     """Return the metadata bytes.  Equal arguments give equal bytes; other numbers give bytes of the same size."""
     return _Encoder(graph, segments).encode()
+
+
+def with_segments(metadata: bytes, segments: Sequence[Segment]) -> bytes:
+    """Return the bytes of ``encode_metadata`` for segments with the same names and other numbers, much faster."""
+    data = bytearray(metadata)
+    rows = Row(metadata, int.from_bytes(metadata[:4], "little")).rows(13)
+    for row, segment in zip(rows, segments, strict=True):
+        row.replace(data, 1, "<q", segment.offset)
+        row.replace(data, 2, "<q", segment.num_bytes)
+        row.replace(data, 3, "<I", segment.crc32)
+    return bytes(data)
 
 
 def _decode_value(row: Row, names: Sequence[str], symbols: Sequence[str]) -> Value:

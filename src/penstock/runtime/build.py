@@ -27,7 +27,7 @@ from penstock.models.network_script import refuse_nested_export
 from penstock.processes.supervision import signal_name
 from penstock.quant.folder import PARTIAL_SUFFIX, private_folder
 
-__all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child", "tell_rounding"]
+__all__ = ["PARTIAL_SUFFIX", "Progress", "ProgressCallback", "build_in_child", "sync", "tell_rounding"]
 
 _LOG: Final = logging.getLogger("penstock.build")
 _TAIL_LINES: Final = 20
@@ -42,9 +42,9 @@ class _ChildTracebackError(Exception):
 class Progress:
     """The progress of long work.
 
-    ``stage``: what is done; in a build "capture", "pack", "write" or "wait" (for another process that builds the same
-    bundle).  ``done`` and ``total`` count ``unit``; ``total`` 0 is unknown.  ``note``: more figures, for reading.
-    ``rank``: the rank for whose part the work is done, or None.
+    ``stage``: what is done; in a build "first" (of a bundle that the cache keeps), "capture", "pack", "write" or "wait"
+    (for another process that builds the same bundle).  ``done`` and ``total`` count ``unit``; ``total`` 0 is unknown.
+    ``note``: more figures, for reading.  ``rank``: the rank for whose part the work is done, or None.
     """
 
     stage: str
@@ -66,12 +66,14 @@ def build_in_child(
     network: str | None = None,
     tail: str | None = None,
     rank: int | None = None,
-    without_weights: bool = False,
+    kind: str = "durable",
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Export ``source`` to the bundle ``out`` in a child process; return the child's report.
 
-    ``network`` is "file.py:Class" or None; ``tail``, ``rank`` and ``without_weights`` as in ``export_bundle``.  Raises
+    ``network`` is "file.py:Class" or None; ``tail`` and ``rank`` as in ``export_bundle``.  ``kind`` "durable": the file
+    is on the disk when it has its name; "cached": the system writes it later, so that a program can open it at once
+    from memory; "without-weights": as in ``export_bundle``, and as a cached one.  Raises
     the PenstockError that the child raised, UnsupportedError for a ``network`` without PyTorch or when this process is
     itself an export, and InternalError with the last lines of the child's stderr when the child died.  An interrupt
     kills the child and every process that it started within a second, and leaves no file behind.
@@ -91,7 +93,7 @@ def build_in_child(
         command += [] if network is None else ["--network", network]
         command += [] if tail is None else ["--tail", tail]
         command += [] if rank is None else ["--rank", str(rank)]
-        command += ["--without-weights"] if without_weights else []
+        command += ["--without-weights"] if kind == "without-weights" else []
         command += ["--", os.fspath(source), str(folder / final.name)]
         with _running(command) as child:
             stderr_lines: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -103,7 +105,11 @@ def build_in_child(
         if code != 0 or "report" not in last:
             raise _failure(last, code, list(stderr_lines), (str(folder / final.name), str(final)))
         try:
+            if kind == "durable":
+                sync(folder / final.name)
             os.replace(folder / final.name, final)
+            if kind == "durable":
+                sync(final.parent)
         except OSError as error:
             raise FileAccessError(f"{final}: {error.strerror}") from None
     report: dict[str, Any] = last["report"]
@@ -111,6 +117,15 @@ def build_in_child(
         _LOG.warning("%s", text)
     tell_rounding(os.fspath(source), report.get("rounding_note", ""))
     return report
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk; an OSError says why it is not."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def tell_rounding(source: str, note: str) -> None:

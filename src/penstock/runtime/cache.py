@@ -2,7 +2,9 @@
 
 One folder holds ``KEY.psm`` (the bundle), ``KEY.json`` (its source; the modification time is the time of the last use)
 and ``KEY.lock`` (locked while a process builds).  A bundle appears by rename, so a kill at any point leaves the cache
-valid; the next build removes incomplete files.
+valid; the next build removes incomplete files.  A new bundle is opened at once, from the memory in which it was packed,
+while the system writes it to the disk.  Until that is done it has no record of its checksums: a start after a power cut
+verifies them, and builds a damaged bundle again.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from penstock.ops.table import OPS
 from penstock.quant.scheme import SCHEMES
 from penstock.runtime.build import PARTIAL_SUFFIX, Progress, ProgressCallback, build_in_child, tell_rounding
 from penstock.runtime.file_records import FileRecords
-from penstock.runtime.verify import forget_verified, open_verified, remember_verified
+from penstock.runtime.verify import forget_verified, open_verified, remember_when_written
 from penstock.validation import refusal
 
 if TYPE_CHECKING:
@@ -206,25 +208,44 @@ class Cache:
             if cached is not None:
                 return cached
             self._remove_stale(key)
-            path = self.folder / f"{key}.psm"
-            try:
-                built = build_in_child(
-                    checkpoint.folder, path, scheme=chosen, network=network, rank=rank, progress=progress
-                )
-            except FileAccessError as error:
-                if not str(error).startswith(f"{self.folder}{os.sep}"):
-                    raise
-                raise self._cannot_write(str(error).rpartition(": ")[2]) from None
-            record = {
-                "source": str(checkpoint.folder.resolve()),
-                "scheme": chosen,
-                "network": network,
-                "num_bytes": path.stat().st_size,
-                "rounding_note": built.get("rounding_note", ""),
-            }
-            remember_verified(path)
-            self._write_record(key, record)
+            path = self._build(checkpoint, key, {"scheme": chosen, "network": network}, rank, progress)
         self._make_room(keep=key)
+        return path
+
+    def _build(
+        self,
+        checkpoint: Checkpoint,
+        key: str,
+        request: dict[str, str | None],
+        rank: int | None,
+        progress: ProgressCallback | None,
+    ) -> Path:
+        """Build a bundle, whose lock this process holds, and record it; ``request``: its scheme and its network."""
+        path = self.folder / f"{key}.psm"
+        if progress is not None:
+            progress(Progress("first"))
+        try:
+            built = build_in_child(
+                checkpoint.folder,
+                path,
+                scheme=request["scheme"],
+                network=request["network"],
+                rank=rank,
+                kind="cached",
+                progress=progress,
+            )
+        except FileAccessError as error:
+            if not str(error).startswith(f"{self.folder}{os.sep}"):
+                raise
+            raise self._cannot_write(str(error).rpartition(": ")[2]) from None
+        record = {
+            "source": str(checkpoint.folder.resolve()),
+            **request,
+            "num_bytes": path.stat().st_size,
+            "rounding_note": built.get("rounding_note", ""),
+        }
+        self._write_record(key, record)
+        remember_when_written(path)
         return path
 
     def find_any(self, folder: Path | str, network: str | None = None) -> Path | None:

@@ -46,7 +46,7 @@ def export_ranks(
         if (model.is_dir() or is_gguf(model)) and not is_cut:
             whole = temporary / "whole.psm"
             network = network or registered_script(model)
-            build_in_child(model, whole, scheme=scheme, network=network, tail=tail, progress=progress)
+            build_in_child(model, whole, scheme=scheme, network=network, tail=tail, kind="cached", progress=progress)
         elif not is_cut and (scheme, network, tail) != (None, None, None):
             raise InvalidArgumentError(f"{model}: expected a checkpoint folder, because a bundle is exported already")
         for rank in range(layout.world):

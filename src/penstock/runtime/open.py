@@ -402,7 +402,9 @@ def rank_bundles(
         temporary = Path(stack.enter_context(temporary_folder(folder)))
         parts = [temporary / rank_bundle(rank) for rank in range(world)]
         for rank, part in enumerate(parts):
-            build_in_child(folder, part, scheme=scheme, network=network, rank=rank, progress=options.progress)
+            build_in_child(
+                folder, part, scheme=scheme, network=network, rank=rank, kind="cached", progress=options.progress
+            )
         yield parts
 
 
@@ -469,7 +471,9 @@ def bundle_of(
 
     with temporary_folder(folder) as temporary:
         bundle = Path(temporary) / "model.psm"
-        build_in_child(folder, bundle, scheme=scheme, network=network, rank=rank, progress=options.progress)
+        build_in_child(
+            folder, bundle, scheme=scheme, network=network, rank=rank, kind="cached", progress=options.progress
+        )
         yield bundle  # needs no verification: its checksums were just computed
 
 

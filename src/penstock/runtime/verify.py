@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,10 @@ from penstock.config import check_choice
 from penstock.core import native
 from penstock.core.metadata import stamp_of
 
-__all__ = ["VERIFY_MODES", "check_verify", "forget_verified", "is_settled", "open_verified", "remember_verified"]
+__all__ = [
+    "VERIFY_MODES", "check_verify", "forget_verified", "is_settled", "open_verified",
+    "remember_when_written",
+]  # fmt: skip
 
 VERIFY_MODES: Final = ("once", "always", "never")
 _FOLDER: Final = "verified"
@@ -58,10 +62,24 @@ def open_verified(path: str | os.PathLike[str], verify: str = "once") -> tuple[n
     return model, seconds
 
 
-def remember_verified(path: str | os.PathLike[str]) -> None:
-    """Record a file whose checksums were computed while this process or its child wrote it."""
-    status = _stat(path)
-    if status is not None:
+def remember_when_written(path: str | os.PathLike[str]) -> threading.Thread:
+    """Record a file whose checksums were computed while a child of this process made it, once it is on the disk.
+
+    A thread waits for the disk.  Without the record the next start verifies the file.
+    """
+    thread = threading.Thread(target=_remember_written, args=(path,), name="penstock-write-behind")
+    thread.start()
+    return thread
+
+
+def _remember_written(path: str | os.PathLike[str]) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+            status = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
         _remember(path, status)
 
 

@@ -74,7 +74,7 @@ class Metadata:
             return None
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or len(value) != count:
             raise self.error(key, f"an array of {count} integers")
-        return [int(number) for number in value]
+        return [int(number) for number in value.tolist()]
 
     def numbers(self, key: str, count: int) -> list[float] | None:
         """Return an array of ``count`` finite numbers, or None."""
@@ -84,4 +84,4 @@ class Metadata:
         is_floats = isinstance(value, np.ndarray) and value.dtype.kind == "f" and len(value) == count
         if not isinstance(value, np.ndarray) or not is_floats or not np.isfinite(value).all():
             raise self.error(key, f"an array of {count} finite numbers")
-        return [float(number) for number in value]
+        return [float(number) for number in value.tolist()]

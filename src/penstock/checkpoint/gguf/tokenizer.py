@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any, Final
 
 from penstock.checkpoint.gguf.metadata import Metadata
@@ -12,6 +13,7 @@ from penstock.checkpoint.gguf.tokenizer_pieces import unigram, word_piece
 from penstock.checkpoint.gguf.vocab import TokenType, Vocab
 from penstock.checkpoint.sentencepiece.merges import merges_by_score
 from penstock.checkpoint.sentencepiece.steps import decoder_steps, normalizer_steps
+from penstock.checkpoint.tokenizer_limits import MadeJson
 from penstock.config import show
 from penstock.errors import InvalidFileError, UnsupportedError
 
@@ -62,7 +64,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, bytes]:
         generation["bos_token_id"] = vocab.roles["bos_token"]
     return {
         "generation_config.json": json.dumps(generation).encode(),
-        "tokenizer.json": json.dumps(tokenizer, ensure_ascii=False).encode(),
+        "tokenizer.json": MadeJson.of(tokenizer),
         "tokenizer_config.json": json.dumps(config, ensure_ascii=False).encode(),
     }
 
@@ -106,7 +108,10 @@ def _space_marked(metadata: Metadata, vocab: Vocab) -> dict[str, Any]:
 
 def _merges(metadata: Metadata, vocab: Vocab) -> list[list[str]]:
     """Return the pairs of tokens that are merged, in their order."""
-    merges = []
+    pairs = [merge.split(" ") for merge in metadata.texts("tokenizer.ggml.merges")]
+    if set(map(len, pairs)) <= {2} and vocab.ids.keys() >= {*chain.from_iterable(pairs), *map("".join, pairs)}:
+        return pairs
+    merges = []  # a token may have a space inside
     for merge in metadata.texts("tokenizer.ggml.merges"):
         at = merge.find(" ", 1)
         left, right = merge[:at], merge[at + 1 :]

@@ -53,17 +53,17 @@ class Vocab:
             raise metadata.error("tokenizer.ggml.tokens", f"at most {vocab_size} tokens, as the embedding has rows")
         types = metadata.integers("tokenizer.ggml.token_type", len(self.texts))
         self.types = [TokenType.NORMAL] * len(self.texts) if types is None else types
-        self.ids: dict[str, int] = {}
+        self.ids = {text: token for token, text in enumerate(self.texts)}
         self._named: dict[str, int | None] = {}
-        for token, text in enumerate(self.texts):
-            if text in self.ids:
-                raise InvalidFileError(f"{metadata.file}: tokenizer.ggml.tokens: {show(text)} is there twice")
-            if len(text) > MAX_TOKEN_CHARS:
-                raise InvalidFileError(
-                    f"{metadata.file}: tokenizer.ggml.tokens: expected up to {MAX_TOKEN_CHARS} characters, found token "
-                    f"{token} of {len(text)}"
-                )
-            self.ids[text] = token
+        if len(self.ids) < len(self.texts):
+            twice = next(text for token, text in enumerate(self.texts) if self.ids[text] != token)
+            raise InvalidFileError(f"{metadata.file}: tokenizer.ggml.tokens: {show(twice)} is there twice")
+        length, token = max(zip(map(len, self.texts), range(len(self.texts)), strict=False), default=(0, 0))
+        if length > MAX_TOKEN_CHARS:
+            raise InvalidFileError(
+                f"{metadata.file}: tokenizer.ggml.tokens: expected up to {MAX_TOKEN_CHARS} characters, found token "
+                f"{token} of {length}"
+            )
         self.roles = {}
         for role, key in _ROLES:
             token_id = self.id_of(key)

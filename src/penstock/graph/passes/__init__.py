@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 from penstock.graph.ir import Graph
@@ -28,7 +27,7 @@ def run_passes(graph: Graph, schemes: Mapping[str, str] | None = None) -> Graph:
 
     ``schemes``: those of ``assign_scheme``.  Equal graphs give equal results.
     """
-    graph = copy.deepcopy(graph)
+    graph = graph.copy()
     if schemes is not None:
         set_schemes(graph, schemes)
     drop_dead_code(graph)  # first: dead nodes must not prevent or join a fusion

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 from penstock.config import check_choice
@@ -45,7 +44,7 @@ def assign_scheme(
     body = find_scheme(scheme)
     head = find_scheme(body.head)
     router = find_scheme("f32")
-    graph = copy.deepcopy(graph)
+    graph = graph.copy()
     head_names = _head_weights(graph)
     layouts: dict[str, Layout] = {}
     for node in graph.nodes:

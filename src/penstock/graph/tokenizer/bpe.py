@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import repeat
 
-import numpy as np
-
-from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET, byte_level_bytes
+from penstock.checkpoint.tokenizer_file import BYTE_ALPHABET, byte_level_texts
 from penstock.config import show
 from penstock.graph.tokenizer.components import Json, NotCompiledError, check_lengths, count_tokens, flatten
 from penstock.graph.tokenizer.decoding import decoded_texts
@@ -22,7 +21,10 @@ __all__ = ["compile_bpe"]
 
 
 def compile_bpe(model: Json, texts: Mapping[int, str], decoder: Json | None, tables: TokenizerTables) -> None:
-    """Compile a BPE model; ``texts`` are those of all tokens, by their ids.  ``tables.kind`` says of what."""
+    """Compile a BPE model, whose merges are a table; ``texts`` are those of all tokens, by their ids.
+
+    ``tables.kind`` says what is encoded: bytes or characters.
+    """
     for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(name):
             raise NotCompiledError(f"model.{name}: expected none, found {show(model[name])}")
@@ -33,21 +35,16 @@ def compile_bpe(model: Json, texts: Mapping[int, str], decoder: Json | None, tab
         raise NotCompiledError(f"model.unk_token: {show(unknown)} is not in the vocabulary")
     tables.unknown = NO_TOKEN if unknown is None else vocab[unknown]
     tables.flags |= FUSE_UNKNOWN * bool(model["fuse_unk"])
-    try:
-        merges = [
-            (vocab[left], vocab[right], rank, vocab[left + right]) for rank, (left, right) in enumerate(model["merges"])
-        ]
-    except KeyError as error:
-        raise NotCompiledError(f"model.merges: {show(error.args[0])} is not in the vocabulary") from None
-    tables.merges = np.array(merges, np.uint32).reshape(-1, 4)
+    tables.merges = model["merges"]
+    flags: dict[int, int] = {}
     if tables.kind == KIND_BYTES:
         _compile_bytes(model, vocab, decoder, tables)
-        decoded, flags = {i: byte_level_bytes(text) for i, text in texts.items()}, dict.fromkeys(texts, 0)
+        decoded = dict(zip(texts, byte_level_texts(list(texts.values())), strict=True))
     else:
         decoded, flags = _compile_characters(model, vocab, texts, decoder, tables)
     check_lengths(decoded.values())
-    tables.token_texts = [decoded.get(i, b"") for i in range(num_tokens)]
-    tables.token_flags = bytes(flags.get(i, 0) for i in range(num_tokens))
+    tables.token_texts = list(map(decoded.get, range(num_tokens), repeat(b"")))
+    tables.token_flags = bytes(flags.get(i, 0) for i in range(num_tokens)) if flags else bytes(num_tokens)
 
 
 def _compile_bytes(model: Json, vocab: dict[str, int], decoder: Json | None, tables: TokenizerTables) -> None:
@@ -60,9 +57,8 @@ def _compile_bytes(model: Json, vocab: dict[str, int], decoder: Json | None, tab
         raise NotCompiledError("model.byte_fallback with the pre_tokenizer ByteLevel and bytes without a token")
     if model["ignore_merges"]:
         tables.flags |= WHOLE_WORDS
-        tables.words = [
-            (i, byte_level_bytes(text)) for text, i in vocab.items() if text and set(text) <= BYTE_ALPHABET.keys()
-        ]
+        words = [text for text in vocab if text and BYTE_ALPHABET.keys() >= set(text)]
+        tables.words = list(zip(map(vocab.__getitem__, words), byte_level_texts(words), strict=True))
 
 
 def _compile_characters(

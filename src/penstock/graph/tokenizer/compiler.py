@@ -6,17 +6,16 @@ the bundle then accepts and returns only token ids.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.checkpoint.generation import read_generation_config, read_tokenizer_config
-from penstock.checkpoint.tokenizer_file import open_tokenizer_file
 from penstock.config import show
 from penstock.errors import InvalidFileError, PenstockError
 from penstock.graph.tokenizer.bpe import compile_bpe
 from penstock.graph.tokenizer.components import MAX_ADDED_BYTES, MAX_TOKENS, Json, NotCompiledError, flatten
 from penstock.graph.tokenizer.pieces import compile_unigram, compile_word_piece
+from penstock.graph.tokenizer.read import read_tokenizer
 from penstock.graph.tokenizer.segment import (
     ADDED_LSTRIP,
     ADDED_RSTRIP,
@@ -87,12 +86,10 @@ def _compile(files: Mapping[str, bytes], ids: dict[str, int]) -> TokenizerTables
     """Return the tables; store the id of every token's text in ``ids``."""
     if "tokenizer.json" not in files:
         raise NotCompiledError("the model has none")
-    library = open_tokenizer_file(files["tokenizer.json"])
-    values = json.loads(library.to_str())  # as the library reads it: with defaults, and old forms converted
+    values, library, added = read_tokenizer(files["tokenizer.json"])
     model = values["model"]
     listed = model.get("vocab", {}) if model.get("type") in _MODELS else {}
     vocab: dict[str, int] = listed if isinstance(listed, dict) else {text: i for i, (text, _) in enumerate(listed)}
-    added = library.get_added_tokens_decoder()
     ids |= vocab | {token.content: i for i, token in added.items()}
     _check_model(model)
     tables = TokenizerTables()
@@ -116,8 +113,8 @@ def _compile(files: Mapping[str, bytes], ids: dict[str, int]) -> TokenizerTables
         compile_unigram(model, texts, library, tables)
     specials = {token.content for token in added.values() if token.special}
     flags = bytearray(tables.token_flags)
-    for i, text in texts.items():
-        flags[i] |= TOKEN_SPECIAL * (text in specials)
+    for i in [i for i, text in texts.items() if text in specials]:
+        flags[i] |= TOKEN_SPECIAL
     tables.token_flags = bytes(flags)
     _compile_added(library, added, tables)
     _compile_post_processor(values["post_processor"], tables)

@@ -131,12 +131,27 @@ def encode_tables(tables: TokenizerTables) -> bytes:
 
 def _texts(texts: list[bytes]) -> list[tuple[bytes, int]]:
     """Return the tables of begins and bytes, with the sizes of their elements."""
-    begins: Any = np.concatenate([[0], np.cumsum([len(text) for text in texts])]) if texts else []
+    begins: Any = np.concatenate([[0], np.cumsum(list(map(len, texts)))]) if texts else []
     return [(_u32(begins), 4), (b"".join(texts), 1)]
 
 
 def _added_table(added: list[AddedEntry], texts: _Texts) -> bytes:
     return _u32([(a.token, a.flags, *texts.place(a.text)) for a in sorted(added, key=lambda a: a.text)])
+
+
+def _hashes(words: list[bytes]) -> npt.NDArray[np.uint32]:
+    """Return the FNV-1a of each word: the bytes of all words at one depth after another."""
+    lengths = np.array(list(map(len, words)))
+    order = np.argsort(-lengths, kind="stable")
+    begins = (np.cumsum(lengths) - lengths)[order]
+    data = np.frombuffer(b"".join(words), np.uint8)
+    codes = np.full(len(words), _FNV_BASIS, np.uint32)
+    ends = np.searchsorted(-lengths[order], -np.arange(lengths.max()))  # the number of words longer than each depth
+    for depth, count in enumerate(ends.tolist()):
+        codes[:count] = (codes[:count] ^ data[begins[:count] + depth]) * np.uint32(_FNV_PRIME)
+    hashes = np.empty_like(codes)
+    hashes[order] = codes
+    return hashes
 
 
 def _hash_table(words: list[tuple[int, bytes]]) -> bytes:
@@ -145,11 +160,8 @@ def _hash_table(words: list[tuple[int, bytes]]) -> bytes:
         return b""
     size = 1 << (2 * len(words)).bit_length()
     table = [NO_TOKEN] * size
-    for token, word in words:
-        code = _FNV_BASIS
-        for byte in word:
-            code = (code ^ byte) * _FNV_PRIME & 0xFFFFFFFF
-        slot = code & (size - 1)
+    slots = (_hashes([word for _, word in words]) & np.uint32(size - 1)).tolist()
+    for (token, _), slot in zip(words, slots, strict=True):
         while table[slot] != NO_TOKEN:
             slot = (slot + 1) & (size - 1)
         table[slot] = token
