@@ -87,8 +87,9 @@ if not restrict(may_read=True):
     sys.exit()
 text = open("kept").read()
 restrict()
-for call in (lambda: open("kept", "a"), lambda: open("kept"), lambda: os.listdir("."), lambda: os.unlink("kept"), lambda: os.mkdir("c"), lambda: os.mkfifo("f"),
-             lambda: os.symlink("kept", "d"), lambda: os.execv("/bin/true", ["true"])):
+for call in (lambda: open("kept", "a"), lambda: open("kept"), lambda: os.listdir("."), lambda: os.unlink("kept"),
+             lambda: os.mkdir("c"), lambda: os.mkfifo("f"), lambda: os.symlink("kept", "d"),
+             lambda: os.execv("/bin/true", ["true"])):
     try:
         call()
     except PermissionError:
