@@ -243,9 +243,14 @@ def test_errors_name_what_is_wrong(tmp_path: Path, builder: Builder) -> None:
     assert builder.calls == []
 
 
-def test_an_unwritable_cache_names_the_variable_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["/.half.partial/x.psm", ""])
+def test_an_unwritable_cache_names_the_variable_to_set(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: no file can be written, or no folder can be made."""
+
     def fail(source: Path, out: Path, **_: Any) -> dict[str, Any]:
-        raise FileAccessError(f"{out.parent}/.half.partial/{out.name}: No space left on device")
+        raise FileAccessError(f"{out.parent}{place}: No space left on device")
 
     monkeypatch.setattr(cache_module, "build_in_child", fail)
     cache = Cache(tmp_path / "cache")

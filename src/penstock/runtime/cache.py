@@ -212,7 +212,7 @@ class Cache:
                     checkpoint.folder, path, scheme=chosen, network=network, rank=rank, progress=progress
                 )
             except FileAccessError as error:
-                if not str(error).startswith(f"{self.folder}{os.sep}"):
+                if not str(error).startswith((f"{self.folder}{os.sep}", f"{self.folder}: ")):
                     raise
                 raise self._cannot_write(str(error).rpartition(": ")[2]) from None
             record = {
