@@ -46,6 +46,27 @@ def test_keys_that_say_nothing_are_no_errors(tmp_path: Path) -> None:
     assert "a.weight" in Adapter.open(write(tmp_path, **empty, **trained))
 
 
+LAYER = "base_model.model.model.layers.3.mlp.up_proj.lora_{}.weight"
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "right"),
+    [("target_modules", ["v_proj", "p_proj"], ["v_proj", "up_proj"]), ("exclude_modules", ["mlp.up_proj"], ["proj"]),
+     ("layers_to_transform", [0, 1], [3]), ("layers_to_transform", 1, 3), ("target_modules", ["proj"], ".*proj")],
+)  # fmt: skip
+def test_matrices_that_peft_leaves_out_are_refused(key: str, wrong: object, right: object, tmp_path: Path) -> None:
+    targets = {"target_modules": ["up_proj"]}
+    write(tmp_path, **targets | {key: wrong})
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    tensors = {LAYER.format(kind): tensors[NAME.format(kind)] for kind in "AB"}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    with raises(InvalidFileError, param=key):
+        Adapter.open(tmp_path)
+    values = {"r": 2, "lora_alpha": 2, **targets, key: right}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(values))
+    assert "model.layers.3.mlp.up_proj.weight" in Adapter.open(tmp_path)
+
+
 def test_a_matrix_with_two_names_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path) / "adapter_model.safetensors"
     tensors = load_file(path)

@@ -6,7 +6,9 @@ import json
 import os
 import pickle
 import signal
+import struct
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from penstock.checkpoint.pickled import open_pickled, unpickle
+from penstock.checkpoint.pickles.decoder import Decoder
+from penstock.checkpoint.pickles.file import PickledFile
 from penstock.errors import InvalidFileError, PenstockError
 from penstock.launch.local_group import describe_end
 from penstock.runtime.build import _failure
@@ -159,6 +163,26 @@ def test_a_hostile_program_of_a_pickle_is_refused(code: bytes, tmp_path: Path) -
     rewritten(path, lambda name, data: b"\x80\x02" + code + b"." if name.endswith("pkl") else data)
     with pytest.raises(InvalidFileError, match=r"^x.bin: (expected|reading it)"):
         unpickle(path, tmp_path / "x.safetensors")
+
+
+def test_a_record_does_not_reach_into_the_next(tmp_path: Path) -> None:
+    """Its size is in the directory at the end of an archive, which may say anything."""
+    path = tmp_path / "x.bin"
+    torch.save({"a": torch.ones(100), "b": torch.zeros(100)}, path)
+    data = bytearray(path.read_bytes())
+    PickledFile(memoryview(data))
+    entry = data.index(b"x/data/0", data.index(b"PK\x01\x02")) - 46
+    assert struct.unpack_from("<2I", data, entry + 20) == (400, 400)
+    struct.pack_into("<2I", data, entry + 20, 600, 600)
+    with pytest.raises(InvalidFileError, match="expected records that do not overlap"):
+        PickledFile(memoryview(data))
+
+
+def test_numbers_whose_hashes_collide_are_no_names() -> None:
+    number = (3 * sys.hash_info.modulus).to_bytes(12, "little")  # the hash of each multiple is 0
+    with pytest.raises(InvalidFileError, match="expected names of tensors, found int"):
+        Decoder(memoryview(b"\x80\x02}\x8a\x0c" + number + b"Ns.")).decode()
+    assert Decoder(memoryview(b"\x80\x02}K\x01Ns.")).decode() == {1: None}
 
 
 def test_what_a_pickle_would_run_is_named(tmp_path: Path) -> None:

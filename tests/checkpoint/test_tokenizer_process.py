@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -111,6 +112,9 @@ def test_the_process_ends_with_its_tokenizer() -> None:
 def test_a_fork_has_a_process_of_its_own() -> None:
     tokenizer = TokenizerProcess(words())
     assert tokenizer.encode("a a") == [0, 0]
+    assert tokenizer._child is not None
+    status = Path("/proc", str(tokenizer._child.process.pid), "status").read_text()
+    assert "NoNewPrivs:\t1" in status  # Landlock, if the kernel has it, needs this
     pid = os.fork()
     if pid == 0:
         status = 1

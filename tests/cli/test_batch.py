@@ -178,7 +178,7 @@ def test_a_bad_line_does_not_affect_the_others(penstock_command, tmp_path):
         1: ("{", None, "line 1 is not JSON"),
         3: ("[" * 200_000, None, "line 3 is not JSON"),
         4: ('{"custom_id": 3}', None, "line 4: custom_id must be a non-empty string, not 3"),
-        5: ("[1]", None, "line 5 must be an object with a custom_id"),
+        5: ("[1]", None, "line 5: expected an object with a custom_id"),
         6: (json.dumps(request("a", prompt=[6])), "a", "line 6: line 2 already has custom_id 'a'"),
     }
     lines = [bad[1][0], good[0], bad[3][0], bad[4][0], bad[5][0], bad[6][0], good[1], ""]

@@ -27,6 +27,7 @@ def token(tmp_path: Path) -> Path:
     [
         ([], "--address: required for the head"),
         (["--address", "127.0.0.9"], "--address: expected 127.0.0.1 or an address that other machines reach"),
+        (["--address", "::ffff:127.0.0.9"], "--address: expected 127.0.0.9, got ::ffff:127.0.0.9"),
         (["--address", "::1"], "--address: expected 127.0.0.1 or an address that other machines reach"),
         (["--address", "::"], "got ::"),
         (["--address", "head.example"], "--address: expected an IP address, got 'head.example'"),

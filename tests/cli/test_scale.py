@@ -67,10 +67,7 @@ def test_a_plan_as_json(penstock_inline):
         (["shard", FOLDER, "OUT", "--merge", "--from", "x"], "--from: expected none with --merge"),
         (["shard", FOLDER, "OUT", "--merge", "--tp", "2"], "--strategy: expected one of"),
         (["shard", FOLDER, "OUT", "--tp", "0"], "--tp: expected an integer from 1"),
-        (
-            ["shard", FOLDER, "OUT", "--strategy", "x", "--network", "n.py:N"],
-            "--network: expected none with --str",
-        ),
+        (["shard", FOLDER, "OUT", "--merge", "--network", "n.py:N"], "--network: expected none with --merge"),
         (["convert", FOLDER, "OUT.ckpt"], "out: expected the name of a folder"),
         (["quantize", FOLDER, "OUT.psm", "--scheme", "w8a8"], "`penstock export FOLDER OUT.psm` writes such a file"),
         (["convert", FOLDER, "OUT", "--dtype", "f8"], "--dtype: expected one of f32, f16, bf16"),

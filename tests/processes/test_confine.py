@@ -76,24 +76,26 @@ assert os.pwrite(out, b"x", 0) == 1
 print(json.dumps(seen))
 """
 LANDLOCK = """
-import ctypes, os, socket, sys
+import os, socket, sys
 from penstock.processes.landlock import restrict
 os.chdir(sys.argv[1])
 open("kept", "w").close()
 out = open("out", "w")
 listener = socket.create_server(("127.0.0.1", 0))
-ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
-if not restrict():
+if not restrict(may_read=True):
     print("none")
     sys.exit()
-for call in (lambda: open("kept", "a"), lambda: os.unlink("kept"), lambda: os.mkdir("c"), lambda: os.mkfifo("f"),
-             lambda: os.symlink("kept", "d"), lambda: os.execv("/bin/true", ["true"])):
+text = open("kept").read()
+restrict()
+for call in (lambda: open("kept", "a"), lambda: open("kept"), lambda: os.listdir("."), lambda: os.unlink("kept"),
+             lambda: os.mkdir("c"), lambda: os.mkfifo("f"), lambda: os.symlink("kept", "d"),
+             lambda: os.execv("/bin/true", ["true"])):
     try:
         call()
     except PermissionError:
         continue
     print("not refused")
-print(open("kept").read() + "restricted", file=out)
+print(text + "restricted", file=out)
 """
 GAPS = (
     "setxattrat removexattrat FS_IOC_SETFLAGS F_SETOWN F_SETFL setpriority sched_setaffinity sched_setscheduler "

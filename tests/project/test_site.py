@@ -85,7 +85,8 @@ def test_reference_names_commands_metrics_and_codes(generated: dict[str, str]) -
         (("context length", "context window", "max_model_len", "n_ctx"), "guides/serving.md"),
         (("json mode", "structured outputs", "function calling", "tools", "vision", "thinking"), "guides/limits.md"),
         (("gpu", "cuda", "audio", "lora"), "guides/limits.md"),
-        (("cors", "http/1.0", "ipv6"), "guides/serving.md"),
+        (("cors", "http/1.0", "ipv6", "function calling", "thinking", "streaming"), "guides/serving.md"),
+        (("json mode", "structured outputs", "guided", "batch api"), "guides/sampling.md"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else value,
 )

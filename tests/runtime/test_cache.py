@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -22,7 +23,7 @@ from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
 from penstock.runtime import cache as cache_module
 from penstock.runtime import temporary_folder as temporary
 from penstock.runtime.build import Progress
-from penstock.runtime.cache import Cache, bundle_key
+from penstock.runtime.cache import Cache, CacheNotWritableError, bundle_key
 from penstock.runtime.open import bundle_of
 from penstock.runtime.temporary_folder import temporary_folder
 from penstock.runtime.verify import remember_when_written
@@ -251,9 +252,14 @@ def test_errors_name_what_is_wrong(tmp_path: Path, builder: Builder) -> None:
     assert builder.calls == []
 
 
-def test_an_unwritable_cache_names_the_variable_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["/.half.partial/x.psm", ""])
+def test_an_unwritable_cache_names_the_variable_to_set(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: no file can be written, or no folder can be made."""
+
     def fail(source: Path, out: Path, **_: Any) -> dict[str, Any]:
-        raise FileAccessError(f"{out.parent}/.half.partial/{out.name}: No space left on device")
+        raise FileAccessError(f"{out.parent}{place}: No space left on device")
 
     monkeypatch.setattr(cache_module, "build_in_child", fail)
     cache = Cache(tmp_path / "cache")
@@ -261,6 +267,50 @@ def test_an_unwritable_cache_names_the_variable_to_set(tmp_path: Path, monkeypat
     with pytest.raises(FileAccessError, match=message):
         cache.find_or_build(write_folder(tmp_path / "model"))
     assert list(cache.folder.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_an_unwritable_cache(
+    tmp_path: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not taken for a lock of another process, which would be waited for without end."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(cache_module.fcntl, "flock", flock)
+    with raises(CacheNotWritableError, match="No locks available. Set PENSTOCK_CACHE_DIR"):
+        Cache(tmp_path / "cache").find_or_build(write_folder(tmp_path / "model"))
+
+
+def test_files_of_other_users_in_the_cache_do_not_matter(
+    tmp_path: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a shared folder with the sticky bit: files can be made, those of others can be neither locked nor removed.
+
+    Bundles of others that are too many, and leftovers of their builds.
+    """
+    cache, folder = Cache(tmp_path / "cache", max_bytes=0), write_folder(tmp_path / "model")
+    foreign = {cache.find_or_build(folder, scheme).stem for scheme in ("f32", "w4a8")}
+    age(cache)
+    keys = {"a" * 64, "b" * 64}
+    for key in keys:
+        (cache.folder / f".{key}.psm.xyz.partial").write_bytes(b"half")
+    real_open, real_unlink = os.open, Path.unlink
+
+    def open_own(path: Any, *arguments: Any) -> int:
+        if Path(path).stem == "a" * 64:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real_open(path, *arguments)
+
+    def unlink_own(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix != ".lock" and any(key in path.name for key in foreign | keys):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        real_unlink(path, missing_ok)
+
+    monkeypatch.setattr(os, "open", open_own)
+    monkeypatch.setattr(Path, "unlink", unlink_own)
+    assert cache.find_or_build(folder, "w8a8").exists()
+    assert foreign < {entry.key for entry in cache.list()}
 
 
 def build_slowly(folder: Path, cache_folder: Path, log: Path) -> None:

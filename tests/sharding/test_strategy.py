@@ -126,7 +126,8 @@ def test_tensors_that_do_not_fit_the_network_are_named(change: dict[str, Any], m
         make_strategy(capture_model(model), 2)
 
 
-def test_a_users_network_is_cut_from_its_script(tmp_path: Path) -> None:
+def test_a_users_network_is_cut_from_its_script(penstock_inline: Any, tmp_path: Path) -> None:
+    """Its strategy, too, is compared with the script if ``shard`` gets both."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     definition = load_network_script(f"{SCRIPT}:Net")
     network = definition.Network(definition.Config.read(ConfigReader(CONFIG)))
@@ -136,6 +137,16 @@ def test_a_users_network_is_cut_from_its_script(tmp_path: Path) -> None:
     assert {own.cut for own in strategy.parameters.values()} == {"rows", "replicated"}
     with raises(UnsupportedError, param="model_type", match="--network"):
         capture_model(model)
+    name, own = next((name, own) for name, own in strategy.parameters.items() if own.cut == "rows")
+    wrong = replace(strategy, parameters={**strategy.parameters, name: replace(own, cut="replicated", ranges=())})
+    wrong.write(tmp_path / "strategy.json")
+    command = ("shard", tmp_path, tmp_path / "out", "--strategy", tmp_path / "strategy.json")
+    done = penstock_inline(*command, "--network", f"{SCRIPT}:Net")
+    assert done.returncode == 2
+    assert f"{name}': cut: expected 'rows'" in done.stderr
+    done = penstock_inline(*command)
+    assert done.returncode == 0
+    assert "not compared with the network" in done.stderr
 
 
 def test_a_strategy_survives_its_file(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ _WITHOUT_EFFECT: Final = frozenset(
      "lora_ga_config", "megatron_config", "megatron_core", "modules_to_save", "peft_version", "qalora_group_size",
      "revision", "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices")
 )  # fmt: skip
-"""Keys of peft that say how an adapter is trained, or which layers it has, which its tensors say too."""
+"""Keys of peft that say how an adapter is trained, or which layers it has (``_key_without``)."""
 _PLAIN_STARTS: Final = (True, False, "gaussian", "eva", "orthogonal")
 """The values of ``init_lora_weights`` that leave the weights of the model as they are."""
 
@@ -85,6 +86,12 @@ class Adapter:
                     f"{_WEIGHTS}: tensor {show(name)}: expected matrices lora_A and lora_B of linear layers"
                 )
             module = name[len(_PREFIX) : -len(end)]
+            if wrong := _key_without(reader, module):
+                raise InvalidFileError(
+                    f"{_CONFIG}: {wrong}: expected {show(module)}, of which {_WEIGHTS} has matrices; peft would leave "
+                    "them out",
+                    param=wrong,
+                )
             if _ENDS[end] in pairs.get(module, ()):
                 raise InvalidFileError(f"{_WEIGHTS}: {show(module)}: found {_ENDS[end]} twice, one with .default")
             values = to_float32(file.read(name), info.dtype)
@@ -142,6 +149,40 @@ def _check_keys(reader: ConfigReader) -> None:
                 f"{_CONFIG}: {shown}: expected null, because Penstock does not know this key, found {show(value)}",
                 param=shown,
             )
+
+
+def _key_without(reader: ConfigReader, module: str) -> str:
+    """Return the key by which peft does not load the matrices of a module; empty if it does.
+
+    A regular expression in place of a list of names is not looked at.
+    """
+
+    def names(key: str) -> bool | None:
+        value = reader.values.get(key)
+        if not isinstance(value, list) or not value:
+            return None
+        return any(f".{module}".endswith(f".{name}") for name in value)
+
+    if names("target_modules") is False:
+        return "target_modules"
+    if names("exclude_modules"):
+        return "exclude_modules"
+    targets, layers = reader.values.get("target_modules"), reader.values.get("layers_to_transform")
+    if layers in (None, []) or not isinstance(targets, list) or module in targets:
+        return ""
+    layer = _layer_of(reader, module)
+    return "" if layer in (layers if isinstance(layers, list) else [layers]) else "layers_to_transform"
+
+
+def _layer_of(reader: ConfigReader, module: str) -> int | None:
+    """Return the number of the layer that a module is in: the first one in its name, behind ``layers_pattern``."""
+    pattern = reader.values.get("layers_pattern")
+    patterns = [pattern] if isinstance(pattern, str) and pattern else pattern or []
+    parts = module.split(".")
+    for before, part in list(pairwise(parts[:-1]))[0 if patterns else 1 :]:
+        if part.isascii() and part.isdigit() and (not patterns or before in patterns):
+            return int(part)
+    return None
 
 
 def _delta(reader: ConfigReader, module: str, pair: dict[str, NDArray[np.float32]]) -> _Delta:

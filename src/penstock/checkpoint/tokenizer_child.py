@@ -1,7 +1,8 @@
 """The process in which the ``tokenizers`` library runs: ``python -m penstock.checkpoint.tokenizer_child``.
 
 Its standard input is a socket to the parent.  The memory of the process and the CPU time of each request are limited;
-at either limit the kernel kills the process, and the parent reports an error and starts another.  The library prints
+at either limit the kernel kills the process, and the parent reports an error and starts another.  Landlock, where the
+kernel has it, refuses to write files, to run programs, TCP and signals to other processes.  The library prints
 panics with backtraces to standard error, which the parent discards: each request ends with one reply.
 """
 
@@ -26,6 +27,7 @@ from penstock.checkpoint.tokenizer_frames import (
     unpack_lists,
 )
 from penstock.errors import InvalidFileError, PenstockError, UnsupportedError
+from penstock.processes.landlock import restrict
 
 if TYPE_CHECKING:
     from penstock.checkpoint.tokenizer_file import LibraryTokenizer
@@ -130,6 +132,7 @@ def _serve(channel: socket.socket) -> None:
 def main() -> int:
     """Serve the parent at the other end of standard input; return the exit status."""
     _lower_limits()
+    restrict(may_read=True)
     channel = socket.socket(fileno=sys.stdin.fileno())
     try:
         _serve(channel)

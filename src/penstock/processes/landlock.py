@@ -1,4 +1,4 @@
-"""Landlock (Linux 5.13 and later): the kernel refuses changes of files, TCP and signals, whichever call asks for them.
+"""Landlock (Linux 5.13 and later): the kernel refuses files, TCP and signals, whichever call asks for them.
 
 https://docs.kernel.org/userspace-api/landlock.html
 """
@@ -12,6 +12,7 @@ from typing import Final
 
 __all__ = ["restrict"]
 
+_NO_NEW_PRIVS: Final = 38
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446
 _ASK_VERSION: Final = 1
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
@@ -23,17 +24,21 @@ _SCOPES: Final = 0b11
 """Abstract sockets and signals stay within the process, from version 6 on."""
 
 
-def restrict() -> bool:
-    """Give up all that Landlock can refuse but reading files, for this thread and those that it starts.
+def restrict(*, may_read: bool = False) -> bool:
+    """Give up all that Landlock can refuse, for this thread and those that it starts.
 
-    The process must have PR_SET_NO_NEW_PRIVS.  Returns False where the kernel has no Landlock or it is off.
+    Descriptors that are open stay usable.  ``may_read``: files can still be opened for reading, for a process that
+    imports modules later.  The process gains no privileges from now on (PR_SET_NO_NEW_PRIVS).  Returns False where the
+    kernel has no Landlock or it is off.
     """
     libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
+        return False
     version = libc.syscall(ctypes.c_long(_CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
     if version < 1:
         return False
     num_rights = _NUM_FILE_RIGHTS[min(version, len(_NUM_FILE_RIGHTS) - 1)]
-    words = [(1 << num_rights) - 1 & ~(_READ_FILE | _READ_DIR)]
+    words = [(1 << num_rights) - 1 & ~(_READ_FILE | _READ_DIR if may_read else 0)]
     if version >= 4:
         words.append(_TCP)
     if version >= 6:

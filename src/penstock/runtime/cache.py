@@ -235,7 +235,7 @@ class Cache:
                 progress=progress,
             )
         except FileAccessError as error:
-            if not str(error).startswith(f"{self.folder}{os.sep}"):
+            if not str(error).startswith((f"{self.folder}{os.sep}", f"{self.folder}: ")):
                 raise
             raise self._cannot_write(str(error).rpartition(": ")[2]) from None
         record = {
@@ -367,8 +367,11 @@ class Cache:
             # If the file was removed between open and lock, the lock is void.
             if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
                 return descriptor
-        except OSError:
+        except (BlockingIOError, FileNotFoundError):
             pass
+        except OSError as error:  # a file system without locks: to wait would not help
+            os.close(descriptor)
+            raise self._cannot_write(error.strerror) from None
         os.close(descriptor)
         return None
 
@@ -383,13 +386,15 @@ class Cache:
             key = path.name[1:65]
             descriptor = None
             if key != locked_key and _KEY_PATTERN.fullmatch(key):
-                descriptor = self._try_lock(key)
+                with contextlib.suppress(CacheNotWritableError):  # a lock of another user
+                    descriptor = self._try_lock(key)
                 if descriptor is None:
                     continue  # another process is building it
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # a file of another user
+                    path.unlink()
             if descriptor is not None:
                 self._unlock(key, descriptor)
 
@@ -401,5 +406,7 @@ class Cache:
         for entry in reversed(entries):
             if total <= self.max_bytes:
                 return
-            if entry.key != keep and entry.last_used < recent and self.remove(entry.key):
-                total -= entry.num_bytes
+            if entry.key == keep or entry.last_used >= recent:
+                continue
+            with contextlib.suppress(FileAccessError):  # an entry of another user does not keep this one from running
+                total -= entry.num_bytes if self.remove(entry.key) else 0

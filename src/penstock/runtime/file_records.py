@@ -109,6 +109,9 @@ class FileRecords:
             temporary.write_text(f"{_digest(name, text)}\n{text}")
             temporary.replace(self.folder / name)
             self._prune()
+            return
+        with contextlib.suppress(OSError):  # half a file, on a full disk
+            temporary.unlink()
 
     def _records(self) -> list[Path]:
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.config import show
+from penstock.config import is_integer, show
 from penstock.errors import InvalidFileError
 from penstock.validation import printable
 
@@ -55,6 +55,7 @@ _CALLS: Final = (
 _MAX_NAME: Final = 200
 _MAX_PROTOCOL: Final = 5
 _MAX_DIMS: Final = 32
+_MAX_KEY: Final = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -231,10 +232,13 @@ class Decoder:
 
 
 def _entries(pairs: Iterable[Any], present: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the entries to add to a dictionary; each key is a name, or a number, that it has not yet."""
+    """Return the entries to add to a dictionary; each key is a name, or a small number, that it has not yet.
+
+    The hashes of large numbers can be chosen so that all of them collide.
+    """
     entries: dict[Any, Any] = {}
     for key, value in pairs:
-        if not isinstance(key, str | int):
+        if not isinstance(key, str) and not is_integer(key, 0, _MAX_KEY):
             raise InvalidFileError(f"expected names of tensors, found {type(key).__name__}")
         if key in entries or key in present:
             raise InvalidFileError(f"expected each name once, found {show(key)} again")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from penstock.checkpoint.pickles.decoder import ELEMENT_TYPES, MAX_PICKLE_BYTES, Decoder, Storage, StoredTensor
@@ -57,6 +59,7 @@ class PickledFile:
                     "file again with torch.save."
                 )
             records[name] = self._record_of(name, info)
+        _check_apart(infos, records.values())
         if "constants.pkl" in records:
             raise InvalidFileError("expected tensors by name, found a program of TorchScript")
         if "data.pkl" not in records:
@@ -137,6 +140,18 @@ class PickledFile:
                 f"expected a tensor within the {num_bytes} bytes of its storage, found one of {end * size}"
             )
         return record.start, num_bytes
+
+
+def _check_apart(infos: list[zipfile.ZipInfo], records: Iterable[_Record]) -> None:
+    """Raise InvalidFileError if a record, with its header, reaches into the next one, whose bytes it would read."""
+    starts = (info.header_offset for info in infos)
+    spans = sorted((start, record.start + record.num_bytes) for start, record in zip(starts, records, strict=True))
+    for (_, end), (start, _) in pairwise(spans):
+        if end > start:
+            raise InvalidFileError(
+                f"expected records that do not overlap, found one that ends at byte {end}, after the start of the next "
+                f"at byte {start}"
+            )
 
 
 def is_convertible(value: Any) -> bool:

@@ -180,7 +180,7 @@ def _read_line(number: int, data: bytes) -> _Line:
     except (ValueError, RecursionError) as error:
         return _Line(number, error=f"line {number} is not JSON: {error}")
     if not isinstance(request, dict) or "custom_id" not in request:
-        return _Line(number, error=f"line {number} must be an object with a custom_id")
+        return _Line(number, error=f"line {number}: expected an object with a custom_id")
     name = request["custom_id"]
     if not isinstance(name, str) or not name:
         return _Line(number, error=f"line {number}: custom_id must be a non-empty string, not {name!r:.100}")

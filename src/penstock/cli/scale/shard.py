@@ -11,6 +11,7 @@ from penstock.cli.options import add_options, add_parser_of
 from penstock.cli.progress import ProgressLine, format_bytes
 from penstock.core.rank_layout import RankLayout
 from penstock.errors import FileAccessError, InvalidArgumentError, PenstockError
+from penstock.logs import note
 
 if TYPE_CHECKING:
     from penstock.sharding.strategy import Strategy
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             if layout is None:
                 strategy = Strategy.read(_existing("strategy", args.strategy))
-                _check_parts(source, strategy)
+                _check_parts(source, strategy, args.network)
             else:
                 strategy = _planned(source, layout, args.network)
             previous = None if args.previous is None else Strategy.read(_existing("from", args.previous))
@@ -96,11 +97,9 @@ def _layout(args: argparse.Namespace) -> RankLayout | None:
         raise InvalidArgumentError(
             "--strategy: expected one of --tp N (with --pp N, --cp N), --strategy FILE and --merge", param="strategy"
         )
-    for option, value, needed in (("from", args.previous, not args.merge), ("network", args.network, bool(sizes))):
-        if value is not None and not needed:
-            raise InvalidArgumentError(
-                f"--{option}: expected none with --{'merge' if args.merge else 'strategy'}", param=option
-            )
+    for option, value in (("from", args.previous), ("network", args.network)):
+        if value is not None and args.merge:
+            raise InvalidArgumentError(f"--{option}: expected none with --merge", param=option)
     return RankLayout(**sizes) if sizes else None
 
 
@@ -111,10 +110,11 @@ def _planned(source: Path, layout: RankLayout, network: str | None) -> Strategy:
     return make_strategy(capture_model(open_whole(source), network=network), layout)
 
 
-def _check_parts(source: Path, strategy: Strategy) -> None:
+def _check_parts(source: Path, strategy: Strategy, network: str | None) -> None:
     """Refuse a strategy with which the ranks cannot run; InvalidArgumentError names the field.
 
-    For a network that only its user's script has, there is nothing to compare with.
+    ``network``: the script of a network that is not built in.  Without it there is nothing to compare with, which a
+    warning says.
     """
     from penstock.graph.strategy import capture_model, check_parts, make_strategy
     from penstock.sharding.source import open_whole
@@ -122,9 +122,12 @@ def _check_parts(source: Path, strategy: Strategy) -> None:
     model = open_whole(source)
     strategy.check_model(model.config, model.tensors, source)
     try:
-        captured = capture_model(model)
+        captured = capture_model(model, network=network)
         needed = make_strategy(captured, strategy.layout)
-    except PenstockError:
+    except PenstockError as error:
+        if network is not None:
+            raise
+        note("penstock", f"the strategy is not compared with the network: {error}")
         return
     mapped = {piece.tensor for pieces in captured.sources.values() for piece in pieces}
     check_parts(strategy, needed, mapped)

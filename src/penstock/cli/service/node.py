@@ -269,6 +269,9 @@ def _check_address(args: argparse.Namespace) -> None:
         raise InvalidArgumentError(
             f"--address: expected an IP address, got {address!r:.100}", param="address"
         ) from None
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    if mapped is not None:  # the checks below would take ::ffff:127.0.0.9 for an address of another machine
+        raise InvalidArgumentError(f"--address: expected {mapped}, got {address}", param="address")
     if ip.is_unspecified:
         raise InvalidArgumentError(
             f"--address: expected the address of this machine in its network, got {address}. To try it on one machine, "

@@ -49,7 +49,7 @@ class InProcessApi:
         A PenstockError has the message that a client of the service would get.
         """
         if url not in _ENDPOINTS:
-            raise InvalidArgumentError(f"url must be {', '.join(_ENDPOINTS)}, not {url!r:.100}", param="url")
+            raise InvalidArgumentError(f"url: expected one of {', '.join(_ENDPOINTS)}, got {url!r:.100}", param="url")
         struct, handler = _ENDPOINTS[url]
         try:
             decoded = converted(body, struct)
