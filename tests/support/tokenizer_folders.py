@@ -148,12 +148,13 @@ def tiktoken_file() -> bytes:
     return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in byte_ranks().items())
 
 
-def _tiktoken(file: str, **config: object) -> Folder:
-    """A vocabulary file of tiktoken."""
+def _tiktoken(file: str, missing: tuple[bytes, ...] = (), **config: object) -> Folder:
+    """A vocabulary file of tiktoken, without the ranks ``missing``."""
 
     def write(folder: Path) -> None:
         _json(folder / "config.json", {"model_type": "llama"})
-        (folder / file).write_bytes(tiktoken_file())
+        lines = tiktoken_file().splitlines(keepends=True)
+        (folder / file).write_bytes(b"".join(line for line in lines if line.split()[1] not in missing))
         _json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **config})
 
     return write
@@ -411,6 +412,11 @@ SHAPES: dict[str, Folder] = {
         | _decoder(_base() + 3, token("<new>", special=True), token("<tool>", special=True, rstrip=True)),
     ),
     "tiktoken with further tokens": _tiktoken("tiktoken.model", extra_special_tokens=["<x>", _END], pad_token="<p>"),  # noqa: S106
+    "tiktoken with a gap": _tiktoken("tiktoken.model", (b"300", b"301"), eos_token="</s>"),  # noqa: S106
+    "tiktoken with a token in a gap": _tiktoken(
+        "tiktoken.model", (b"300", b"301"), eos_token="<new>",  # noqa: S106
+        added_tokens_decoder=_decoder(300, token("<new>", special=True)),
+    ),
     "Qwen2": _byte_json(
         "qwen2", (_END, "<|im_start|>", "<|im_end|>"), {"normalizer": {"type": "NFC"}},
         tokenizer_class="Qwen2Tokenizer", eos_token="<|im_end|>", pad_token=_END,  # noqa: S106

@@ -59,7 +59,7 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body, kw_only=True):
     """The format of an answer: any text, an object of JSON, or JSON that follows a schema."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchemaFormat | None = None
     schema: Annotated[dict[str, Any] | None, Meta(description="llama.cpp's field, for json_object only.")] = None
 
