@@ -477,8 +477,13 @@ SHAPES: dict[str, Folder] = {
         "llama", "prepend", tokenizer_class="LlamaTokenizer", legacy=True
     ),
     "Llama 2 without options": _spm("llama", LLAMA, 1, tokenizer_class="LlamaTokenizer"),
+    "Code Llama": _spm("llama", LLAMA, 1, tokenizer_class="CodeLlamaTokenizer"),
     "Llama 2, legacy": _spm("llama", LLAMA, 1, tokenizer_class="LlamaTokenizer", legacy=True, add_bos_token=True),
     "Mistral, tokenizer.json of the older form": _llama_json("mistral", "prepend", tokenizer_class="LlamaTokenizer"),
+    "Mistral with added tokens, legacy": _spm(
+        "mistral", LLAMA, 1, {"added_tokens.json": {"<|im_start|>": 10_000, "<|im_end|>": 10_001}},
+        tokenizer_class="LlamaTokenizer", legacy=True, eos_token="<|im_end|>",  # noqa: S106
+    ),
     "Mistral": _spm("mistral", LLAMA, 1, tokenizer_class="LlamaTokenizer", add_bos_token=True),
     "Mistral, tokenizer.json": _llama_json("mistral", "always", tokenizer_class="LlamaTokenizer", bos_token="<s>"),  # noqa: S106
     "Gemma": _spm("gemma", GEMMA, 0, tokenizer_class="GemmaTokenizer", add_bos_token=True),
