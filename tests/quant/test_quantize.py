@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.checkpoint.folder import Checkpoint
-from penstock.checkpoint.quantize import FLOAT_LAYERS, quantize_checkpoint
+from penstock.checkpoint.quantize import FLOAT_LAYERS, plan_weights, quantize_checkpoint
 from penstock.config import ConfigReader
 from penstock.core import native
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError, PenstockError, UnsupportedError
@@ -225,3 +225,12 @@ def test_every_router_is_recognised_by_name(model_type: str) -> None:
     for path, layer in network.named_modules():
         if isinstance(layer, Linear):
             assert (path.rpartition(".")[2] in FLOAT_LAYERS) == isinstance(layer, Router), path
+
+
+@pytest.mark.long
+def test_a_router_may_be_a_module_with_a_linear(tmp_path: Path) -> None:
+    checkpoint = open_mapped(save("gemma4_text_experts", tmp_path / "model"))
+    plan = plan_weights(checkpoint, find_scheme("w8a8"))
+    routers = {name for name in checkpoint.tensors if name.endswith(".router.proj.weight")}
+    assert routers
+    assert not routers & plan.keys()

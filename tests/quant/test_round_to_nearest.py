@@ -9,15 +9,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as torch_tensors
 from torch import nn
 
 from penstock import load_network
 from penstock.checkpoint.quantize import quantize_checkpoint
 from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedError
+from penstock.models.loader import save_network
+from penstock.models.mapped import open_mapped
 from penstock.nn import Embedding, Linear, LMHead, RMSNorm
 from penstock.quant.round_to_nearest import RoundToNearest, RoundToNearestConfig
+from tests.support import families
 from tests.support.errors import raises
 from tests.support.invariant_checkpoints import write_checkpoint
+from tests.support.marks import mostly_long
 
 
 class Small(nn.Module):
@@ -121,3 +126,22 @@ def test_loading_refuses_missing_unused_and_misshapen_tensors(tmp_path: Path) ->
         save_file(found, source / "model.safetensors")
         with pytest.raises(InvalidFileError, match=message):
             load_network(source)
+
+
+@pytest.mark.parametrize("family", mostly_long(["mixtral", "minicpm3", "gpt_oss", "deepseek_v3"], "mixtral"))
+def test_networks_with_experts_load_and_are_quantized(family: str, tmp_path: Path) -> None:
+    """The experts of a normal folder are one tensor each; the layers of each head are linears, too."""
+    source = families.save(family, tmp_path / "model")
+    network = load_network(source)
+    save_network(network, tmp_path / "again")
+    again = dict(load_network(tmp_path / "again").named_parameters())
+    assert {name for name, own in network.named_parameters() if not torch.equal(own, again[name])} == set()
+    algorithm = RoundToNearest(RoundToNearestConfig("w4a8"))
+    algorithm.convert(algorithm.apply(network))
+    algorithm.save(tmp_path / "saved")
+    quantize_checkpoint(open_mapped(source), tmp_path / "folder", "w4a8")
+    expected, found = tmp_path / "folder", tmp_path / "saved"
+    assert json.loads((found / "config.json").read_text()) == json.loads((expected / "config.json").read_text())
+    mine, theirs = (torch_tensors(folder / "model.safetensors") for folder in (found, expected))
+    assert mine.keys() == theirs.keys()
+    assert {name for name, own in mine.items() if not torch.equal(own, theirs[name])} == set()

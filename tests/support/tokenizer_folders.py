@@ -148,12 +148,13 @@ def tiktoken_file() -> bytes:
     return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in byte_ranks().items())
 
 
-def _tiktoken(file: str, **config: object) -> Folder:
-    """A vocabulary file of tiktoken."""
+def _tiktoken(file: str, missing: tuple[bytes, ...] = (), **config: object) -> Folder:
+    """A vocabulary file of tiktoken, without the ranks ``missing``."""
 
     def write(folder: Path) -> None:
         _json(folder / "config.json", {"model_type": "llama"})
-        (folder / file).write_bytes(tiktoken_file())
+        lines = tiktoken_file().splitlines(keepends=True)
+        (folder / file).write_bytes(b"".join(line for line in lines if line.split()[1] not in missing))
         _json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **config})
 
     return write
@@ -411,6 +412,11 @@ SHAPES: dict[str, Folder] = {
         | _decoder(_base() + 3, token("<new>", special=True), token("<tool>", special=True, rstrip=True)),
     ),
     "tiktoken with further tokens": _tiktoken("tiktoken.model", extra_special_tokens=["<x>", _END], pad_token="<p>"),  # noqa: S106
+    "tiktoken with a gap": _tiktoken("tiktoken.model", (b"300", b"301"), eos_token="</s>"),  # noqa: S106
+    "tiktoken with a token in a gap": _tiktoken(
+        "tiktoken.model", (b"300", b"301"), eos_token="<new>",  # noqa: S106
+        added_tokens_decoder=_decoder(300, token("<new>", special=True)),
+    ),
     "Qwen2": _byte_json(
         "qwen2", (_END, "<|im_start|>", "<|im_end|>"), {"normalizer": {"type": "NFC"}},
         tokenizer_class="Qwen2Tokenizer", eos_token="<|im_end|>", pad_token=_END,  # noqa: S106
@@ -471,8 +477,13 @@ SHAPES: dict[str, Folder] = {
         "llama", "prepend", tokenizer_class="LlamaTokenizer", legacy=True
     ),
     "Llama 2 without options": _spm("llama", LLAMA, 1, tokenizer_class="LlamaTokenizer"),
+    "Code Llama": _spm("llama", LLAMA, 1, tokenizer_class="CodeLlamaTokenizer"),
     "Llama 2, legacy": _spm("llama", LLAMA, 1, tokenizer_class="LlamaTokenizer", legacy=True, add_bos_token=True),
     "Mistral, tokenizer.json of the older form": _llama_json("mistral", "prepend", tokenizer_class="LlamaTokenizer"),
+    "Mistral with added tokens, legacy": _spm(
+        "mistral", LLAMA, 1, {"added_tokens.json": {"<|im_start|>": 10_000, "<|im_end|>": 10_001}},
+        tokenizer_class="LlamaTokenizer", legacy=True, eos_token="<|im_end|>",  # noqa: S106
+    ),
     "Mistral": _spm("mistral", LLAMA, 1, tokenizer_class="LlamaTokenizer", add_bos_token=True),
     "Mistral, tokenizer.json": _llama_json("mistral", "always", tokenizer_class="LlamaTokenizer", bos_token="<s>"),  # noqa: S106
     "Gemma": _spm("gemma", GEMMA, 0, tokenizer_class="GemmaTokenizer", add_bos_token=True),

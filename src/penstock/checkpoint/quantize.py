@@ -55,12 +55,12 @@ def plan_weights(checkpoint: Checkpoint, scheme: Scheme) -> dict[str, Scheme]:
     for name, info in checkpoint.tensors.items():
         if len(info.shape) != 2 or info.dtype not in FLOATS or not name.endswith(".weight") or 0 in info.shape:
             continue
-        layer = name.removesuffix(".weight").rpartition(".")[2]
+        parent, layer = ["", *name.removesuffix(".weight").split(".")][-2:]
         if layer in TOKEN_TABLES or any(word in layer for word in EMBEDDING_WORDS):
             if tied and layer in TOKEN_TABLES:
                 plan[name] = head
             continue
-        if layer in FLOAT_LAYERS:
+        if layer in FLOAT_LAYERS or parent == "router":
             continue
         plan[name] = head if name == HEAD_NAME else scheme
     return plan

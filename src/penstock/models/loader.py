@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from penstock.errors import InvalidArgumentError, InvalidFileError, UnsupportedE
 from penstock.models.meta import construct_on_meta
 from penstock.models.sources import as_network
 from penstock.quant.folder import new_folder
-from penstock.quant.round_to_nearest import as_array
+from penstock.quant.round_to_nearest import ExpertRows, as_array, expert_parts, stored_tensors
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
 __all__ = ["load_network", "save_network"]
@@ -36,7 +37,9 @@ def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module
         raise UnsupportedError(f"{folder}: expected float weights, found a folder quantized as {checkpoint.scheme}")
     built = construct_on_meta(checkpoint.config, network).network
     checkpoint = as_network(checkpoint, built)
-    names = {name for name, _ in built.named_parameters()}
+    parts = expert_parts(built)
+    names = {name for name, _ in built.named_parameters() if name not in parts}
+    names |= {part.name for own in parts.values() for part in own}
     extra = set(checkpoint.tensors) - names
     if extra:
         extra -= checkpoint.redundant_names(extra)
@@ -46,7 +49,7 @@ def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module
     for path, module in built.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter not in loaded:
-                values = _read(checkpoint, f"{path}.{name}" if path else name, parameter)
+                values = _read_parameter(checkpoint, f"{path}.{name}" if path else name, parameter, parts)
                 loaded[parameter] = nn.Parameter(values, requires_grad=False)
             setattr(module, name, loaded[parameter])
     side_files = checkpoint.side_files()
@@ -57,13 +60,21 @@ def load_network(folder: Path | str, *, network: str | None = None) -> nn.Module
     return built
 
 
-def _read(checkpoint: Checkpoint, name: str, parameter: Tensor) -> Tensor:
+def _read_parameter(
+    checkpoint: Checkpoint, name: str, parameter: Tensor, parts: Mapping[str, Sequence[ExpertRows]]
+) -> Tensor:
+    if name not in parts:
+        return _read(checkpoint, name, tuple(parameter.shape))
+    return torch.cat([_read(checkpoint, part.name, (part.num_rows, parameter.shape[1])) for part in parts[name]])
+
+
+def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
     info = checkpoint.tensors.get(name)
     if info is None:
         raise InvalidFileError(f"{checkpoint.folder}: lacks tensor {show(name)}, which the network reads")
-    if tuple(info.shape) != tuple(parameter.shape):
+    if tuple(info.shape) != shape:
         raise InvalidFileError(
-            f"{info.file}: tensor {show(name)}: shape: expected {list(parameter.shape)}, found {list(info.shape)}"
+            f"{info.file}: tensor {show(name)}: shape: expected {list(shape)}, found {list(info.shape)}"
         )
     if info.dtype != "f32" and info.dtype not in _BITS:
         raise UnsupportedError(
@@ -76,8 +87,9 @@ def _read(checkpoint: Checkpoint, name: str, parameter: Tensor) -> Tensor:
 def save_network(network: nn.Module, folder: Path | str) -> None:
     """Write a network of ``load_network``, with its current weights, to a new checkpoint folder.
 
-    A parameter that is shared is written once, under its first name.  Raises InvalidArgumentError when ``folder``
-    exists, for a network without ``side_files``, and for quantized weights, which ``RoundToNearest.save`` writes.
+    A parameter that is shared is written once, under its first name, and a matrix of experts as one tensor for each.
+    Raises InvalidArgumentError when ``folder`` exists, for a network without ``side_files``, and for quantized weights,
+    which ``RoundToNearest.save`` writes.
     """
     side_files = getattr(network, "side_files", None)
     if not isinstance(side_files, dict) or "config.json" not in side_files:
@@ -88,7 +100,7 @@ def save_network(network: nn.Module, folder: Path | str) -> None:
     if callable(getattr(network, "tensor_sources", None)):  # the folder has the parameters, not what they came from
         config = ConfigReader.parse(sides["config.json"], "config.json")
         sides["config.json"] = (json.dumps(config.values | {OWN_NAMES: True}, indent=2) + "\n").encode()
-    parameters = dict(network.named_parameters())
+    parameters = stored_tensors(network)
     for name, parameter in parameters.items():
         if not parameter.dtype.is_floating_point:
             raise InvalidArgumentError(

@@ -11,10 +11,10 @@ Layers are recognised by their class names and attributes, because ``penstock.nn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,9 @@ from penstock.quant.matrix import concatenate_rows, quantize_rows
 from penstock.quant.scheme import GROUP_LEN, Scheme, find_scheme, quantizing_scheme
 from penstock.quant.tensor_writer import TensorEntry, TensorWriter
 
-__all__ = ["RoundToNearest", "RoundToNearestConfig", "as_array"]
+__all__ = ["ExpertRows", "RoundToNearest", "RoundToNearestConfig", "as_array", "expert_parts", "stored_tensors"]
 
+_LINEARS: Final = ("Linear", "ExpertLinear", "HeadLinear")
 _DTYPES: Final = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
@@ -52,6 +53,40 @@ class _Quantized:
     scheme: Scheme
     layers: tuple[Any, ...]
     rows: QuantizedRows
+
+
+class ExpertRows(NamedTuple):
+    """The rows of a parameter that one tensor of a folder has."""
+
+    name: str
+    row_start: int
+    num_rows: int
+
+
+def expert_parts(network: nn.Module) -> dict[str, tuple[ExpertRows, ...]]:
+    """Return the tensors of each parameter that a folder does not store under its own name: the matrices of experts."""
+    parts: dict[str, tuple[ExpertRows, ...]] = {}
+    for path, layer in network.named_modules():
+        declare = getattr(layer, "weight_parts", None)
+        name = f"{path}.weight" if path else "weight"
+        own = tuple(ExpertRows(*part) for part in declare(path)) if callable(declare) else ()
+        if own and own[0].name != name:
+            parts[name] = own
+    return parts
+
+
+def stored_tensors(network: nn.Module, *, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder by name, except those of the parameters ``without``."""
+    parts = expert_parts(network)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in network.named_parameters():
+        if name in without:
+            continue
+        for part in parts.get(name, ()):
+            tensors[part.name] = parameter.detach()[part.row_start : part.row_start + part.num_rows]
+        if name not in parts:
+            tensors[name] = parameter
+    return tensors
 
 
 def _is_a(layer: nn.Module, kind: str) -> bool:
@@ -103,7 +138,7 @@ class RoundToNearest:
         self._quantized = {}
         with native.Context() as context:
             for name, layers in shared.values():
-                if any(_is_a(layer, "Linear") for layer in layers):
+                if any(_is_a(layer, kind) for layer in layers for kind in _LINEARS) and not _is_a(layers[0], "Router"):
                     head = any(_is_a(layer, "LMHead") for layer in layers)
                     self._round(context, name, find_scheme(scheme.head) if head else scheme, layers)
         if not self._quantized:
@@ -158,14 +193,11 @@ class RoundToNearest:
             raise InvalidFileError(
                 "config.json: expected the original checkpoint's, found one with quantization_config"
             )
-        extra = {
-            name: parameter
-            for name, parameter in self._network.named_parameters()
-            if name not in self._quantized
-        }  # fmt: skip
+        extra = stored_tensors(self._network, without=self._quantized)
+        quantized = self._quantized_tensors(self._network)
         entries = [TensorEntry(name, as_array(value)[1].upper(), tuple(value.shape)) for name, value in extra.items()]
-        for name, entry in self._quantized.items():
-            entries += quantized_entries(name, entry.scheme, *entry.rows.q.shape)
+        for name, scheme, rows in quantized:
+            entries += quantized_entries(name, scheme, *rows.q.shape)
         with new_folder(Path(path)) as folder:
             for name, data in side_files.items():
                 (folder / name).write_bytes(data)
@@ -174,6 +206,18 @@ class RoundToNearest:
             writer = TensorWriter(folder / "model.safetensors", entries)
             for name, value in extra.items():
                 writer.add(name, as_array(value)[0])
-            for name, entry in self._quantized.items():
-                add_quantized(writer, name, entry.scheme, entry.rows)
+            for name, scheme, rows in quantized:
+                add_quantized(writer, name, scheme, rows)
             writer.close()
+
+    def _quantized_tensors(self, network: nn.Module) -> list[tuple[str, Scheme, QuantizedRows]]:
+        """Return the quantized matrices as a folder stores them: those of experts one by one."""
+        parts, tensors = expert_parts(network), []
+        for name, entry in self._quantized.items():
+            for part in parts.get(name, (ExpertRows(name, 0, len(entry.rows.q)),)):
+                rows = slice(part.row_start, part.row_start + part.num_rows)
+                groups = None if entry.rows.groups is None else entry.rows.groups[rows]
+                tensors.append(
+                    (part.name, entry.scheme, QuantizedRows(entry.rows.q[rows], entry.rows.scales[rows], groups))
+                )
+        return tensors

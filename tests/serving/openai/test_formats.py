@@ -22,6 +22,8 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required"
 OPENAI = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 FIELDS = [
     ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {}}, None),
+    ({"response_format": {"json_schema": None, "schema": None}}, None),
     ({"response_format": {"type": "json_object"}}, {"json_object": True}),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"json_schema": SCHEMA}),
     ({"response_format": OPENAI}, {"json_schema": SCHEMA}),

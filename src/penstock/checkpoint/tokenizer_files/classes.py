@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["BERT_CLASSES", "SPACE_MARK_CLASSES", "TEKKEN_CLASS", "default_roles", "tokenizer_class"]
+__all__ = [
+    "BEGINNING_CLASSES", "BERT_CLASSES", "SPACE_MARK_CLASSES", "TEKKEN_CLASS", "default_roles", "tokenizer_class",
+]  # fmt: skip
 
 _ROBERTA: Final = {
     "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
@@ -20,6 +22,8 @@ BERT_CLASSES: Final = frozenset(("BertTokenizer", "DistilBertTokenizer", "Electr
 TEKKEN_CLASS: Final = "MistralCommonBackend"
 """The class of a tekken.json, whatever the other files say."""
 SPACE_MARK_CLASSES: Final = ("LlamaTokenizer", "CodeLlamaTokenizer")
+BEGINNING_CLASSES: Final = (TEKKEN_CLASS, "CodeLlamaTokenizer")
+"""The classes that put the begin token before a text unless add_bos_token is false."""
 _DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = {
     **dict.fromkeys(SPACE_MARK_CLASSES, _LLAMA),
     "GemmaTokenizer": {

@@ -25,6 +25,7 @@ from penstock.checkpoint.tokenizer_files.byte_ranks import (
     vocabulary_of_code,
 )
 from penstock.checkpoint.tokenizer_files.classes import (
+    BEGINNING_CLASSES,
     SPACE_MARK_CLASSES,
     TEKKEN_CLASS,
     default_roles,
@@ -84,6 +85,8 @@ def complete_tokenizer(
         if made is None:
             return {}
         tokenizer = made
+        if opening is None and _has_prefix(tokenizer):  # transformers looks for added tokens in the text as it is
+            tokens.listed = [(token, {**own, "normalized": False}) for token, own in tokens.listed]
     else:
         tokenizer = check_tokenizer_file(files[_TOKENIZER])
     before = _without_model(tokenizer)
@@ -114,6 +117,16 @@ def _to_bytes(values: Mapping[str, Any]) -> bytes:
 
 def _without_model(tokenizer: Mapping[str, Any]) -> str:
     return json.dumps({key: value for key, value in tokenizer.items() if key != "model"})
+
+
+def _has_prefix(tokenizer: Mapping[str, Any]) -> bool:
+    """Return True for a tokenizer.json that puts a mark of a space before each text, as SentencePiece does."""
+    for key, steps in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        whole = tokenizer.get(key) or {}
+        for step in whole.get(steps) or [whole]:
+            if step.get("type") == "Prepend" or step.get("prepend_scheme", "never") != "never":
+                return True
+    return False
 
 
 def _add_defaults(name: str | None, tokens: SideTokens, ids: Mapping[str, int]) -> None:
@@ -181,7 +194,8 @@ class _Maker:
         if self._name is None:
             return {}
         values = self._config.values
-        defaults: dict[str, Any] = {"add_bos_token": False, "legacy": opening not in SPACE_MARK_CLASSES}
+        adds_bos, legacy = self._name in BEGINNING_CLASSES, opening not in SPACE_MARK_CLASSES
+        defaults: dict[str, Any] = {"add_bos_token": adds_bos, "legacy": legacy}
         if opening in SPACE_MARK_CLASSES:
             defaults["add_prefix_space"] = True
         missing = {key: value for key, value in defaults.items() if key not in values}

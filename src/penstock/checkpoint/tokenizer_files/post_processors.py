@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.checkpoint.tokenizer_files.classes import TEKKEN_CLASS
+from penstock.checkpoint.tokenizer_files.classes import BEGINNING_CLASSES
 from penstock.config import ConfigReader, show
 from penstock.errors import InvalidFileError
 
@@ -43,7 +43,7 @@ def post_processor(
         end = _special(_text("eos_token", ids, roles), 0)
         return _template([_A, end], [_A, end, _zero(_B), end], ids)
     added = {
-        "bos_token": config.bool("add_bos_token", name == TEKKEN_CLASS),
+        "bos_token": config.bool("add_bos_token", name in BEGINNING_CLASSES),
         "eos_token": config.bool("add_eos_token", False),
     }
     single, second = [_A], [_B]

@@ -59,13 +59,12 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body, kw_only=True):
     """The format of an answer: any text, an object of JSON, or JSON that follows a schema."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchemaFormat | None = None
     schema: Annotated[dict[str, Any] | None, Meta(description="llama.cpp's field, for json_object only.")] = None
 
-    def __post_init__(self) -> None:
-        """Check that the schema is where the type expects it."""
-        super().__post_init__()
+    def check(self) -> None:
+        """Check that the schema is where the type expects it.  Raises CombinationError."""
         for name, kind in (("json_schema", "json_schema"), ("schema", "json_object")):
             where, has_value = f"response_format.{name}", getattr(self, name) is not None
             refuse_if(has_value and self.type != kind, f"{where} requires the type {kind}", where)
@@ -81,6 +80,8 @@ def _asked(body: Any) -> Iterator[tuple[str, str, Any]]:
     if nested is not None:
         values += [(f"structured_outputs.{name}", field, getattr(nested, name)) for name, field in _NAMES.items()]
     form: ResponseFormat | None = getattr(body, "response_format", None)
+    if form is not None:
+        form.check()
     if form is not None and form.type == "json_schema" and form.json_schema is not None:
         values.append(("response_format.json_schema.schema", "json_schema", form.json_schema.schema or {}))
     elif form is not None and form.type == "json_object" and form.schema is not None:
