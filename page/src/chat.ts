@@ -226,7 +226,8 @@ async function ask(of: Conversation, turn: Turn): Promise<void> {
   drawList();
   if (conversation !== of) return; // another conversation was opened in the meantime
   follow(() => view?.finish(turn, answerActions(of, turn, asked)));
-  field("said").textContent = turn.error ? `Error: ${turn.error}` : turn.text || (turn.calls ?? []).map((call) => `The model calls ${call.function.name}.`).join(" ");
+  const calls = (turn.calls ?? []).map((call) => `The model calls ${call.function.name}.`);
+  field("said").textContent = turn.error ? `Error: ${turn.error}` : [turn.text, ...calls].filter(Boolean).join(" ");
   showButtons();
   // The user waits for the answer, which asks for results.
   if (document.activeElement === prompt && !prompt.value && turn.calls?.length) view?.article.querySelector<HTMLElement>(".results textarea")?.focus();
