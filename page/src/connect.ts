@@ -78,7 +78,7 @@ models:
     apiBase: ${quote(url)}
     apiKey: ${quote(key)}
     roles:
-${roles.map((role) => `      - ${role}`).join("\n")}`;
+${roles.map((role) => `      - ${role}`).join("\n")}${isChat ? "" : "\n    useLegacyCompletionsEndpoint: true"}`;
 }
 
 const CLIENTS: Client[] = [

@@ -73,12 +73,15 @@ def test_json_follows_the_thoughts(chat, terminal):
     assert terminal() == '\x1b[2mso\x1b[22m\n\n{"a": 1}\n'
 
 
-def test_thoughts_in_special_tokens_are_dim(chat, terminal):
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_thoughts_in_special_tokens_are_apart(is_terminal, monkeypatch, capsys):
     answer = "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>yes"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("TERM", "xterm")
     with scripted_llm({0: answer}, "<|channel|> <|message|>", SPECIALS) as llm:
-        session = chat(llm)
+        session = ChatSession(llm, "", {}, drops_oldest=True)
         session.say("x")
-    assert terminal() == "\x1b[2mso\x1b[22m\n\nyes\n"
+    assert capsys.readouterr().out == ("\x1b[2mso\x1b[22m\n\nyes\n" if is_terminal else "so\n\nyes\n")
 
 
 def test_tools_are_called_and_answered(chat, terminal, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.http_service import Service
 from tests.support.page_actions import ask, sent
+from tests.support.page_look import check
 from tests.support.scripted_model import scripted_llm
 
 pytestmark = pytest.mark.long
@@ -128,7 +129,7 @@ def test_controls_follow_the_model(open_page):
 
 def test_tools_are_called_shown_and_answered(open_page, tmp_path):
     """A loop of two steps with thoughts, kept in the browser and exported."""
-    page = open_page("thinker")
+    page = open_page("thinker", width=360, color_scheme="dark")
     open_panel(page)
     page.select_option("#thinking", "on")
     page.select_option("#effort", "low")
@@ -157,6 +158,7 @@ def test_tools_are_called_shown_and_answered(open_page, tmp_path):
     assert page.evaluate("document.activeElement.labels[0].textContent") == "Result of weather"
     thoughts.locator("summary").click()
     assert thoughts.locator("em").inner_text() == "ask"
+    check(page)
     page.locator(".results textarea").first.focus()
     page.keyboard.type("rain")
     page.keyboard.press("Enter")
@@ -179,8 +181,10 @@ def test_tools_are_called_shown_and_answered(open_page, tmp_path):
 
     page.reload()  # the conversation and the settings are kept
     page.locator("#active button").nth(1).wait_for()
+    page.click("#show-list")
     page.locator("#conversations .open").click()
     assert page.locator(".thoughts summary").count() == 2
+    page.click("#show-list")
     for name, suffix in (("export-markdown", "md"), ("export-json", "json")):
         page.click("#conversations .more")
         with page.expect_download() as caught:
@@ -205,6 +209,7 @@ def test_json_answers_follow_a_schema(open_page):
     _, body = sent(page, lambda: page.press("#prompt", "Enter"))
     assert body["response_format"] == {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
     page.locator(".verdict.good").wait_for()
+    check(page)
     shown = page.locator("article.assistant .code pre").inner_text()
     assert shown == '{\n  "name": "Mia",\n  "big": 12345678901234567890\n}'  # numbers as they are written
     page.focus("#tab-schema")
