@@ -38,7 +38,7 @@ def test_snippets_run_as_they_are_shown(serve, visit):
     page.click("#connect-panel .copy")
     page.locator("#connect-panel [aria-label=Copied]").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == python
-    run = {"capture_output": True, "text": True, "check": True, "timeout": WAIT_MS // 1000}
+    run = {"capture_output": True, "text": True, "check": True, "timeout": 4 * WAIT_MS / 1000}
     assert subprocess.run([sys.executable, "-c", python], **run).stdout.strip()
     if shutil.which("curl"):
         answer = subprocess.run(["bash", "-c", snippet(page, "curl")], **run).stdout

@@ -158,6 +158,7 @@ def test_tools_are_called_shown_and_answered(open_page, tmp_path):
     assert page.evaluate("document.activeElement.labels[0].textContent") == "Result of weather"
     thoughts.locator("summary").click()
     assert thoughts.locator("em").inner_text() == "ask"
+    page.evaluate("(log => (log.scrollTop = log.scrollHeight))(document.getElementById('log'))")
     check(page)
     page.locator(".results textarea").first.focus()
     page.keyboard.type("rain")
