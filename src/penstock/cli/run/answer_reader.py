@@ -96,7 +96,8 @@ class AnswerReader:
             )  # fmt: skip
         elif thoughts is not None:
             lark = grammar_behind_thoughts(source.lark(), thoughts, self._specials)
-        return replace(params, **(dict.fromkeys(GRAMMAR_FIELDS) | {"json_object": False, "grammar": lark}))
+        fields: dict[str, Any] = dict.fromkeys(GRAMMAR_FIELDS)
+        return replace(params, **fields | {"json_object": False, "grammar": lark})
 
     def message(self, text: str) -> dict[str, Any]:
         """Return the message of an answer's text: content, thoughts and calls apart."""
