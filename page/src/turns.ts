@@ -114,13 +114,10 @@ class ThoughtsView {
 
   constructor() {
     this.element = make("details", { class: "thoughts" }, this.#summary, this.#text);
-    this.element.hidden = true;
     this.#summary.addEventListener("click", () => (this.#isOwn = true));
   }
 
   show(turn: Turn, isGrowing: boolean): void {
-    this.element.hidden = !turn.thoughts?.trim();
-    if (this.element.hidden) return;
     if (!this.#isOwn) this.element.open = isGrowing;
     this.#summary.textContent = isGrowing ? "Thinking\u2026" : `Thoughts${turn.thoughtsMs === undefined ? "" : ` (${seconds(turn.thoughtsMs / 1000)})`}`;
     const key = `${isGrowing} ${turn.thoughts!.length}`;
@@ -141,7 +138,7 @@ export class AnswerView {
   #plain = document.createTextNode("");
 
   constructor(given: string | null) {
-    this.article = make("article", { class: "assistant", "aria-label": "Answer" }, this.#thoughts.element, this.#text, this.#calls);
+    this.article = make("article", { class: "assistant", "aria-label": "Answer" }, this.#text, this.#calls);
     if (given === null) this.#markdown = new MarkdownView(this.#text);
     else {
       this.#text.classList.add("plain");
@@ -151,7 +148,10 @@ export class AnswerView {
 
   show(turn: Turn, isComplete: boolean): void {
     const { text, calls = [] } = turn;
-    this.#thoughts.show(turn, !isComplete && !text && !calls.length);
+    if (turn.thoughts?.trim()) {
+      if (!this.#thoughts.element.parentNode) this.#text.before(this.#thoughts.element);
+      this.#thoughts.show(turn, !isComplete && !text && !calls.length);
+    }
     if (!this.#markdown) this.#plain.data = text;
     else if (turn.schema === undefined || !text) this.#markdown.show(text, isComplete);
     else this.#markdown.show(codeBlock(isComplete ? formatJson(text) : text), isComplete);
