@@ -3,10 +3,11 @@
 import { attachments, setAttachments, startAttachments } from "./attachments";
 import { type Conversation, type Turn, addTurn, branchAt, choose, contentOf, messagesOf, newConversation, pathOf, siblingsOf } from "./conversation";
 import { field, input, isAbort, messageOf } from "./dom";
+import { schemaOf, setFeaturesOf } from "./features";
 import { type Timing, figuresOf } from "./figures";
 import { draw as drawList } from "./list";
 import { type Delta, type Model, type ToolCall, answer } from "./service";
-import { requestSettings, setSystemPrompt, systemPrompt } from "./settings";
+import { requestSettings, setSystemPrompt, showDefaults, systemPrompt } from "./settings";
 import { showStart } from "./start";
 import { save } from "./store";
 import { type Actions, AnswerView, editArticle, userArticle } from "./turns";
@@ -27,6 +28,8 @@ export function setModel(next: Model | null, names: string[]): void {
   const isOther = next?.id !== model?.id;
   model = next;
   served = names;
+  setFeaturesOf(next);
+  showDefaults();
   if (isOther && next && conversation && conversation.model !== next.id) {
     // A conversation whose model is gone goes on with another one; otherwise another model begins anew.
     if (!served.includes(conversation.model) && conversation.isChat === isChat()) conversation.model = next.id;
@@ -107,7 +110,7 @@ function edit(turn: Turn): void {
 function answerActions(of: Conversation, turn: Turn, asked: Turn | undefined): Actions {
   const actions: Actions = { ...siblingActions(of, turn), retry: () => retry(of, turn), branch: () => void branch(of, turn) };
   const isLast = of.leaf === turn.id;
-  if (isLast && turn.isCut && turn.text) actions.resume = () => void ask(of, turn);
+  if (isLast && turn.isCut && turn.text && !turn.calls?.length) actions.resume = () => void ask(of, turn);
   if (isLast && turn.calls?.length) actions.answerCalls = (results) => answerCalls(of, turn, results);
   if (!of.isChat && asked) actions.edit = () => edit(asked);
   return actions;
@@ -126,7 +129,7 @@ function draw(): AnswerView | null {
     if (!of!.isChat && asked === edited) return [];
     last = new AnswerView(of!.isChat ? null : asked ? contentOf(asked) : "");
     last.article.dataset["turn"] = turn.id;
-    if (running && turn.id === of!.leaf) last.show(turn.text, false);
+    if (running && turn.id === of!.leaf) last.show(turn, false);
     else last.finish(turn, answerActions(of!, turn, asked));
     return [last.article];
   });
@@ -151,6 +154,16 @@ function addCalls(calls: ToolCall[], deltas: Delta["calls"]): void {
   }
 }
 
+// Adds a piece of an answer to its turn. `thoughtMs`: the time since its first piece.
+function addDelta(turn: Turn, { text, thoughts, calls }: Delta, thoughtMs: number): void {
+  if (thoughts) {
+    turn.thoughts = (turn.thoughts ?? "") + thoughts;
+    turn.thoughtsMs = thoughtMs;
+  } else if (turn.thoughts && !turn.text && !turn.calls?.length) turn.thoughtsMs = thoughtMs; // they end with the first piece of the answer
+  turn.text += text;
+  if (calls.length) addCalls((turn.calls ??= []), calls);
+}
+
 // Receives an answer into a turn; draws it at most once per frame.
 async function receive(of: Conversation, turn: Turn, deltas: AsyncIterable<Delta>, view: AnswerView | null): Promise<void> {
   const timing: Timing = { begun: performance.now(), first: 0, end: 0, usage: null, finish: null, isStopped: false };
@@ -158,15 +171,14 @@ async function receive(of: Conversation, turn: Turn, deltas: AsyncIterable<Delta
   let saved = timing.begun;
   const drawText = (): void => {
     frame = 0;
-    follow(() => view?.show(turn.text, false));
+    follow(() => view?.show(turn, false));
   };
   try {
     for await (const delta of deltas) {
-      if (delta.text || delta.calls.length) {
+      if (delta.text || delta.thoughts || delta.calls.length) {
         timing.end = performance.now();
         timing.first ||= timing.end;
-        turn.text += delta.text;
-        if (delta.calls.length) addCalls((turn.calls ??= []), delta.calls);
+        addDelta(turn, delta, timing.end - timing.first);
         frame ||= requestAnimationFrame(drawText);
         if (timing.end - saved > SAVE_MS) {
           saved = timing.end;
@@ -194,6 +206,11 @@ async function ask(of: Conversation, turn: Turn): Promise<void> {
   running = own;
   turn.isCut = true; // until its end has come
   delete turn.error;
+  if (!turn.text) {
+    delete turn.schema;
+    const schema = schemaOf(settings);
+    if (schema !== undefined) turn.schema = schema;
+  }
   of.model = model.id;
   if (of.isChat) of.system = systemPrompt();
   void save(of);
@@ -202,15 +219,18 @@ async function ask(of: Conversation, turn: Turn): Promise<void> {
   drawList(of.id);
   const asked = of.turns[turn.parent ?? ""];
   const begun = of.isChat ? turn.text : (asked ? contentOf(asked) : "") + turn.text;
-  const deltas = answer({ model: model.id, settings, begun, ...(of.isChat ? { messages: messagesOf(of, turn.parent) } : {}) }, own.signal);
+  const deltas = answer({ model: model.id, settings, begun, thoughts: turn.thoughts ?? "", ...(of.isChat ? { messages: messagesOf(of, turn.parent) } : {}) }, own.signal);
   await receive(of, turn, deltas, view);
   if (running === own) running = null;
   await save(of);
   drawList();
   if (conversation !== of) return; // another conversation was opened in the meantime
   follow(() => view?.finish(turn, answerActions(of, turn, asked)));
-  field("said").textContent = turn.error ? `Error: ${turn.error}` : turn.text;
+  const calls = (turn.calls ?? []).map((call) => `The model calls ${call.function.name}.`);
+  field("said").textContent = turn.error ? `Error: ${turn.error}` : [turn.text, ...calls].filter(Boolean).join(" ");
   showButtons();
+  // The user waits for the answer, which asks for results.
+  if (document.activeElement === prompt && !prompt.value && turn.calls?.length) view?.article.querySelector<HTMLElement>(".results textarea")?.focus();
 }
 
 function askBelow(of: Conversation, parent: Turn): void {
@@ -237,14 +257,28 @@ async function branch(of: Conversation, turn: Turn): Promise<void> {
 function answerCalls(of: Conversation, turn: Turn, results: string[]): void {
   if (!isReady(of)) return;
   let parent = turn;
-  results.forEach((text, at) => (parent = addTurn(of, parent.id, { role: "tool", text, callId: turn.calls![at]!.id })));
+  results.forEach((text, at) => {
+    const { id, function: called } = turn.calls![at]!;
+    parent = addTurn(of, parent.id, { role: "tool", text, callId: id, callName: called.name });
+  });
   askBelow(of, parent);
 }
 
+function contentsOf({ id, parent, created, ...contents }: Turn): Omit<Turn, "id" | "parent" | "created"> {
+  return contents;
+}
+
 function resend(of: Conversation, turn: Turn, text: string): void {
-  if ((!text.trim() && !turn.attachments?.length) || !isReady(of)) return;
-  const { id, parent, created, ...same } = turn;
-  askBelow(of, addTurn(of, parent, { ...same, text }));
+  if ((!text.trim() && !turn.attachments?.length && turn.role !== "tool") || !isReady(of)) return;
+  const path = pathOf(of);
+  let added = addTurn(of, turn.parent, { ...contentsOf(turn), text });
+  // The results of the other calls stay as they are.
+  const behind = turn.role === "tool" ? path.slice(path.indexOf(turn) + 1) : [];
+  for (const other of behind) {
+    if (other.role !== "tool") break;
+    added = addTurn(of, added.id, contentsOf(other));
+  }
+  askBelow(of, added);
   prompt.focus();
 }
 

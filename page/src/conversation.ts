@@ -1,5 +1,6 @@
 // A conversation: a tree of turns, of which one path is shown. A turn that was edited or asked for again has siblings.
 
+import { formatJson } from "./json_text";
 import type { Message, ToolCall } from "./service";
 
 export interface Attachment {
@@ -16,6 +17,10 @@ export interface Turn {
   attachments?: Attachment[];
   calls?: ToolCall[]; // the functions that the model calls
   callId?: string; // the call that this turn answers
+  callName?: string; // the function of that call
+  thoughts?: string; // of the model, before its text
+  thoughtsMs?: number; // the time that they took
+  schema?: unknown; // the JSON schema that the text follows
   figures?: string[];
   error?: string;
   isCut?: boolean; // the answer has not come to its end
@@ -126,8 +131,11 @@ export function messagesOf(conversation: Conversation, end: string | null): Mess
   for (const turn of pathOf(conversation, end)) {
     const content = contentOf(turn);
     if (turn.role === "tool") messages.push({ role: "tool", content, tool_call_id: turn.callId ?? "" });
-    else if (turn.calls?.length) messages.push({ role: "assistant", content, tool_calls: turn.calls });
-    else if (content) messages.push({ role: turn.role, content });
+    else if (content || turn.calls?.length) {
+      // The chat template decides which thoughts the model reads again.
+      const thoughts = turn.thoughts ? { reasoning_content: turn.thoughts } : {};
+      messages.push({ role: turn.role, content, ...thoughts, ...(turn.calls?.length ? { tool_calls: turn.calls } : {}) });
+    }
   }
   return messages;
 }
@@ -137,12 +145,23 @@ export const isFoundBy = (conversation: Conversation, words: string): boolean =>
 
 const NAMES = { user: "You", assistant: "Assistant", tool: "Tool" };
 
+// Returns JSON as a code block of Markdown.
+export const codeBlock = (text: string): string => `${fenceOf(text)}json\n${text}\n${fenceOf(text)}`;
+const quoted = (text: string): string => text.trim().replace(/^/gm, "> ");
+
+// What a person reads of a turn: its thoughts as a quotation, JSON as a code block, and its calls.
+function partsOf(turn: Turn): string[] {
+  const thoughts = turn.thoughts?.trim() ? [`> **Thoughts**\n>\n${quoted(turn.thoughts)}`] : [];
+  const content = turn.schema === undefined || !turn.text ? contentOf(turn) : codeBlock(formatJson(turn.text));
+  const calls = (turn.calls ?? []).map(({ function: called }) => `Call of \`${called.name}\`:\n\n${codeBlock(formatJson(called.arguments))}`);
+  return [...thoughts, content, ...calls];
+}
+
 export function asMarkdown(conversation: Conversation): string {
   const parts = [`# ${conversation.title}`, `Model: ${conversation.model}  \nDate: ${new Date(conversation.created).toISOString()}`];
   if (conversation.system) parts.push("## System", conversation.system);
   for (const turn of pathOf(conversation)) {
-    parts.push(`## ${NAMES[turn.role]}`, contentOf(turn));
-    for (const call of turn.calls ?? []) parts.push(`\`${call.function.name}(${call.function.arguments})\``);
+    parts.push(`## ${NAMES[turn.role]}${turn.callName ? `: ${turn.callName}` : ""}`, ...partsOf(turn));
   }
   return `${parts.filter(Boolean).join("\n\n")}\n`;
 }
@@ -151,6 +170,7 @@ const isText = (value: unknown): value is string => typeof value === "string";
 
 function readTurn(value: any): Turn {
   if (!isText(value?.id) || !isText(value.text) || !(value.role in NAMES)) throw new Error("a turn needs id, role and text");
+  for (const name of ["thoughts", "callName", "callId"]) if (name in value && !isText(value[name])) throw new Error(`${name}: expected a text`);
   return { ...value, parent: isText(value.parent) ? value.parent : null, created: Number(value.created) || Date.now() };
 }
 

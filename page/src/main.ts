@@ -1,6 +1,7 @@
 // The page: its views, the list of models, and the updates of both.
 
 import { openConversation, opened, setModel, startAnew, startChat } from "./chat";
+import { showConnect, startConnect } from "./connect";
 import { field, messageOf, setIcon, store, stored } from "./dom";
 import { lookForFeatures, startFeatures } from "./features";
 import { askForKey } from "./key_dialog";
@@ -12,7 +13,7 @@ import { showPanel, startSettings } from "./settings";
 import { openStore } from "./store";
 
 const IDLE_MS = 10000; // time between updates while the status view is hidden
-const VIEWS = ["talk", "methods", "live"] as const;
+const VIEWS = ["talk", "methods", "live", "connect"] as const;
 type View = (typeof VIEWS)[number];
 const isView = (name: string): name is View => (VIEWS as readonly string[]).includes(name);
 
@@ -29,7 +30,10 @@ function notice(words: string): void {
 
 const select = field<HTMLSelectElement>("model");
 const chosen = (): Model | null => models.find(({ id }) => id === select.value) ?? null;
-const choose = (): void => setModel(chosen(), models.map(({ id }) => id));
+function choose(): void {
+  setModel(chosen(), models.map(({ id }) => id));
+  showConnect(chosen());
+}
 
 // The list is only replaced if it has changed, because the user may have it open.
 function showModels(next: Model[]): void {
@@ -148,7 +152,7 @@ field("theme").addEventListener("click", nextTheme);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawCharts);
 startPanels();
 startSettings();
-startFeatures();
+startFeatures(() => toggle("panel", true));
 startList({
   open(conversation) {
     openConversation(conversation);
@@ -162,6 +166,7 @@ startList({
   },
 });
 startChat();
+startConnect();
 startMethods();
 select.addEventListener("change", choose);
 for (const name of VIEWS) field(`show-${name}`).addEventListener("click", () => show(name));
@@ -172,4 +177,4 @@ void openStore(() => drawList()).then(() => drawList());
 const asked = location.hash.slice(1);
 if (isView(asked)) show(asked);
 else void look(); // which shows what there is
-if (asked !== "live" && matchMedia("(pointer: fine)").matches) field("prompt").focus();
+if ((!asked || asked === "talk") && matchMedia("(pointer: fine)").matches) field("prompt").focus();

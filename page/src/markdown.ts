@@ -82,6 +82,21 @@ const clean = (html: string): DocumentFragment => DOMPurify.sanitize(html, { ...
 const MAX_HIGHLIGHTED = 100_000; // characters
 const MAX_GROWING = 8_000; // characters of a block that is highlighted again and again while it grows
 
+function highlightInto(inner: HTMLElement, text: string, language: string, maxChars: number): void {
+  if (!language || text.length > maxChars) return;
+  withLibrary(code, () => import("./code.js"), ({ highlight }) => {
+    const markup = highlight(text, language);
+    if (markup !== null) inner.replaceChildren(clean(markup));
+  });
+}
+
+// Appends code in a language, without a frame.
+export function showCode(place: HTMLElement, text: string, language: string): void {
+  const inner = make("code", {}, text);
+  place.append(make("pre", { tabindex: 0 }, inner));
+  highlightInto(inner, text, language, MAX_HIGHLIGHTED);
+}
+
 function decorateCode(pre: HTMLPreElement, isGrowing: boolean): void {
   const inner = pre.firstElementChild as HTMLElement;
   const text = inner.textContent ?? "";
@@ -91,11 +106,7 @@ function decorateCode(pre: HTMLPreElement, isGrowing: boolean): void {
   pre.replaceWith(block);
   pre.tabIndex = 0;
   block.append(pre);
-  if (!language || text.length > (isGrowing ? MAX_GROWING : MAX_HIGHLIGHTED)) return;
-  withLibrary(code, () => import("./code.js"), ({ highlight }) => {
-    const markup = highlight(text, language);
-    if (markup !== null) inner.replaceChildren(clean(markup));
-  });
+  highlightInto(inner, text, language, isGrowing ? MAX_GROWING : MAX_HIGHLIGHTED);
 }
 
 function decorate(fragment: DocumentFragment, isGrowing: boolean): void {

@@ -25,6 +25,7 @@ export interface Model {
   source?: string;
   max_model_len?: number;
   has_chat_template?: boolean;
+  chat_features?: string[]; // what the chat template offers: tools, thoughts, enable_thinking, thinking, reasoning_effort
   num_running: number;
   num_waiting: number;
   num_pages: number;
@@ -87,6 +88,7 @@ export interface ToolCall {
 export interface Message {
   role: "system" | "user" | "assistant" | "tool";
   content: string;
+  reasoning_content?: string;
   tool_calls?: ToolCall[];
   tool_call_id?: string;
 }
@@ -105,6 +107,7 @@ interface ToolCallDelta {
 
 export interface Delta {
   text: string;
+  thoughts: string;
   finish: string | null;
   usage: Usage | null;
   calls: ToolCallDelta[];
@@ -211,7 +214,7 @@ export const getHistory = async (): Promise<{ uptime_s: number; models: Record<s
 
 // The OpenAPI description, as far as the page reads it.
 export interface Description {
-  components: { schemas: Record<string, { properties?: Record<string, Record<string, unknown>> }> };
+  components: { schemas: Record<string, { properties?: Record<string, unknown> }> };
 }
 
 export const getDescription = async (): Promise<Description> => (await request("openapi.json")).json();
@@ -266,28 +269,38 @@ export interface Asked {
   settings: Settings;
   messages?: Message[]; // a conversation; without it, `begun` is a text to continue
   begun: string; // the beginning of the answer, which the model continues
+  thoughts: string; // before that beginning
+}
+
+// Asks for an answer, or for what follows the beginning of one.
+async function post({ model, messages, begun, thoughts, settings }: Asked, signal: AbortSignal): Promise<Response> {
+  const stream = { stream: true, stream_options: { include_usage: true } };
+  const { response_format, tools, tool_choice, chat_template_kwargs, reasoning_effort, ...sampling } = settings; // some are fields of conversations only
+  const { response_format: _, ...chat } = settings;
+  if (messages && !begun) return postJson("v1/chat/completions", { model, messages, ...settings, ...stream }, signal);
+  if (messages && thoughts) {
+    // Only the chat template knows how thoughts are written.
+    const last: Message = { role: "assistant", content: begun, reasoning_content: thoughts };
+    const goOn = { continue_final_message: true, add_generation_prompt: false };
+    return postJson("v1/chat/completions", { model, messages: [...messages, last], ...chat, ...goOn, ...stream }, signal);
+  }
+  // An answer is continued as a completion of the tokens of the conversation and of its beginning.
+  const rendered = { ...(tools ? { tools } : {}), ...(chat_template_kwargs ? { chat_template_kwargs } : {}) };
+  const prompt = messages
+    ? [...(await tokenize({ model, messages, ...rendered }, signal)), ...(await tokenize({ model, prompt: begun, add_special_tokens: false }, signal))]
+    : begun;
+  return postJson("v1/completions", { model, prompt, ...sampling, ...stream }, signal);
 }
 
 // Yields the deltas of an answer.
-export async function* answer({ model, messages, begun, settings }: Asked, signal: AbortSignal): AsyncGenerator<Delta> {
-  const stream = { stream: true, stream_options: { include_usage: true } };
-  let response: Response;
-  if (messages && !begun) {
-    // Thoughts stay in the text, which is what the page shows.
-    response = await postJson("v1/chat/completions", { model, messages, reasoning_format: "none", ...settings, ...stream }, signal);
-  } else {
-    // An answer is continued as a completion of the tokens of the conversation and of its beginning.
-    const prompt = messages
-      ? [...(await tokenize({ model, messages }, signal)), ...(await tokenize({ model, prompt: begun, add_special_tokens: false }, signal))]
-      : begun;
-    const { response_format, tools, ...sampling } = settings; // fields of conversations only
-    response = await postJson("v1/completions", { model, prompt, ...sampling, ...stream }, signal);
-  }
+export async function* answer(asked: Asked, signal: AbortSignal): AsyncGenerator<Delta> {
+  const response = await post(asked, signal);
   for await (const event of eventsOf(response.body!)) {
     if (event.error) throw new ServiceError(event.error.message, event.error.code);
     const choice = event.choices?.[0];
     yield {
       text: choice?.delta?.content ?? choice?.text ?? "",
+      thoughts: choice?.delta?.reasoning_content ?? "",
       finish: choice?.finish_reason ?? null,
       usage: event.usage ?? null,
       calls: choice?.delta?.tool_calls ?? [],

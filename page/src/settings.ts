@@ -1,17 +1,25 @@
 // The settings panel: the system prompt, and sampling settings as fields of a request.
 
 import { field, input, store, stored } from "./dom";
-import { requestFeatures } from "./features";
+import { FEATURE_FIELDS, hasThoughts, requestFeatures } from "./features";
 import type { Settings } from "./service";
 
 const NUMBERS = ["max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"];
-const KEPT = [...NUMBERS, "stop_text", "system"];
+const SAMPLING = [...NUMBERS, "stop_text", "thinking", "effort"];
+const KEPT = [...new Set([...SAMPLING, ...FEATURE_FIELDS, "system"])];
 const MAX_TOKENS = 512; // the default, which ends runaway answers
+const MAX_WITH_THOUGHTS = 2048; // the default where an answer begins with thoughts
 const STORE = "penstock-settings";
+
+const defaultTokens = (): number => (hasThoughts() ? MAX_WITH_THOUGHTS : MAX_TOKENS);
+
+export function showDefaults(): void {
+  input("max_tokens").placeholder = String(defaultTokens());
+}
 
 // Returns only the filled-in fields; the model's defaults apply to the others. Returns null if a field is invalid.
 export function requestSettings(isChat: boolean): Settings | null {
-  const settings: Settings = { max_tokens: MAX_TOKENS };
+  const settings: Settings = { max_tokens: defaultTokens() };
   for (const name of NUMBERS) {
     const one = input(name);
     if (one.value === "" && !one.validity.badInput) continue;
@@ -61,7 +69,7 @@ export function startSettings(): void {
   restore();
   field("panel").addEventListener("input", keep);
   field("defaults").addEventListener("click", () => {
-    for (const name of KEPT) input(name).value = "";
-    keep();
+    for (const name of SAMPLING) input(name).value = "";
+    field("panel").dispatchEvent(new Event("input"));
   });
 }

@@ -1,8 +1,10 @@
 // The elements of a conversation's turns.
 
-import { type Turn, contentOf } from "./conversation";
-import { type Child, copyButton, iconButton, make, textButton } from "./dom";
-import { MarkdownView } from "./markdown";
+import { type Turn, codeBlock, contentOf } from "./conversation";
+import { type Child, copyButton, icon, iconButton, make, textButton } from "./dom";
+import { seconds } from "./figures";
+import { formatJson, judge } from "./json_text";
+import { MarkdownView, showCode } from "./markdown";
 import type { ToolCall } from "./service";
 
 // What a turn offers. An action that is missing is not offered.
@@ -35,11 +37,16 @@ function buttonsOf(text: string, actions: Actions): Child[] {
 }
 
 export function userArticle(turn: Turn, actions: Actions): HTMLElement {
+  const buttons = make("div", { class: "actions" }, ...buttonsOf(contentOf(turn), actions));
+  if (turn.role === "tool") {
+    const name = turn.callName ?? "the tool";
+    const head = make("div", { class: "call-head" }, icon("check"), make("span", {}, "Result of ", make("strong", {}, name)));
+    return make("article", { class: "tool", "aria-label": `Result of ${name}` }, make("div", { class: "call" }, head, make("pre", { tabindex: 0 }, turn.text || "(empty)")), buttons);
+  }
   const files = (turn.attachments ?? []).map(({ name, text }) => make("details", { class: "file" }, make("summary", {}, name), make("pre", { tabindex: 0 }, text)));
   const bubble = make("div", { class: "bubble" }, ...files);
   if (turn.text || !files.length) bubble.append(make("div", { class: "text" }, turn.text));
-  const label = turn.role === "tool" ? "Tool result" : "You";
-  return make("article", { class: "user", "aria-label": label }, bubble, make("div", { class: "actions" }, ...buttonsOf(contentOf(turn), actions)));
+  return make("article", { class: "user", "aria-label": "You" }, bubble, buttons);
 }
 
 // A form in place of a turn, to change its text.
@@ -61,19 +68,34 @@ export function editArticle(turn: Turn, send: (text: string) => void, cancel: ()
   return make("article", { class: "user edited", "aria-label": "You" }, form);
 }
 
-// The calls of functions in an answer, with fields for what they return.
-function callsForm(calls: ToolCall[], answer: Actions["answerCalls"]): HTMLElement {
-  const fields: HTMLTextAreaElement[] = [];
-  const form = make("form", { class: "calls" });
-  for (const { function: called } of calls) {
-    form.append(make("pre", { tabindex: 0 }, make("code", {}, `${called.name}(${called.arguments})`)));
-    if (!answer) continue;
-    const area = make("textarea", { rows: 2 });
-    fields.push(area);
-    form.append(make("label", {}, `Result of ${called.name}`, area));
+// The card of a call: the function's name and its arguments.
+function callCard({ function: called }: ToolCall): HTMLElement {
+  const head = make("div", { class: "call-head" }, icon("tool"), make("strong", {}, called.name));
+  const card = make("div", { class: "call", role: "group", "aria-label": `Call of ${called.name}` }, head);
+  if (/^\s*(\{\s*\})?\s*$/.test(called.arguments)) head.append(make("span", { class: "dim" }, "without arguments"));
+  else {
+    const text = formatJson(called.arguments);
+    head.append(copyButton("Copy arguments", () => text));
+    showCode(card, text, "json");
   }
-  if (!answer) return form;
-  form.append(make("button", { type: "submit", class: "primary" }, fields.length > 1 ? "Send results" : "Send result"));
+  return card;
+}
+
+// The fields for what the called functions return. Enter goes to the next field, and sends from the last one.
+function resultsForm(calls: ToolCall[], answer: NonNullable<Actions["answerCalls"]>): HTMLElement {
+  const fields = calls.map(() => make("textarea", { rows: 2, spellcheck: "false" }));
+  const labels = calls.map(({ function: called }, at) => make("label", {}, `Result of ${called.name}`, fields[at]!));
+  const submit = make("button", { type: "submit", class: "primary" }, calls.length > 1 ? "Send results" : "Send result");
+  const form = make("form", { class: "results" }, ...labels, submit);
+  fields.forEach((area, at) =>
+    area.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      const next = fields[at + 1];
+      if (next) next.focus();
+      else form.requestSubmit();
+    }),
+  );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     answer(fields.map(({ value }) => value));
@@ -81,15 +103,42 @@ function callsForm(calls: ToolCall[], answer: Actions["answerCalls"]): HTMLEleme
   return form;
 }
 
+// The thoughts before an answer: open while they grow, then folded, unless the user has opened or folded them.
+class ThoughtsView {
+  readonly element: HTMLDetailsElement;
+  #summary = make("summary");
+  #text = make("div", { class: "text" });
+  #markdown = new MarkdownView(this.#text);
+  #isOwn = false; // the user has chosen whether they are open
+  #shown: string | null = null;
+
+  constructor() {
+    this.element = make("details", { class: "thoughts" }, this.#summary, this.#text);
+    this.#summary.addEventListener("click", () => (this.#isOwn = true));
+  }
+
+  show(turn: Turn, isGrowing: boolean): void {
+    if (!this.#isOwn) this.element.open = isGrowing;
+    this.#summary.textContent = isGrowing ? "Thinking\u2026" : `Thoughts${turn.thoughtsMs === undefined ? "" : ` (${seconds(turn.thoughtsMs / 1000)})`}`;
+    const key = `${isGrowing} ${turn.thoughts!.length}`;
+    if (key === this.#shown) return;
+    this.#shown = key;
+    this.#markdown.show(turn.thoughts!, !isGrowing);
+  }
+}
+
 // An answer, which may grow. `given`: the user's text that the model continues; null in a conversation.
 export class AnswerView {
   readonly article: HTMLElement;
+  #thoughts = new ThoughtsView();
   #text = make("div", { class: "text" });
+  #calls = make("div", { class: "calls" });
+  #numCalls = 0;
   #markdown: MarkdownView | null = null;
   #plain = document.createTextNode("");
 
   constructor(given: string | null) {
-    this.article = make("article", { class: "assistant", "aria-label": "Answer" }, this.#text);
+    this.article = make("article", { class: "assistant", "aria-label": "Answer" }, this.#text, this.#calls);
     if (given === null) this.#markdown = new MarkdownView(this.#text);
     else {
       this.#text.classList.add("plain");
@@ -97,15 +146,27 @@ export class AnswerView {
     }
   }
 
-  show(text: string, isComplete: boolean): void {
-    if (this.#markdown) this.#markdown.show(text, isComplete);
-    else this.#plain.data = text;
+  show(turn: Turn, isComplete: boolean): void {
+    const { text, calls = [] } = turn;
+    if (turn.thoughts?.trim()) {
+      if (!this.#thoughts.element.parentNode) this.#text.before(this.#thoughts.element);
+      this.#thoughts.show(turn, !isComplete && !text && !calls.length);
+    }
+    if (!this.#markdown) this.#plain.data = text;
+    else if (turn.schema === undefined || !text) this.#markdown.show(text, isComplete);
+    else this.#markdown.show(codeBlock(isComplete ? formatJson(text) : text), isComplete);
+    if (isComplete || calls.length !== this.#numCalls) this.#calls.replaceChildren(...calls.map(callCard));
+    this.#numCalls = calls.length;
     this.article.classList.toggle("waits", !isComplete);
   }
 
   finish(turn: Turn, actions: Actions): void {
-    this.show(turn.text, true);
-    if (turn.calls?.length) this.article.append(callsForm(turn.calls, actions.answerCalls));
+    this.show(turn, true);
+    if (turn.schema !== undefined && turn.text) {
+      const { isGood, words } = judge(turn.text, turn.schema, Boolean(turn.isCut));
+      this.article.append(make("p", { class: isGood ? "verdict good" : "verdict error" }, icon(isGood ? "check" : "close"), words));
+    }
+    if (turn.calls?.length && actions.answerCalls) this.article.append(resultsForm(turn.calls, actions.answerCalls));
     if (turn.error) this.article.append(make("p", { class: "error" }, turn.error));
     const figures = make("span", { class: "figure" }, (turn.figures ?? []).join(" \u00b7 "));
     this.article.append(make("div", { class: "foot" }, figures, make("span", { class: "actions" }, ...buttonsOf(turn.text, actions))));

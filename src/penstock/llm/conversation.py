@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.config import check_flag
@@ -57,16 +57,26 @@ class Conversation:
     until half of the context is free.  That happens when less than a quarter of the context is left for the answer, or
     less than ``max_tokens`` if that is smaller.
 
+    ``tools``: JSON schemas of functions that the model may call.  ``read_answer`` makes a message of an answer's text,
+    with its calls (default: the text is the content).  ``answer_calls`` sends what they return.
+
     A conversation must not be used by several threads at once.  Raises UnsupportedError if the model has no chat
     template.
     """
 
     def __init__(
-        self, llm: ConversationModel, messages: Sequence[Mapping[str, Any]] = (), *, drop_oldest: bool = False
+        self,
+        llm: ConversationModel,
+        messages: Sequence[Mapping[str, Any]] = (),
+        *,
+        drop_oldest: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        read_answer: Callable[[str], dict[str, Any]] | None = None,
     ) -> None:
         check_flag("drop_oldest", drop_oldest)
         self._llm = llm
-        self._tokens = TurnTokens(llm.tokenizer)
+        self._tokens = TurnTokens(llm.tokenizer, tools)
+        self._read_answer = read_answer
         self._messages = check_messages(messages) if messages else []
         self._drop_oldest = drop_oldest
         self._num_dropped = 0
@@ -109,6 +119,23 @@ class Conversation:
         A turn that fails leaves the conversation unchanged.
         """
         return self._say("stream", content, params, options, sampling)
+
+    def answer_calls(
+        self, results: Sequence[str], params: SamplingParams | None = None, *, options: RequestOptions | None = None
+    ) -> Turn:
+        """Send what the calls of the last answer returned, in their order, and return the next answer as a stream."""
+        calls = self._messages[-1].get("tool_calls") or () if self._messages else ()
+        if not calls or len(results) != len(calls):
+            raise InvalidArgumentError(
+                f"results: expected one for each call of the last answer, which has {len(calls)}, got {len(results)}",
+                param="results",
+            )
+        params = sampling_params(params, {}, self._llm.generation.temperature, "answer_calls")
+        returned = [
+            {"role": "tool", "tool_call_id": call.get("id", ""), "name": call["function"]["name"], "content": result}
+            for call, result in zip(calls, results, strict=True)
+        ]
+        return self._begin([*self._messages, *returned], params, options)
 
     def retry(
         self, params: SamplingParams | None = None, *, options: RequestOptions | None = None, **sampling: Any
@@ -173,7 +200,9 @@ class Conversation:
         return messages, ids
 
     def _answered(self, turn: Turn, result: Result) -> None:
-        self._messages = [*turn.messages, {"role": "assistant", "content": result.text}]
+        read = self._read_answer
+        answer = {"role": "assistant", "content": result.text} if read is None else read(result.text)
+        self._messages = [*turn.messages, answer]
         self._num_dropped += turn.num_dropped
         self._tokens.answered(result.token_ids)
 

@@ -240,12 +240,13 @@ class TurnTokens:
         result = llm.generate(prompt, params)
         tokens.answered(result.token_ids)
 
-    Raises UnsupportedError if the model has no chat template.
+    ``tools``: those that the template gets.  Raises UnsupportedError if the model has no chat template.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self._tokenizer = tokenizer
-        self._template = find_template(tokenizer)
+        self._tools = [*tools] or None
+        self._template = find_template(tokenizer, has_tools=bool(tools))
         self._last_prompt: tuple[str, list[int]] = ("", [])
         self._known: tuple[str, list[int], list[int]] = ("", [], [])  # text of a prompt, its ids, ids of the answer
 
@@ -254,7 +255,7 @@ class TurnTokens:
 
         Raises the errors of ``render_chat``.
         """
-        text = render_chat(self._template, messages, self._tokenizer.special_tokens)
+        text = render_chat(self._template, messages, self._tokenizer.special_tokens, tools=self._tools)
         whole = self._tokenizer.encode(text, add_special_tokens=False)
         ids = self._extend_known(text)
         # Some tokenizers encode the beginning of a text differently.

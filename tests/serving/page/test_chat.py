@@ -96,7 +96,7 @@ def test_settings_are_sent_kept_and_checked(serve, visit):
     assert page.locator("article").count() == 0
     page.click("#defaults")
     _, body = sent(page, lambda: ask(page, "cat"))
-    assert set(body) == {"model", "messages", "max_tokens", "stream", "stream_options", "reasoning_format"}
+    assert set(body) == {"model", "messages", "max_tokens", "stream", "stream_options"}
 
 
 def test_a_model_without_a_template_continues_the_text(serve_plain, visit):

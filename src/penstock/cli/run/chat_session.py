@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.cli.progress import format_seconds, printable
 from penstock.cli.run.word_wrap import AnswerWriter
 from penstock.errors import FileAccessError, InvalidArgumentError, InvalidFileError
-from penstock.text.answer.parser import Piece
 from penstock.validation import nearest
 from penstock.version import __version__
 
 if TYPE_CHECKING:
+    from penstock.cli.run.answer_reader import AnswerReader
     from penstock.engine.params import SamplingParams
     from penstock.llm.conversation import Conversation, Turn
     from penstock.llm.llm import LLM
     from penstock.llm.result import Result
     from penstock.llm.stream import Stream
-    from penstock.text.answer.formats import ReasoningFormat
-    from penstock.text.answer.parser import AnswerParser, ToolCall
 
 __all__ = ["ChatSession", "note"]
 
@@ -36,6 +34,9 @@ _COMMANDS: Final = (
                         "without NAME: list the fields"),
     ("/json SCHEMA", "answers follow a JSON schema, a file or the schema itself; without SCHEMA: they are any object;\n"
                      "/json off: they are text again"),
+    ("/thoughts on|off", "show the thoughts of the next answers, or only how long they took"),
+    ("/tools TOOLS", "the model may call tools: a JSON list, or a file with it. You type what a call returns.\n"
+                     "/tools off: it may call none; either starts a new conversation"),
     ("/settings", "show the sampling fields that are set, and how full the context is"),
     ("/system TEXT", "start a new conversation with a system message; without TEXT: with none"),
     ("/clear, /new", "start a new conversation with the same system message"),
@@ -45,7 +46,7 @@ _COMMANDS: Final = (
     ("/load FILE", "continue a conversation from a file of /save"),
     ("/exit", "leave (so does Ctrl-D)"),
 )  # fmt: skip
-_OF_CONVERSATIONS: Final = ("system", "clear", "new", "reset", "undo", "save", "load")
+_OF_CONVERSATIONS: Final = ("system", "clear", "new", "reset", "undo", "save", "load", "thoughts", "tools")
 """The commands that only a model with a chat template has."""
 _KEYS: Final = """A line that ends in \\ continues on the next line. To enter several lines, put \"\"\" on a line before
 and after them, or paste them: a paste is one message.
@@ -74,6 +75,9 @@ class ChatSession:
         self._num_tokens = 0
         self._own_files: dict[Path, int] = {}  # of /save and /load, with their time of change
         self._writer = AnswerWriter()
+        self._shows_thoughts = True
+        self._tools: list[dict[str, Any]] = []
+        self._returned: list[str] = []  # what the first calls of the last answer returned
         self.was_interrupted = False
         self._begin(system)
 
@@ -117,9 +121,14 @@ class ChatSession:
 
     def _open(self, messages: list[dict[str, Any]]) -> None:
         """Start a conversation with these messages."""
+        from penstock.llm.conversation import Conversation
+
         if self._has_template:
-            self._conversation = self._llm.conversation(messages, drop_oldest=self._drops_oldest)
-        self._num_tokens = 0
+            read = self._reader.message if self._reader.keeps_parts else None
+            self._conversation = Conversation(
+                self._llm, messages, drop_oldest=self._drops_oldest, tools=self._tools, read_answer=read
+            )
+        self._num_tokens, self._returned = 0, []
 
     def _chat(self, command: str) -> Conversation:
         if self._conversation is None:
@@ -129,34 +138,58 @@ class ChatSession:
     def _params(self) -> SamplingParams:
         from penstock.engine.params import SamplingParams
 
-        return SamplingParams(**{"max_tokens": self._answer_tokens()} | self._settings)
+        params = SamplingParams(**{"max_tokens": self._answer_tokens()} | self._settings)
+        return params if self._conversation is None else self._reader.params(params)
 
     def say(self, message: str) -> None:
-        """Answer a message; without a chat template, complete it as text."""
-        if self._conversation is not None:
+        """Answer a message; without a chat template, complete it as text.
+
+        After calls of tools, the next messages are what these returned.
+        """
+        if calls := self._open_calls():
+            self._returned.append(message)
+            if len(self._returned) < len(calls):
+                self._ask_result(calls)
+                return
+            returned, self._returned = self._returned, []
+            self._answer = self._show(self._chat("").answer_calls(returned, self._params())).text
+        elif self._conversation is not None:
             self._answer = self._show(self._conversation.stream(message, self._params())).text
         else:
             self._answer = self._show(self._llm.stream(message, self._params())).text
             self._text = message
 
+    def _open_calls(self) -> list[dict[str, Any]]:
+        """Return the calls of the last answer, which wait for what they return."""
+        messages = self._conversation.messages if self._conversation is not None else []
+        return [*(messages[-1].get("tool_calls") or ())] if messages else []
+
+    def _ask_result(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        name = calls[len(self._returned)]["function"]["name"]
+        note(f"Type what {name} returns. /undo takes the message back.")
+
     def _show(self, stream: Stream | Turn) -> Result:
         """Write an answer as it is generated; an answer that fails leaves the conversation unchanged."""
+        from penstock.cli.run.answer_reader import AnswerView
+
         before = self._conversation.num_dropped if self._conversation is not None else 0
         self.was_interrupted = False
-        parser = self._thoughts_parser() if self._conversation is not None else None
+        parser = self._reader.parser() if self._conversation is not None and self._shows_parts() else None
+        view = AnswerView(self._writer, shows_thoughts=self._shows_thoughts)
         try:
             for delta in stream:
                 if parser is None:
                     self._writer.write(delta.text)
                 else:
-                    self._write_parts(parser.push(delta.text))
+                    view.write(parser.push(delta.text))
             if parser is not None:
-                self._write_parts(parser.finish())
+                view.write(parser.finish())
         except KeyboardInterrupt:
             stream.abort()
             self.was_interrupted = True
             self._writer.write(" ...")
         finally:
+            view.end_thoughts()
             self._writer.write("\n")
         result = stream.result()
         self._num_tokens = len(result.prompt_token_ids) + len(result.token_ids)
@@ -166,36 +199,19 @@ class ChatSession:
             note(f"The context was full. The {dropped} at the beginning of the conversation were dropped.")
         if result.finish_reason == "length":
             note(self._why_cut())
+        if calls := self._open_calls():
+            self._ask_result(calls)
         return result
 
-    def _thoughts_parser(self) -> AnswerParser | None:
-        """Return a parser of an answer whose thoughts the terminal shows apart; None if there are none."""
-        from penstock.text.answer.formats import AnswerFormat
-        from penstock.text.answer.parser import AnswerParser as Parser
-
-        if not self._writer.is_terminal or self._reasoning is None:
-            return None
-        form, is_reasoning = self._reasoning
-        return Parser(AnswerFormat(None, form), {}, is_reasoning=is_reasoning)
+    def _shows_parts(self) -> bool:
+        """Return True if thoughts and calls are shown apart; elsewhere than on a terminal, only where they must be."""
+        return self._reader.has_parts and (self._writer.is_terminal or self._reader.keeps_parts)
 
     @cached_property
-    def _reasoning(self) -> tuple[ReasoningFormat, bool] | None:
-        """The format of the model's thoughts, and whether the template begins them; None if they are not text."""
-        from penstock.text.answer.formats import find_reasoning_format
-        from penstock.text.chat_template import find_template, render_chat
+    def _reader(self) -> AnswerReader:
+        from penstock.cli.run.answer_reader import AnswerReader
 
-        tokenizer = self._llm.tokenizer
-        template = find_template(tokenizer)
-        form = find_reasoning_format("auto", template)
-        if form is None or tokenizer.special_ids(form.markers):
-            return None
-        prompt = render_chat(template, [{"role": "user", "content": "x"}], tokenizer.special_tokens)
-        return form, prompt.rstrip().endswith(form.opening)
-
-    def _write_parts(self, parts: Sequence[Piece | ToolCall]) -> None:
-        for part in parts:
-            if isinstance(part, Piece):
-                self._writer.write(part.text, is_thought=part.is_reasoning)
+        return AnswerReader(self._llm.tokenizer, self._tools)
 
     def _figures(self, result: Result) -> str:
         timings, count, max_len = result.timings, len(result.token_ids), self._llm.engine.max_len
@@ -242,6 +258,8 @@ class ChatSession:
                 self._set(*argument.replace("=", " ", 1).partition(" ")[::2]) if argument else self._show_fields()
             ),
             "json": lambda: self._set_format(argument),
+            "thoughts": lambda: self._fold_thoughts(argument),
+            "tools": lambda: self._set_tools(argument),
             "system": lambda: self._begin_again(argument),
             **dict.fromkeys(("clear", "new", "reset"), lambda: self._begin_again(self._system)),
             "undo": self._undo,
@@ -361,6 +379,28 @@ class ChatSession:
             grammar.result()
         self._settings = settings
         self._show_settings()
+
+    def _fold_thoughts(self, argument: str) -> None:
+        self._chat("/thoughts")
+        if argument not in ("on", "off"):
+            raise InvalidArgumentError(f"/thoughts: expected on or off, got {argument!r:.60}")
+        self._shows_thoughts = argument == "on"
+        note("Thoughts are shown." if self._shows_thoughts else "Thoughts are folded: only their time is shown.")
+
+    def _set_tools(self, argument: str) -> None:
+        """Start a conversation with other tools.  Raises the errors of wrong ones, and keeps those before."""
+        from penstock.cli.options import text_or_file
+        from penstock.cli.run.answer_reader import AnswerReader, read_tools
+
+        self._chat("/tools")
+        if not argument:
+            note("\n".join(tool["function"]["name"] for tool in self._tools) or "The model may call no tools.")
+            return
+        tools = [] if argument == "off" else read_tools(text_or_file("tools", argument))
+        self._reader = AnswerReader(self._llm.tokenizer, tools)
+        self._tools = tools
+        self._begin(self._system)
+        note(f"New conversation with {_count(len(tools), 'tool')}.")
 
     def _check(self, settings: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters of fields.

@@ -90,13 +90,15 @@ class AnswerWriter:
         self._is_thought = False
 
     def write(self, text: str, *, is_thought: bool = False) -> None:
-        """Write a piece of an answer.  On a terminal, thoughts are dim, and an empty line follows them."""
+        """Write a piece of an answer.  An empty line follows thoughts, which are dim on a terminal."""
+        has_changed = is_thought is not self._is_thought
+        self._is_thought = is_thought
+        if has_changed and not is_thought and text != "\n":
+            text = f"\n\n{text}"
         if self._wrap is None:
             write_text(text)
             return
         self._wrap.width = max(1, shutil.get_terminal_size().columns)
-        if is_thought is not self._is_thought:
-            self._is_thought = is_thought
+        if has_changed:
             sys.stdout.write(_DIM if is_thought else _NOT_DIM)
-            text = text if is_thought or text == "\n" else f"\n\n{text}"
         write_text(text, wrap=self._wrap.feed)

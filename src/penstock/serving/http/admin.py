@@ -85,7 +85,7 @@ class _Routes:
         with _refusals_of_files():
             backend = await self._changes.load(_absolute(body.path), body.name or "")
         call.facts["model"] = backend.name
-        return json_reply(model_status(backend, call.metrics))
+        return json_reply(model_status(backend, call))
 
     async def update(self, call: Call) -> Reply:
         """Switch a model to new weights."""
@@ -93,7 +93,7 @@ class _Routes:
         name = call.facts["model"] = call.path_values["model"]
         with _refusals_of_files():
             backend = await self._changes.update(name, _absolute(body.path))
-        return json_reply(model_status(backend, call.metrics))
+        return json_reply(model_status(backend, call))
 
     async def unload(self, call: Call) -> Reply:
         """Drain a model and free its memory."""
@@ -106,7 +106,7 @@ class _Routes:
         body: DrainRequest = call.body
         name = call.facts["model"] = call.path_values["model"]
         backend = await self._changes.drain_worker(name, body.worker, replaces=body.replace)
-        return json_reply(model_status(backend, call.metrics))
+        return json_reply(model_status(backend, call))
 
 
 def admin_operations(changes: Changes) -> list[Operation]:

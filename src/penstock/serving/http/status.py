@@ -12,11 +12,11 @@ from penstock.servables.lifecycle.report import ServableStatus, servable_status
 from penstock.serving.call import Call, Reply, json_reply
 from penstock.serving.metrics import WINDOW
 from penstock.serving.request_fields import Body
+from penstock.text.answer.template_features import TemplateFeature, features_of
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.llm.backend import Backend
-    from penstock.serving.metrics import Metrics
 
 __all__ = ["Count", "ModelStatus", "State", "Status", "StatusHistory", "history", "model_status", "status"]
 
@@ -87,6 +87,7 @@ class ModelStatus(Body):
     version: Count | UnsetType = UNSET
     max_model_len: Count | UnsetType = UNSET
     has_chat_template: bool | UnsetType = UNSET
+    chat_features: list[TemplateFeature] | UnsetType = UNSET
     has_tokenizer: bool | UnsetType = UNSET
     tail: str | UnsetType = UNSET
 
@@ -133,7 +134,7 @@ async def history(call: Call) -> Reply:
 
 async def status(call: Call) -> Reply:
     """Return the current models, workers, servables, counts and latencies."""
-    models = [model_status(backend, call.metrics) for backend in call.models.list()]
+    models = [model_status(backend, call) for backend in call.models.list()]
     uptime_s = call.arrived - call.metrics.started
     servables = call.metrics.servables
     report = {
@@ -151,9 +152,9 @@ def _age(seconds: float) -> float | None:
     return max(0.0, seconds) if seconds < 1e12 else None
 
 
-def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
-    """Return a model's status: workers, counts and latencies."""
-    figures, model_metrics = backend.figures(), metrics.of_model(backend.name)
+def model_status(backend: Backend, call: Call) -> dict[str, Any]:
+    """Return a model's status: workers, counts, latencies, and the features of its chat template."""
+    figures, model_metrics = backend.figures(), call.metrics.of_model(backend.name)
     report: dict[str, Any] = {
         "id": backend.name,
         "state": backend.state,
@@ -181,4 +182,6 @@ def model_status(backend: Backend, metrics: Metrics) -> dict[str, Any]:
     card = known_card(backend)
     if card is not None:
         report |= {name: getattr(card, "max_len" if name == "max_model_len" else name) for name in _CARD}
+        formats = (call.settings.tool_format, call.settings.reasoning_format)
+        report["chat_features"] = [] if backend.tokenizer is None else features_of(backend.tokenizer, *formats)
     return report
