@@ -213,15 +213,18 @@ def build_network(torch: ModuleType, nn: ModuleType) -> dict[str, list[str]]:
             self.first.state = torch.ones(2)
             self.first.bias = nn.Parameter(torch.zeros(1), requires_grad=False)
             self.first.weight, self.first.early = None, self.layers[0].weight
+            self.again = self.layers[1]
 
     root = Root()
     return {
         "modules": [name for name, _ in root.named_modules()],
+        "every": [name for name, _ in root.named_modules(remove_duplicate=False)],
         "children": [name for name, _ in root.named_children()],
         "parameters": [name for name, _ in root.named_parameters()],
         "all": [name for name, _ in root.named_parameters(remove_duplicate=False)],
         "own": [name for name, _ in root.first.named_parameters(recurse=False)],
         "buffers": [f"{name}{tuple(value.shape)}" for name, value in root.named_buffers()],
+        "every buffer": [name for name, _ in root.named_buffers(remove_duplicate=False)],
         "part": [str(root.get_submodule("parts.self").get_parameter("weight").ndim), str(len(root.layers))],
         "known": [name for name in ("none", "early", "bias", "weight", "absent") if hasattr(root.first, name)],
     }
@@ -229,6 +232,27 @@ def build_network(torch: ModuleType, nn: ModuleType) -> dict[str, list[str]]:
 
 def test_own_modules_are_those_of_pytorch() -> None:
     assert build_network(arrays, modules) == build_network(torch, torch.nn)  # type: ignore[arg-type]
+
+
+def test_arrays_without_values_have_their_type() -> None:
+    with arrays.device("meta"):
+        parameter = modules.Parameter(arrays.zeros(2, 3, dtype="float16"))
+    assert (parameter.dtype, parameter.nbytes, parameter.is_meta) == ("float16", 12, True)
+
+
+def test_a_module_of_two_names_is_one() -> None:
+    """Its weights appear once, under their first names, as ``torch.export`` has them."""
+
+    def something(self: Tiny, x: Tensor, batch: Batch) -> Tensor:
+        return self.second(self.first(x))
+
+    with torch.device("meta"):
+        network = type("Changed", (Tiny,), {"something": something})()
+        network.first = network.second = Linear(16, 16)
+    sizes = {"network_name": "tiny", "context_len": 64, "vocab_size": 50}
+    traced, exported = (graph_items(make(network, **sizes).graph) for make in (trace_network, capture))
+    for field in ("weights", "properties"):
+        assert traced[field] == exported[field]
 
 
 @pytest.mark.parametrize(

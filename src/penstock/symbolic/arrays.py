@@ -26,9 +26,9 @@ _on_meta: Final[ContextVar[bool]] = ContextVar("penstock_on_meta", default=False
 class Array:
     """A parameter or a constant: its shape, and its values unless it is on the meta device."""
 
-    def __init__(self, shape: tuple[int, ...], values: NDArray[Any] | None) -> None:
+    def __init__(self, shape: tuple[int, ...], values: NDArray[Any] | None, dtype: str = float32) -> None:
         self.shape, self.values = shape, values
-        self.dtype = float32 if values is None else str(values.dtype)
+        self.dtype = dtype if values is None else str(values.dtype)
 
     @property
     def ndim(self) -> int:
@@ -73,7 +73,7 @@ def device(name: str) -> Iterator[None]:
 
 
 def _filled(sizes: tuple[int, ...], value: float, kind: str) -> Array:
-    return Array(sizes, None if _on_meta.get() else np.full(sizes, value, kind))
+    return Array(sizes, None if _on_meta.get() else np.full(sizes, value, kind), kind)
 
 
 def empty(*sizes: int, dtype: str = float32) -> Array:

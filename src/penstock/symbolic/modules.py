@@ -17,7 +17,7 @@ class Parameter(Array):
     """An array that a checkpoint has."""
 
     def __init__(self, data: Array, requires_grad: bool = False) -> None:
-        super().__init__(data.shape, data.values)
+        super().__init__(data.shape, data.values, data.dtype)
 
 
 class Module:
@@ -87,16 +87,19 @@ class Module:
         for _, module in self.named_children():
             yield module
 
-    def named_modules(self, memo: set[Module] | None = None, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield this module and those inside it, each once, with their paths."""
+    def named_modules(
+        self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
+        """Yield this module and those inside it with their paths; a shared one once unless told otherwise."""
         memo = set() if memo is None else memo
         if self in memo:
             return
-        memo.add(self)
+        if remove_duplicate:
+            memo.add(self)
         yield prefix, self
         for name, module in self._modules.items():
             if module is not None:
-                yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name)
+                yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
 
     def modules(self) -> Iterator[Module]:
         """Yield this module and those inside it, each once."""
@@ -105,7 +108,8 @@ class Module:
 
     def _named(self, table: str, prefix: str, recurse: bool, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
         seen = set()
-        for path, module in self.named_modules(prefix=prefix) if recurse else [(prefix, self)]:
+        modules = self.named_modules(prefix=prefix, remove_duplicate=remove_duplicate) if recurse else [(prefix, self)]
+        for path, module in modules:
             for name, value in module.__dict__[table].items():
                 if value is None or value in seen:
                     continue
