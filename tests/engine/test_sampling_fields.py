@@ -65,7 +65,9 @@ def test_the_wire_message_has_the_numbers_of_the_table():
     for row in SAMPLING_FIELDS:
         if row.kind in kinds:
             assert names[descriptors[row.name].type] in kinds[row.kind]
-        is_list = row.kind in ("strings", "token_ids", "id_lists", "biases", "choices") and row.name != "allowed_token_ids"
+        is_list = (
+            row.kind in ("strings", "token_ids", "id_lists", "biases", "choices") and row.name != "allowed_token_ids"
+        )
         assert descriptors[row.name].is_repeated == is_list
 
 

@@ -47,9 +47,10 @@ MIN_REPETITION_PENALTY: Final = 0.01
 class GenerationConfig:
     """The checkpoint's defaults for generation; missing fields mean greedy generation without a limit.
 
-    ``temperature`` 0 is greedy.  ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1 and ``repetition_penalty`` 1
-    are off.  A ``top_p`` or ``typical_p`` below 1e-6, which keeps only the likeliest token, is raised to 1e-6.
-    ``no_repeat_ngram_size`` 0 and the forced tokens -1 are off, too.  ``max_new_tokens`` None leaves the choice to the caller.  Any of ``eos_token_ids`` ends a text.
+    ``temperature`` 0 is greedy.  ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1, ``repetition_penalty`` 1,
+    ``no_repeat_ngram_size`` 0 and a forced token -1 are off.  A ``top_p`` or ``typical_p`` below 1e-6, which keeps only
+    the likeliest token, is raised to 1e-6.  ``max_new_tokens`` None leaves the choice to the caller.  Any of
+    ``eos_token_ids`` ends a text.
     """
 
     eos_token_ids: tuple[int, ...] = ()

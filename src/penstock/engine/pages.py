@@ -384,8 +384,13 @@ class PageLedger:
         num_full, rest = divmod(num_tokens, PAGE_TOKENS)
         is_free = all(pool.missing(num_full, num_full + 1, pages.rotation) <= 0 for pool in self.pools)
         copies = rest > 0 and copy is not None and is_free
-        if rest and not copies and any(
-            source.num_freed[group] > _first_seen(num_full * PAGE_TOKENS, window) for group, window in self._windowed
+        if (
+            rest
+            and not copies
+            and any(
+                source.num_freed[group] > _first_seen(num_full * PAGE_TOKENS, window)
+                for group, window in self._windowed
+            )
         ):
             return 0
         for group, (table, pool) in enumerate(zip(source.tables, self.pools, strict=True)):

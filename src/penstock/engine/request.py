@@ -120,7 +120,9 @@ class Request:
     is_parked: bool = False
 
     def __post_init__(self) -> None:
-        """Begin the answer in its grammar."""
+        """Begin the answer in its grammar, and join the requests that end together with it."""
+        if self.sampling.hook is not None:
+            self.group = self.sampling.hook.join(self)
         if self.sampling.grammar is not None:
             self.matcher = self.sampling.grammar.matcher()
 

@@ -18,6 +18,7 @@ from penstock.engine.decoding.rows import edited_row, log_softmax
 from penstock.engine.params import ResolvedSampling
 from penstock.engine.request import Request, Status
 from penstock.engine.row_state import RowState
+from penstock.errors import InternalError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,11 +63,16 @@ class _Beam:
     """One beam, the hook of its request.  ``row``: its log-probabilities [vocab] until all beams have theirs."""
 
     search: BeamSearch
-    request: Request | None = None
+    request: Request | None = None  # once its first row has come
     row: NDArray[np.float32] | None = None
     logits: NDArray[np.float32] | None = None
     path: tuple[int, ...] = ()
     state: RowState | None = None
+
+    def join(self, request: Request) -> list[Request]:
+        """Return the requests of all beams."""
+        self.search.group.append(request)
+        return self.search.group
 
     def process(self, request: Request, row: NDArray[np.float32]) -> None:
         """Keep the log-probabilities of the row."""
@@ -79,6 +85,8 @@ class _Beam:
 
     def accept(self, request: Request, token: int) -> None:
         """Wait for the other beams; the last one goes on with the search."""
+        if any(other.status is Status.FINISHED for other in self.search.group):
+            raise InternalError("The request of another beam has ended.")
         request.is_parked = True
         if all(beam.request is not None and beam.request.is_parked for beam in self.search.beams):
             self.search.advance()
@@ -106,6 +114,7 @@ class BeamSearch:
         self.scores: list[NDArray[np.float32]] = []
         self.logits: list[NDArray[np.float32]] = []
         self.results: list[Hypothesis] = []
+        self.group: list[Request] = []
         self._engine = engine
         self._memory = engine.program.page_memory()
         self.beams = [_Beam(self) for _ in range(options.num_beams)]
@@ -138,7 +147,7 @@ class BeamSearch:
         self._can_improve &= any(best > (least if one.is_complete else _NEVER) for one in self._complete)
         is_full = self.options.early_stopping is True and all(one.is_complete for one in self._complete)
         if not self._can_improve or is_full or found.hits.all():
-            self._finish(requests)
+            self._finish()
         else:
             self._continue([(found.beams[i], found.tokens[i]) for i in chosen])
 
@@ -184,11 +193,10 @@ class BeamSearch:
             merged.append(Hypothesis(score, (*request.output_ids, token), path, is_complete))
         return sorted(merged, key=lambda one: -one.score)[: len(self.beams)]  # stable
 
-    def _finish(self, requests: list[Request]) -> None:
+    def _finish(self) -> None:
         """End the requests; the first ones get the results."""
         self.results = self._complete[: self.options.num_results]
-        group = requests[0].group
-        for index, request in enumerate(group):
+        for index, request in enumerate(self.group):
             one = self.results[index] if index < len(self.results) else Hypothesis(_NEVER)
             request.output_ids = list(one.token_ids)
             for token in one.token_ids if request.text is not None else ():

@@ -25,6 +25,9 @@ __all__ = ["AnswerHook", "Callables", "RowHook", "apply_hooks", "hooked"]
 class RowHook(Protocol):
     """Sees the rows and the tokens of one request, in the thread of the step."""
 
+    def join(self, request: Request) -> Sequence[Request]:
+        """Take the new request.  Returns the list of those that end together, if there are several."""
+
     def process(self, request: Request, row: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return the row to choose the next token from; None leaves ``row``, which is valid during the call."""
 
@@ -53,7 +56,8 @@ class Callables:
 
     def stop(self, tokens: list[int], scores: list[NDArray[np.float32]] | None) -> bool:
         """Return True if a criterion ends the answer.  Each is called, because it may count."""
-        return any([criterion(tokens, scores) for criterion in self.criteria])
+        results = [criterion(tokens, scores) for criterion in self.criteria]
+        return any(results)
 
 
 @dataclass
@@ -65,6 +69,10 @@ class AnswerHook:
     logits: list[NDArray[np.float32]] | None = None
     scores: list[NDArray[np.float32]] | None = None
     _state: RowState | None = field(default=None, init=False)
+
+    def join(self, request: Request) -> Sequence[Request]:
+        """Return nothing: the request ends alone."""
+        return ()
 
     def process(self, request: Request, row: NDArray[np.float32]) -> NDArray[np.float32]:
         """Apply what would change the row, then the caller's functions; temperature and filters come later."""
@@ -83,9 +91,11 @@ class AnswerHook:
         request.accept(token)
         if self.callables.put is not None:
             self.callables.put(token)
-        if self.callables.criteria and self.callables.stop(request.tokens(0, request.num_tokens), self.scores):
-            if request.status is not Status.FINISHED:
-                request.finish("stop")
+        stops = bool(self.callables.criteria) and self.callables.stop(
+            request.tokens(0, request.num_tokens), self.scores
+        )
+        if stops and request.status is not Status.FINISHED:
+            request.finish("stop")
 
 
 def hooked(sampling: ResolvedSampling, hook: RowHook) -> ResolvedSampling:
