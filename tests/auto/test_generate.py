@@ -107,9 +107,12 @@ def test_functions_of_the_caller_are_called_like_theirs(ours, theirs):
     )
     assert tensors.tolist() == beams
     seen = []
-    ours.generate(
-        PROMPT, 3, stopping_criteria=lambda ids, scores: bool(seen.append((ids.shape, scores))), do_sample=False
-    )
+
+    def watch(ids, scores):
+        seen.append((ids.shape, scores))
+        return False
+
+    ours.generate(PROMPT, 3, do_sample=False, stopping_criteria=watch)
     assert seen == [((1, len(PROMPT) + i), None) for i in (1, 2, 3)]
 
 

@@ -128,7 +128,7 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
     for name, value in lengths.items():
         if value is not None:
             lengths[name] = check_integer(name, value, 0, MAX_TOKEN)
-    beams = {name: values.pop(name) for name in _BEAMS if name in values}
+    beams: dict[str, Any] = {name: values.pop(name) for name in _BEAMS if name in values}
     callables = {name: values.pop(name, None) for name in _CALLABLES}
     params = sampling_of_keywords(values, defaults.temperature)
     return GenerateOptions(

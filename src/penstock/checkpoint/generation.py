@@ -211,6 +211,7 @@ class TokenizerConfig:
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     max_len: int | None = None
+    padding_side: str = "right"
 
 
 SPECIAL_ROLES: Final = (
@@ -232,6 +233,7 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
         add_bos_token=reader.bool("add_bos_token") if reader.has("add_bos_token") else None,
         add_eos_token=reader.bool("add_eos_token") if reader.has("add_eos_token") else None,
         max_len=_max_len(reader),
+        padding_side="left" if reader.values.get("padding_side") == "left" else "right",
     )
 
 

@@ -199,8 +199,9 @@ class BeamSearch:
         for index, request in enumerate(self.group):
             one = self.results[index] if index < len(self.results) else Hypothesis(_NEVER)
             request.output_ids = list(one.token_ids)
-            for token in one.token_ids if request.text is not None else ():
-                request.text.push(token)
+            if request.text is not None:
+                for token in one.token_ids:
+                    request.text.push(token)
             request.finish("stop" if one.token_ids and one.token_ids[-1] in self.options.ends else "length")
 
     def _continue(self, chosen: list[tuple[int, int]]) -> None:

@@ -77,4 +77,5 @@ def _reaching(order: NDArray[np.int64], weights: NDArray[np.float64], share: flo
 def log_softmax(row: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the log-probabilities of a row [vocab] of logits."""
     shifted = row.astype(np.float64) - row.max()
-    return (shifted - np.log(np.exp(shifted).sum())).astype(np.float32)
+    logs: NDArray[np.float32] = (shifted - np.log(np.exp(shifted).sum())).astype(np.float32)
+    return logs
