@@ -227,13 +227,14 @@ class BeamSearch:
     def _fork(self, beam: _Beam, parent: _Beam) -> None:
         """Give a beam what its new parent has computed."""
         request, source, scheduler = beam.request, parent.request, self._engine.scheduler
-        beam.state = None
-        if request is None or source is None or request.status is not Status.RUNNING or request.pages is None:
+        if request is None or source is None:
+            raise InternalError("A beam has no request.")
+        beam.state, request.page_keys = None, list(source.page_keys)
+        if request.pages is None:
             return  # it was preempted, and is computed again
         if source.pages is None:
             scheduler.preempt(request)
             return
-        request.page_keys = list(source.page_keys)
         copy = self._copy_page if self._memory else None
         request.num_computed = scheduler.ledger.fork(request.pages, source.pages, source.num_computed, copy)
 
