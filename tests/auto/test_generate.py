@@ -29,7 +29,7 @@ def ours(folder):
 @pytest.fixture(scope="module")
 def theirs():
     model = build("llama")
-    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    model.generation_config = transformers.GenerationConfig(pad_token_id=1)  # 0 is none to theirs
     return model
 
 
@@ -64,7 +64,7 @@ def test_sampling_options_are_those_of_transformers(ours, theirs):
 
 
 def test_scores_have_minus_infinity_where_filters_cut(ours, theirs):
-    warm = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.2}
+    warm = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.2}
     found = ours.generate([PROMPT], max_new_tokens=4, do_sample=True, seed=3, output_scores=True, **warm)
     again = ours.generate([PROMPT], max_new_tokens=4, do_sample=True, seed=3, **warm)
     assert again == found.sequences
@@ -80,7 +80,7 @@ class Favour(transformers.LogitsProcessor):
     """Favours tokens by the number of tokens so far."""
 
     def __call__(self, input_ids, scores):
-        return scores.index_add(1, torch.tensor([input_ids.shape[1] % 50]), torch.tensor([[9.0]]))
+        return scores.index_add(1, torch.tensor([input_ids.shape[1] % 50]), torch.full((len(scores), 1), 9.0))
 
 
 def favour(input_ids, scores):
@@ -89,7 +89,10 @@ def favour(input_ids, scores):
 
 
 def test_functions_of_the_caller_are_called_like_theirs(ours, theirs):
-    criteria = transformers.StoppingCriteriaList([lambda ids, scores: torch.tensor([ids.shape[1] >= len(PROMPT) + 5])])
+    def is_long(ids, scores):
+        return torch.full((len(ids),), ids.shape[1] >= len(PROMPT) + 5)
+
+    criteria = transformers.StoppingCriteriaList([is_long])
     processors = transformers.LogitsProcessorList([Favour()])
     options = {"max_new_tokens": NEW, "do_sample": False}
     expected = reference(
@@ -134,7 +137,7 @@ def check_beams(model, theirs, case):
         expected = reference(theirs, ids, max_new_tokens=NEW, do_sample=False, output_logits=True, **options)
         found = model.generate(
             torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, output_scores=True, output_logits=True,
-            pad_token_id=0, **options,
+            pad_token_id=1, **options,
         )  # fmt: skip
         width = expected.sequences.shape[1]
         assert found.sequences[:, :width].tolist() == expected.sequences.tolist(), options
