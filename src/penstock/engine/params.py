@@ -42,7 +42,7 @@ from penstock.validation import (
 
 if TYPE_CHECKING:
     from penstock.checkpoint.generation import GenerationConfig
-    from penstock.engine.decoding.hook import RowHook
+    from penstock.engine.decoding.row_hook import RowHook
     from penstock.text.grammar.compiler import Grammar
 
 __all__ = ["ResolvedSampling", "SamplingParams", "check_num_top"]

@@ -39,6 +39,37 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="ranks on all machines, as for msrun (default: --nproc times --nnodes)",
     )
     parser.add_argument("--nnodes", type=int, metavar="N", help="machines (default: 1)")
+    _add_machines(parser)
+    parser.add_argument(
+        *spellings("--log-dir"),
+        metavar="DIR",
+        help="also write the output of each rank to DIR/worker_RANK.log (default: none)",
+    )
+    parser.add_argument(
+        "--join",
+        type=str.lower,
+        choices=("true", "false"),
+        metavar="True",
+        help="as for msrun; only True, because the launcher waits for the ranks (default: True)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="seconds to wait for the other machines (default: 300)",
+    )
+    parser.add_argument(
+        "--no-prefix",
+        action="store_true",
+        help="print the output without the rank (default: each line begins with it)",
+    )
+    parser.add_argument("command_line", nargs="+", metavar="COMMAND", help="the command and its arguments, after --")
+    parser.option_hint = "Put -- before the command if the option is the command's"
+    parser.set_defaults(run=run)
+
+
+def _add_machines(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that say where the machines meet."""
     parser.add_argument(
         "--rdzv",
         metavar="HOST:PORT",
@@ -77,32 +108,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="MASTER_PORT of the ranks; 0 (default): a free port of the host. With --master-addr and several machines "
         "it is the port where the launchers meet (default: 8118)",
     )
-    parser.add_argument(
-        *spellings("--log-dir"),
-        metavar="DIR",
-        help="also write the output of each rank to DIR/worker_RANK.log (default: none)",
-    )
-    parser.add_argument(
-        "--join",
-        type=str.lower,
-        choices=("true", "false"),
-        metavar="True",
-        help="as for msrun; only True, because the launcher waits for the ranks (default: True)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        metavar="S",
-        help="seconds to wait for the other machines (default: 300)",
-    )
-    parser.add_argument(
-        "--no-prefix",
-        action="store_true",
-        help="print the output without the rank (default: each line begins with it)",
-    )
-    parser.add_argument("command_line", nargs="+", metavar="COMMAND", help="the command and its arguments, after --")
-    parser.option_hint = "Put -- before the command if the option is the command's"
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.engine.decoding.rows import edited_row, filtered_row
 from penstock.engine.params import ResolvedSampling
@@ -15,24 +15,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from penstock.engine.decoding.row_hook import RowHook
     from penstock.engine.scheduler import Chunk
     from penstock.errors import PenstockError
     from penstock.runtime.program import Program
 
-__all__ = ["AnswerHook", "Callables", "RowHook", "apply_hooks", "hooked"]
-
-
-class RowHook(Protocol):
-    """Sees the rows and the tokens of one request, in the thread of the step."""
-
-    def join(self, request: Request) -> Sequence[Request]:
-        """Take the new request.  Returns the list of those that end together, if there are several."""
-
-    def process(self, request: Request, row: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Return the row to choose the next token from; None leaves ``row``, which is valid during the call."""
-
-    def accept(self, request: Request, token: int) -> None:
-        """Take the token that was chosen."""
+__all__ = ["AnswerHook", "Callables", "apply_hooks", "hooked"]
 
 
 @dataclass(frozen=True)
