@@ -15,7 +15,7 @@ from penstock.validation import MAX_BIAS, MAX_TOKEN
 
 __all__ = [
     "DEFAULT_MAX_TOKENS", "FIELD_NAMES", "MAX_ANSWERS", "MAX_GRAMMAR_CHARS", "MAX_LOGPROBS", "MAX_SCHEMA_CHARS",
-    "NATIVE_FIELDS", "SAMPLING_FIELDS",
+    "MAX_WORD_IDS", "NATIVE_FIELDS", "SAMPLING_FIELDS",
     "SamplingField",
 ]  # fmt: skip
 
@@ -25,6 +25,11 @@ MAX_ANSWERS: Final = 128
 MAX_ALLOWED: Final = 1 << 18
 """The limit on a list of token ids: as many as the largest vocabularies have."""
 MAX_STOP_IDS: Final = 4096
+MAX_WORDS: Final = 1024
+"""The limit on the lists of token ids of ``bad_words_ids``."""
+MAX_WORD_IDS: Final = 64
+"""The limit on the token ids of one of them."""
+MAX_NGRAM: Final = 1024
 MAX_CHOICES: Final = 1024
 MAX_GRAMMAR_CHARS: Final = 1 << 17
 MAX_SCHEMA_CHARS: Final = 1 << 18
@@ -32,7 +37,9 @@ MIN_PROBABILITY: Final = 1e-6
 MIN_SEED: Final = -(2**63)
 
 Bounds = tuple[float, float]
-Kind = Literal["integer", "number", "boolean", "strings", "token_ids", "biases", "schema", "text", "choices"]
+Kind = Literal[
+    "integer", "number", "boolean", "strings", "token_ids", "id_lists", "biases", "schema", "text", "choices"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +224,25 @@ SAMPLING_FIELDS: Final = (
     SamplingField(
         name="skip_special_tokens", kind="boolean", wire=29, default=True,
         help="Leave the text of special tokens out of the answer. Default: true.",
+    ),
+    SamplingField(
+        name="no_repeat_ngram_size", kind="integer", wire=30, bounds=(0, MAX_NGRAM), off=0, needs_logits=True,
+        help="Length in tokens of sequences that prompt and answer have only once. 0 is off. "
+        "Default: the model's own, else 0.",
+    ),
+    SamplingField(
+        name="bad_words_ids", kind="id_lists", wire=31, default=(), max_items=MAX_WORDS, off=(), needs_logits=True,
+        help="Lists of token ids that the answer must not complete; a list may begin in the prompt.",
+    ),
+    SamplingField(
+        name="forced_bos_token_id", kind="integer", wire=32, bounds=(0, MAX_TOKEN), off=-1,
+        resolved_bounds=(-1, MAX_TOKEN), needs_logits=True,
+        help="Token id that follows a prompt of one token. Default: the model's own, else none.",
+    ),
+    SamplingField(
+        name="forced_eos_token_id", kind="integer", wire=33, bounds=(0, MAX_TOKEN), off=-1,
+        resolved_bounds=(-1, MAX_TOKEN), needs_logits=True,
+        help="Token id that an answer of the maximum length ends with. Default: the model's own, else none.",
     ),
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from penstock.config import check_integer, is_integer, is_number
 from penstock.errors import InvalidArgumentError
 
 __all__ = [
-    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "listed_token_ids",
+    "MAX_TOKEN", "Biases", "bias_pairs", "biases", "check_listed", "check_vocabulary", "id_lists", "listed_token_ids",
     "missing_attribute", "nearest",
     "optional_integer", "optional_number", "optional_text", "printable", "refusal", "required", "set_fields",
     "some_token_ids", "strings", "token_id", "token_ids", "word_ids", "wrong_type",
@@ -192,6 +192,18 @@ def word_ids(name: str, value: object) -> tuple[int, ...]:
     if not ids:
         raise refusal(name, "at least one token id", [])
     return ids
+
+
+def id_lists(name: str, value: object, max_items: int | None = None, max_ids: int | None = None) -> tuple[Any, ...]:
+    """Check lists of token ids, each with at least one, and keep their order; () for None."""
+    lists = () if value is None else _listed(name, value)
+    if max_items is not None and len(lists) > max_items:
+        raise InvalidArgumentError(f"{name}: expected at most {max_items} lists, got {len(lists)}", param=name)
+    checked = tuple(word_ids(f"{name}[{i}]", ids) for i, ids in enumerate(lists))
+    longest = max(map(len, checked), default=0)
+    if max_ids is not None and longest > max_ids:
+        raise InvalidArgumentError(f"{name}: expected lists of at most {max_ids} ids, got {longest}", param=name)
+    return checked
 
 
 def _listed(name: str, value: object) -> tuple[Any, ...]:

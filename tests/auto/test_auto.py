@@ -74,10 +74,10 @@ def test_a_config_remembers_its_weights():
         ({"generation_config": {"temprature": 1}}, "temprature.* temperature"),
         ({"generation_config": 3}, "^generation_config: .*GenerationConfig"),
         ({"use_cache": False}, "^use_cache .*True"),
-        ({"output_scores": True, "do_sample": True, "top_k": 3}, "^output_scores: .*top_k"),
+        ({"output_scores": True, "best_of": 3}, "^best_of: "),
         ({"do_sample": False, "temperature": 1.0}, "temperature"),
         ({"do_sample": True, "temperature": 0}, "temperature"),
-        ({"num_beams": 4}, "num_beams"),
+        ({"num_beams": 4, "do_sample": True}, "num_beams"),
         ({"max_new_tokens": 0}, "max_tokens"),
     ],
 )
@@ -191,9 +191,19 @@ def test_a_tokenizer_has_what_tutorials_use(tmp_path):
     assert tokenizer.apply_chat_template(messages) == tokenizer.encode("hi;", add_special_tokens=False)
     arrays = tokenizer(["import os\n"], return_tensors="np")
     assert arrays["input_ids"].tolist() == [tokenizer.encode("import os\n")]
+    texts = ["import os\n", "x"]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model", pad_token=tokenizer.eos_token)
+    for side in ("left", "right"):
+        tokenizer.padding_side = theirs.padding_side = side
+        padded, expected = (one(texts, return_tensors="pt", padding=True) for one in (tokenizer, theirs))
+        for name in ("input_ids", "attention_mask"):
+            assert padded[name].tolist() == expected[name].tolist()
+        assert tokenizer.batch_decode(padded["input_ids"]) == theirs.batch_decode(expected["input_ids"])
     assert tokenizer.decode(tokenizer.eos_token_id) == tokenizer.eos_token
     for call, message in (
-        (lambda: tokenizer("x", return_tensors="pt"), "return_tensors"),
+        (lambda: tokenizer("x", return_tensors="tf"), "return_tensors"),
+        (lambda: tokenizer("x", padding="max_length"), "padding"),
+        (lambda: tokenizer(["x", "import os"], padding=True, padding_side="top"), "padding_side"),
         (lambda: tokenizer(["a", "import os"], return_tensors="np"), "equal length"),
         (lambda: AutoTokenizer.from_pretrained(3), "^model: "),
         (lambda: AutoConfig.from_pretrained(""), "^model: "),

@@ -45,7 +45,7 @@ def properties_of(struct):
 def test_the_typed_names_are_those_of_the_table():
     assert tuple(SamplingParams.__dataclass_fields__) == FIELD_NAMES
     resolved = {row.row_name for row in SAMPLING_FIELDS if row.row_name in ResolvedSampling.__dataclass_fields__}
-    assert resolved - {"grammar"} == set(ResolvedSampling.__dataclass_fields__) - {"end_ids", "grammar"}
+    assert resolved - {"grammar"} == set(ResolvedSampling.__dataclass_fields__) - {"end_ids", "grammar", "hook"}
     assert {row.row_name for row in NATIVE_FIELDS} <= resolved
 
 
@@ -65,7 +65,9 @@ def test_the_wire_message_has_the_numbers_of_the_table():
     for row in SAMPLING_FIELDS:
         if row.kind in kinds:
             assert names[descriptors[row.name].type] in kinds[row.kind]
-        is_list = row.kind in ("strings", "token_ids", "biases", "choices") and row.name != "allowed_token_ids"
+        is_list = (
+            row.kind in ("strings", "token_ids", "id_lists", "biases", "choices") and row.name != "allowed_token_ids"
+        )
         assert descriptors[row.name].is_repeated == is_list
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import signal
@@ -14,8 +15,11 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 
-from penstock.errors import UnavailableError
+from penstock.cli.scale.launch import add_parser
+from penstock.cli.scale.launch import run as run_launch
+from penstock.errors import PenstockError, UnavailableError
 from penstock.launch.rendezvous import Rendezvous, host, join
+from tests.support.errors import raises
 from tests.support.http_service import until
 
 END_S = 5.0
@@ -50,6 +54,32 @@ def wait_for(count):
         time.sleep(0.01)
 """
 SLEEP = WRITE_PID + "time.sleep(600)"
+
+
+def test_msruns_options_start_the_same_ranks(tmp_path):
+    script = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])"
+    options = ["--worker_num=2", "--local_worker_num=2", "--master_addr=127.0.0.1", "--join=True"]
+    child = launch(*options, f"--log_dir={tmp_path / 'logs'}", script=script)
+    out, err = child.communicate()
+    assert (child.returncode, sorted(out.splitlines())) == (0, ["[0] 0 2", "[1] 1 2"]), err
+    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    assert logs == {"worker_0.log": "0 2\n", "worker_1.log": "1 2\n"}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--join=False"], "join"),
+        (["--worker_num=3", "--local_worker_num=2"], "worker_num"),
+        (["--master_addr=10.0.0.1"], "master_addr"),
+        (["--worker_num=4", "--local_worker_num=2", "--master_addr=10.0.0.1", "--node_rank=0"], "rdzv"),
+    ],
+)
+def test_msruns_options_are_checked_by_name(options, name):
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    with raises(PenstockError, param=name):
+        run_launch(parser.parse_args(["launch", *options, "--", "true"]))
 
 
 def test_ranks_have_torchruns_variables():

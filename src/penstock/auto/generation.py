@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from penstock.checkpoint.generation import GenerationConfig as ModelDefaults
 from penstock.config import check_flag, check_integer
 from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.llm.sampling_keywords import KEYWORDS, sampling_of_keywords
-from penstock.validation import MAX_TOKEN, nearest, wrong_type
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from penstock.validation import MAX_TOKEN, nearest, optional_number, refusal, wrong_type
 
 __all__ = ["GenerateOptions", "GenerateOutput", "GenerationConfig", "read_options"]
 
 _LENGTHS: Final = ("max_length", "min_length")
 _FLAGS: Final = ("return_dict_in_generate", "output_scores", "output_logits")
-_OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, "pad_token_id", "use_cache")
+_BEAMS: Final = ("num_beams", "length_penalty", "early_stopping")
+_CALLABLES: Final = ("logits_processor", "stopping_criteria")
+_OPTIONS: Final = (*KEYWORDS, *_LENGTHS, *_FLAGS, *_BEAMS[1:], *_CALLABLES, "pad_token_id", "use_cache")
+MAX_BEAMS: Final = 128
+MAX_LENGTH_PENALTY: Final = 8
 _WITHOUT_EFFECT: Final = ("transformers_version", "bos_token_id", "_from_model_config")
 """Fields that a GenerationConfig of transformers has and that generation ignores here."""
 
@@ -50,12 +50,19 @@ class GenerateOutput:
     """The result of ``generate`` with ``return_dict_in_generate``; values are attributes and keys.
 
     ``sequences``: as without it.  ``logits``: for each sequence an array [num_generated, vocab_size] float32, the row
-    that each token was chosen from.  ``scores``: the same rows divided by the temperature.
+    that each token was chosen from.  ``scores``: the same rows after the processors, the temperature and the filters;
+    minus infinity stands for tokens that could not be drawn.  Of a beam search they are log-probabilities,
+    ``sequences_scores`` has the score of each sequence, and ``beam_indices`` the beam of each of its tokens.
+
+    With arrays or tensors ``scores`` and ``logits`` are as in transformers: for each step a row for each sequence, or
+    each beam of each prompt.  A sequence that has ended has minus infinity there, and -1 in ``beam_indices``.
     """
 
-    sequences: list[list[int]]
-    scores: list[NDArray[np.float32]] | None = None
-    logits: list[NDArray[np.float32]] | None = None
+    sequences: Any
+    scores: Any = None
+    logits: Any = None
+    sequences_scores: Any = None
+    beam_indices: Any = None
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -72,6 +79,17 @@ class GenerateOptions:
     returns_dict: bool
     output_scores: bool
     output_logits: bool
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    logits_processor: Any = None
+    stopping_criteria: Any = None
+
+    @property
+    def needs_hook(self) -> bool:
+        """True if rows are seen or changed in Python."""
+        flags = self.output_scores, self.output_logits, self.num_beams > 1
+        return any(flags) or bool(self.logits_processor) or bool(self.stopping_criteria)
 
     def params_of(self, num_prompt_tokens: int) -> SamplingParams:
         """Return the sampling of a prompt of this length."""
@@ -110,9 +128,9 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
     for name, value in lengths.items():
         if value is not None:
             lengths[name] = check_integer(name, value, 0, MAX_TOKEN)
+    beams: dict[str, Any] = {name: values.pop(name) for name in _BEAMS if name in values}
+    callables = {name: values.pop(name, None) for name in _CALLABLES}
     params = sampling_of_keywords(values, defaults.temperature)
-    if flags["output_scores"]:
-        _check_scores(params, defaults)
     return GenerateOptions(
         params,
         lengths["max_length"],
@@ -121,7 +139,22 @@ def read_options(configs: Sequence[object], options: Mapping[str, Any], defaults
         any(flags.values()),
         flags["output_scores"],
         flags["output_logits"],
+        **_beam_values(beams),
+        **callables,
     )
+
+
+def _beam_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options of a beam search."""
+    limit = MAX_LENGTH_PENALTY
+    early = values.get("early_stopping", False)
+    if not isinstance(early, bool) and early != "never":
+        raise refusal("early_stopping", "True, False or 'never'", early)
+    return {
+        "num_beams": check_integer("num_beams", values.get("num_beams", 1), 1, MAX_BEAMS),
+        "length_penalty": optional_number("length_penalty", values.get("length_penalty", 1.0), -limit, limit),
+        "early_stopping": early,
+    }
 
 
 def _check_names(options: Mapping[str, Any], where: str) -> None:
@@ -145,24 +178,3 @@ def _config_options(config: object) -> Mapping[str, Any]:
         raise wrong_type("generation_config", "a GenerationConfig or a dictionary", config)
     _check_names(config, "generation_config")
     return config
-
-
-def _check_scores(params: SamplingParams, defaults: ModelDefaults) -> None:
-    """Refuse scores where a filter or a penalty changes them, because the rows are computed without it."""
-    neutral = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
-    is_greedy = (defaults.temperature if params.temperature is None else params.temperature) == 0
-    for name, off in neutral.items():
-        own = getattr(params, name)
-        value = getattr(defaults, name) if own is None else own
-        if value != off and (name == "repetition_penalty" or own is not None or not is_greedy):
-            raise _no_scores(name, value)
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens"):
-        if getattr(params, name):
-            raise _no_scores(name, getattr(params, name))
-
-
-def _no_scores(name: str, value: object) -> UnsupportedError:
-    return UnsupportedError(
-        f"output_scores: not supported with {name} {value!r:.60}; output_logits gives the rows before it",
-        param="output_scores",
-    )

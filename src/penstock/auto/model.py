@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.auto.callables import callables_of
 from penstock.auto.config import AutoConfig, existing_path
-from penstock.auto.generation import GenerateOptions, GenerateOutput, GenerationConfig, read_options
+from penstock.auto.generation import GenerateOptions, GenerationConfig, read_options
+from penstock.auto.hooked import Answer, check_hooked, run_hooked
+from penstock.auto.output import output_kind, output_of, without_padding
+from penstock.engine.decoding.hook import Callables
+from penstock.engine.params import SamplingParams
 from penstock.errors import InvalidArgumentError
 from penstock.llm.llm import LLM
 from penstock.llm.prompts import split_prompts
-from penstock.llm.result import Result
 from penstock.llm.streamers import Streamer
 from penstock.offline.backends import llm_options
 from penstock.offline.model_file import YAML_SUFFIXES
 from penstock.offline.sources import check_pair, find_file
 from penstock.validation import missing_attribute, wrong_type
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 __all__ = ["AutoModel"]
 
@@ -49,6 +53,7 @@ class AutoModel:
             raise wrong_type("llm", "an LLM (AutoModel.from_pretrained(PATH) opens a model)", llm)
         self.llm = llm
         self.generation_config = generation_config
+        self._search_lock = threading.Lock()  # two searches must not share the last places of the queue
 
     @classmethod
     def from_config(cls, config: AutoConfig | Path | str, **options: Any) -> AutoModel:
@@ -94,50 +99,63 @@ class AutoModel:
         attention_mask: Any = None,
         streamer: Streamer | None = None,
         generation_config: GenerationConfig | Mapping[str, Any] | None = None,
+        return_tensors: str | None = None,
         **options: Any,
-    ) -> list[list[int]] | GenerateOutput:
+    ) -> Any:
         """Continue one prompt or several; each returned list begins with its prompt.
 
-        ``input_ids``: a list of token ids, a list of lists, or an array.  ``attention_mask``: 0 marks padding, which is
-        removed.  ``do_sample``: False is greedy; True samples with ``temperature``, by default the model's or 1; None
-        follows the model's defaults.  ``streamer``: for one prompt, gets the token ids as they are generated.
-        ``generation_config``: options that the call leaves open, ours or transformers'.
+        ``input_ids``: a list of token ids, a list of lists, an array or a tensor.  ``attention_mask``: 0 marks padding
+        on either side, which is not computed.  ``do_sample``: False is greedy; True samples with ``temperature``, by
+        default the model's or 1; None follows the model's defaults.  ``streamer``: for one prompt, gets the token ids
+        as they are generated.  ``generation_config``: options that the call leaves open, ours or transformers'.
+        ``return_tensors``: "np" or "pt" return an array or a tensor [num_sequences, longest], whose rows begin with the
+        prompts as they were given; None returns lists that begin with the prompts without padding, or a tensor if
+        ``input_ids`` is one.
 
         ``options``: the fields of SamplingParams, and ``max_length``, ``min_length`` (prompt and answer),
-        ``min_new_tokens``, ``num_return_sequences``, ``eos_token_id``, ``stop_strings``, ``pad_token_id`` (pads the
-        lists to one length), ``output_scores``, ``output_logits`` and ``return_dict_in_generate`` (return a
-        GenerateOutput).  ``num_beams`` must be 1.
+        ``min_new_tokens``, ``num_return_sequences``, ``eos_token_id``, ``stop_strings``, ``pad_token_id`` (pads to one
+        length), ``output_scores``, ``output_logits`` and ``return_dict_in_generate`` (return a GenerateOutput).
+        ``logits_processor`` and ``stopping_criteria``: functions of (input_ids, scores), or lists of them, which see
+        one sequence at a time: [1, len] and [1, vocab].  ``num_beams`` above 1 searches with that many beams;
+        ``length_penalty`` and ``early_stopping`` as in transformers.
         """
         keywords = {"max_new_tokens": max_new_tokens, "do_sample": do_sample, **options}
         read = read_options((self.generation_config, generation_config), keywords, self.llm.generation)
-        prompts, _ = split_prompts(input_ids)
-        if attention_mask is not None:
-            prompts = _without_padding(prompts, attention_mask)
+        kind = output_kind(return_tensors, input_ids)
+        given, _ = split_prompts(input_ids)
+        prompts = given if attention_mask is None else without_padding(given, attention_mask)
         params = [read.params_of(len(prompt)) for prompt in prompts]
-        results = self.llm.generate(prompts, params, streamer=streamer)
-        sequences = [
-            result.prompt_token_ids + answer.token_ids for result in results for answer in result.choices or (result,)
-        ]
-        output = self._output(read, results, sequences) if read.returns_dict else None
-        if read.pad_token_id is not None:
-            longest = max(map(len, sequences), default=0)
-            for ids in sequences:
-                ids += [read.pad_token_id] * (longest - len(ids))
-        return sequences if output is None else output
+        if read.needs_hook:
+            callables = callables_of(read.logits_processor, read.stopping_criteria, kind == "pt")
+            answers = self._hooked(prompts, params, read, callables, streamer)
+        else:
+            results = self.llm.generate(prompts, params, streamer=streamer)
+            answers = [[Answer(one.token_ids) for one in result.choices or (result,)] for result in results]
+        ends = self.llm.generation.eos_token_ids
+        return output_of(prompts if kind is None else given, answers, read, kind, next(iter(ends), 0))
 
-    def _output(self, read: GenerateOptions, results: list[Result], sequences: list[list[int]]) -> GenerateOutput:
-        """Return the sequences, with the rows of logits that their tokens were chosen from where they are asked for."""
-        if not read.output_scores and not read.output_logits:
-            return GenerateOutput(sequences)
-        num_answers = read.params.n
-        logits: list[NDArray[np.float32]] = []
-        for i, ids in enumerate(sequences):
-            start = len(results[i // num_answers].prompt_token_ids)
-            logits.append(self.llm.logits(ids[:-1])[start - 1 :])
-        own = read.params.temperature
-        temperature = (self.llm.generation.temperature if own is None else own) or 1.0
-        scores = [rows / np.float32(temperature) for rows in logits] if read.output_scores else None
-        return GenerateOutput(sequences, scores, logits if read.output_logits else None)
+    def _hooked(
+        self,
+        prompts: list[Any],
+        params: list[SamplingParams],
+        read: GenerateOptions,
+        callables: Callables,
+        streamer: Streamer | None,
+    ) -> list[list[Answer]]:
+        check_hooked(read)
+        if streamer is None:
+            with self._search_lock if read.num_beams > 1 else nullcontext():
+                return run_hooked(self.llm, prompts, params, read, callables)
+        try:
+            if len(prompts) != 1 or read.params.n > 1 or read.num_beams > 1:
+                raise InvalidArgumentError(
+                    "streamer: expected one prompt with one answer and num_beams 1", param="streamer"
+                )
+            streamer.put(np.array([prompts[0]], np.int64))
+            callables = replace(callables, put=lambda token: streamer.put(np.array([token], np.int64)))
+            return run_hooked(self.llm, prompts, params, read, callables)
+        finally:
+            streamer.end()
 
     if not TYPE_CHECKING:  # type checkers know the attributes
 
@@ -153,13 +171,3 @@ class AutoModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _without_padding(prompts: list[Any], attention_mask: Any) -> list[list[int]]:
-    """Return the prompts without the tokens whose mask is 0."""
-    masks, _ = split_prompts(attention_mask)
-    if [len(mask) for mask in masks] != [len(prompt) for prompt in prompts]:
-        raise InvalidArgumentError("attention_mask: expected the shape of input_ids", param="attention_mask")
-    return [
-        [token for token, is_real in zip(*pair, strict=True) if is_real] for pair in zip(prompts, masks, strict=True)
-    ]

@@ -47,9 +47,10 @@ MIN_REPETITION_PENALTY: Final = 0.01
 class GenerationConfig:
     """The checkpoint's defaults for generation; missing fields mean greedy generation without a limit.
 
-    ``temperature`` 0 is greedy.  ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1 and ``repetition_penalty`` 1
-    are off.  A ``top_p`` or ``typical_p`` below 1e-6, which keeps only the likeliest token, is raised to 1e-6.
-    ``max_new_tokens`` None leaves the choice to the caller.  Any of ``eos_token_ids`` ends a text.
+    ``temperature`` 0 is greedy.  ``top_k`` 0, ``top_p`` 1, ``min_p`` 0, ``typical_p`` 1, ``repetition_penalty`` 1,
+    ``no_repeat_ngram_size`` 0 and a forced token -1 are off.  A ``top_p`` or ``typical_p`` below 1e-6, which keeps only
+    the likeliest token, is raised to 1e-6.  ``max_new_tokens`` None leaves the choice to the caller.  Any of
+    ``eos_token_ids`` ends a text.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -62,6 +63,9 @@ class GenerationConfig:
     typical_p: float = 1.0
     repetition_penalty: float = 1.0
     max_new_tokens: int | None = None
+    no_repeat_ngram_size: int = 0
+    forced_bos_token_id: int = -1
+    forced_eos_token_id: int = -1
 
 
 def read_generation_config(files: Mapping[str, bytes | memoryview]) -> GenerationConfig:
@@ -126,6 +130,9 @@ def _sampling_defaults(defaults: _Defaults) -> dict[str, Any]:
         "do_sample": do_sample,
         "repetition_penalty": defaults.number("repetition_penalty", 1.0, low=MIN_REPETITION_PENALTY, high=100.0),
         "max_new_tokens": defaults.count("max_new_tokens", off=(0, -1)),
+        "no_repeat_ngram_size": defaults.count("no_repeat_ngram_size", off=(0,)) or 0,
+        "forced_bos_token_id": defaults.token("forced_bos_token_id"),
+        "forced_eos_token_id": defaults.token("forced_eos_token_id"),
     }
 
 
@@ -171,6 +178,14 @@ class _Defaults:
             self._reader.values[key] = int(value)
         return self._value(key, off, lambda: self._reader.optional_int(key))
 
+    def token(self, key: str) -> int:
+        """Return one token, which may be a list of one; -1 if the key is missing."""
+        value = self._reader.values.get(key)
+        if isinstance(value, list) and len(value) == 1:
+            self._reader.values[key] = value[0]
+        token = self._value(key, (-1,), lambda: self._reader.optional_int(key, min=0))
+        return -1 if token is None else token
+
     def _value(self, key: str, off: tuple[int, ...], read: Callable[[], _T]) -> _T | None:
         if self._reader.values.get(key) in off:
             return None
@@ -196,6 +211,7 @@ class TokenizerConfig:
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     max_len: int | None = None
+    padding_side: str = "right"
 
 
 SPECIAL_ROLES: Final = (
@@ -217,6 +233,7 @@ def read_tokenizer_config(files: Mapping[str, bytes | memoryview]) -> TokenizerC
         add_bos_token=reader.bool("add_bos_token") if reader.has("add_bos_token") else None,
         add_eos_token=reader.bool("add_eos_token") if reader.has("add_eos_token") else None,
         max_len=_max_len(reader),
+        padding_side="left" if reader.values.get("padding_side") == "left" else "right",
     )
 
 

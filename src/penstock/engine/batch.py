@@ -109,7 +109,9 @@ class BatchLayout:
             page_tables=self._page_tables(chunks),
             output_rows=rows,
             hidden=any(chunk.request.pooling is not None for chunk in chunks),
-            logits=any(chunk.request.prompt_rows is not None for chunk in chunks),
+            logits=any(
+                chunk.request.prompt_rows is not None or chunk.request.sampling.hook is not None for chunk in chunks
+            ),
         )
 
     def _page_tables(self, chunks: Sequence[Chunk]) -> np.ndarray:

@@ -49,6 +49,14 @@ def check_sampling(sampling: object, info: ProgramInfo) -> ResolvedSampling:
     sampling.check_vocabulary(info.vocab_size)
     if info.bidirectional:
         check_continues(sampling.max_tokens)
+    if sampling.hook is not None:
+        refuse_logits("generate", info.tail)
+        if info.num_stages > 1:
+            raise UnsupportedError(
+                "pipeline_parallel_size: expected 1 with logits_processor, stopping_criteria, output_scores, "
+                f"output_logits or num_beams, got {info.num_stages}; use tensor_parallel_size",
+                param="pipeline_parallel_size",
+            )
     if info.tail:
         for row in _NEED_LOGITS:
             name = row.row_name

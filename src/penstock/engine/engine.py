@@ -21,6 +21,7 @@ from penstock.core.forked import check_process, is_forked
 from penstock.engine.batch import BatchLayout, Step, take_hidden
 from penstock.engine.capabilities import check_halves, check_sampling
 from penstock.engine.deadlines import Deadlines
+from penstock.engine.decoding.hook import apply_hooks
 from penstock.engine.fair_queue import displaced_error, heaviest
 from penstock.engine.interrupt import end_stuck_step, interrupt_after
 from penstock.engine.options import EngineOptions, RequestOptions, check_options
@@ -30,7 +31,7 @@ from penstock.engine.params import ResolvedSampling, check_num_top
 from penstock.engine.pooling import Pooling, check_heads
 from penstock.engine.prompts import begin_decoder, check_token_ids, longer_than_a_step, more_rows_than_a_step
 from penstock.engine.request import BegunAnswer, Request, Status, to_penstock_error
-from penstock.engine.sampler import SamplingRows, accept_row, mask_errors, row_arrays
+from penstock.engine.sampler import SamplingRows, accept_row, lacks_mask, mask_errors, row_arrays
 from penstock.engine.scheduler import Chunk, Scheduler
 from penstock.engine.stats import EngineStats
 from penstock.errors import (
@@ -361,15 +362,15 @@ class Engine:
         """Return the parameters of the step's rows, as long valid.  Ends the requests whose grammar failed."""
         if not any(chunk.num_rows for chunk in step.chunks):
             return None
-        for request, error in mask_errors(step.sampled):
+        for request, error in (*mask_errors(step.sampled), *apply_hooks(self.program, step.chunks)):
             self._end(request, "error", error)
         return row_arrays(self._rows[self.num_steps % len(self._rows)].of(step.sampled), step.chunks)
 
     def _run(self, step: Step) -> Sampled | None:
         batch, rows = self._lay_out(step), None
-        missing = [r.matcher for r in step.sampled if r.matcher is not None and not r.matcher.has_mask]
-        if missing:
-            with self._masks.making(missing):
+        apart = [r for r in step.sampled if r.sampling.hook is not None or lacks_mask(r)]
+        if apart:  # rows are computed before they are sampled
+            with self._masks.making([r.matcher for r in apart if r.matcher is not None and lacks_mask(r)]):
                 self.program.run(batch)
             sampling = self._sampling(step)
             rows = None if sampling is None else self.program.sample(sampling)
@@ -445,8 +446,9 @@ class Engine:
             self._end(request, "error", to_penstock_error("The step", error))
             return
         if request.status is Status.FINISHED:
-            self.scheduler.remove(request)
-            self._count_end(request)
+            for ended in request.group or (request,):
+                self.scheduler.remove(ended)
+                self._count_end(ended)
 
     def _start_over(self, error: Exception) -> None:
         """End every request with the error, and start again with all pages free."""
@@ -588,6 +590,8 @@ class Engine:
             request.finish(reason, error)
             self._count_end(request)
             self._ended.append(request)
+            for other in request.group:
+                self._end(other, reason, error)
 
     def _count_end(self, request: Request) -> None:
         self._num_ended += 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
@@ -369,6 +369,41 @@ class PageLedger:
             pages.num_freed[group] = max(pages.num_freed[group], min(first, len(table)))
         pages.num_named = len(keys)
         pages.version += 1
+
+    def fork(
+        self, pages: PageTables, source: PageTables, num_tokens: int, copy: Callable[[int, int, int], None] | None
+    ) -> int:
+        """Replace the pages of a request by those of another one that has computed ``num_tokens`` tokens.
+
+        Full pages are shared.  ``copy`` copies the last one, from a page of a group to another.  Without it, or without
+        a free page, that page is left out.  Returns how many leading tokens the pages hold: 0 if a window has freed
+        pages that the tokens of the last page see.
+        """
+        self.close(pages)
+        pages.rotation = source.rotation
+        num_full, rest = divmod(num_tokens, PAGE_TOKENS)
+        is_free = all(pool.missing(num_full, num_full + 1, pages.rotation) <= 0 for pool in self.pools)
+        copies = rest > 0 and copy is not None and is_free
+        if (
+            rest
+            and not copies
+            and any(
+                source.num_freed[group] > _first_seen(num_full * PAGE_TOKENS, window)
+                for group, window in self._windowed
+            )
+        ):
+            return 0
+        for group, (table, pool) in enumerate(zip(source.tables, self.pools, strict=True)):
+            shared = table[:num_full]
+            pool.share(*(page for page in shared if page != FREED))
+            if copies and copy is not None:
+                shared.append(pool.take(pool.rank_of(num_full, pages.rotation)))
+                copy(group, table[num_full], shared[-1])
+            pages.tables[group][:] = shared
+            pages.num_freed[group] = source.num_freed[group]
+        pages.num_named = min(source.num_named, num_full)
+        pages.version += 1
+        return num_tokens if copies or not rest else num_full * PAGE_TOKENS
 
     def name(self, pages: PageTables, keys: Sequence[bytes]) -> None:
         """Give the leading ``len(keys)`` pages their names.  They must be full and computed."""

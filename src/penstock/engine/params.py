@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.config import check_flag, check_integer
 from penstock.errors import InvalidArgumentError
-from penstock.sampling_fields import DEFAULT_MAX_TOKENS, FIELD_NAMES, MAX_LOGPROBS, SAMPLING_FIELDS, SamplingField
+from penstock.sampling_fields import (
+    DEFAULT_MAX_TOKENS,
+    FIELD_NAMES,
+    MAX_LOGPROBS,
+    MAX_WORD_IDS,
+    SAMPLING_FIELDS,
+    SamplingField,
+)
 from penstock.text.grammar.source import GrammarSource, grammar_of, schema_text
 from penstock.validation import (
     bias_pairs,
     biases,
     check_listed,
     check_vocabulary,
+    id_lists,
     nearest,
     optional_integer,
     optional_number,
@@ -30,11 +38,11 @@ from penstock.validation import (
     some_token_ids,
     strings,
     token_ids,
-    word_ids,
 )
 
 if TYPE_CHECKING:
     from penstock.checkpoint.generation import GenerationConfig
+    from penstock.engine.decoding.row_hook import RowHook
     from penstock.text.grammar.compiler import Grammar
 
 __all__ = ["ResolvedSampling", "SamplingParams", "check_num_top"]
@@ -64,7 +72,11 @@ class SamplingParams:
     ``presence_penalty``, ``frequency_penalty``: for tokens of the answer; 0 is off.
     ``logit_bias``: maps token ids to numbers from -100 to 100 that are added to their logits.
     ``allowed_token_ids``: the only tokens that are sampled; None allows all.
-    ``bad_words``: strings that the answer must not contain.
+    ``bad_words``: strings that the answer must not contain.  ``bad_words_ids``: lists of token ids that it must not
+    complete, of which the prompt may have the beginning.
+    ``no_repeat_ngram_size``: sequences of so many tokens occur once in prompt and answer; 0 is off.
+    ``forced_bos_token_id``: the token after a prompt of one token.  ``forced_eos_token_id``: the last token of an
+    answer that reaches its maximum length.
     ``seed``: the same seed gives the same tokens in any batch.  None draws a random seed, which the result reports;
     a negative seed is reported as the unsigned number of the same 64 bits.
     ``n``: number of answers.  ``best_of``: generate that many and return the ``n`` likeliest per token.
@@ -112,6 +124,10 @@ class SamplingParams:
     choice: str | Sequence[str] = _DEFAULT["choice"]
     grammar: str | None = _DEFAULT["grammar"]
     skip_special_tokens: bool = _DEFAULT["skip_special_tokens"]
+    no_repeat_ngram_size: int | None = _DEFAULT["no_repeat_ngram_size"]
+    bad_words_ids: Sequence[Sequence[int]] = _DEFAULT["bad_words_ids"]
+    forced_bos_token_id: int | None = _DEFAULT["forced_bos_token_id"]
+    forced_eos_token_id: int | None = _DEFAULT["forced_eos_token_id"]
 
     if not TYPE_CHECKING:  # type checkers see the keywords of the fields
 
@@ -152,6 +168,7 @@ def _check_of(row: SamplingField) -> _Check:
         "boolean": check_flag,
         "strings": strings,
         "token_ids": lambda name, value: (some_token_ids if row.min_items else token_ids)(name, value, row.max_items),
+        "id_lists": lambda name, value: id_lists(name, value, row.max_items, MAX_WORD_IDS),
         "biases": lambda _name, value: biases(value),
         "schema": schema_text,
         "text": lambda name, value: optional_text(name, value, row.max_items or 0),
@@ -175,7 +192,8 @@ class ResolvedSampling:
     """The sampling parameters that a request runs with: every field has a value, and words are token ids.
 
     ``logit_bias`` holds pairs of token id and bias, ``bad_words`` token sequences.  ``end_ids`` are forbidden before
-    ``min_tokens``.  ``num_logprobs`` -1 asks for no log-probabilities.  ``grammar`` is compiled.
+    ``min_tokens``.  ``num_logprobs`` -1 asks for no log-probabilities.  ``grammar`` is compiled.  ``hook`` sees the
+    row of each token and the token.
     """
 
     max_tokens: int = _OFF["max_tokens"]
@@ -195,6 +213,11 @@ class ResolvedSampling:
     end_ids: tuple[int, ...] = ()
     num_logprobs: int = _OFF["num_logprobs"]
     grammar: Grammar | None = None
+    no_repeat_ngram_size: int = _OFF["no_repeat_ngram_size"]
+    bad_words_ids: tuple[tuple[int, ...], ...] = _OFF["bad_words_ids"]
+    forced_bos_token_id: int = _OFF["forced_bos_token_id"]
+    forced_eos_token_id: int = _OFF["forced_eos_token_id"]
+    hook: RowHook | None = None
 
     def __post_init__(self) -> None:
         """Check every field, because one that the core refuses would end every request of its step."""
@@ -207,7 +230,8 @@ class ResolvedSampling:
             **checked,
             logit_bias=bias_pairs("logit_bias", self.logit_bias),
             allowed_token_ids=None if allowed is None else some_token_ids("allowed_token_ids", allowed),
-            bad_words=tuple(word_ids(f"bad_words[{i}]", word) for i, word in enumerate(self.bad_words)),
+            bad_words=id_lists("bad_words", self.bad_words),
+            bad_words_ids=id_lists("bad_words_ids", self.bad_words_ids),
             end_ids=token_ids("end_ids", self.end_ids),
         )
 
@@ -223,6 +247,9 @@ class ResolvedSampling:
         check_vocabulary("logit_bias", (token for token, _ in self.logit_bias), vocab_size)
         check_vocabulary("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
         check_vocabulary("bad_words", chain.from_iterable(self.bad_words), vocab_size)
+        check_vocabulary("bad_words_ids", chain.from_iterable(self.bad_words_ids), vocab_size)
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            check_vocabulary(name, (getattr(self, name),), vocab_size)
         check_listed("logprobs", self.num_logprobs, vocab_size)
 
     @staticmethod
@@ -257,6 +284,7 @@ class ResolvedSampling:
             **values,
             logit_bias=tuple((params.logit_bias or {}).items()),
             allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
+            bad_words_ids=tuple(tuple(ids) for ids in params.bad_words_ids),
             num_logprobs=num_logprobs,
         )
 

@@ -85,6 +85,8 @@ class Request:
     ``max_tokens`` 0 no token follows. ``pooling`` collects hidden rows; the request then ends with its prompt.
     ``family`` is a number that the answers to one prompt share, 0 for a prompt with one answer.  ``num_resumed``: the
     leading tokens of the answer that another engine sampled.  ``matcher`` has the tokens that the grammar allows next.
+    ``group``: the requests that end together, this one included, if there are several.  ``is_parked``: it waits for
+    others of its group, and needs no pages meanwhile.
     """
 
     id: int
@@ -114,9 +116,13 @@ class Request:
     family: int = 0
     num_resumed: int = 0
     matcher: GrammarMatcher | None = None
+    group: Sequence[Request] = ()
+    is_parked: bool = False
 
     def __post_init__(self) -> None:
-        """Begin the answer in its grammar."""
+        """Begin the answer in its grammar, and join the requests that end together with it."""
+        if self.sampling.hook is not None:
+            self.group = self.sampling.hook.join(self)
         if self.sampling.grammar is not None:
             self.matcher = self.sampling.grammar.matcher()
 

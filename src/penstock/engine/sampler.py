@@ -18,12 +18,12 @@ from penstock.engine.scheduler import Chunk
 from penstock.errors import PenstockError
 from penstock.sampling_fields import NATIVE_FIELDS
 
-__all__ = ["SamplingRows", "accept_row", "mask_errors", "row_arrays"]
+__all__ = ["SamplingRows", "accept_row", "lacks_mask", "mask_errors", "row_arrays"]
 
 
 def _state(request: Request, vocab_size: int) -> RowState:
     if request.row is None:
-        request.row = RowState(request.sampling, vocab_size)
+        request.row = RowState(request.sampling, vocab_size, request.max_tokens)
     return request.row
 
 
@@ -157,14 +157,15 @@ def _starts(lens: Sequence[int]) -> NDArray[np.int32]:
 
 def _masks(requests: Sequence[Request], states: Sequence[RowState], vocab_size: int) -> NDArray[np.uint32] | None:
     """Return the masks of the allowed tokens and of the grammars; None if every row allows all tokens."""
-    if all(r.matcher is None and s.mask is None for r, s in zip(requests, states, strict=True)):
+    allowed = [s.allowed(len(r.prompt_ids), len(r.output_ids)) for r, s in zip(requests, states, strict=True)]
+    if all(r.matcher is None and mask is None for r, mask in zip(requests, allowed, strict=True)):
         return None
     masks = np.full((len(states), -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
-    for row, (request, state) in enumerate(zip(requests, states, strict=True)):
+    for row, (request, mask) in enumerate(zip(requests, allowed, strict=True)):
         if request.matcher is not None:
             masks[row] = request.matcher.mask
-        if state.mask is not None:
-            masks[row] &= state.mask
+        if mask is not None:
+            masks[row] &= mask
     return masks
 
 
@@ -185,12 +186,17 @@ def _penalties(requests: Sequence[Request], states: Sequence[RowState], numbers:
 
 
 def _biases(requests: Sequence[Request], states: Sequence[RowState]) -> Biases | None:
-    rows = [state.biases(request.output_ids) for request, state in zip(requests, states, strict=True)]
+    rows = [s.biases(r.prompt_ids, r.output_ids) for r, s in zip(requests, states, strict=True)]
     flat = [pair for row in rows for pair in row]
     if not flat:
         return None
     ids, values = zip(*flat, strict=True)
     return Biases(_starts([len(row) for row in rows]), np.array(ids, np.int32), np.array(values, np.float32))
+
+
+def lacks_mask(request: Request) -> bool:
+    """Return True if the mask of a request's grammar is still to be made."""
+    return request.matcher is not None and not request.matcher.has_mask
 
 
 def mask_errors(requests: Sequence[Request]) -> list[tuple[Request, PenstockError]]:
@@ -210,4 +216,8 @@ def accept_row(request: Request, rows: Sampled, row: int) -> None:
     check_row(rows, row)
     if request.sampling.num_logprobs >= 0:
         request.logprobs.append(row_logprobs(rows, row, request.sampling.num_logprobs))
-    request.accept(int(rows.ids[row]))
+    token, hook = int(rows.ids[row]), request.sampling.hook
+    if hook is None:
+        request.accept(token)
+    else:
+        hook.accept(request, token)

@@ -163,7 +163,17 @@ class Scheduler:
         self._release(request)
 
     def schedule(self) -> list[Chunk]:
-        """Return the chunks of the next step; an empty list if no request waits or runs."""
+        """Return the chunks of the next step; an empty list if no request waits or runs.
+
+        If all running requests only wait for others of their groups, the last ones make room for these.
+        """
+        chunks = self._schedule()
+        while not chunks and self.running and self.running[-1].is_parked:
+            self.preempt(self.running[-1])
+            chunks = self._schedule()
+        return chunks
+
+    def _schedule(self) -> list[Chunk]:
         step = _Step(self.max_tokens, self.max_rows, {}, set())
         decodes: list[Request] = []
         prompts: list[Request] = []
@@ -228,7 +238,7 @@ class Scheduler:
         for request in self.running:
             if request.status is not Status.RUNNING or request.pages is None:
                 raise InternalError(f"scheduler: request {request.id} runs with status {request.status.value}")
-            if not 0 <= request.num_computed < request.num_tokens + (self.num_stages > 1):
+            if not 0 <= request.num_computed < request.num_tokens + (self.num_stages > 1 or request.is_parked):
                 raise InternalError(
                     f"scheduler: request {request.id} has {request.num_computed} of {request.num_tokens} computed"
                 )
@@ -340,9 +350,12 @@ class Scheduler:
 
     def _admit(self, step: _Step, before: Request | None = None) -> None:
         """Let waiting requests join; with ``before`` only those in front of that request."""
-        index = 0
-        while index < min(len(self.waiting), _MAX_SKIPPED) and step.budget > 0:
+        index = num_parked = 0
+        while index < min(len(self.waiting), _MAX_SKIPPED + num_parked) and step.budget > 0:
             request = self.waiting[index]
+            if request.is_parked:
+                index, num_parked = index + 1, num_parked + 1
+                continue
             if before is not None and request.order >= before.order:
                 return
             if step.short_of_pages or not self._join(step, request):

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import FileAccessError, InvalidArgumentError
@@ -33,6 +34,7 @@ class LaunchSettings:
     where their launchers meet, or None for one machine; the machine that has the address is the host.  ``node_rank``:
     the number of this machine, or None.  ``token``: known to the launchers of all machines.  ``master_port``:
     MASTER_PORT of the ranks, or 0 for a free one.  ``timeout_s``: how long to wait for the other machines.
+    ``log_dir``: where the output of each rank is also written, or None.
     """
 
     command: tuple[str, ...]
@@ -45,6 +47,7 @@ class LaunchSettings:
     master_port: int = 0
     timeout_s: float = 300.0
     is_prefixed: bool = True
+    log_dir: Path | None = None
 
 
 def launch(settings: LaunchSettings) -> int:
@@ -162,7 +165,7 @@ def _socket_for(address: tuple[str, int]) -> tuple[socket.socket, tuple[Any, ...
 
 async def _run(settings: LaunchSettings, place: NodePlace, link: Link | None, signals: asyncio.Queue[int]) -> int:
     outputs = (sys.stdout.buffer, sys.stderr.buffer)
-    group = LocalGroup(secrets.token_hex(8), *outputs, is_prefixed=settings.is_prefixed)
+    group = LocalGroup(secrets.token_hex(8), *outputs, is_prefixed=settings.is_prefixed, log_dir=settings.log_dir)
     try:
         group.start(settings.command, _environments(settings, place))
     except FileAccessError as error:

@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, BinaryIO, Final
 
 from penstock.errors import FileAccessError
@@ -31,13 +32,17 @@ class LocalGroup:
 
     ``mark`` is a text that no other group has; the processes, and those that they start, are known by it.
     ``stdout`` and ``stderr`` get the output of all ranks, line by line; with ``is_prefixed``, each line begins with the
-    rank in brackets.
+    rank in brackets.  With ``log_dir`` each rank's output is also written to ``worker_RANK.log`` there.
     """
 
-    def __init__(self, mark: str, stdout: BinaryIO, stderr: BinaryIO, *, is_prefixed: bool = True) -> None:
+    def __init__(
+        self, mark: str, stdout: BinaryIO, stderr: BinaryIO, *, is_prefixed: bool = True, log_dir: Path | None = None
+    ) -> None:
         self._mark = mark
         self._outputs = (stdout, stderr)
         self._is_prefixed = is_prefixed
+        self._log_dir = log_dir
+        self._logs: dict[int, BinaryIO] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._readers: list[asyncio.Task[None]] = []
         self._files = SharedFiles(f"{_MARK}={mark}")
@@ -45,6 +50,7 @@ class LocalGroup:
 
     def start(self, command: Sequence[str], environments: Mapping[int, Mapping[str, str]]) -> None:
         """Start one process per rank with its environment.  FileAccessError if the command cannot be run."""
+        self._open_logs(environments)
         try:
             self._reaper = OrphanReaper(f"{_MARK}={self._mark}")
             for rank, environment in environments.items():
@@ -55,6 +61,17 @@ class LocalGroup:
             for stream, output in zip((process.stdout, process.stderr), self._outputs, strict=True):
                 if stream is not None:
                     self._readers.append(asyncio.ensure_future(self._copy(stream, output, rank)))
+
+    def _open_logs(self, ranks: Iterable[int]) -> None:
+        """Create the log files; FileAccessError if one cannot be written."""
+        if self._log_dir is None:
+            return
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            for rank in ranks:
+                self._logs[rank] = (self._log_dir / f"worker_{rank}.log").open("wb")
+        except OSError as error:
+            raise FileAccessError(f"--log-dir: {self._log_dir}: {error.strerror}", param="log_dir") from None
 
     def _spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         parent = os.getpid()
@@ -130,6 +147,8 @@ class LocalGroup:
         _, pending = await asyncio.wait(self._readers, timeout=_DRAIN_S) if self._readers else ((), ())
         for reader in pending:  # a process of another user may hold the pipe
             reader.cancel()
+        for log in self._logs.values():
+            log.close()
 
     async def _copy(self, stream: IO[bytes], output: BinaryIO, rank: int) -> None:
         """Copy whole lines of a rank; a last line without an end gets one."""
@@ -143,11 +162,16 @@ class LocalGroup:
                 *lines, partial_line = (partial_line + data).split(b"\n")
                 if len(partial_line) > _CHUNK:
                     lines, partial_line = [*lines, partial_line], b""
-                _write(output, b"".join(b"%b%b\n" % (prefix, line) for line in lines))
+                self._write(output, rank, prefix, lines)
             if partial_line:
-                _write(output, b"%b%b\n" % (prefix, partial_line))
+                self._write(output, rank, prefix, [partial_line])
         finally:
             transport.close()
+
+    def _write(self, output: BinaryIO, rank: int, prefix: bytes, lines: Sequence[bytes]) -> None:
+        _write(output, b"".join(b"%b%b\n" % (prefix, line) for line in lines))
+        if rank in self._logs:
+            _write(self._logs[rank], b"".join(b"%b\n" % line for line in lines))
 
 
 def _write(output: BinaryIO, data: bytes) -> None:

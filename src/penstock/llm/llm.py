@@ -28,7 +28,7 @@ from penstock.errors import InvalidArgumentError, PenstockError
 from penstock.llm.classify import Classification, Pair, Ranked, classify_prompts, ids_of, rerank_documents
 from penstock.llm.embed import EmbedSettings, embed_prompts
 from penstock.llm.llm_options import LLMFields, check_quantization, local_path, network_name, read_llm_options
-from penstock.llm.open_requests import finish_all, run_prompts, submit_when_room
+from penstock.llm.open_requests import run_prepared, run_prompts, submit_when_room
 from penstock.llm.prompts import Prompt, check_each, check_items, split_item, split_params, split_prompts
 from penstock.llm.resolve import answer_text, default_sampling, end_ids, resolve_params
 from penstock.llm.result import Embedding, Result, Score, all_finished, all_or_error, outcome
@@ -234,18 +234,7 @@ class LLM:
         params_each = split_params(params, len(several))
         options, progress = check_options(options), check_flag("progress", progress)
         prepared = check_each(zip(several, params_each, strict=True), is_one, lambda pair: self.prepare(*pair, options))
-        requests: list[list[Request]] = []
-        try:
-            for submits in prepared:
-                requests.append([])
-                for submit in submits:
-                    requests[-1].append(submit_when_room(self.engine, submit))
-            finish_all(self.engine, [request for group in requests for request in group], progress and bool(several))
-        except BaseException:
-            for group in requests:
-                for request in group:
-                    self.engine.abort(request)
-            raise
+        requests = run_prepared(self.engine, prepared, progress)
         results = all_or_error(
             [outcome(group, prompt_params) for group, prompt_params in zip(requests, params_each, strict=True)], is_one
         )
@@ -347,22 +336,25 @@ class LLM:
         params: SamplingParams,
         options: RequestOptions,
         begun: Mapping[int, BegunAnswer] | None = None,
+        hook: Callable[[ResolvedSampling], Sequence[ResolvedSampling]] | None = None,
     ) -> list[Callable[[], Request]]:
         """Check a prompt with its parameters, and return one function for each answer that submits its request.
 
         There are ``best_of`` answers, or else ``n``.  The log-probabilities of the prompt come with the first.
         ``begun``: by index, what another engine has delivered of the answers.  Those that have ended are left out.
+        ``hook`` returns the parameters of each answer's request, with hooks.
         """
         sampling = self._resolve(params)
         ids = self.engine.fit_prompt(self.prompt_ids(prompt), sampling.max_tokens, options)
-        num_answers = params.best_of or params.n
+        samplings = hook(sampling) if hook is not None else None
+        num_answers = params.best_of or params.n if samplings is None else len(samplings)
         family = next(self._families) if num_answers > 1 else 0
         others = params if params.prompt_logprobs is None else replace(params, prompt_logprobs=None)
         answers = ((begun or {}).get(i, BegunAnswer(i)) for i in range(num_answers))
         return [
             partial(
-                self._submit, ids, others if one.index else params, sampling.answer(one.index), prompt, options, family,
-                one,
+                self._submit, ids, others if one.index else params,
+                sampling.answer(one.index) if samplings is None else samplings[one.index], prompt, options, family, one,
             )
             for one in answers
             if not one.has_ended

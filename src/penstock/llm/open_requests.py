@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.engine.prompt_logits import PromptRows
     from penstock.engine.request import Request
 
-__all__ = ["OpenRequests", "PromptProgress", "finish_all", "run_prompts", "submit_when_room"]
+__all__ = ["OpenRequests", "PromptProgress", "finish_all", "run_prepared", "run_prompts", "submit_when_room"]
 
 
 def submit_when_room(engine: Engine, submit: Callable[..., Request], *arguments: Any, **options: Any) -> Request:
@@ -70,6 +70,28 @@ def finish_all(engine: Engine, requests: Sequence[Request], progress: bool = Fal
                 shown.update()
     if shown is not None:
         shown.update(last=True)
+
+
+def run_prepared(
+    engine: Engine, prepared: Iterable[Iterable[Callable[[], Request]]], progress: bool = False
+) -> list[list[Request]]:
+    """Submit the requests of each prompt when there is room, and drive the loop until all have ended.
+
+    An exception aborts all of them.
+    """
+    requests: list[list[Request]] = []
+    try:
+        for submits in prepared:
+            requests.append([])
+            for submit in submits:
+                requests[-1].append(submit_when_room(engine, submit))
+        finish_all(engine, [request for group in requests for request in group], progress and bool(requests))
+    except BaseException:
+        for group in requests:
+            for request in group:
+                engine.abort(request)
+        raise
+    return requests
 
 
 def run_prompts(

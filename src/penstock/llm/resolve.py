@@ -8,7 +8,7 @@ from dataclasses import replace
 from penstock.checkpoint.generation import GenerationConfig
 from penstock.engine.capabilities import refuse_sampling
 from penstock.engine.params import ResolvedSampling, SamplingParams
-from penstock.errors import UnsupportedError
+from penstock.errors import InvalidArgumentError, UnsupportedError
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.text_stream import StopRules, TextStream
 from penstock.text.tokenizer import Tokenizer
@@ -58,9 +58,19 @@ def resolve_params(
     if source is not None and (tokenizer is None or grammars is None):
         raise UnsupportedError(f"{source.field}: this model has no tokenizer.json", param=source.field)
     grammar = None if source is None or grammars is None else grammars.compile(source)
+    if source is not None:
+        resolved = _without_forced(params, resolved, source.field)
     resolved = replace(resolved, bad_words=bad_ids, end_ids=tuple(sorted(ends)), grammar=grammar)
     resolved.check_vocabulary(vocab_size)
     return resolved
+
+
+def _without_forced(params: SamplingParams, resolved: ResolvedSampling, field: str) -> ResolvedSampling:
+    """Drop the model's forced tokens, which a grammar may not allow; InvalidArgumentError for the caller's."""
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        if getattr(params, name) is not None:
+            raise InvalidArgumentError(f"{name}: expected none beside {field}, which sets each token", param=name)
+    return replace(resolved, forced_bos_token_id=-1, forced_eos_token_id=-1)
 
 
 def answer_text(

@@ -59,8 +59,8 @@ def sampling_of_keywords(keywords: Mapping[str, Any], temperature: float) -> Sam
         values[name] = value
     if (num_beams := values.pop("num_beams", 1)) != 1:
         raise UnsupportedError(
-            f"num_beams={num_beams!r:.20} is not supported: answers are sampled or greedy. n=N and best_of=M give the "
-            "N likeliest of M sampled answers.",
+            f"num_beams={num_beams!r:.20} is not supported here: AutoModel(llm).generate has beam search. n=N and "
+            "best_of=M give the N likeliest of M sampled answers.",
             param="num_beams",
         )
     if (ends := values.pop("eos_token_id", None)) is not None:  # as in transformers, instead of the model's own

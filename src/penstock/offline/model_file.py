@@ -38,6 +38,11 @@ _RANKS: Final = {
     "context_parallel": "context_parallel_size",
 }
 """The sizes of parallel_config, and the options of LLM that they set."""
+_OF_OTHERS: Final = {
+    "data_parallel": "one model runs here; `penstock serve --workers N` starts copies",
+    "expert_parallel": "experts are divided over the ranks of model_parallel",
+}
+"""The other sizes of parallel_config, which change no token, and what there is instead."""
 _FOR_OTHERS: Final = frozenset((
     "auto_trans_ckpt", "auto_tune", "autotune_per_step", "callbacks", "context", "eval_callbacks", "eval_dataset",
     "eval_dataset_task", "filepath_prefix", "init_start_profile", "layer_decay", "layer_scale", "load_ckpt_format",
@@ -196,6 +201,12 @@ def _ranks(path: Path, values: Mapping[str, Any]) -> dict[str, int]:
     if not isinstance(uses, bool):
         raise _wrong(path, "use_parallel", "true or false", uses)
     config = _mapping(path, "parallel_config", values.get("parallel_config"))
+    for name, instead in _OF_OTHERS.items():
+        size = config.get(name, 1)
+        if not is_integer(size, 1, 1 << 16):
+            raise _wrong(path, f"parallel_config.{name}", "an integer of at least 1", size)
+        if uses and size > 1:
+            _LOG.warning("%s: parallel_config.%s: %s is not used: %s", path, name, size, instead)
     ranks = {}
     for name, option in _RANKS.items():
         size = config.get(name, 1)

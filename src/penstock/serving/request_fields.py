@@ -11,7 +11,7 @@ from msgspec import Meta
 from penstock.api_errors import FieldError
 from penstock.config import show
 from penstock.engine.options import MAX_PRIORITY, MAX_SALT_CHARS
-from penstock.sampling_fields import SAMPLING_FIELDS, SamplingField
+from penstock.sampling_fields import MAX_WORD_IDS, SAMPLING_FIELDS, SamplingField
 from penstock.serving.request_decoding import check_refused, converted
 from penstock.validation import MAX_BIASES, MAX_STRING_CHARS, MAX_STRINGS, MAX_TOKEN
 
@@ -51,6 +51,9 @@ def _type_of(row: SamplingField) -> Any:
         "boolean": bool,
         "strings": Strings,
         "token_ids": Annotated[list[Token], Meta(min_length=row.min_items or None, max_length=row.max_items)],
+        "id_lists": Annotated[
+            list[Annotated[list[Token], Meta(min_length=1, max_length=MAX_WORD_IDS)]], Meta(max_length=row.max_items)
+        ],
         "biases": Annotated[dict[_BiasKey, Annotated[float, Meta(ge=low, le=high)]], Meta(max_length=MAX_BIASES)]
         | _NoBiases,
         "schema": dict[str, Any] | Annotated[str, Meta(max_length=row.max_items)],

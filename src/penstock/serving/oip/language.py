@@ -26,7 +26,7 @@ __all__ = ["OUTPUTS", "Choice", "LanguageRequest", "inputs_of", "read_language_r
 
 _PROMPTS: Final = ("text_input", "input_ids")
 _LISTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind in ("strings", "token_ids", "choices"))
-_OBJECTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind == "biases")
+_OBJECTS: Final = tuple(row.name for row in SAMPLING_FIELDS if row.kind in ("biases", "id_lists"))
 _HINTS: Final = ("triton_enable_empty_final_response",)  # ignored: the last response is never empty
 MAX_JSON_BYTES: Final = 1 << 16
 

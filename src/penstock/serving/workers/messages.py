@@ -66,6 +66,8 @@ def sampling_to(params: SamplingParams) -> pb.Sampling:
             getattr(message, name).update(value)
         elif row.kind == "token_ids" and not row.is_required:
             getattr(message, name).ids.extend(value)
+        elif row.kind == "id_lists":
+            getattr(message, name).extend(pb.TokenIds(ids=ids) for ids in value)
         elif row.kind in ("strings", "token_ids", "choices"):
             getattr(message, name).extend(value)
         else:
@@ -85,6 +87,8 @@ def sampling_from(message: pb.Sampling) -> SamplingParams:
             params[row.name] = dict(value)
         elif row.kind == "token_ids" and not row.is_required:
             params[row.name] = list(value.ids)
+        elif row.kind == "id_lists":
+            params[row.name] = [list(one.ids) for one in value]
         elif row.kind in ("strings", "token_ids", "choices"):
             params[row.name] = list(value)
         else:

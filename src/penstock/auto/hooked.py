@@ -1,0 +1,148 @@
+"""Answers whose rows are seen or changed in Python: processors, criteria, scores, beam search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.auto.generation import GenerateOptions
+from penstock.engine.decoding.beam_search import BeamOptions, BeamSearch
+from penstock.engine.decoding.hook import AnswerHook, Callables, hooked
+from penstock.engine.options import RequestOptions
+from penstock.engine.params import ResolvedSampling, SamplingParams
+from penstock.engine.request import Request
+from penstock.errors import InvalidArgumentError, UnsupportedError
+from penstock.llm.llm import LLM
+from penstock.llm.open_requests import run_prepared
+from penstock.llm.prompts import check_each, of_prompt
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Answer", "check_hooked", "run_hooked"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    ``scores`` and ``logits``: a row for each token, None if they were not asked for.  Of a beam search ``step_scores``
+    and ``step_logits`` have the rows of all beams by step, ``path`` the beam of each token, and ``score`` the answer's
+    own score.
+    """
+
+    token_ids: list[int]
+    scores: Sequence[NDArray[np.float32]] | None = None
+    logits: Sequence[NDArray[np.float32]] | None = None
+    step_scores: Sequence[NDArray[np.float32]] | None = None
+    step_logits: Sequence[NDArray[np.float32]] | None = None
+    path: tuple[int, ...] = ()
+    score: float = 0.0
+
+
+def run_hooked(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], read: GenerateOptions,
+    callables: Callables,
+) -> list[list[Answer]]:  # fmt: skip
+    """Return the answers to each prompt, ``num_return_sequences`` each."""
+    hooks: list[list[AnswerHook]] = []
+    searches: list[BeamSearch] = []
+
+    def of_answers(sampling: ResolvedSampling) -> list[ResolvedSampling]:
+        hooks.append(
+            [
+                AnswerHook(
+                    sampling.answer(index),
+                    callables,
+                    [] if read.output_logits else None,
+                    [] if read.output_scores else None,
+                )
+                for index in range(read.params.n)
+            ]
+        )
+        return [hooked(hook.sampling, hook) for hook in hooks[-1]]
+
+    def of_beams(sampling: ResolvedSampling) -> list[ResolvedSampling]:
+        searches.append(BeamSearch(llm.engine, sampling, _beam_options(llm, sampling, read), callables))
+        return searches[-1].samplings
+
+    hook: Callable[[ResolvedSampling], list[ResolvedSampling]] = of_beams if read.num_beams > 1 else of_answers
+    prepared = check_each(
+        zip(prompts, params, strict=True),
+        len(prompts) == 1,
+        lambda pair: llm.prepare(*pair, RequestOptions(), hook=hook),
+    )
+    groups = run_prepared(llm.engine, prepared)
+    for index, group in enumerate(groups):
+        for request in group:
+            if request.error is not None:
+                raise of_prompt(index, len(prompts) == 1, request.error)
+    if searches:
+        return [_answers_of(search, read) for search in searches]
+    return [
+        [_answer(request, own) for request, own in zip(group, own_hooks, strict=True)]
+        for group, own_hooks in zip(groups, hooks, strict=True)
+    ]
+
+
+def _answer(request: Request, hook: AnswerHook) -> Answer:
+    return Answer(list(request.output_ids), hook.scores, hook.logits)
+
+
+def _answers_of(search: BeamSearch, read: GenerateOptions) -> list[Answer]:
+    scores, logits = search.scores if read.output_scores else None, search.logits if read.output_logits else None
+
+    def along(rows: list[NDArray[np.float32]] | None, path: Sequence[int]) -> list[NDArray[np.float32]] | None:
+        return None if rows is None else [step[beam] for step, beam in zip(rows, path, strict=False)]
+
+    return [
+        Answer(
+            list(one.token_ids), along(scores, one.path), along(logits, one.path), scores, logits, one.path,
+            float(one.score),
+        )
+        for one in search.results
+    ]  # fmt: skip
+
+
+def _beam_options(llm: LLM, sampling: ResolvedSampling, read: GenerateOptions) -> BeamOptions:
+    if sampling.temperature > 0:
+        raise UnsupportedError(
+            f"do_sample: expected False with num_beams {read.num_beams}, got True; or num_beams=1", param="do_sample"
+        )
+    if sampling.grammar is not None:
+        raise UnsupportedError(f"num_beams: expected 1 with a grammar, got {read.num_beams}", param="num_beams")
+    most = llm.engine.options.max_waiting + llm.engine.scheduler.max_requests
+    if llm.engine.options.max_waiting and read.num_beams > most:
+        raise InvalidArgumentError(
+            f"num_beams: expected at most max_requests and max_waiting ({most}), got {read.num_beams}",
+            param="num_beams",
+        )
+    return BeamOptions(
+        read.num_beams,
+        read.params.n,
+        read.length_penalty,
+        read.early_stopping,
+        frozenset(sampling.end_ids),
+        read.output_scores or read.output_logits,
+    )
+
+
+def check_hooked(read: GenerateOptions) -> None:
+    """Refuse the options of sampling that answers with rows in Python, or beams, cannot have."""
+    params = read.params
+    if params.best_of is not None and params.best_of > params.n:
+        raise UnsupportedError(f"best_of: expected n ({params.n}) here, got {params.best_of}", param="best_of")
+    if read.num_beams == 1:
+        return
+    if params.stop:
+        raise UnsupportedError(
+            "stop_strings: expected none with num_beams; a stopping criterion can look at the tokens",
+            param="stop_strings",
+        )
+    if params.n > read.num_beams:
+        raise InvalidArgumentError(
+            f"num_return_sequences: expected at most num_beams ({read.num_beams}), got {params.n}",
+            param="num_return_sequences",
+        )
