@@ -33,7 +33,7 @@ class RowState:
         self._sequences = [word for word in s.bad_words if len(word) > 1]
         self._vocab_size = vocab_size
         edits = self.penalizes or bool(s.bad_words or s.logit_bias or s.min_tokens)
-        special = edits or self.mask is not None or s.grammar is not None
+        special = edits or self.mask is not None or s.grammar is not None or s.thoughts is not None
         row = tuple(special if name == "special" else getattr(s, name) for name in ROW_DTYPE.names or ())
         self.numbers = np.array(row, ROW_DTYPE).tobytes()
         self._history = np.zeros(0, np.int32)

@@ -156,8 +156,12 @@ def _starts(lens: Sequence[int]) -> NDArray[np.int32]:
 
 
 def _masks(requests: Sequence[Request], states: Sequence[RowState], vocab_size: int) -> NDArray[np.uint32] | None:
-    """Return the masks of the allowed tokens and of the grammars; None if every row allows all tokens."""
-    if all(r.matcher is None and s.mask is None for r, s in zip(requests, states, strict=True)):
+    """Return the masks of the allowed tokens and of the grammars; None if every row allows all tokens.
+
+    A token that ends the thoughts is the only one where the rest allows it.
+    """
+    pairs = zip(requests, states, strict=True)
+    if all(r.matcher is None and r.forced_token is None and s.mask is None for r, s in pairs):
         return None
     masks = np.full((len(states), -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
     for row, (request, state) in enumerate(zip(requests, states, strict=True)):
@@ -165,6 +169,10 @@ def _masks(requests: Sequence[Request], states: Sequence[RowState], vocab_size: 
             masks[row] = request.matcher.mask
         if state.mask is not None:
             masks[row] &= state.mask
+        token = request.forced_token
+        if token is not None and masks[row, token >> 5] >> (token & 31) & 1:
+            masks[row] = 0
+            masks[row, token >> 5] = 1 << (token & 31)
     return masks
 
 
@@ -185,7 +193,8 @@ def _penalties(requests: Sequence[Request], states: Sequence[RowState], numbers:
 
 
 def _biases(requests: Sequence[Request], states: Sequence[RowState]) -> Biases | None:
-    rows = [state.biases(request.output_ids) for request, state in zip(requests, states, strict=True)]
+    pairs = zip(requests, states, strict=True)
+    rows = [[pair for pair in s.biases(r.output_ids) if pair[0] != r.forced_token] for r, s in pairs]
     flat = [pair for row in rows for pair in row]
     if not flat:
         return None

@@ -9,6 +9,8 @@ from penstock.checkpoint.generation import GenerationConfig
 from penstock.engine.capabilities import refuse_sampling
 from penstock.engine.params import ResolvedSampling, SamplingParams
 from penstock.errors import UnsupportedError
+from penstock.text.answer.budget import ThoughtsBudget
+from penstock.text.answer.formats import find_reasoning_format
 from penstock.text.grammar.compiler import GrammarCompiler
 from penstock.text.text_stream import StopRules, TextStream
 from penstock.text.tokenizer import Tokenizer
@@ -58,9 +60,29 @@ def resolve_params(
     if source is not None and (tokenizer is None or grammars is None):
         raise UnsupportedError(f"{source.field}: this model has no tokenizer.json", param=source.field)
     grammar = None if source is None or grammars is None else grammars.compile(source)
-    resolved = replace(resolved, bad_words=bad_ids, end_ids=tuple(sorted(ends)), grammar=grammar)
+    thoughts = _thoughts_budget(params, tokenizer, vocab_size)
+    resolved = replace(resolved, bad_words=bad_ids, end_ids=tuple(sorted(ends)), grammar=grammar, thoughts=thoughts)
     resolved.check_vocabulary(vocab_size)
     return resolved
+
+
+def _thoughts_budget(
+    params: SamplingParams, tokenizer: Callable[[], Tokenizer] | None, vocab_size: int
+) -> ThoughtsBudget | None:
+    """Return the limit on the thoughts.  Raises UnsupportedError for a model without thoughts."""
+    if params.thinking_token_budget is None:
+        return None
+    own = None if tokenizer is None else tokenizer()
+    template = "" if own is None else own.chat_template or ""
+    form = find_reasoning_format(params.thinking_format or "auto", template, "thinking_format")
+    if own is None or form is None:
+        name = "thinking_token_budget"
+        raise UnsupportedError(
+            f"{name}: expected a model whose chat template has thoughts. Name their format in thinking_format, or "
+            "leave the field out",
+            param=name,
+        )
+    return ThoughtsBudget.of(params.thinking_token_budget, form, own, vocab_size)
 
 
 def answer_text(
@@ -75,5 +97,6 @@ def answer_text(
         params.min_tokens,
         params.skip_special_tokens,
         keeps_bytes=params.answer_grammar is not None,
+        kept_special_ids=frozenset(params.kept_special_token_ids),
     )
     return TextStream(tokenizer, rules, echo=shown if params.echo else "")

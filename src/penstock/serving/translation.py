@@ -24,6 +24,7 @@ from penstock.serving.openai.answer_plan import (
     template_variables,
 )
 from penstock.serving.openai.messages import num_chars, rendered
+from penstock.serving.openai.thinking_budget import budget_fields
 from penstock.serving.request_fields import SAMPLING
 from penstock.text.cut import encode_text
 from penstock.text.grammar.source import GRAMMAR_FIELDS
@@ -103,12 +104,13 @@ async def chat_request(call: Call) -> EngineRequest:
     plan = await plan_of(body, call.settings, tokenizer_of(backend), prompt.template, prompt.text)
     ids = _cut(prompt.ids, backend.card.max_len, body)
     _check_fits(backend, ids, "messages")
-    own = await chat_grammar(body, plan)
-    if plan is not None and plan.specials:
-        own["skip_special_tokens"] = False
+    own = await chat_grammar(body, plan) | budget_fields(body, call.settings, prompt.template)
+    if plan is not None and plan.kept_special_ids:
+        own["kept_special_token_ids"] = plan.kept_special_ids
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = body.max_completion_tokens or body.max_tokens
     params = _sampling_of(body, logprobs=num_top, max_tokens=max_tokens, **own)
+    plan = None if plan is None or plan.is_text else plan
     return EngineRequest(backend, [ids], [None], params, options_of(call, body), plan)
 
 
@@ -252,6 +254,8 @@ def _sampling_of(body: SamplingFields, **beyond: Any) -> SamplingParams:
     values = {name: value for name in named if (value := getattr(body, name)) is not None}
     if values.get("top_k") == -1:
         values["top_k"] = 0
+    if values.get("thinking_token_budget") == -1:
+        del values["thinking_token_budget"]
     for name in _STRINGS & values.keys():
         several = [values[name]] if isinstance(values[name], str) else values[name]
         values[name] = [text for text in several if text]

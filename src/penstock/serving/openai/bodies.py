@@ -10,6 +10,7 @@ from penstock.api_errors import refuse_if
 from penstock.serving.openai import unsupported_fields
 from penstock.serving.openai.answer_format import GUIDED, ResponseFormat, StructuredOutputs, asked_grammar
 from penstock.serving.openai.messages import Message, Messages, ToolChoice, Tools, check_messages, check_tools
+from penstock.serving.openai.thinking_budget import BUDGETS
 from penstock.serving.openai.unsupported_fields import WITHOUT_EFFECT
 from penstock.serving.request_fields import (
     MAX_NAME_CHARS,
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
     _TokenizeFields = Body
 else:
     _scored = {name: name for name in ("best_of", "echo", "logprobs")}
+    _chat_names = {"top_logprobs": "logprobs"} | GUIDED | dict.fromkeys(BUDGETS, "thinking_token_budget")
     _CompletionFields = extended("CompletionFields", SamplingFields, _scored | GUIDED, unsupported_fields.COMPLETION)
-    _ChatFields = extended("ChatFields", SamplingFields, {"top_logprobs": "logprobs"} | GUIDED, unsupported_fields.CHAT)
+    _ChatFields = extended("ChatFields", SamplingFields, _chat_names, unsupported_fields.CHAT)
     _EmbeddingFields = extended("EmbeddingFields", ServingFields, fields=unsupported_fields.EMBEDDING)
     _RerankFields = extended("RerankFields", ServingFields, fields=unsupported_fields.RERANK)
     _ScoreFields = extended("ScoreFields", ServingFields, fields=unsupported_fields.SCORE)
