@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from penstock.text.answer.formats import CHANNEL, MESSAGE, START, ReasoningFormat
+from penstock.text.answer.incoming import overlap
 from penstock.validation import check_vocabulary
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ REASON: Final = (
     "Considering the limited time by the user, I have to give the solution based on the thinking directly now."
 )
 """The sentence that Qwen's reports use, and that their models were trained with."""
+MAX_BEYOND: Final = 32
+"""A marker has at most so many tokens."""
 _PROMPT_TOKENS: Final = 32
 """The beginning of thoughts is among so many tokens at the end of a prompt."""
 
@@ -126,7 +129,11 @@ class ThoughtsState:
         self._is_over = self._is_over or not self._budget.form.has_channels
 
     def _close_if_full(self) -> None:
-        """Force the closing text if the thoughts have enough tokens, but not within a character."""
-        if self._is_thinking and self._num_tokens >= self._budget.limit and not self._decoder.getstate()[0]:
+        """Force the closing text if the thoughts have enough tokens, but not within a character or a marker."""
+        num_beyond = self._num_tokens - self._budget.limit
+        if not self._is_thinking or num_beyond < 0:
+            return
+        is_within = bool(self._decoder.getstate()[0] or overlap(self._text, 0, self._budget.form.ends))
+        if not is_within or num_beyond > MAX_BEYOND:
             self._closing, self._at = self._budget.closings[min(self._num_closed, 1)], 0
             self._num_closed += 1
