@@ -14,7 +14,7 @@ from penstock.text.answer.formats import (
     find_reasoning_format,
     find_tool_format,
 )
-from penstock.text.answer.parser import AnswerParser, ToolCall
+from penstock.text.answer.parser import AnswerParser, MoreArguments, Piece, ToolCall
 from penstock.text.answer.values import value_types
 from tests.support.answer_texts import ARGUMENTS, SEP, TEXTS, THOUGHTS, TOOLS, called
 
@@ -28,11 +28,24 @@ def read(parser: AnswerParser, pieces: list[str]) -> tuple[str, str, list[tuple[
     """Return the content, the thoughts and the calls."""
     parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
     texts = {
-        is_reasoning: "".join(p.text for p in parts if not isinstance(p, ToolCall) and p.is_reasoning is is_reasoning)
+        is_reasoning: "".join(p.text for p in parts if isinstance(p, Piece) and p.is_reasoning is is_reasoning)
         for is_reasoning in (False, True)
     }
-    calls = [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, ToolCall)]
-    return texts[False], texts[True], calls
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, ToolCall):
+            calls.append((part.name, part.arguments))
+        elif isinstance(part, MoreArguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
+    return texts[False], texts[True], [(name, value_of(arguments)) for name, arguments in calls]
+
+
+def value_of(arguments: str) -> object:
+    """Return arguments as an object; the text of those that break off."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 def splits(text: str) -> list[list[str]]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.llm.result import Result
     from penstock.llm.stream import Stream
     from penstock.text.answer.formats import ReasoningFormat
-    from penstock.text.answer.parser import AnswerParser, ToolCall
+    from penstock.text.answer.parser import AnswerParser, AnswerPart
 
 __all__ = ["ChatSession", "note"]
 
@@ -192,7 +192,7 @@ class ChatSession:
         prompt = render_chat(template, [{"role": "user", "content": "x"}], tokenizer.special_tokens)
         return form, prompt.rstrip().endswith(form.opening)
 
-    def _write_parts(self, parts: Sequence[Piece | ToolCall]) -> None:
+    def _write_parts(self, parts: Sequence[AnswerPart]) -> None:
         for part in parts:
             if isinstance(part, Piece):
                 self._writer.write(part.text, is_thought=part.is_reasoning)

@@ -86,6 +86,12 @@ class ToolFormat:
         return tuple(text.strip() for text in (self.opening, *self.openings) if text)
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """The markers behind the arguments of a call."""
+        last = self.call[-1]
+        return tuple(_MARKER.findall(f"{last if isinstance(last, str) else ''} {self.closing}"))
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """The texts that may be special tokens of the model."""
         texts = [self.opening, self.closing, *self.openings]

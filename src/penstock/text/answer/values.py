@@ -9,12 +9,15 @@ from typing import Any, Final
 
 from penstock.text.answer.incoming import NotACall
 
-__all__ = ["arguments_text", "json_calls", "json_object", "python_calls", "typed_value", "value_types"]
+__all__ = [
+    "ARGUMENTS_KEYS", "MAX_CALLS", "arguments_text", "json_object", "json_value", "python_calls", "typed_value",
+    "value_types",
+]  # fmt: skip
 
 MAX_PYTHON_CHARS: Final = 1 << 16
 MAX_CALLS: Final = 128
 MAX_SCHEMAS: Final = 256
-_ARGUMENTS: Final = ("arguments", "parameters")
+ARGUMENTS_KEYS: Final = ("arguments", "parameters")
 _NAMES: Final = {"true": True, "false": False, "null": None}
 
 
@@ -22,7 +25,8 @@ def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def _decoded(text: str) -> Any:
+def json_value(text: str) -> Any:
+    """Return a value of JSON.  Raises NotACall."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -32,27 +36,12 @@ def _decoded(text: str) -> Any:
 def json_object(value: Any) -> dict[str, Any]:
     """Return arguments as an object.  A text with an object of JSON counts as the object.  Raises NotACall."""
     if isinstance(value, str):
-        value = _decoded(value) if value.strip() else {}
+        value = json_value(value) if value.strip() else {}
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise NotACall
     return value
-
-
-def json_calls(text: str, arguments_key: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the name and the arguments of each call in an object of JSON, or in a list of them.  Raises NotACall."""
-    decoded = _decoded(text)
-    values = decoded if isinstance(decoded, list) else [decoded]
-    if not values or len(values) > MAX_CALLS:
-        raise NotACall
-    calls = []
-    for value in values:
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-            raise NotACall
-        key = next((key for key in (arguments_key, *_ARGUMENTS) if key in value), arguments_key)
-        calls.append((value["name"], json_object(value.get(key, {}))))
-    return calls
 
 
 def python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -110,7 +99,7 @@ def typed_value(text: str, schema: object, root: Mapping[str, Any]) -> Any:
         return text
     plain = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text)
     try:
-        return _decoded(plain)
+        return json_value(plain)
     except NotACall:
         return text
 
